@@ -1,0 +1,1 @@
+"""Bodies: vectors to hidden states, causally."""

@@ -1,0 +1,135 @@
+"""Decoder-only transformer with layer normalisation before every sub-block."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax.errors import InputError
+
+
+class Cache(NamedTuple):
+    """The transformer's carry when decoding: keys and values of the positions seen, `[layers, batch, length, heads, width]`."""
+
+    keys: jax.Array
+    values: jax.Array
+    seen: jax.Array  # positions filled, a scalar
+
+
+class Transformer(nn.Module):
+    """The decoder of Baevski & Auli 2019, section 4.1.
+
+    Input vectors are scaled by sqrt(features), sinusoidal positions are added, and `layers` blocks of causal
+    self-attention and a ReLU feed-forward layer follow, each sub-block normalised at its entrance and surrounded by a
+    residual connection. The blocks run under one scan, so their parameters carry a leading axis `[layers, ...]` and sixteen
+    compile as fast as one.
+
+    Attributes:
+        features, layers, heads, feed_forward: the paper's e, N, H and e_ff.
+        dropout: on the embeddings and on what each sub-block adds to the residual.
+        attention_dropout, activation_dropout: on the attention weights; after the ReLU.
+        final_norm: normalise the last hidden states. The released WikiText-103 models do not.
+        dtype: of the matrix products; parameters, normalisation and attention weights are float32.
+
+    Raises:
+        InputError: heads that do not divide the features, or an odd number of features.
+    """
+
+    features: int
+    layers: int
+    heads: int
+    feed_forward: int
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    final_norm: bool = True
+    dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.features % self.heads or self.features % 2:
+            raise InputError(f"{self.heads} heads do not divide {self.features} features into equal even parts: "
+                             "choose body.heads so that they do")
+
+    @nn.compact
+    def __call__(self, vectors: jax.Array, carry=(), *, train: bool = False):
+        """Vectors `[batch, time, features]` and a carry to hidden states `[batch, time, features]` and the next carry.
+
+        With the carry `()` the rows stand alone and `()` is returned. With a `Cache` from `empty_carry` they continue what
+        was seen before, up to the length the cache was made for.
+        """
+        seen = carry.seen if carry else 0
+        time = vectors.shape[1]
+        x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
+        x += sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
+        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        blocks = nn.scan(
+            Block, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True},
+            in_axes=(0, nn.broadcast, nn.broadcast), out_axes=0, length=self.layers)(
+            self.features, self.heads, self.feed_forward, self.dropout, self.attention_dropout,
+            self.activation_dropout, self.dtype, name="blocks")
+        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, train)
+        if self.final_norm:
+            x = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name="norm")(x).astype(self.dtype)
+        return x, Cache(*cache, seen + time) if carry else ()
+
+    def empty_carry(self, batch: int, length: int) -> Cache:
+        """The carry that stands before the first of at most `length` positions."""
+        shape = (self.layers, batch, length, self.heads, self.features // self.heads)
+        return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros((), jnp.int32))
+
+
+class Block(nn.Module):
+    """One block: self-attention, then feed-forward; attributes as those of `Transformer`."""
+
+    features: int
+    heads: int
+    feed_forward: int
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x, cache, seen, train):
+        """`x [batch, time, features]`, this layer's cached `(keys, values)` or `()`; returns both, brought forward."""
+
+        def drop(rate, y):
+            return nn.Dropout(rate, deterministic=not train)(y)
+
+        def norm(name):
+            return nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name=name)(x).astype(self.dtype)
+
+        def dense(width, name):
+            return nn.Dense(width, kernel_init=nn.initializers.xavier_uniform(), dtype=self.dtype, name=name)
+
+        batch, time, _ = x.shape
+        heads = (batch, time, 3, self.heads, self.features // self.heads)
+        # One product for the three: Xavier over its joint shape is each one's own Xavier with gain 1/sqrt(2), as released.
+        queries, keys, values = jnp.moveaxis(dense(3 * self.features, "query_key_value")(norm("norm_attention"))
+                                             .reshape(heads), 2, 0)
+        if cache:
+            keys, values = cache = tuple(
+                jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
+                for old, new in zip(cache, (keys, values), strict=True))
+        allowed = jnp.arange(keys.shape[1]) <= seen + jnp.arange(time)[:, None]
+        scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1]**-0.5, keys, preferred_element_type=jnp.float32)
+        attention = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf)).astype(self.dtype)
+        mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(self.attention_dropout, attention), values)
+        x += drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))
+
+        inner = drop(self.activation_dropout, nn.relu(dense(self.feed_forward, "inner")(norm("norm_feed_forward"))))
+        return x + drop(self.dropout, dense(self.features, "outer")(inner)), cache
+
+
+def sinusoids(positions: jax.Array, features: int) -> jax.Array:
+    """Sinusoidal position vectors `[time, features]`: sines first, then cosines.
+
+    Position 0 is row 2 of the released table, and frequencies fall from 1 to 1/10000 over features/2 steps, so the
+    exponent divides by features/2 - 1 (Vaswani et al. 2017, section 3.5, divides by features/2).
+    """
+    half = features // 2
+    frequencies = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
+    angles = (positions + 2)[:, None] * frequencies
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)

@@ -1,0 +1,115 @@
+"""What a run leaves in its workdir to be continued and evaluated: config, vocabulary and Orbax checkpoints."""
+
+import json
+from pathlib import Path
+
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+
+# Settings of a run that may change when it is continued: none of them changes an update.
+FREE = {"steps", "log_every", "evaluate_every", "checkpoint_every", "keep", "tokens_per_device", "data.path", "data.cache"}
+
+
+def write_json(path: Path, content) -> None:
+    """Writes `content` as readable JSON, wholly or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
+
+
+def read_config(workdir: Path) -> dict:
+    """The config that a run was started with.
+
+    Raises:
+        InputError: there is no run in `workdir`.
+    """
+    try:
+        return json.loads((workdir / "config.json").read_text())
+    except FileNotFoundError:
+        raise InputError(f"{workdir} holds no config.json, so no run: give --workdir of a run that train.py made") from None
+    except ValueError as error:
+        raise InputError(f"{workdir / 'config.json'} cannot be read ({error}): restore it or start in a new workdir") from None
+
+
+def check_same_run(workdir: Path, config: dict) -> None:
+    """Refuses to continue a run under settings that would make other updates than those it has made.
+
+    Raises:
+        InputError: names each setting that differs, with both values.
+    """
+    if not (workdir / "config.json").exists():
+        return
+    old, new = flat(read_config(workdir)), flat(json.loads(json.dumps(config)))
+    differ = [f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
+              for key in sorted({*old, *new} - FREE) if old.get(key) != new.get(key)]
+    if differ:
+        raise InputError(f"{workdir} holds a run of another config: {'; '.join(differ)}. Use another --workdir")
+
+
+def flat(config: dict, prefix: str = "") -> dict:
+    """`{"data": {"block": 8}}` as `{"data.block": 8}`."""
+    items = {}
+    for key, value in config.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return items
+
+
+class Checkpoints:
+    """The checkpoints of a run: the latest `keep`, and the best by validation."""
+
+    def __init__(self, workdir: Path, keep: int = 1):
+        def loss(metrics):
+            return metrics["nll"]
+
+        self.directory = (workdir / "checkpoints").absolute()
+        self.manager = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
+            best_fn=loss, best_mode="min", cleanup_tmp_directories=True,
+            preservation_policy=AnyPreservationPolicy(
+                [LatestN(n=keep), BestN(get_metric_fn=loss, reverse=True, n=1)])))
+
+    def save(self, step: int, state, nll: float) -> None:
+        """Saves in the background the state after `step` updates, with its validation loss in nats per word."""
+        if step not in self.manager.all_steps():
+            self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
+
+    def latest(self) -> int | None:
+        """The last step saved, or None."""
+        return self.manager.latest_step()
+
+    def best(self) -> int | None:
+        """The saved step of lowest validation loss, or None."""
+        return self.manager.best_step()
+
+    def step(self, name: str) -> int:
+        """The step that "best", "latest" or a number names.
+
+        Raises:
+            InputError: there is no such checkpoint.
+        """
+        step = {"best": self.best, "latest": self.latest}.get(name, lambda: int(name) if name.isdigit() else name)()
+        saved = sorted(self.manager.all_steps())
+        if step not in saved:
+            raise InputError(f"{self.directory} holds no checkpoint {name!r}: "
+                             + (f"it has steps {', '.join(map(str, saved))}" if saved else "train.py has saved none yet"))
+        return step
+
+    def restore(self, step: int, like):
+        """The state saved at `step`, with the shapes and shardings of `like` (arrays or their descriptions).
+
+        Raises:
+            InputError: a checkpoint that is damaged or of another model.
+        """
+        try:
+            return self.manager.restore(step, args=ocp.args.StandardRestore(like))
+        except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise InputError(f"checkpoint {self.directory / str(step)} cannot be read ({reason}): "
+                             "move it away to go on from the one before it") from error
+
+    def close(self) -> None:
+        """Waits until everything is on disk."""
+        self.manager.wait_until_finished()
+        self.manager.close()

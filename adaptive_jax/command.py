@@ -1,0 +1,49 @@
+"""How the scripts start and end: flags in, one clear line out when a user can cure what went wrong."""
+
+import errno
+import sys
+
+from absl import app, flags, logging
+
+from adaptive_jax.errors import InputError
+
+
+def run(main) -> None:
+    """Parses the flags, calls `main()` and exits: 0, 2 after bad input, 130 after an interruption."""
+    logging.set_verbosity(logging.WARNING)
+    app.run(lambda argv: _guarded(main), flags_parser=_parse)
+
+
+def _parse(argv):
+    try:
+        rest = flags.FLAGS(argv)
+        if rest[1:]:
+            raise InputError(f"{rest[1]!r} is no flag: write --flag=value; --help lists the flags")
+        return rest
+    # ml_collections raises these for a config that cannot be loaded and for keys that it does not have.
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        _fail(error)
+
+
+def _guarded(main):
+    try:
+        main()
+    except InputError as error:
+        _fail(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        _fail(f"cannot write {error.filename or 'a file'}: {error.strerror}; what was saved before is whole. "
+              "Make room or choose another place, and run the same command again to go on")
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+def _fail(error):
+    text = str(error).strip('"\'')
+    # Errors inside a config file arrive as a whole traceback; its last line is the message.
+    lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[-1] if "Traceback" in text else " ".join(part.strip() for part in lines)
+    print(f"error: {line.removeprefix('adaptive_jax.errors.InputError: ')}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,36 @@
+"""How cutoffs split a vocabulary ordered by frequency into bands."""
+
+from collections.abc import Sequence
+
+from adaptive_jax.errors import InputError
+
+
+def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
+    """Words in each band: cutoffs 20,000 and 60,000 of 267,735 words give 20,000, 40,000 and 207,735.
+
+    A cutoff is the id of the first word of the next band, so n cutoffs make n + 1 bands.
+
+    Raises:
+        InputError: cutoffs that do not increase, or leave a band empty.
+    """
+    ends = [0, *cutoffs, vocabulary_size]
+    for before, after in zip(ends, ends[1:], strict=False):
+        if before >= after and after == vocabulary_size:
+            raise InputError(f"cutoff {before:,} is not below the vocabulary size {vocabulary_size:,}: "
+                             "give cutoffs that leave at least one word for the last band")
+        if before >= after:
+            raise InputError(f"cutoffs {tuple(cutoffs)} do not increase from 1: {after:,} follows {before:,}")
+    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+
+
+def band_widths(width: int, factor: int, bands: int) -> list[int]:
+    """Width of the vectors of each band, `width / factor^i` (Baevski & Auli 2019, section 3): 1024, 256, 64.
+
+    Raises:
+        InputError: a band would be left without any width.
+    """
+    widths = [width // factor**i for i in range(bands)]
+    if factor < 1 or widths[-1] < 1:
+        raise InputError(f"{bands} bands of factor {factor} leave the last band no width of {width}: "
+                         "give fewer cutoffs, a smaller factor or a larger width")
+    return widths

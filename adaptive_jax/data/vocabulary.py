@@ -1,0 +1,159 @@
+"""Words and their counts, most frequent first: the order on which cutoffs, bands and clusters rest."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from adaptive_jax.errors import InputError
+
+EOS = "<eos>"
+UNKNOWN = "<unk>"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file that takes the place of `path` once the block ends well; a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not tempfile: its files are readable by their owner only, and a cache may be shared.
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+class _Index(dict[str, int]):
+    """Word to id; a word that is missing becomes <unk>, or an error where there is no <unk>."""
+
+    def __missing__(self, word: str) -> int:
+        if UNKNOWN not in self:
+            raise InputError(
+                f"the word {word!r} is not in the vocabulary of {len(self):,} words, which has no {UNKNOWN}; "
+                f"build it with data.threshold=2 or a data.limit, so that rare words become {UNKNOWN}"
+            )
+        return self[UNKNOWN]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Words, most frequent first; words of the same count stand in code point order.
+
+    >>> vocabulary = Vocabulary.build({"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3}, threshold=2)
+    >>> vocabulary.words
+    ('the', '<eos>', '<unk>', 'cat')
+    >>> vocabulary.encode("the cat in the hat")
+    [0, 3, 2, 0, 2, 1]
+
+    words: all V words, `<eos>` among them, and `<unk>` if there is one.
+    counts: int64 [V], how often each was seen; that of `<unk>` includes the words folded into it.
+    """
+
+    words: tuple[str, ...]
+    counts: np.ndarray
+
+    @classmethod
+    def build(cls, counts: Mapping[str, int], threshold: int = 1, limit: int = 0) -> "Vocabulary":
+        """Keeps words seen `threshold` times or more, `limit` at most, and folds the rest into `<unk>`.
+
+        counts: occurrences of each word; that of `<eos>` is the number of lines.
+        limit: the size of the whole vocabulary, `<eos>` and `<unk>` included, which are never folded; 0: no limit.
+        """
+        if threshold < 1:
+            raise InputError(f"data.threshold={threshold} must be 1 (keep every word) or more")
+        if limit < 0 or limit in (1, 2):
+            raise InputError(f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word")
+        ranked = _most_frequent_first({w: n for w, n in counts.items() if w not in (EOS, UNKNOWN)})
+        kept = [item for item in ranked if item[1] >= threshold]
+        others = 2 if UNKNOWN in counts or len(kept) < len(ranked) else 1
+        if limit and len(kept) + others > limit:
+            kept = kept[: limit - 2]
+        folded = ranked[len(kept) :]
+        final = {**dict(kept), EOS: counts[EOS]}
+        if UNKNOWN in counts or folded:
+            final[UNKNOWN] = counts.get(UNKNOWN, 0) + sum(n for _, n in folded)
+        words, numbers = zip(*_most_frequent_first(final), strict=True)
+        return cls(words, np.array(numbers, np.int64))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> "Vocabulary":
+        """Reads what `write` wrote. Raises InputError, with the number of the line, for anything else."""
+        try:
+            lines = Path(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        except OSError as error:
+            raise InputError(f"cannot read the vocabulary {path}: {error.strerror}; give the path of one") from error
+        except UnicodeDecodeError as error:
+            number = error.object.count(b"\n", 0, error.start) + 1
+            raise InputError(f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8") from error
+        counts: dict[str, int] = {}
+        last = None
+        for number, line in enumerate(lines, start=1):
+            word, _, count = line.rpartition(" ")
+            if not word or not (count.isascii() and count.isdigit()):
+                raise InputError(f"{path}, line {number}: {line!r} must be a word, one space and its count")
+            if last is not None and int(count) > last:
+                raise InputError(f"{path}, line {number}: {line!r} follows a count of {last}; sort by count, descending")
+            if word in counts:
+                raise InputError(f"{path}, line {number}: {word!r} stands twice; keep one line a word")
+            counts[word] = last = int(count)
+        if EOS not in counts:
+            raise InputError(f"{path}: {EOS} is missing; add it with the number of lines as its count")
+        return cls(tuple(counts), np.fromiter(counts.values(), np.int64))
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Writes one `word count` a line, UTF-8, most frequent first, in one step."""
+        with replacing(Path(path)) as file:
+            file.write(self._text.encode("utf-8"))
+
+    def encode(self, line: str) -> list[int]:
+        """Ids of the words of a line, `<eos>` last. InputError for an unknown word if there is no `<unk>`."""
+        return [self.index[word] for word in (*line.split(), EOS)]
+
+    def encode_lines(self, lines: Iterable[str]) -> np.ndarray:
+        """Ids of many lines, one `<eos>` after each: int32 [tokens]. Like `encode`, but fast."""
+        words = itertools.chain.from_iterable((*line.split(), EOS) for line in lines)
+        return np.fromiter(map(self.index.__getitem__, words), np.int32)
+
+    def unigram_nll(self, ids: np.ndarray) -> float:
+        """Mean nats per token of ids [tokens], if each word comes with probability counts / sum(counts)."""
+        times = np.bincount(ids, minlength=len(self.words))
+        seen = times > 0
+        with np.errstate(divide="ignore"):  # a word of count 0 costs infinitely much, rightly
+            nll = np.log(self.counts.sum()) - np.log(self.counts[seen])
+        return float(times[seen] @ nll / times.sum())
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def eos(self) -> int:
+        """Id of `<eos>`."""
+        return self.index[EOS]
+
+    @functools.cached_property
+    def index(self) -> dict[str, int]:
+        """Id of each word; any other word gives that of `<unk>`, or InputError if there is none."""
+        return _Index(zip(self.words, range(len(self.words)), strict=True))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """16 hexadecimal digits that differ when a word, a count or the order differs."""
+        return hashlib.sha256(self._text.encode("utf-8")).hexdigest()[:16]
+
+    @property
+    def _text(self) -> str:
+        return "".join(f"{word} {count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
+
+
+def _most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,64 @@
+"""Adaptive input representations: wide vectors for frequent words, narrow ones for rare words."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax.cutoffs import band_sizes, band_widths
+
+
+class AdaptiveInput(nn.Module):
+    """Adaptive input representations (Baevski & Auli 2019, section 3 and Figure 1).
+
+    The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of `width / factor^i`,
+    which a linear map of the band's own takes to `features`; the first band has one too.
+
+    Tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's public code. The vectors are not
+    scaled here: the body does that.
+
+    Attributes:
+        vocabulary_size: words.
+        features: width of what `__call__` returns.
+        cutoffs: id of the first word of every band but the first: `(20_000, 60_000)`.
+        factor: by which each band is narrower than the one before it.
+        width: width of the first band; 0 means `features`.
+        dtype: of what `__call__` returns; parameters are float32.
+
+    Raises:
+        InputError: cutoffs that do not increase or do not lie within the vocabulary.
+    """
+
+    vocabulary_size: int
+    features: int
+    cutoffs: Sequence[int]
+    factor: int = 4
+    width: int = 0
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        sizes = band_sizes(self.vocabulary_size, self.cutoffs)
+        widths = band_widths(self.width or self.features, self.factor, len(sizes))
+        self.tables = [
+            self.param(f"table_{i}", nn.initializers.normal(width**-0.5), (words, width))
+            for i, (words, width) in enumerate(zip(sizes, widths, strict=True))]
+        self.projections = [
+            self.param(f"projection_{i}", nn.initializers.xavier_uniform(), (width, self.features))
+            for i, width in enumerate(widths)]
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Token ids `[...]` to vectors `[..., features]`."""
+        vectors, first = 0.0, 0
+        for table, projection in self.bands():
+            place = tokens - first
+            inside = (place >= 0) & (place < len(table))
+            # A word of another band reads row 0 here and is zeroed, so that row gets no gradient from it.
+            rows = jnp.where(inside[..., None], table[jnp.where(inside, place, 0)], 0.0)
+            vectors += rows.astype(self.dtype) @ projection.astype(self.dtype)
+            first += len(table)
+        return vectors
+
+    def bands(self) -> list[tuple[jax.Array, jax.Array]]:
+        """Every band's `(table [words_i, width_i], projection [width_i, features])`, frequent words first."""
+        return list(zip(self.tables, self.projections, strict=True))

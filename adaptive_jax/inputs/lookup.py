@@ -1,0 +1,38 @@
+"""Lookup table: one vector a word, all of one width."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+
+class Lookup(nn.Module):
+    """Fixed-size word vectors (the row "SM" of Baevski & Auli 2019, Table 3).
+
+    Vectors of another width than `features` pass a linear projection without bias (section 4.1).
+
+    Attributes:
+        vocabulary_size: words.
+        features: width of what `__call__` returns.
+        width: width of a word's vector; 0 means `features`.
+        dtype: of what `__call__` returns; parameters are float32.
+    """
+
+    vocabulary_size: int
+    features: int
+    width: int = 0
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        width = self.width or self.features
+        self.table = self.param("table", nn.initializers.normal(width**-0.5), (self.vocabulary_size, width))
+        self.projection = None if width == self.features else self.param(
+            "projection", nn.initializers.xavier_uniform(), (width, self.features))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Token ids `[...]` to vectors `[..., features]`."""
+        vectors = self.table[tokens].astype(self.dtype)
+        return vectors if self.projection is None else vectors @ self.projection.astype(self.dtype)
+
+    def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
+        """The one band `(table [words, width], projection [width, features] | None)`."""
+        return [(self.table, self.projection)]

@@ -1,0 +1,1 @@
+"""Outputs: hidden states to the loss and the probabilities of all words."""

@@ -1,0 +1,288 @@
+"""The core: a softmax over a vocabulary cut into bands, with loss and gradient in one pass.
+
+A banded softmax (Grave et al. 2017; Baevski & Auli 2019, section 3) has a **head**, a softmax over the frequent words
+of band 0 and one more column for every **tail**, and the tails, each a softmax over the words of one further band:
+
+    p(word) = p_head(word)                  for a word of band 0
+    p(word) = p_head(tail i) · p_i(word)    for a word of band i
+
+With one band and no tail it is the full softmax. Everything here is a pure function of arrays:
+
+- `bands` is a tuple of `(table [words_i, width_i], projection [width_i, features] | None)`, frequent words first; the
+  logits of band i are `(hidden @ projection.T) @ table.T`. Word ids count through the bands in order.
+- `clusters [tails, width_0]` are the rows of the head that stand for the tails: tail i has column `words_0 + i - 1`.
+
+How it stays fast with static shapes: tokens are sorted by band once, then every softmax runs over its own tokens only,
+`chunk` tokens at a time, in a loop whose trip count is read off the data. While the logits of a chunk are alive,
+`softmax - onehot` gives the chunk's share of every gradient, so logits are computed once, `[tokens, vocabulary]` never
+exists, and the backward pass only scales.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# Tokens whose logits are alive at a time. The head, which every token visits, wants rows enough for full speed of its matrix
+# products; a tail pays for the rows of its last chunk that stay empty, so it takes fewer (benchmarks/outputs.py). Very long
+# bands take fewer still: 2^25 float32 logits are 128 MiB.
+HEAD_CHUNK = 512
+TAIL_CHUNK = 128
+CHUNK_LOGITS = 2**25
+
+
+class Regularisation(NamedTuple):
+    """What a training loss may add to the plain negative log-likelihood; every field 0 adds nothing.
+
+    `tail_dropout`: rate of dropout after the first projection of every tail (Baevski & Auli 2019, section 5.4).
+    `label_smoothing`: share of the target's probability that is spread evenly over the columns of each softmax the
+    token visits (the head, and the tail of its word), hence over the whole vocabulary for a full softmax.
+    `z_loss`: weight of the squared log-normaliser of each softmax the token visits.
+    """
+
+    tail_dropout: float = 0.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+def loss(hidden, targets, weights, bands, clusters, *, regularisation=Regularisation(), key=None, chunk=None):
+    """Weighted sum of the regularised losses of all tokens, its gradients computed in the same pass.
+
+    Args:
+        hidden: `[tokens, features]`, any float dtype: matrix products run in it, sums and logarithms in float32.
+        targets: `[tokens]` word ids.
+        weights: `[tokens]`, 0 for padding.
+        bands, clusters: see the module; `clusters` is None when there is one band.
+        regularisation: see `Regularisation`.
+        key: a PRNG key, needed when `tail_dropout > 0`.
+        chunk: tokens whose logits are alive at a time; by default `HEAD_CHUNK` or `TAIL_CHUNK`, or what fits `CHUNK_LOGITS`.
+
+    Returns:
+        `(loss, nll)`: the scalar `sum(weights · regularised nll)` in nats, differentiable once, and `nll [tokens]`, the plain
+        negative log-likelihood of every token in the order given, a report without gradient. With tail dropout both
+        see the same mask.
+    """
+    total, each = _loss((regularisation, chunk), hidden, weights, tuple(bands), clusters, targets, key)
+    return total, lax.stop_gradient(each)
+
+
+def nll(hidden, targets, bands, clusters, *, chunk=None):
+    """Negative log-likelihood `[tokens]` of every target in nats, in the order given.
+
+    Differentiable in `hidden`, `bands` and `clusters` for any cotangent, by a second pass: to train, use `loss`.
+    """
+    return _nll((Regularisation(), chunk), hidden, tuple(bands), clusters, targets)
+
+
+def log_probs(hidden, bands, clusters):
+    """Log-probabilities `[tokens, vocabulary]` of every word, normalised, in float32.
+
+    Builds the matrix it returns: give it the rows of `hidden` that are asked for, and no others.
+    """
+    logits = [_logits(_project(hidden, projection), table) for table, projection in bands]
+    words = bands[0][0].shape[0]
+    if clusters is not None:
+        x = _project(hidden, bands[0][1])
+        logits[0] = jnp.concatenate([logits[0], _logits(x, clusters)], axis=1)
+    head, *tails = [jax.nn.log_softmax(band, axis=1) for band in logits]
+    reached = [head[:, words + i, None] + tail for i, tail in enumerate(tails)]
+    return jnp.concatenate([head[:, :words], *reached], axis=1)
+
+
+def _project(hidden, projection):
+    if projection is None:
+        return hidden
+    return jnp.dot(hidden, projection.astype(hidden.dtype).T)
+
+
+def _logits(x, table):
+    return jnp.dot(x, table.astype(x.dtype).T, preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(static, hidden, weights, bands, clusters, targets, key):
+    report = _one_pass(*static, hidden, weights, bands, clusters, targets, key, with_gradients=False)
+    return jnp.sum(weights * report.loss), report.nll
+
+
+def _loss_forward(static, hidden, weights, bands, clusters, targets, key):
+    report = _one_pass(*static, hidden, weights, bands, clusters, targets, key, with_gradients=True)
+    return (jnp.sum(weights * report.loss), report.nll), (report.loss.astype(weights.dtype), report.gradients)
+
+
+def _loss_backward(static, residuals, cotangents):
+    d_weights, (d_hidden, d_bands, d_clusters) = residuals
+    scale, _ = cotangents
+    gradients = (d_hidden, d_weights, d_bands, d_clusters)
+    return *jax.tree.map(lambda g: (scale * g).astype(g.dtype), gradients), None, None
+
+
+_loss.defvjp(_loss_forward, _loss_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _nll(static, hidden, bands, clusters, targets):
+    weights = jnp.ones(targets.shape, jnp.float32)
+    return _one_pass(*static, hidden, weights, bands, clusters, targets, None, with_gradients=False).nll
+
+
+def _nll_forward(static, hidden, bands, clusters, targets):
+    return _nll(static, hidden, bands, clusters, targets), (hidden, bands, clusters, targets)
+
+
+def _nll_backward(static, residuals, cotangent):
+    hidden, bands, clusters, targets = residuals
+    report = _one_pass(*static, hidden, cotangent, bands, clusters, targets, None, with_gradients=True)
+    return *report.gradients, None
+
+
+_nll.defvjp(_nll_forward, _nll_backward)
+
+
+class _Report(NamedTuple):
+    loss: jax.Array  # [tokens], regularised
+    nll: jax.Array  # [tokens]
+    gradients: tuple | None  # of (hidden, bands, clusters), each of the shape and dtype of its array
+
+
+class _Tokens(NamedTuple):
+    """Tokens in the order of their bands, then room for one chunk, so that a slice of one chunk is always in bounds."""
+
+    hidden: jax.Array  # [tokens + room, features]
+    head_column: jax.Array  # [tokens + room]: the column of the head that the token scores
+    tail_column: jax.Array  # [tokens + room]: the column of its own band
+    weight: jax.Array  # [tokens + room]
+    row: jax.Array  # [tokens + room]: where the token stood before sorting
+
+
+def _one_pass(regularisation, chunk, hidden, weights, bands, clusters, targets, key, *, with_gradients):
+    """Visits the head with all tokens, then every tail with its own tokens."""
+    tokens = hidden.shape[0]
+    sizes = [table.shape[0] for table, _ in bands]
+    chunks = [min(tokens, chunk or chunk_size(i, words)) for i, words in enumerate(sizes)]
+    starts = jnp.cumsum(jnp.array([0, *sizes]))
+    band = jnp.searchsorted(starts[1:-1], targets, side="right")
+    order = jnp.argsort(band, stable=True)
+    ends = jnp.searchsorted(band[order], jnp.arange(len(bands)), side="right")
+
+    head_column = jnp.where(band == 0, targets, sizes[0] + band - 1)
+    arrived = _Tokens(hidden, head_column, targets - starts[band], weights, jnp.arange(tokens))
+    room = max(chunks)
+    queue = jax.tree.map(lambda a: jnp.pad(a[order], [(0, room)] + [(0, 0)] * (a.ndim - 1)), arrived)
+
+    zeros = jnp.zeros(tokens + room, jnp.float32)
+    d_hidden = jnp.zeros(queue.hidden.shape, jnp.float32) if with_gradients else None
+    outcome = (zeros, zeros, d_hidden)
+    d_softmaxes = []
+    for i, (table, projection) in enumerate(bands):
+        softmax = _Softmax(table, projection, clusters if i == 0 else None)
+        span = (0, tokens) if i == 0 else (ends[i - 1], ends[i])
+        column = queue.head_column if i == 0 else queue.tail_column
+        # The paper drops units after the first projection of every cluster but the head.
+        settings = regularisation._replace(tail_dropout=0.0) if i == 0 else regularisation
+        band_key = jax.random.fold_in(key, i) if settings.tail_dropout else None
+        outcome, d_softmax = _visit(
+            settings, chunks[i], softmax, span, queue, column, band_key, outcome, with_gradients=with_gradients)
+        d_softmaxes.append(d_softmax)
+
+    back = jnp.argsort(order)
+    loss_, nll_, d_hidden = jax.tree.map(lambda a: a[back], outcome)
+    if not with_gradients:
+        return _Report(loss_, nll_, None)
+    d_bands = tuple((d.table, d.projection) for d in d_softmaxes)
+    gradients = (d_hidden, d_bands, d_softmaxes[0].clusters)
+    like = jax.tree.map(lambda g, of: g.astype(of.dtype), gradients, (hidden, tuple(bands), clusters))
+    return _Report(loss_, nll_, like)
+
+
+def chunk_size(band, words):
+    return max(8, min(HEAD_CHUNK if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
+
+
+class _Softmax(NamedTuple):
+    """The rows that one softmax compares with, or their gradients."""
+
+    table: jax.Array  # [words, width]
+    projection: jax.Array | None  # [width, features]
+    clusters: jax.Array | None  # [tails, width], the head's further rows
+
+
+def _visit(settings, chunk, softmax, span, queue, column, key, outcome, *, with_gradients):
+    """Runs the tokens of `queue[span]` through one softmax, a chunk at a time.
+
+    Adds loss, nll and gradient of the hidden states to `outcome`, and returns it with the gradient of `softmax`.
+    """
+    begin, end = span
+
+    def visit_chunk(trip, state):
+        outcome, d_softmax = state
+        at = begin + trip * chunk
+        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=chunk)
+        inside = at + jnp.arange(chunk) < end
+        results, d_chunk = _chunk(
+            settings, softmax, cut(queue.hidden), cut(column), jnp.where(inside, cut(queue.weight), 0.0),
+            cut(queue.row), key, with_gradients=with_gradients)
+        # Rows behind the band's last token belong to the next band: they get 0 here and their own chunk's result there.
+        outcome = jax.tree.map(
+            lambda whole, part: lax.dynamic_update_slice_in_dim(
+                whole, cut(whole) + jnp.where(inside.reshape(-1, *[1] * (part.ndim - 1)), part, 0.0), at, 0),
+            outcome, results)
+        return outcome, jax.tree.map(jnp.add, d_softmax, d_chunk)
+
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), softmax) if with_gradients else None
+    return lax.fori_loop(0, (end - begin + chunk - 1) // chunk, visit_chunk, (outcome, zeros))
+
+
+def _chunk(settings, softmax, hidden, column, weight, row, key, *, with_gradients):
+    """One chunk of tokens through one softmax: `((loss, nll, d_hidden), d_softmax)`, gradients weighted."""
+    table, projection, clusters = softmax
+    words = table.shape[0]
+    kept = _kept(settings.tail_dropout, key, row, table.shape[1]) if settings.tail_dropout else 1.0
+    x = (_project(hidden, projection) * kept).astype(hidden.dtype)
+    parts = [(_logits(x, rows), rows, first) for rows, first in ((table, 0), (clusters, words)) if rows is not None]
+
+    columns = sum(rows.shape[0] for _, rows, _ in parts)
+    hits = [column[:, None] == first + jnp.arange(rows.shape[0]) for _, rows, first in parts]
+    peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, _, _ in parts])
+    total = sum(jnp.exp(logits - peak[:, None]).sum(axis=1) for logits, _, _ in parts)
+    normaliser = peak + jnp.log(total)
+    scored = sum(_at(logits, column - first) for logits, _, first in parts)
+    nll_ = loss_ = normaliser - scored
+    if settings.label_smoothing:
+        mean = sum(logits.sum(axis=1) for logits, _, _ in parts) / columns
+        loss_ = normaliser - (1 - settings.label_smoothing) * scored - settings.label_smoothing * mean
+    if settings.z_loss:
+        loss_ = loss_ + settings.z_loss * normaliser**2
+    if not with_gradients:
+        return (loss_, nll_, None), None
+
+    pull = weight * (1 + 2 * settings.z_loss * normaliser)
+    d_x, d_rows = 0.0, []
+    for (logits, rows, _), hit in zip(parts, hits, strict=True):
+        target = (1 - settings.label_smoothing) * hit + settings.label_smoothing / columns
+        d_logits = pull[:, None] * jnp.exp(logits - normaliser[:, None]) - weight[:, None] * target
+        d_logits = d_logits.astype(x.dtype)
+        d_x += jnp.dot(d_logits, rows.astype(x.dtype), preferred_element_type=jnp.float32)
+        d_rows.append(jnp.dot(d_logits.T, x, preferred_element_type=jnp.float32))
+    d_x = d_x * kept
+    d_table, d_clusters = (d_rows + [None])[:2]
+    if projection is None:
+        return (loss_, nll_, d_x), _Softmax(d_table, None, d_clusters)
+    d_x = d_x.astype(x.dtype)
+    d_hidden = jnp.dot(d_x, projection.astype(x.dtype), preferred_element_type=jnp.float32)
+    d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
+    return (loss_, nll_, d_hidden), _Softmax(d_table, d_projection, d_clusters)
+
+
+def _at(logits, column):
+    """`logits[i, column[i]]` for every row i, 0 where the column lies outside."""
+    picked = jnp.take_along_axis(logits, column[:, None], axis=1, mode="fill", fill_value=0.0)[:, 0]
+    return jnp.where(column < 0, 0.0, picked)  # a negative column counts from the end
+
+
+def _kept(rate, key, row, width):
+    """Dropout's factors `[rows, width]`, drawn by the token's place in the batch: no chunk size changes them."""
+    keep = jax.vmap(lambda r: jax.random.bernoulli(jax.random.fold_in(key, r), 1 - rate, (width,)))(row)
+    return keep / (1 - rate)

@@ -1,0 +1,164 @@
+"""The loop: corpus, model, optimizer, restore or start, then for each step one update, and log, evaluate, save when due."""
+
+import math
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from adaptive_jax import optim, sharding
+from adaptive_jax.checkpoints import Checkpoints, check_same_run, write_json
+from adaptive_jax.data import batching, corpora
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.scoring import score, summary
+from adaptive_jax.metrics import Metrics, perplexity
+from adaptive_jax.model import LanguageModel, build
+from adaptive_jax.plan import describe, plan
+from adaptive_jax.state import State, initial_state, shape_of_state
+
+
+def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, rate: optax.Schedule, mesh, seed: int):
+    """Compiles one update.
+
+    Returns:
+        `update(state, batch) -> (state, numbers)`: `batch` holds arrays `[accumulation, rows, time]`; gradients are summed
+        over all tokens of the update and divided once by the sum of their weights. The state given is used up. `numbers`
+        are scalars: `nll` (plain, nats a word, dropout on), `loss` (with regularisation), `learning_rate`,
+        `gradient_norm` (before clipping), `words`. Randomness is a function of the seed, the step and the place
+        in the update.
+    """
+    output_loss = sharding.local_loss(model, mesh)
+
+    def batch_loss(params, batch, key):
+        body_key, output_key = jax.random.split(key)
+        hidden = model.apply({"params": params}, batch.inputs, train=True, method="hidden", rngs={"dropout": body_key})
+        loss, nll = output_loss(params, hidden, batch.targets, batch.weights, output_key)
+        return loss, jnp.sum(nll * batch.weights)
+
+    def update(state: State, batch: batching.Batch):
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+
+        def add(total, part):
+            number, batch = part
+            (loss, nll), gradients = jax.value_and_grad(batch_loss, has_aux=True)(
+                state.params, batch, jax.random.fold_in(key, number))
+            return jax.tree.map(jnp.add, total, (gradients, loss, nll, jnp.sum(batch.weights))), None
+
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), 0.0, 0.0, 0.0)
+        (gradients, loss, nll, words), _ = jax.lax.scan(add, zeros, (jnp.arange(len(batch.inputs)), batch))
+        gradients = jax.tree.map(lambda g: g / words, gradients)
+        changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        numbers = {"nll": nll / words, "loss": loss / words, "learning_rate": rate(state.step),
+                   "gradient_norm": optax.global_norm(gradients), "words": words}
+        return State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state), numbers
+
+    whole = sharding.whole(mesh)
+    return jax.jit(update, donate_argnums=0, in_shardings=(whole, sharding.cut(mesh, 1)), out_shardings=whole)
+
+
+def due(step: int, every: int, steps: int) -> bool:
+    """Whether something done every `every` updates is due after `step` of `steps`; everything is due at the end."""
+    return step == steps or (every > 0 and step % every == 0)
+
+
+def dry_run(config: dict, workdir: Path) -> None:
+    """Prints the plan of `config` for its published vocabulary, needing no corpus, and writes it to workdir/plan.json."""
+    check_same_run(workdir, config)
+    costs = plan(config, config["data"]["vocabulary_size"], jax.device_count())
+    print(describe(costs), flush=True)
+    write_json(workdir / "plan.json", costs)
+
+
+def train(config: dict, workdir: Path) -> None:
+    """Trains to `config["steps"]` updates, from the workdir's last checkpoint if there is one.
+
+    Raises:
+        InputError: anything a user can cure; a loss that is not a number among it. Checkpoints stay as they are.
+    """
+    mesh = sharding.data_mesh()
+    check_same_run(workdir, config)
+    plan(config, config["data"]["vocabulary_size"], mesh.size)  # fails on what does not fit, before any long work
+    corpus = corpora.from_config(config["data"])
+    vocabulary = corpus.vocabulary
+    costs = plan(config, len(vocabulary), mesh.size)
+    print(describe(costs), flush=True)
+    workdir.mkdir(parents=True, exist_ok=True)
+    vocabulary.write(workdir / "vocabulary.txt")
+    write_json(workdir / "plan.json", costs)
+    write_json(workdir / "config.json", config)
+
+    model = build(config, len(vocabulary))
+    optimizer = optim.optimizer(**config["optimizer"])
+    checkpoints = Checkpoints(workdir, config["keep"])
+    if (step := checkpoints.latest()) is None:
+        state = initial_state(model, optimizer, config["seed"], mesh)
+    else:
+        state = checkpoints.restore(step, shape_of_state(model, optimizer, mesh))
+        print(f"continuing {workdir} after {step:,} of {config['steps']:,} updates", flush=True)
+    run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, Metrics(workdir, step or 0, config["steps"]))
+
+
+def run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, metrics) -> None:
+    """The loop itself, from `state` to the last update; closes `checkpoints` and `metrics`."""
+    steps, block, rows = config["steps"], config["data"]["block"], costs["rows_per_update"]
+    parts, eos = costs["accumulation"], corpus.vocabulary.eos
+    rate = optim.schedule(**{k: v for k, v in config["optimizer"].items() if k not in ("clip_norm", "momentum")})
+    update = make_update(model, optimizer, rate, mesh, config["seed"])
+    unigram = corpus.vocabulary.unigram_nll(corpus.ids["validation"])
+    window = _Window()
+    numbers = None
+    try:
+        for step in range(int(state.step) + 1, steps + 1):
+            batch = batching.training_batch(corpus.ids["train"], eos, block, rows, config["seed"], step - 1)
+            batch = batching.Batch(*(a.reshape(parts, -1, block) for a in batch))
+            with jax.transfer_guard("disallow"):
+                state, following = update(state, sharding.put_rows(mesh, batch, axis=1))
+            # The step is under way; now there is time to read the numbers of the one before.
+            if numbers is not None:
+                window.add(step - 1, jax.device_get(numbers))
+            numbers = following
+            evaluate, save = (due(step, config[key], steps) for key in ("evaluate_every", "checkpoint_every"))
+            if evaluate or save or due(step, config["log_every"], steps):
+                window.add(step, jax.device_get(numbers))
+                numbers = None
+                metrics.write(step, "train", window.close())
+            metrics.advance(step)
+            if evaluate or save:
+                nll = score(model, state.params, mesh, corpus.ids["validation"], eos, window=block, context=0,
+                            rows=mesh.size * costs["rows_per_device"])
+                validation = summary(nll, unigram)
+                metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
+                window = _Window()
+            if save:
+                checkpoints.save(step, state, validation["nll"])
+    finally:
+        metrics.close()
+        checkpoints.close()
+
+
+class _Window:
+    """Means over the updates since the last log line."""
+
+    def __init__(self):
+        self.start = time.perf_counter()
+        self.nll = self.words = self.updates = 0
+        self.last = {}
+
+    def add(self, step, numbers):
+        if not math.isfinite(numbers["loss"]) or not math.isfinite(numbers["gradient_norm"]):
+            raise InputError(
+                f"the loss of update {step:,} is {float(numbers['loss'])} with gradient norm {float(numbers['gradient_norm'])}: "
+                "lower optimizer.learning_rate or lengthen optimizer.warmup_steps, and run again to go on from the last checkpoint")
+        self.nll += float(numbers["nll"]) * float(numbers["words"])
+        self.words += float(numbers["words"])
+        self.last = numbers
+
+    def close(self):
+        seconds = time.perf_counter() - self.start
+        nll = self.nll / self.words
+        report = {"nll": nll, "perplexity": perplexity(nll), "words_per_second": self.words / seconds,
+                  "learning_rate": float(self.last["learning_rate"]), "gradient_norm": float(self.last["gradient_norm"])}
+        self.__init__()
+        return report

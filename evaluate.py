@@ -1,0 +1,32 @@
+"""Evaluates a trained model: loss in nats and perplexity per word over a split.
+
+    python evaluate.py --workdir=runs/quickstart --split=test
+    python evaluate.py --workdir=runs/adp_t --split=test --window=3072 --context=2560
+
+Writes workdir/eval/*.json.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from adaptive_jax import command
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Directory of a run that train.py made.")
+SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Split to score.")
+WINDOW = flags.DEFINE_integer("window", 0, "Tokens the model reads at once; 0: the block it was trained with.")
+CONTEXT = flags.DEFINE_integer("context", 0, "Tokens of each window that are given and not scored.")
+CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
+DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
+flags.mark_flags_as_required(["workdir"])
+
+
+def main():
+    from adaptive_jax.evaluation import scoring  # after the flags: --help and their errors should not wait for jax
+
+    scoring.evaluate(Path(WORKDIR.value), split=SPLIT.value, window=WINDOW.value, context=CONTEXT.value,
+                     checkpoint=CHECKPOINT.value, data_path=DATA_PATH.value)
+
+
+if __name__ == "__main__":
+    command.run(main)
