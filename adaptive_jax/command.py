@@ -31,6 +31,8 @@ def _guarded(main):
     except InputError as error:
         _fail(error)
     except OSError as error:
+        if "Failed loading config file" in str(error):  # raised by ml_collections at the first look at the config
+            _fail(f"{str(error).strip().splitlines()[-1].strip()}: give --config=configs/NAME.py or configs/NAME.py:row")
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         _fail(f"cannot write {error.filename or 'a file'}: {error.strerror}; what was saved before is whole. "
@@ -41,7 +43,8 @@ def _guarded(main):
 
 
 def _fail(error):
-    text = str(error).strip('"\'')
+    # str of a KeyError would quote its message.
+    text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
     # Errors inside a config file arrive as a whole traceback; its last line is the message.
     lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
     line = lines[-1] if "Traceback" in text else " ".join(part.strip() for part in lines)

@@ -1,7 +1,6 @@
 """The language model: input → body → output, three free choices."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.transformer import Transformer
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.outputs.adaptive import AdaptiveSoftmax
@@ -85,23 +84,15 @@ def _make(group, classes, settings, **given):
     # JSON knows lists only, and a module's fields are to be hashable.
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     name = settings.pop("name")
-    if name not in classes:
-        raise InputError(f"config.{group}.name={name!r} is not one of {', '.join(classes)}{_suggest(name, classes)}")
+    check_known(f"config.{group}.name={name!r}", name, classes)
     fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(classes[name])
               if f.name not in ("parent", "name", *given)}
     for key in settings:
-        if key not in fields:
-            raise InputError(f"config.{group}.{key} is no field of {name!r}, which has {', '.join(fields)}"
-                             f"{_suggest(key, fields)}")
+        check_known(f"config.{group}.{key}, for {name!r},", key, fields)
     for key, required in fields.items():
         if required and key not in settings:
             raise InputError(f"config.{group}.{key} is missing, and {name!r} has no default for it")
     return classes[name](**given, **settings)
-
-
-def _suggest(word, known):
-    close = difflib.get_close_matches(word, known, n=1)
-    return f'. Did you mean "{close[0]}"?' if close else ""
 
 
 def _check(model, config):

@@ -9,6 +9,7 @@ import dataclasses
 import gzip
 import io
 import itertools
+import logging
 import lzma
 import re
 import zipfile
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import tensorflow_datasets as tfds
-from absl import logging as absl_logging
+from tensorflow_datasets.core.download import downloader
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
@@ -150,7 +151,8 @@ def read_lines(file: Path | zipfile.Path) -> Iterator[str]:
     number, words = 0, False
     try:
         with file.open("rb") as raw, decompress(raw) as stream:
-            for number, line in enumerate(stream, start=1):
+            for line in stream:
+                number += 1
                 text = line.decode("utf-8").removesuffix("\n")
                 words = words or bool(text.strip())
                 yield text
@@ -167,30 +169,46 @@ def prepare(corpus: str, source: str, files: Mapping[str, Path], cache: Path) ->
 
     source: identifies the text, so that other text gets another directory. files: empty for the published copy.
     """
-    tfds.disable_progress_bar()
-    verbosity = absl_logging.get_verbosity()
-    absl_logging.set_verbosity(absl_logging.ERROR)
-    try:
-        config = Source(name=source, files=files)
-        with contextlib.redirect_stdout(io.StringIO()):  # tfds prints where it prepares
-            builder = BUILDERS[corpus](data_dir=cache, config=config, file_format="array_record")
-            try:
-                builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-            except OSError:
-                # Another process may have put the same records in place first; they are as good as ours.
-                if not builder.is_prepared():
-                    raise
-                builder = BUILDERS[corpus](data_dir=cache, config=config, file_format="array_record")
+
+    def new_builder() -> Lines:
+        return BUILDERS[corpus](data_dir=cache, config=Source(name=source, files=files), file_format="array_record")
+
+    with _quiet():
+        builder = new_builder()
+        try:
+            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+        except OSError:
+            # Another process may have put the same records in place first; they are as good as ours.
+            if not builder.is_prepared():
+                raise
+            builder = new_builder()
         return builder.as_data_source()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bars, notices and warnings of tfds: what matters comes as an InputError."""
+    tfds.disable_progress_bar()
+    loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     finally:
-        absl_logging.set_verbosity(verbosity)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _download(dl_manager: tfds.download.DownloadManager, address: str) -> Path:
+    downloader.MAX_RETRIES = 3  # tfds makes 10, and would need three minutes to notice that there is no network
     try:
         return Path(dl_manager.download(address))
     except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
-        reason = " ".join(str(error).split())
+        # requests wraps the cause in the whole story of its retries
+        cause = getattr(error.args[0], "reason", error) if error.args else error
+        reason = " ".join(str(cause).split())
         raise InputError(
             f"cannot download {address} ({reason}); get the text elsewhere and give --config.data.path=DIR, "
             "a directory with train, valid and test as .txt, .txt.xz or .txt.gz"

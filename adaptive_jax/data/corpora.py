@@ -1,17 +1,16 @@
 """Corpora by name: the vocabulary, and the ids of each split as memory-mapped arrays.
 
-    corpus = load("text_files", path="my_corpus", threshold=3)
-    corpus.ids["train"]            # int32 [tokens], one <eos> after each line
-    corpus.vocabulary.words[0]     # the most frequent word
+corpus = load("text_files", path="my_corpus", threshold=3)
+corpus.ids["train"]            # int32 [tokens], one <eos> after each line
+corpus.vocabulary.words[0]     # the most frequent word
 """
 
 import collections
-import difflib
 import functools
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from adaptive_jax.data.vocabulary import EOS, Vocabulary, replacing
-from adaptive_jax.errors import InputError
+from adaptive_jax.data.vocabulary import EOS, Vocabulary
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +70,7 @@ def load(
     vocabulary: encode with this one instead, as when a trained model is evaluated; no train split is needed then.
     Raises InputError for an unknown name, a missing or unreadable file, and a word the vocabulary cannot take.
     """
-    if corpus not in CORPORA:
-        near = difflib.get_close_matches(corpus, CORPORA, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise InputError(f"unknown corpus data.corpus={corpus!r}: {hint}there are {', '.join(CORPORA)}")
+    check_known(f"data.corpus={corpus!r}", corpus, CORPORA)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
     files = _local_files(path, needed) if path else {}
     source = _source(corpus, files)
@@ -87,7 +84,7 @@ def load(
     if vocabulary is None:
         vocabulary = Vocabulary.build(_counts(home / "counts.txt", records), threshold, limit)
     ids = {s: _ids(home / vocabulary.digest / f"{s}.npy", s, vocabulary, records) for s in SPLITS if s in splits}
-    _check_published(corpus, vocabulary, ids)
+    _report(corpus, vocabulary, ids)
     return Corpus(vocabulary, ids)
 
 
@@ -145,9 +142,7 @@ def _counts(path: Path, records: Callable[[], Mapping[str, Sequence]]) -> dict[s
     return dict(zip(all_words.words, all_words.counts.tolist(), strict=True))
 
 
-def _ids(
-    path: Path, split: str, vocabulary: Vocabulary, records: Callable[[], Mapping[str, Sequence]]
-) -> np.ndarray:
+def _ids(path: Path, split: str, vocabulary: Vocabulary, records: Callable[[], Mapping[str, Sequence]]) -> np.ndarray:
     if not path.exists():
         runs = [vocabulary.encode_lines(lines) for lines in _runs(records()[split], f"encoding {split}")]
         with replacing(path) as file:
@@ -155,20 +150,24 @@ def _ids(
     return np.load(path, mmap_mode="r")
 
 
-def _runs(records: Sequence, what: str):
+def _runs(records: Sequence, what: str) -> Iterator[list[str]]:
     """Lists of consecutive lines, with a progress bar on a terminal."""
     console = Console(stderr=True)
     for record in track(records, what, console=console, transient=True, disable=not console.is_terminal):
         yield record["text"].decode("utf-8").split("\n")
 
 
-def _check_published(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray]) -> None:
-    """Warns if a local copy is not the published text: perplexities would not compare."""
+def _report(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray]) -> None:
+    """Logs the sizes, and warns if a local copy is not the published text: perplexities would not compare."""
     published = CORPORA[corpus]
     for split, tokens in ids.items():
         if published and len(tokens) != published.tokens[split]:
             logger.warning(
-                "%s %s has %s tokens, the published one %s", corpus, split, len(tokens), published.tokens[split]
+                "%s %s has %s tokens, the published one %s",
+                corpus,
+                split,
+                len(tokens),
+                published.tokens[split],
             )
     logger.info("%s: %s words, %s tokens", corpus, len(vocabulary), {split: len(i) for split, i in ids.items()})
 

@@ -1,36 +1,20 @@
 """Words and their counts, most frequent first: the order on which cutoffs, bands and clusters rest."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import os
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes the place of `path` once the block ends well; a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile: its files are readable by their owner only, and a cache may be shared.
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with unfinished.open("wb") as file:
-            yield file
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 class _Index(dict[str, int]):
@@ -102,7 +86,9 @@ class Vocabulary:
             if not word or not (count.isascii() and count.isdigit()):
                 raise InputError(f"{path}, line {number}: {line!r} must be a word, one space and its count")
             if last is not None and int(count) > last:
-                raise InputError(f"{path}, line {number}: {line!r} follows a count of {last}; sort by count, descending")
+                raise InputError(
+                    f"{path}, line {number}: {line!r} follows a count of {last}; sort by count, descending"
+                )
             if word in counts:
                 raise InputError(f"{path}, line {number}: {word!r} stands twice; keep one line a word")
             counts[word] = last = int(count)

