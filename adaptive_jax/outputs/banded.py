@@ -33,6 +33,11 @@ TAIL_CHUNK = 128
 CHUNK_LOGITS = 2**25
 
 
+def chunk_size(band: int, words: int) -> int:
+    """Tokens whose logits are alive at a time in a band of so many words; band 0 is the head."""
+    return max(8, min(HEAD_CHUNK if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
+
+
 class Regularisation(NamedTuple):
     """What a training loss may add to the plain negative log-likelihood; every field 0 adds nothing.
 
@@ -57,7 +62,7 @@ def loss(hidden, targets, weights, bands, clusters, *, regularisation=Regularisa
         bands, clusters: see the module; `clusters` is None when there is one band.
         regularisation: see `Regularisation`.
         key: a PRNG key, needed when `tail_dropout > 0`.
-        chunk: tokens whose logits are alive at a time; by default `HEAD_CHUNK` or `TAIL_CHUNK`, or what fits `CHUNK_LOGITS`.
+        chunk: tokens whose logits are alive at a time; by default `chunk_size` of each band.
 
     Returns:
         `(loss, nll)`: the scalar `sum(weights · regularised nll)` in nats, differentiable once, and `nll [tokens]`, the plain
@@ -195,10 +200,6 @@ def _one_pass(regularisation, chunk, hidden, weights, bands, clusters, targets, 
     gradients = (d_hidden, d_bands, d_softmaxes[0].clusters)
     like = jax.tree.map(lambda g, of: g.astype(of.dtype), gradients, (hidden, tuple(bands), clusters))
     return _Report(loss_, nll_, like)
-
-
-def chunk_size(band, words):
-    return max(8, min(HEAD_CHUNK if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
 
 
 class _Softmax(NamedTuple):

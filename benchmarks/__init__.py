@@ -1,0 +1,1 @@
+"""Speed and memory, each against a peer in the same run."""

@@ -1,0 +1,110 @@
+"""What the end-to-end tests share: a small corpus, a small config of it, a trained run, and the two scripts as commands."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_jax import training
+from configs import quickstart
+
+ROOT = Path(__file__).parents[1]
+TOPICS, WORDS = 12, 10
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """A directory of text whose lines keep to one of 12 topics, every second word being "the": memory helps here.
+
+    The vocabulary is 122 words: 10 of each topic, "the" and <eos>.
+    """
+    directory = tmp_path_factory.mktemp("text")
+    bits = np.random.Generator(np.random.Philox(1))
+    share = 1 / np.arange(1, WORDS + 1)
+    for name, lines in ("train", 360), ("valid", 24), ("test", 25):
+        topics = np.resize(np.arange(TOPICS), lines)
+        bits.shuffle(topics)
+        words = np.concatenate([
+            np.resize(np.arange(WORDS), (1, 8)), bits.choice(WORDS, (lines - 1, 8), p=share / share.sum())])
+        every = [f"t{t}w{w}" for t in range(TOPICS) for w in range(WORDS)] if name == "train" else []
+        text = [" ".join(every)] + [
+            " ".join(f"the t{t}w{w}" for w in row) for t, row in zip(topics, words, strict=True)]
+        (directory / f"{name}.txt").write_text("\n".join(text) + "\n")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def settings(text, tmp_path_factory):
+    """`settings(steps=3, **{"body.layers": 2})`: all that the small run sets otherwise than configs/quickstart.py."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def settings(**changes):
+        return {
+            "steps": 240, "tokens_per_update": 512, "tokens_per_device": 512, "log_every": 7, "evaluate_every": 40,
+            "checkpoint_every": 80, "keep": 2,
+            "data.corpus": "text_files", "data.path": str(text), "data.cache": str(cache), "data.threshold": 1,
+            "data.vocabulary_size": 122, "data.block": 16, "input.cutoffs": (20, 60),
+            "body.layers": 1, "body.features": 32, "body.heads": 2, "body.feed_forward": 64, "body.dropout": 0.0,
+            "optimizer.learning_rate": 0.3, "optimizer.momentum": 0.9, "optimizer.clip_norm": 1.0,
+            "optimizer.warmup_steps": 20, "optimizer.cycle_steps": 220} | changes
+
+    return settings
+
+
+@pytest.fixture(scope="session")
+def config(settings):
+    """`config(steps=3, **{"body.layers": 2})`: the config of the small run with these changes, as `train` takes it."""
+
+    def config(**changes):
+        config = quickstart.get_config()
+        config.update_from_flattened_dict(settings(**changes))
+        return config.to_dict()
+
+    return config
+
+
+@pytest.fixture(scope="session")
+def trained(config, tmp_path_factory):
+    """The workdir of the small run, trained to the end: to be read, not changed."""
+    workdir = tmp_path_factory.mktemp("run") / "small"
+    training.train(config(), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def flags(settings):
+    """The command line of the small run: `train.py *flags(workdir, steps=3)`."""
+
+    def flags(workdir, row="", **changes):
+        assign = [f"--config.{key}={value}" for key, value in settings(**changes).items()]
+        return [f"--config=configs/quickstart.py{row}", f"--workdir={workdir}", *assign]
+
+    return flags
+
+
+@pytest.fixture(scope="session")
+def start():
+    """`start("train.py", *flags, devices=8)`: the script in a process of its own, on simulated CPU devices."""
+
+    def start(*arguments, devices=1, **options):
+        environment = os.environ | {
+            "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def command(start):
+    """`command("train.py", *flags, devices=8)`: exit status, stdout and stderr of the script run to its end."""
+
+    def command(*arguments, **options):
+        with start(*arguments, **options) as process:
+            out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    return command

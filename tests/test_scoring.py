@@ -1,0 +1,172 @@
+"""Scoring: every token once, seeing exactly what the window lets it see, and the JSON that says so."""
+
+import json
+import math
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax import sharding
+from adaptive_jax.data import corpora
+from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.scoring import evaluate, score, summary
+from adaptive_jax.model import build
+
+EOS, SIZE = 3, 60
+
+
+@pytest.fixture(scope="module")
+def model(config):
+    return build(config(**{"input.cutoffs": (10, 30), "body.features": 16, "body.feed_forward": 16}), SIZE)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    ids = jnp.zeros((1, 2), jnp.int32)
+    return model.init(jax.random.key(0), ids, ids, jnp.ones((1, 2)))["params"]
+
+
+@pytest.fixture(scope="module")
+def log_probs(model):
+    return jax.jit(lambda params, *arrays: model.apply({"params": params}, *arrays, method="log_probs"))
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return np.random.Generator(np.random.Philox(2)).integers(0, SIZE, 23, dtype=np.int32)
+
+
+@pytest.mark.parametrize("window, context, rows", [
+    (4, 0, 2), (6, 4, 3), (7, 3, 1), (8, 7, 4), (23, 0, 2), (40, 0, 1), (40, 12, 2), (40, 39, 3)])
+def test_each_token_is_scored_from_what_its_window_shows(model, params, log_probs, ids, window, context, rows):
+    """The slow twin reads, for each token on its own, exactly the tokens of its window that stand before it."""
+    slow = []
+    for k, token in enumerate(ids):
+        scored_from = k // (window - context) * (window - context)
+        start = max(scored_from - context, 0)
+        seen = [EOS if start == 0 else ids[start - 1], *ids[start:k]]
+        last = len(seen) - 1
+        slow.append(-log_probs(params, np.array([seen]), np.array([[last]]))[0, 0, token])
+    nll = score(model, params, sharding.data_mesh(), ids, EOS, window=window, context=context, rows=rows)
+    assert nll.dtype == np.float32
+    np.testing.assert_allclose(nll, slow, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_batch_do_not_matter(model, params, ids):
+    """How many windows are read at a time changes no number."""
+    one, five = (score(model, params, sharding.data_mesh(), ids, EOS, window=6, context=2, rows=rows) for rows in (1, 5))
+    np.testing.assert_allclose(one, five, rtol=1e-6)
+
+
+@pytest.mark.parametrize("window, context", [(4, 4), (4, 5), (4, -1), (0, 0)])
+def test_a_window_that_scores_nothing_is_refused(model, params, ids, window, context):
+    """One line that names both numbers."""
+    with pytest.raises(InputError, match=rf"window={window} .*context={context}") as error:
+        score(model, params, sharding.data_mesh(), ids, EOS, window=window, context=context, rows=2)
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_split_is_refused(model, params):
+    """Nothing to score is an error, not a perplexity."""
+    with pytest.raises(InputError, match="0 tokens"):
+        score(model, params, sharding.data_mesh(), np.zeros(0, np.int32), EOS, window=4, context=0, rows=2)
+
+
+def test_summary_of_known_numbers():
+    """Mean, its exponential, the count, and the exponential of the unigram loss; a mean beyond floats is infinite."""
+    result = summary(np.array([1, 2, 6], np.float32), math.log(50))
+    assert result == {"nll": 3.0, "perplexity": math.exp(3), "words": 3, "unigram_perplexity": pytest.approx(50)}
+    assert summary(np.array([1e4], np.float32), 0.0)["perplexity"] == math.inf
+
+
+@pytest.fixture(scope="module")
+def run(trained, tmp_path_factory):
+    """A copy of the trained run, to evaluate."""
+    return shutil.copytree(trained, tmp_path_factory.mktemp("evaluated") / "small")
+
+
+def ask(run, **changes):
+    return evaluate(run, **{"split": "test", "window": 0, "context": 0, "checkpoint": "latest", "data_path": None} | changes)
+
+
+def test_the_json_of_an_evaluation(run, text, capsys):
+    """workdir/eval/*.json holds the documented numbers, and they are those of the split's own words."""
+    result = ask(run, window=12, context=4)
+    saved = json.loads((run / "eval" / "test-12-4-240.json").read_text())
+    assert saved == json.loads(json.dumps(result))
+    tokens = [word for line in (text / "test.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
+    train = [word for line in (text / "train.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
+    unigram = -np.mean([math.log(train.count(word) / len(train)) for word in tokens])
+    assert saved["words"] == len(tokens)
+    assert saved["unigram_perplexity"] == pytest.approx(math.exp(unigram))
+    assert saved["perplexity"] == math.exp(saved["nll"])
+    assert (saved["split"], saved["step"]) == ("test", 240)
+    assert saved["settings"] == {
+        "window": 12, "context": 4, "checkpoint": "latest", "config": json.loads((run / "config.json").read_text())}
+    assert f"perplexity {saved['perplexity']:.2f}" in capsys.readouterr().out
+
+
+def test_a_trained_model_gains_from_context(run):
+    """It beats single words by far, and words it may look back for come cheaper still."""
+    alone, informed = ask(run), ask(run, context=12)
+    assert alone["perplexity"] < 0.5 * alone["unigram_perplexity"]
+    assert informed["perplexity"] < 0.98 * alone["perplexity"]
+
+
+def test_evaluation_finds_what_training_measured(run):
+    """The validation loss in metrics.jsonl, again, from the checkpoint of that step: latest, best and by number."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = {line["step"]: line["validation/nll"] for line in lines if "validation/nll" in line}
+    saved = [int(path.name) for path in (run / "checkpoints").iterdir()]
+    best = min(saved, key=measured.get)
+    for name, step in ("160", 160), ("latest", 240), ("best", best):
+        result = ask(run, split="validation", checkpoint=name)
+        assert result["step"] == step
+        assert result["nll"] == pytest.approx(measured[step], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["80", "7", "oldest", "-1", "²"])
+def test_a_checkpoint_that_is_not_there(run, name):
+    """The line names it and the steps that are there."""
+    with pytest.raises(InputError, match=f"no checkpoint '{name}'.* 160, 240"):
+        ask(run, checkpoint=name)
+
+
+def test_evaluating_disturbs_nothing(run):
+    """Only eval/ changes, not even a checkpoint that training is just then writing."""
+    unfinished = run / "checkpoints" / "320.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    (unfinished / "part").write_text("half")
+
+    def files():
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and run / "eval" not in path.parents}
+
+    before = files()
+    ask(run)
+    after = files()
+    shutil.rmtree(unfinished, ignore_errors=True)
+    assert after == before
+
+
+def test_a_local_copy_of_the_corpus(run, text, tmp_path):
+    """--data_path scores other text with the run's own vocabulary, and needs no train split."""
+    (tmp_path / "test.txt").write_text("the t0w0\n")
+    result = ask(run, data_path=str(tmp_path))
+    vocabulary = Vocabulary.read(run / "vocabulary.txt")
+    ids = corpora.load("text_files", str(text), str(tmp_path / "cache")).vocabulary.encode("the t0w0")
+    assert result["words"] == 3
+    assert result["unigram_perplexity"] == pytest.approx(math.exp(vocabulary.unigram_nll(np.array(ids))))
+
+
+def test_eight_devices_score_alike(run, command):
+    """evaluate.py on 8 devices gives the losses that 1 device gives."""
+    one = ask(run, window=10, context=6)
+    done = command("evaluate.py", f"--workdir={run}", "--window=10", "--context=6", "--checkpoint=latest", devices=8)
+    assert done.returncode == 0, done.stderr
+    eight = json.loads((run / "eval" / "test-10-6-240.json").read_text())
+    assert eight["nll"] == pytest.approx(one["nll"], rel=1e-6)
+    assert eight | {"nll": 0, "perplexity": 0} == json.loads(json.dumps(one)) | {"nll": 0, "perplexity": 0}
