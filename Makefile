@@ -11,7 +11,7 @@ train: .venv/installed
 	@echo
 	@echo "The run is in $(WORKDIR): metrics.jsonl, checkpoints/, eval/."
 	@echo "Curves:  $(BIN)/pip install tensorboard && $(BIN)/tensorboard --logdir $(WORKDIR)"
-	@echo "Next:    $(BIN)/python evaluate.py --workdir=$(WORKDIR) --split=test --window=128 --context=96"
+	@echo "Next:    $(BIN)/python evaluate.py --workdir=$(WORKDIR) --split=test --window=64 --context=48"
 	@echo "         $(BIN)/python train.py --config=configs/quickstart.py --workdir=runs/deeper --config.body.layers=4"
 
 test: .venv/installed

@@ -24,8 +24,14 @@ flags.mark_flags_as_required(["workdir"])
 def main():
     from adaptive_jax.evaluation import scoring  # after the flags: --help and their errors should not wait for jax
 
-    scoring.evaluate(Path(WORKDIR.value), split=SPLIT.value, window=WINDOW.value, context=CONTEXT.value,
-                     checkpoint=CHECKPOINT.value, data_path=DATA_PATH.value)
+    scoring.evaluate(
+        Path(WORKDIR.value),
+        split=SPLIT.value,
+        window=WINDOW.value,
+        context=CONTEXT.value,
+        checkpoint=CHECKPOINT.value,
+        data_path=DATA_PATH.value,
+    )
 
 
 if __name__ == "__main__":

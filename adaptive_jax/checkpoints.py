@@ -6,11 +6,21 @@ from pathlib import Path
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
 # Settings of a run that may change when it is continued: none of them changes an update.
-FREE = {"steps", "log_every", "evaluate_every", "checkpoint_every", "keep", "tokens_per_device", "data.path", "data.cache"}
+FREE = {
+    "steps",
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+    "keep",
+    "tokens_per_device",
+    "data.path",
+    "data.cache",
+}
 
 
 def write_json(path: Path, content) -> None:
@@ -29,9 +39,13 @@ def read_config(workdir: Path) -> dict:
     try:
         return json.loads((workdir / "config.json").read_text())
     except FileNotFoundError:
-        raise InputError(f"{workdir} holds no config.json, so no run: give --workdir of a run that train.py made") from None
+        raise InputError(
+            f"{workdir} holds no config.json, so no run: give --workdir of a run that train.py made"
+        ) from None
     except ValueError as error:
-        raise InputError(f"{workdir / 'config.json'} cannot be read ({error}): restore it or start in a new workdir") from None
+        raise InputError(
+            f"{workdir / 'config.json'} cannot be read ({error}): restore it or start in a new workdir"
+        ) from None
 
 
 def check_same_run(workdir: Path, config: dict) -> None:
@@ -43,10 +57,27 @@ def check_same_run(workdir: Path, config: dict) -> None:
     if not (workdir / "config.json").exists():
         return
     old, new = flat(read_config(workdir)), flat(json.loads(json.dumps(config)))
-    differ = [f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
-              for key in sorted({*old, *new} - FREE) if old.get(key) != new.get(key)]
+    differ = [
+        f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
+        for key in sorted({*old, *new} - FREE)
+        if old.get(key) != new.get(key)
+    ]
     if differ:
         raise InputError(f"{workdir} holds a run of another config: {'; '.join(differ)}. Use another --workdir")
+
+
+def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
+    """Refuses to continue a run on a corpus that has come to give other word ids.
+
+    Raises:
+        InputError: with the sizes of both vocabularies.
+    """
+    path = workdir / "vocabulary.txt"
+    if path.exists() and (old := Vocabulary.read(path)).digest != vocabulary.digest:
+        raise InputError(
+            f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the same ones in the same order: "
+            "restore the corpus or use another --workdir"
+        )
 
 
 def flat(config: dict, prefix: str = "") -> dict:
@@ -65,10 +96,17 @@ class Checkpoints:
             return metrics["nll"]
 
         self.directory = (workdir / "checkpoints").absolute()
-        self.manager = ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(
-            best_fn=loss, best_mode="min", cleanup_tmp_directories=True,
-            preservation_policy=AnyPreservationPolicy(
-                [LatestN(n=keep), BestN(get_metric_fn=loss, reverse=True, n=1)])))
+        self.manager = ocp.CheckpointManager(
+            self.directory,
+            options=ocp.CheckpointManagerOptions(
+                best_fn=loss,
+                best_mode="min",
+                cleanup_tmp_directories=True,
+                preservation_policy=AnyPreservationPolicy(
+                    [LatestN(n=keep), BestN(get_metric_fn=loss, reverse=True, n=1)]
+                ),
+            ),
+        )
 
     def save(self, step: int, state, nll: float) -> None:
         """Saves in the background the state after `step` updates, with its validation loss in nats per word."""
@@ -92,8 +130,10 @@ class Checkpoints:
         step = {"best": self.best, "latest": self.latest}.get(name, lambda: int(name) if name.isdigit() else name)()
         saved = sorted(self.manager.all_steps())
         if step not in saved:
-            raise InputError(f"{self.directory} holds no checkpoint {name!r}: "
-                             + (f"it has steps {', '.join(map(str, saved))}" if saved else "train.py has saved none yet"))
+            raise InputError(
+                f"{self.directory} holds no checkpoint {name!r}: "
+                + (f"it has steps {', '.join(map(str, saved))}" if saved else "train.py has saved none yet")
+            )
         return step
 
     def restore(self, step: int, like):
@@ -106,8 +146,10 @@ class Checkpoints:
             return self.manager.restore(step, args=ocp.args.StandardRestore(like))
         except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise InputError(f"checkpoint {self.directory / str(step)} cannot be read ({reason}): "
-                             "move it away to go on from the one before it") from error
+            raise InputError(
+                f"checkpoint {self.directory / str(step)} cannot be read ({reason}): "
+                "move it away to go on from the one before it"
+            ) from error
 
     def close(self) -> None:
         """Waits until everything is on disk."""

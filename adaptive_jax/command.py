@@ -32,11 +32,15 @@ def _guarded(main):
         _fail(error)
     except OSError as error:
         if "Failed loading config file" in str(error):  # raised by ml_collections at the first look at the config
-            _fail(f"{str(error).strip().splitlines()[-1].strip()}: give --config=configs/NAME.py or configs/NAME.py:row")
+            _fail(
+                f"{str(error).strip().splitlines()[-1].strip()}: give --config=configs/NAME.py or configs/NAME.py:row"
+            )
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
-        _fail(f"cannot write {error.filename or 'a file'}: {error.strerror}; what was saved before is whole. "
-              "Make room or choose another place, and run the same command again to go on")
+        _fail(
+            f"cannot write {error.filename or 'a file'}: {error.strerror}; what was saved before is whole. "
+            "Make room or choose another place, and run the same command again to go on"
+        )
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint", file=sys.stderr)
         sys.exit(130)

@@ -1,5 +1,6 @@
 """How cutoffs split a vocabulary ordered by frequency into bands."""
 
+import itertools
 from collections.abc import Sequence
 
 from adaptive_jax.errors import InputError
@@ -14,13 +15,15 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
         InputError: cutoffs that do not increase, or leave a band empty.
     """
     ends = [0, *cutoffs, vocabulary_size]
-    for before, after in zip(ends, ends[1:], strict=False):
+    for before, after in itertools.pairwise(ends):
         if before >= after and after == vocabulary_size:
-            raise InputError(f"cutoff {before:,} is not below the vocabulary size {vocabulary_size:,}: "
-                             "give cutoffs that leave at least one word for the last band")
+            raise InputError(
+                f"cutoff {before:,} is not below the vocabulary size {vocabulary_size:,}: "
+                "give cutoffs that leave at least one word for the last band"
+            )
         if before >= after:
             raise InputError(f"cutoffs {tuple(cutoffs)} do not increase from 1: {after:,} follows {before:,}")
-    return [after - before for before, after in zip(ends, ends[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def band_widths(width: int, factor: int, bands: int) -> list[int]:
@@ -31,6 +34,8 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
     """
     widths = [width // factor**i for i in range(bands)]
     if factor < 1 or widths[-1] < 1:
-        raise InputError(f"{bands} bands of factor {factor} leave the last band no width of {width}: "
-                         "give fewer cutoffs, a smaller factor or a larger width")
+        raise InputError(
+            f"{bands} bands of factor {factor} leave the last band no width of {width}: "
+            "give fewer cutoffs, a smaller factor or a larger width"
+        )
     return widths

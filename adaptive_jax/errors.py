@@ -20,4 +20,6 @@ def check_known(what: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
-        raise InputError(f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close[0]}"?' if close else ""))
+        raise InputError(
+            f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close[0]}"?' if close else "")
+        )

@@ -2,12 +2,21 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
+
+from adaptive_jax.files import replacing
+
+# How the numbers that people watch are shown; the files hold all of them.
+SHOWN = {
+    "nll": "loss {:.3f}",
+    "perplexity": "perplexity {:,.1f}",
+    "words_per_second": "{:,.0f} words/s",
+    "learning_rate": "lr {:.3g}",
+}
 
 
 def perplexity(nll: float) -> float:
@@ -22,16 +31,23 @@ class Metrics:
     """
 
     def __init__(self, workdir: Path, first_step: int, steps: int):
-        self.path = workdir / "metrics.jsonl"
-        kept = [line for line in self.path.read_text().splitlines(keepends=True)
-                if line.endswith("\n") and json.loads(line)["step"] <= first_step] if self.path.exists() else []
-        self.path.write_text("".join(kept))
-        self.file = self.path.open("a")
+        path = workdir / "metrics.jsonl"
+        kept = _lines_until(path, first_step)
+        with replacing(path) as file:
+            file.write("".join(kept).encode())
+        self.file = path.open("a")
         self.board = SummaryWriter(str(workdir), purge_step=first_step + 1 if first_step else None)
+        self.steps = steps
         console = Console(stderr=True)
         self.bar = Progress(
-            TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[numbers]}"), TextColumn("ETA"),
-            TimeRemainingColumn(elapsed_when_finished=True), console=console, disable=not console.is_terminal)
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[numbers]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
         self.task = self.bar.add_task("train", total=steps, completed=first_step, numbers="compiling …")
         self.bar.start()
 
@@ -46,21 +62,23 @@ class Metrics:
         self.file.flush()
         for name, value in named.items():
             self.board.add_scalar(name, value, step)
-        text = "  ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in numbers.items())
+        text = "  ".join(SHOWN[name].format(value) for name, value in numbers.items() if name in SHOWN)
+        line = f"step {step:,}/{self.steps:,}  {group}  {text}"
         if self.bar.disable:
-            print(f"step {step:,}  {group}  {text}", flush=True)
+            print(line, flush=True)
         elif group == "train":
             self.bar.update(self.task, numbers=text)
         else:
-            self.bar.console.print(f"step {step:,}  {group}  {text}", highlight=False)
+            self.bar.console.print(line, highlight=False)
 
     def close(self) -> None:
         """Ends the bar and the files."""
         self.bar.stop()
         self.board.close()
         self.file.close()
-        sys.stdout.flush()
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def _lines_until(path, step):
+    """The whole lines of a metrics.jsonl that report no later step."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]

@@ -85,8 +85,11 @@ def _make(group, classes, settings, **given):
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     name = settings.pop("name")
     check_known(f"config.{group}.name={name!r}", name, classes)
-    fields = {f.name: f.default is dataclasses.MISSING for f in dataclasses.fields(classes[name])
-              if f.name not in ("parent", "name", *given)}
+    fields = {
+        f.name: f.default is dataclasses.MISSING
+        for f in dataclasses.fields(classes[name])
+        if f.name not in ("parent", "name", *given)
+    }
     for key in settings:
         check_known(f"config.{group}.{key}, for {name!r},", key, fields)
     for key, required in fields.items():
@@ -98,7 +101,10 @@ def _make(group, classes, settings, **given):
 def _check(model, config):
     """Runs the layers' own checks, which raise one-line errors, before anything is compiled."""
     bands = jax.eval_shape(
-        lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.table.bands())[0])
+        lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.table.bands())[0]
+    )
     if config["output"]["name"] == "softmax" and len(bands) > 1:
-        raise InputError(f"config.output.name='softmax' is built on one band, and its table has {len(bands)}: "
-                         "use config.output.name='adaptive'")
+        raise InputError(
+            f"config.output.name='softmax' is built on one band, and its table has {len(bands)}: "
+            "use config.output.name='adaptive'"
+        )

@@ -2,9 +2,19 @@
 
 import optax
 
+from adaptive_jax.errors import InputError
 
-def schedule(*, learning_rate: float, min_learning_rate: float, warmup_from: float, warmup_steps: int,
-             cycle_steps: int, cycles: int, shrink: float) -> optax.Schedule:
+
+def schedule(
+    *,
+    learning_rate: float,
+    min_learning_rate: float,
+    warmup_from: float,
+    warmup_steps: int,
+    cycle_steps: int,
+    cycles: int,
+    shrink: float,
+) -> optax.Schedule:
     """Linear warm-up, then cosine cycles, each twice as long as the one before (Loshchilov & Hutter 2016).
 
     Cycle c falls from `learning_rate · shrink^c` to `min_learning_rate · shrink^c` in `cycle_steps · 2^c` updates. The
@@ -13,14 +23,24 @@ def schedule(*, learning_rate: float, min_learning_rate: float, warmup_from: flo
 
     Returns:
         A function from the number of updates done to the rate of the next one.
+
+    Raises:
+        InputError: no cycle, or a cycle of no length.
     """
-    return optax.sgdr_schedule([
-        dict(init_value=warmup_from if c == 0 else learning_rate * shrink**c,
-             peak_value=learning_rate * shrink**c,
-             warmup_steps=warmup_steps if c == 0 else 0,
-             decay_steps=cycle_steps * 2**c + (warmup_steps if c == 0 else 0),
-             end_value=min_learning_rate * shrink**c)
-        for c in range(cycles)])
+    if cycles < 1 or cycle_steps < 1:
+        raise InputError(f"optimizer.cycles={cycles} of optimizer.cycle_steps={cycle_steps:,}: both must be 1 or more")
+    return optax.sgdr_schedule(
+        [
+            dict(
+                init_value=warmup_from if c == 0 else learning_rate * shrink**c,
+                peak_value=learning_rate * shrink**c,
+                warmup_steps=warmup_steps if c == 0 else 0,
+                decay_steps=cycle_steps * 2**c + (warmup_steps if c == 0 else 0),
+                end_value=min_learning_rate * shrink**c,
+            )
+            for c in range(cycles)
+        ]
+    )
 
 
 def optimizer(*, clip_norm: float, momentum: float, **rates) -> optax.GradientTransformation:
@@ -28,4 +48,5 @@ def optimizer(*, clip_norm: float, momentum: float, **rates) -> optax.GradientTr
     return optax.chain(
         optax.clip_by_global_norm(clip_norm),
         optax.trace(decay=momentum, nesterov=True),
-        optax.scale_by_learning_rate(schedule(**rates)))
+        optax.scale_by_learning_rate(schedule(**rates)),
+    )

@@ -28,11 +28,15 @@ def plan(config: dict, vocabulary_size: int, devices: int) -> dict:
     block = config["data"]["block"]
     rows, rest = divmod(config["tokens_per_update"], block)
     if rest or not rows:
-        raise InputError(f"tokens_per_update={config['tokens_per_update']:,} is not a multiple of data.block={block:,}: "
-                         f"take {max(rows, 1) * block:,}")
+        raise InputError(
+            f"tokens_per_update={config['tokens_per_update']:,} is not a multiple of data.block={block:,}: "
+            f"take {max(rows, 1) * block:,}"
+        )
     if config["tokens_per_device"] < block:
-        raise InputError(f"tokens_per_device={config['tokens_per_device']:,} does not hold one block of {block:,} tokens: "
-                         f"take {block:,} or more")
+        raise InputError(
+            f"tokens_per_device={config['tokens_per_device']:,} does not hold one block of {block:,} tokens: "
+            f"take {block:,} or more"
+        )
     parts = accumulation(rows, config["tokens_per_device"] // block, devices)
     local = rows // parts // devices
     model = build(config, vocabulary_size)
@@ -64,14 +68,17 @@ def describe(numbers: dict) -> str:
     parameters, memory = numbers["parameters"], numbers["memory_per_device"]
     own = ", ".join(f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output"))
     parts = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in memory.items() if name != "total")
-    return "\n".join([
-        f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})",
-        f"vocabulary   {numbers['vocabulary_size']:,} words",
-        f"update       {numbers['tokens_per_update']:,} tokens = {numbers['accumulation']} x {numbers['rows_per_device']} rows "
-        f"x {numbers['devices']} device(s)",
-        f"work         {numbers['flops_per_token']['training'] / 1e6:,.1f} MFLOP a token to train, "
-        f"{numbers['flops_per_token']['training'] * numbers['tokens_per_update'] / 1e12:,.2f} TFLOP an update",
-        f"memory       about {memory['total'] / 2**30:,.2f} GiB a device ({parts})"])
+    return "\n".join(
+        [
+            f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})",
+            f"vocabulary   {numbers['vocabulary_size']:,} words",
+            f"update       {numbers['tokens_per_update']:,} tokens = {numbers['accumulation']} x {numbers['rows_per_device']} rows "
+            f"x {numbers['devices']} device(s)",
+            f"work         {numbers['flops_per_token']['training'] / 1e6:,.1f} MFLOP a token to train, "
+            f"{numbers['flops_per_token']['training'] * numbers['tokens_per_update'] / 1e12:,.2f} TFLOP an update",
+            f"memory       about {memory['total'] / 2**30:,.2f} GiB a device ({parts})",
+        ]
+    )
 
 
 def _count(shapes):
@@ -103,8 +110,7 @@ def _products(jaxpr):
 
 
 def _bands(model, shapes):
-    return jax.eval_shape(
-        lambda p: model.apply({"params": p}, method=lambda m: m.output.table.bands()), shapes)
+    return jax.eval_shape(lambda p: model.apply({"params": p}, method=lambda m: m.output.table.bands()), shapes)
 
 
 def _output_flops(bands):
@@ -133,6 +139,7 @@ def _memory(model, shapes, rows, block):
     def kept(params, tokens):
         def hidden(p):
             return model.apply({"params": p}, tokens, train=True, method="hidden", rngs={"dropout": jax.random.key(0)})
+
         return jax.vjp(hidden, params)[1]
 
     weights = {(a.shape, a.dtype) for a in jax.tree.leaves(shapes)}

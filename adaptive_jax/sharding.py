@@ -44,14 +44,16 @@ def local_loss(model, mesh: Mesh):
     def on_one_device(params, hidden, targets, weights, key):
         key = jax.random.fold_in(key, jax.lax.axis_index(DATA))
         loss, nll = model.apply(
-            {"params": params}, hidden, targets, weights, train=True, method="loss", rngs={"dropout": key})
+            {"params": params}, hidden, targets, weights, train=True, method="loss", rngs={"dropout": key}
+        )
         return loss[None], nll
 
     every, rows = PartitionSpec(), PartitionSpec(DATA)
     # Losses leave the devices one by one and are summed outside, so that the transposition of the unsharded parameters
     # is the only sum over devices inside; check_vma would ask for casts in the core's loops, which know no axes.
     mapped = jax.shard_map(
-        on_one_device, mesh=mesh, in_specs=(every, rows, rows, rows, every), out_specs=(rows, rows), check_vma=False)
+        on_one_device, mesh=mesh, in_specs=(every, rows, rows, rows, every), out_specs=(rows, rows), check_vma=False
+    )
 
     def loss(params, *arrays):
         losses, nll = mapped({part: params[part] for part in ("input", "output") if part in params}, *arrays)
@@ -69,7 +71,9 @@ def accumulation(rows: int, rows_per_device: int, devices: int) -> int:
         InputError: the devices cannot share the rows of an update evenly.
     """
     if rows % devices:
-        raise InputError(f"{devices} devices cannot share the {rows} rows of an update evenly: "
-                         "choose tokens_per_update as a multiple of block x devices")
+        raise InputError(
+            f"{devices} devices cannot share the {rows} rows of an update evenly: "
+            "choose tokens_per_update as a multiple of block x devices"
+        )
     share = rows // devices
     return next(parts for parts in range(1, share + 1) if share % parts == 0 and share // parts <= rows_per_device)

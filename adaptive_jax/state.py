@@ -27,7 +27,8 @@ def shape_of_state(model: LanguageModel, optimizer: optax.GradientTransformation
     """The state as shapes, types and shardings, which is what `Checkpoints.restore` needs to know."""
     return jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.whole(mesh)),
-        jax.eval_shape(lambda: _start(model, optimizer, 0)))
+        jax.eval_shape(lambda: _start(model, optimizer, 0)),
+    )
 
 
 def _start(model, optimizer, seed):

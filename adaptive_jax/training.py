@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from adaptive_jax import optim, sharding
-from adaptive_jax.checkpoints import Checkpoints, check_same_run, write_json
+from adaptive_jax.checkpoints import Checkpoints, check_same_run, check_same_vocabulary, write_json
 from adaptive_jax.data import batching, corpora
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import score, summary
@@ -43,15 +43,21 @@ def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, r
         def add(total, part):
             number, batch = part
             (loss, nll), gradients = jax.value_and_grad(batch_loss, has_aux=True)(
-                state.params, batch, jax.random.fold_in(key, number))
+                state.params, batch, jax.random.fold_in(key, number)
+            )
             return jax.tree.map(jnp.add, total, (gradients, loss, nll, jnp.sum(batch.weights))), None
 
         zeros = (jax.tree.map(jnp.zeros_like, state.params), 0.0, 0.0, 0.0)
         (gradients, loss, nll, words), _ = jax.lax.scan(add, zeros, (jnp.arange(len(batch.inputs)), batch))
         gradients = jax.tree.map(lambda g: g / words, gradients)
         changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-        numbers = {"nll": nll / words, "loss": loss / words, "learning_rate": rate(state.step),
-                   "gradient_norm": optax.global_norm(gradients), "words": words}
+        numbers = {
+            "nll": nll / words,
+            "loss": loss / words,
+            "learning_rate": rate(state.step),
+            "gradient_norm": optax.global_norm(gradients),
+            "words": words,
+        }
         return State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state), numbers
 
     whole = sharding.whole(mesh)
@@ -82,6 +88,7 @@ def train(config: dict, workdir: Path) -> None:
     plan(config, config["data"]["vocabulary_size"], mesh.size)  # fails on what does not fit, before any long work
     corpus = corpora.from_config(config["data"])
     vocabulary = corpus.vocabulary
+    check_same_vocabulary(workdir, vocabulary)
     costs = plan(config, len(vocabulary), mesh.size)
     print(describe(costs), flush=True)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -103,18 +110,24 @@ def train(config: dict, workdir: Path) -> None:
 def run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, metrics) -> None:
     """The loop itself, from `state` to the last update; closes `checkpoints` and `metrics`."""
     steps, block, rows = config["steps"], config["data"]["block"], costs["rows_per_update"]
-    parts, eos = costs["accumulation"], corpus.vocabulary.eos
+    eos, validation_ids = corpus.vocabulary.eos, corpus.ids["validation"]
     rate = optim.schedule(**{k: v for k, v in config["optimizer"].items() if k not in ("clip_norm", "momentum")})
     update = make_update(model, optimizer, rate, mesh, config["seed"])
-    unigram = corpus.vocabulary.unigram_nll(corpus.ids["validation"])
-    window = _Window()
-    numbers = None
+    unigram = corpus.vocabulary.unigram_nll(validation_ids)
+
+    def batch(step):
+        whole = batching.training_batch(corpus.ids["train"], eos, block, rows, config["seed"], step - 1)
+        parts = batching.Batch(*(a.reshape(costs["accumulation"], -1, block) for a in whole))
+        return sharding.put_rows(mesh, parts, axis=1)
+
     try:
-        for step in range(int(state.step) + 1, steps + 1):
-            batch = batching.training_batch(corpus.ids["train"], eos, block, rows, config["seed"], step - 1)
-            batch = batching.Batch(*(a.reshape(parts, -1, block) for a in batch))
+        first = int(state.step) + 1
+        if first <= steps:
+            update = update.lower(state, batch(first)).compile()
+        window, numbers = _Window(), None
+        for step in range(first, steps + 1):
             with jax.transfer_guard("disallow"):
-                state, following = update(state, sharding.put_rows(mesh, batch, axis=1))
+                state, following = update(state, batch(step))
             # The step is under way; now there is time to read the numbers of the one before.
             if numbers is not None:
                 window.add(step - 1, jax.device_get(numbers))
@@ -126,8 +139,8 @@ def run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, metri
                 metrics.write(step, "train", window.close())
             metrics.advance(step)
             if evaluate or save:
-                nll = score(model, state.params, mesh, corpus.ids["validation"], eos, window=block, context=0,
-                            rows=mesh.size * costs["rows_per_device"])
+                nll = score(model, state.params, mesh, validation_ids, eos, window=block, context=0,
+                            rows=mesh.size * costs["rows_per_device"])  # fmt: skip
                 validation = summary(nll, unigram)
                 metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
                 window = _Window()
@@ -143,22 +156,28 @@ class _Window:
 
     def __init__(self):
         self.start = time.perf_counter()
-        self.nll = self.words = self.updates = 0
+        self.nll = self.words = 0.0
         self.last = {}
 
     def add(self, step, numbers):
-        if not math.isfinite(numbers["loss"]) or not math.isfinite(numbers["gradient_norm"]):
+        loss, norm = float(numbers["loss"]), float(numbers["gradient_norm"])
+        if not math.isfinite(loss) or not math.isfinite(norm):
             raise InputError(
-                f"the loss of update {step:,} is {float(numbers['loss'])} with gradient norm {float(numbers['gradient_norm'])}: "
-                "lower optimizer.learning_rate or lengthen optimizer.warmup_steps, and run again to go on from the last checkpoint")
+                f"the loss of update {step:,} is {loss} and its gradient norm {norm}: lower optimizer.learning_rate or lengthen "
+                "optimizer.warmup_steps, and run again in a new workdir; checkpoints saved before are whole"
+            )
         self.nll += float(numbers["nll"]) * float(numbers["words"])
         self.words += float(numbers["words"])
         self.last = numbers
 
     def close(self):
         seconds = time.perf_counter() - self.start
-        nll = self.nll / self.words
-        report = {"nll": nll, "perplexity": perplexity(nll), "words_per_second": self.words / seconds,
-                  "learning_rate": float(self.last["learning_rate"]), "gradient_norm": float(self.last["gradient_norm"])}
+        report = {
+            "nll": self.nll / self.words,
+            "perplexity": perplexity(self.nll / self.words),
+            "words_per_second": self.words / seconds,
+            "learning_rate": float(self.last["learning_rate"]),
+            "gradient_norm": float(self.last["gradient_norm"]),
+        }
         self.__init__()
         return report

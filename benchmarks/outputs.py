@@ -15,6 +15,7 @@ the arguments and results: the compiler's count for JAX, the growth of the proce
 (GPU) for torch.
 """
 
+import itertools
 import json
 import platform
 import statistics
@@ -53,7 +54,8 @@ def arguments(width, vocabulary, cutoffs, seed=0):
     ends = [0, *cutoffs, vocabulary]
     bands = tuple(
         (normal(after - before, width // 4**i), None if i == 0 else normal(width // 4**i, width))
-        for i, (before, after) in enumerate(zip(ends, ends[1:], strict=False)))
+        for i, (before, after) in enumerate(itertools.pairwise(ends))
+    )
     return normal(TOKENS, width) * width**0.5, targets, bands, normal(len(cutoffs), width)
 
 
@@ -177,26 +179,38 @@ def measure(size):
             seconds[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     return [
-        {"size": size, "peer": name, "seconds": medians[name], "fastest": min(seconds[name]),
-         "tokens_per_second": TOKENS / medians[name], "peak_bytes": memory[name],
-         "times_banded": medians[name] / medians["banded"]}
-        for name in peers]
+        {
+            "size": size,
+            "peer": name,
+            "seconds": medians[name],
+            "fastest": min(seconds[name]),
+            "tokens_per_second": TOKENS / medians[name],
+            "peak_bytes": memory[name],
+            "times_banded": medians[name] / medians["banded"],
+        }
+        for name in peers
+    ]
 
 
 def main(argv):
     """Prints a table of both sizes and writes the JSON."""
     del argv
     device = jax.devices()[0]
-    print(f"{device.platform} {device.device_kind}, {platform.machine()}, python {platform.python_version()}, "
-          f"jax {jax.__version__}, {TOKENS} tokens, median of {REPEATS.value}")
+    print(
+        f"{device.platform} {device.device_kind}, {platform.machine()}, python {platform.python_version()}, "
+        f"jax {jax.__version__}, {TOKENS} tokens, median of {REPEATS.value}"
+    )
     rows = []
     print(f"{'size':6} {'peer':13} {'ms':>9} {'tokens/s':>10} {'peak MiB':>9} {'time / banded':>14}")
     for size in SIZE.value:
         for row in measure(size):
             rows.append(row)
             peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:,.0f}"
-            print(f"{size:6} {row['peer']:13} {row['seconds'] * 1e3:9.1f} {row['tokens_per_second']:10,.0f} {peak:>9} "
-                  f"{row['times_banded']:14.2f}", flush=True)
+            print(
+                f"{size:6} {row['peer']:13} {row['seconds'] * 1e3:9.1f} {row['tokens_per_second']:10,.0f} {peak:>9} "
+                f"{row['times_banded']:14.2f}",
+                flush=True,
+            )
     if JSON.value:
         Path(JSON.value).write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -12,27 +12,56 @@ from adaptive_jax.errors import check_known
 def get_config(row="adp_t"):
     """There is one row, `adp_t`."""
     check_known(f"row {row!r} of configs/quickstart.py", row, ["adp_t"])
-    return ConfigDict({
-        "steps": 600,
-        "seed": 0,
-        "dtype": "float32",
-        "tokens_per_update": 2048,
-        "tokens_per_device": 2048,
-        "log_every": 20,
-        "evaluate_every": 100,
-        "checkpoint_every": 200,
-        "keep": 1,
-        "data": {
-            "corpus": "embedded", "path": "", "cache": "~/.cache/adaptive_jax", "threshold": 2, "limit": 0,
-            "vocabulary_size": 8_447, "block": 64},
-        "input": {"name": "adaptive", "cutoffs": (1_000, 4_000), "factor": 4, "width": 0},
-        "body": {
-            "name": "transformer", "layers": 2, "features": 192, "heads": 4, "feed_forward": 768, "dropout": 0.1,
-            "attention_dropout": 0.0, "activation_dropout": 0.0, "final_norm": True},
-        "output": {
-            "name": "adaptive", "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
-            "tail_dropout": 0.0, "input_dropout": 0.0, "label_smoothing": 0.0, "z_loss": 0.0},
-        "optimizer": {
-            "learning_rate": 0.5, "min_learning_rate": 1e-5, "warmup_from": 1e-7, "warmup_steps": 50,
-            "cycle_steps": 550, "cycles": 1, "shrink": 0.75, "momentum": 0.99, "clip_norm": 0.1},
-    })
+    return ConfigDict(
+        {
+            "steps": 600,
+            "seed": 0,
+            "dtype": "float32",
+            "tokens_per_update": 2048,
+            "tokens_per_device": 2048,
+            "log_every": 20,
+            "evaluate_every": 100,
+            "checkpoint_every": 200,
+            "keep": 1,
+            "data": {
+                "corpus": "embedded",
+                "path": "",
+                "cache": "~/.cache/adaptive_jax",
+                "threshold": 2,
+                "limit": 0,
+                "vocabulary_size": 8_447,
+                "block": 64,
+            },
+            "input": {"name": "adaptive", "cutoffs": (1_000, 4_000), "factor": 4, "width": 0},
+            "body": {
+                "name": "transformer",
+                "layers": 2,
+                "features": 192,
+                "heads": 4,
+                "feed_forward": 768,
+                "dropout": 0.1,
+                "attention_dropout": 0.0,
+                "activation_dropout": 0.0,
+                "final_norm": True,
+            },
+            "output": {
+                "name": "adaptive",
+                "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
+                "tail_dropout": 0.0,
+                "input_dropout": 0.0,
+                "label_smoothing": 0.0,
+                "z_loss": 0.0,
+            },
+            "optimizer": {
+                "learning_rate": 0.5,
+                "min_learning_rate": 1e-5,
+                "warmup_from": 1e-7,
+                "warmup_steps": 50,
+                "cycle_steps": 550,
+                "cycles": 1,
+                "shrink": 0.75,
+                "momentum": 0.99,
+                "clip_norm": 0.1,
+            },
+        }
+    )

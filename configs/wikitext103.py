@@ -30,29 +30,58 @@ ROWS = {
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
     check_known(f"row {row!r} of configs/wikitext103.py", row, ROWS)
-    config = ConfigDict({
-        "steps": 286_000,
-        "seed": 0,
-        "dtype": "bfloat16",
-        "tokens_per_update": 65_536,
-        "tokens_per_device": 4096,
-        "log_every": 100,
-        "evaluate_every": 2_000,
-        "checkpoint_every": 2_000,
-        "keep": 2,
-        "data": {
-            "corpus": "wikitext103", "path": "", "cache": "~/.cache/adaptive_jax", "threshold": 1, "limit": 0,
-            "vocabulary_size": 267_735, "block": 512},
-        "input": {"name": "adaptive", "cutoffs": (20_000, 60_000), "factor": 4, "width": 0},
-        "body": {
-            "name": "transformer", "layers": 16, "features": 1024, "heads": 16, "feed_forward": 4096, "dropout": 0.3,
-            "attention_dropout": 0.1, "activation_dropout": 0.1, "final_norm": False},
-        "output": {
-            "name": "adaptive", "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
-            "tail_dropout": 0.2, "input_dropout": 0.0, "label_smoothing": 0.0, "z_loss": 0.0},
-        "optimizer": {  # 16K + 18K (1 + 2 + 4 + 8) = 286K updates
-            "learning_rate": 1.0, "min_learning_rate": 1e-5, "warmup_from": 1e-7, "warmup_steps": 16_000,
-            "cycle_steps": 18_000, "cycles": 4, "shrink": 0.75, "momentum": 0.99, "clip_norm": 0.1},
-    })
+    config = ConfigDict(
+        {
+            "steps": 286_000,
+            "seed": 0,
+            "dtype": "bfloat16",
+            "tokens_per_update": 65_536,
+            "tokens_per_device": 4096,
+            "log_every": 100,
+            "evaluate_every": 2_000,
+            "checkpoint_every": 2_000,
+            "keep": 2,
+            "data": {
+                "corpus": "wikitext103",
+                "path": "",
+                "cache": "~/.cache/adaptive_jax",
+                "threshold": 1,
+                "limit": 0,
+                "vocabulary_size": 267_735,
+                "block": 512,
+            },
+            "input": {"name": "adaptive", "cutoffs": (20_000, 60_000), "factor": 4, "width": 0},
+            "body": {
+                "name": "transformer",
+                "layers": 16,
+                "features": 1024,
+                "heads": 16,
+                "feed_forward": 4096,
+                "dropout": 0.3,
+                "attention_dropout": 0.1,
+                "activation_dropout": 0.1,
+                "final_norm": False,
+            },
+            "output": {
+                "name": "adaptive",
+                "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
+                "tail_dropout": 0.2,
+                "input_dropout": 0.0,
+                "label_smoothing": 0.0,
+                "z_loss": 0.0,
+            },
+            "optimizer": {  # 16K + 18K (1 + 2 + 4 + 8) = 286K updates
+                "learning_rate": 1.0,
+                "min_learning_rate": 1e-5,
+                "warmup_from": 1e-7,
+                "warmup_steps": 16_000,
+                "cycle_steps": 18_000,
+                "cycles": 4,
+                "shrink": 0.75,
+                "momentum": 0.99,
+                "clip_norm": 0.1,
+            },
+        }
+    )
     config.update(ROWS[row])
     return config

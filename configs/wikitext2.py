@@ -20,29 +20,58 @@ ROWS = {"adp_t": {}}
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
     check_known(f"row {row!r} of configs/wikitext2.py", row, ROWS)
-    config = ConfigDict({
-        "steps": 7_500,
-        "seed": 0,
-        "dtype": "float32",
-        "tokens_per_update": 8_192,
-        "tokens_per_device": 8_192,
-        "log_every": 50,
-        "evaluate_every": 500,
-        "checkpoint_every": 500,
-        "keep": 1,
-        "data": {
-            "corpus": "wikitext2", "path": "", "cache": "~/.cache/adaptive_jax", "threshold": 1, "limit": 0,
-            "vocabulary_size": 33_278, "block": 256},
-        "input": {"name": "adaptive", "cutoffs": (2_500, 10_000), "factor": 4, "width": 0},
-        "body": {
-            "name": "transformer", "layers": 6, "features": 256, "heads": 8, "feed_forward": 1024, "dropout": 0.3,
-            "attention_dropout": 0.1, "activation_dropout": 0.1, "final_norm": True},
-        "output": {
-            "name": "adaptive", "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
-            "tail_dropout": 0.2, "input_dropout": 0.0, "label_smoothing": 0.0, "z_loss": 0.0},
-        "optimizer": {  # 500 + 1,000 (1 + 2 + 4) = 7,500 updates
-            "learning_rate": 0.5, "min_learning_rate": 1e-5, "warmup_from": 1e-7, "warmup_steps": 500,
-            "cycle_steps": 1_000, "cycles": 3, "shrink": 0.75, "momentum": 0.99, "clip_norm": 0.1},
-    })
+    config = ConfigDict(
+        {
+            "steps": 7_500,
+            "seed": 0,
+            "dtype": "float32",
+            "tokens_per_update": 8_192,
+            "tokens_per_device": 8_192,
+            "log_every": 50,
+            "evaluate_every": 500,
+            "checkpoint_every": 500,
+            "keep": 1,
+            "data": {
+                "corpus": "wikitext2",
+                "path": "",
+                "cache": "~/.cache/adaptive_jax",
+                "threshold": 1,
+                "limit": 0,
+                "vocabulary_size": 33_278,
+                "block": 256,
+            },
+            "input": {"name": "adaptive", "cutoffs": (2_500, 10_000), "factor": 4, "width": 0},
+            "body": {
+                "name": "transformer",
+                "layers": 6,
+                "features": 256,
+                "heads": 8,
+                "feed_forward": 1024,
+                "dropout": 0.3,
+                "attention_dropout": 0.1,
+                "activation_dropout": 0.1,
+                "final_norm": True,
+            },
+            "output": {
+                "name": "adaptive",
+                "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
+                "tail_dropout": 0.2,
+                "input_dropout": 0.0,
+                "label_smoothing": 0.0,
+                "z_loss": 0.0,
+            },
+            "optimizer": {  # 500 + 1,000 (1 + 2 + 4) = 7,500 updates
+                "learning_rate": 0.5,
+                "min_learning_rate": 1e-5,
+                "warmup_from": 1e-7,
+                "warmup_steps": 500,
+                "cycle_steps": 1_000,
+                "cycles": 3,
+                "shrink": 0.75,
+                "momentum": 0.99,
+                "clip_norm": 0.1,
+            },
+        }
+    )
     config.update(ROWS[row])
     return config

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +14,15 @@ from configs import quickstart
 
 ROOT = Path(__file__).parents[1]
 TOPICS, WORDS = 12, 10
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(tmp_path_factory):
+    """A directory where programs once compiled are found again, by this process and by those it starts."""
+    directory = tmp_path_factory.mktemp("compiled")
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return {"JAX_COMPILATION_CACHE_DIR": str(directory), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
 
 
 @pytest.fixture(scope="session")
@@ -86,11 +96,11 @@ def flags(settings):
 
 
 @pytest.fixture(scope="session")
-def start():
+def start(compiled):
     """`start("train.py", *flags, devices=8)`: the script in a process of its own, on simulated CPU devices."""
 
     def start(*arguments, devices=1, **options):
-        environment = os.environ | {
+        environment = os.environ | compiled | {
             "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)

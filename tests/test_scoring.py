@@ -27,7 +27,7 @@ def model(config):
 @pytest.fixture(scope="module")
 def params(model):
     ids = jnp.zeros((1, 2), jnp.int32)
-    return model.init(jax.random.key(0), ids, ids, jnp.ones((1, 2)))["params"]
+    return jax.jit(model.init)(jax.random.key(0), ids, ids, jnp.ones((1, 2)))["params"]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from adaptive_jax.errors import InputError
 
 
 class Cache(NamedTuple):
-    """The transformer's carry when decoding: keys and values of the positions seen, `[layers, batch, length, heads, width]`."""
+    """The transformer's carry when decoding: what was seen, `[layers, batch, length, heads, features / heads]`."""
 
     keys: jax.Array
     values: jax.Array
@@ -22,8 +22,8 @@ class Transformer(nn.Module):
 
     Input vectors are scaled by sqrt(features), sinusoidal positions are added, and `layers` blocks of causal
     self-attention and a ReLU feed-forward layer follow, each sub-block normalised at its entrance and surrounded by a
-    residual connection. The blocks run under one scan, so their parameters carry a leading axis `[layers, ...]` and sixteen
-    compile as fast as one.
+    residual connection. The blocks run under one scan, so their parameters carry a leading axis `[layers, ...]` and
+    sixteen compile as fast as one.
 
     Attributes:
         features, layers, heads, feed_forward: the paper's e, N, H and e_ff.
@@ -49,15 +49,17 @@ class Transformer(nn.Module):
     def __post_init__(self):
         super().__post_init__()
         if self.features % self.heads or self.features % 2:
-            raise InputError(f"{self.heads} heads do not divide {self.features} features into equal even parts: "
-                             "choose body.heads so that they do")
+            raise InputError(
+                f"{self.heads} heads do not divide {self.features} features into equal even parts: "
+                "choose body.heads so that they do"
+            )
 
     @nn.compact
     def __call__(self, vectors: jax.Array, carry=(), *, train: bool = False):
         """Vectors `[batch, time, features]` and a carry to hidden states `[batch, time, features]` and the next carry.
 
-        With the carry `()` the rows stand alone and `()` is returned. With a `Cache` from `empty_carry` they continue what
-        was seen before, up to the length the cache was made for.
+        With the carry `()` the rows stand alone and `()` is returned. With a `Cache` from `empty_carry` they continue
+        what was seen before, up to the length the cache was made for.
         """
         seen = carry.seen if carry else 0
         time = vectors.shape[1]
@@ -65,10 +67,22 @@ class Transformer(nn.Module):
         x += sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         blocks = nn.scan(
-            Block, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True},
-            in_axes=(0, nn.broadcast, nn.broadcast), out_axes=0, length=self.layers)(
-            self.features, self.heads, self.feed_forward, self.dropout, self.attention_dropout,
-            self.activation_dropout, self.dtype, name="blocks")
+            Block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(0, nn.broadcast, nn.broadcast),
+            out_axes=0,
+            length=self.layers,
+        )(
+            self.features,
+            self.heads,
+            self.feed_forward,
+            self.dropout,
+            self.attention_dropout,
+            self.activation_dropout,
+            self.dtype,
+            name="blocks",
+        )
         x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, train)
         if self.final_norm:
             x = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name="norm")(x).astype(self.dtype)
@@ -106,15 +120,17 @@ class Block(nn.Module):
 
         batch, time, _ = x.shape
         heads = (batch, time, 3, self.heads, self.features // self.heads)
-        # One product for the three: Xavier over its joint shape is each one's own Xavier with gain 1/sqrt(2), as released.
-        queries, keys, values = jnp.moveaxis(dense(3 * self.features, "query_key_value")(norm("norm_attention"))
-                                             .reshape(heads), 2, 0)
+        # One product for the three: Xavier over the joint shape is each one's Xavier with gain 1/sqrt(2), as released.
+        queries, keys, values = jnp.moveaxis(
+            dense(3 * self.features, "query_key_value")(norm("norm_attention")).reshape(heads), 2, 0
+        )
         if cache:
             keys, values = cache = tuple(
                 jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
-                for old, new in zip(cache, (keys, values), strict=True))
+                for old, new in zip(cache, (keys, values), strict=True)
+            )
         allowed = jnp.arange(keys.shape[1]) <= seen + jnp.arange(time)[:, None]
-        scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1]**-0.5, keys, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
         attention = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf)).astype(self.dtype)
         mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(self.attention_dropout, attention), values)
         x += drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))

@@ -21,8 +21,18 @@ from adaptive_jax.model import LanguageModel, build
 from adaptive_jax.state import shape_of_state
 
 
-def score(model: LanguageModel, params, mesh: Mesh, ids: np.ndarray, eos: int, *, window: int, context: int, rows: int,
-          progress=lambda batches, count: batches) -> np.ndarray:
+def score(
+    model: LanguageModel,
+    params,
+    mesh: Mesh,
+    ids: np.ndarray,
+    eos: int,
+    *,
+    window: int,
+    context: int,
+    rows: int,
+    progress=lambda batches, count: batches,
+) -> np.ndarray:
     """Negative log-likelihood of every token of a split, in nats.
 
     Rows of `window` tokens are read; the first `context` of each are given and not scored, so with window 512 and context
@@ -89,21 +99,29 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     rows = max(1, config["tokens_per_device"] // window) * mesh.size
     nll = score(model, params, mesh, ids, vocabulary.eos, window=window, context=context, rows=rows, progress=_bar)
     result = summary(nll, vocabulary.unigram_nll(ids)) | {
-        "split": split, "step": step,
-        "settings": {"window": window, "context": context, "checkpoint": checkpoint, "config": config}}
+        "split": split,
+        "step": step,
+        "settings": {"window": window, "context": context, "checkpoint": checkpoint, "config": config},
+    }
     path = workdir / "eval" / f"{split}-{window}-{context}-{step}.json"
     write_json(path, result)
-    print(f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words, "
-          f"unigram perplexity {result['unigram_perplexity']:.2f}; step {step:,}, window {window}, context {context}\n{path}",
-          flush=True)
+    print(
+        f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words, "
+        f"unigram perplexity {result['unigram_perplexity']:.2f}; step {step:,}, window {window}, context {context}\n{path}",
+        flush=True,
+    )
     return result
 
 
 def summary(nll: np.ndarray, unigram_nll: float) -> dict:
     """`nll` (nats a word), `perplexity`, `words`, and the `unigram_perplexity` of the same words."""
     mean = float(np.mean(nll, dtype=np.float64))
-    return {"nll": mean, "perplexity": perplexity(mean), "words": len(nll),
-            "unigram_perplexity": perplexity(unigram_nll)}
+    return {
+        "nll": mean,
+        "perplexity": perplexity(mean),
+        "words": len(nll),
+        "unigram_perplexity": perplexity(unigram_nll),
+    }
 
 
 @functools.lru_cache(maxsize=8)
@@ -116,8 +134,7 @@ def _scorer(model, mesh, stride):
         return model.apply(variables, hidden, jnp.take_along_axis(batch.targets, columns, axis=1), method="nll")
 
     rows = PartitionSpec(sharding.DATA)
-    return jax.jit(jax.shard_map(
-        local, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False))
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False))
 
 
 def _bar(batches, count):

@@ -42,10 +42,12 @@ class AdaptiveInput(nn.Module):
         widths = band_widths(self.width or self.features, self.factor, len(sizes))
         self.tables = [
             self.param(f"table_{i}", nn.initializers.normal(width**-0.5), (words, width))
-            for i, (words, width) in enumerate(zip(sizes, widths, strict=True))]
+            for i, (words, width) in enumerate(zip(sizes, widths, strict=True))
+        ]
         self.projections = [
             self.param(f"projection_{i}", nn.initializers.xavier_uniform(), (width, self.features))
-            for i, width in enumerate(widths)]
+            for i, width in enumerate(widths)
+        ]
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""

@@ -25,8 +25,11 @@ class Lookup(nn.Module):
     def setup(self):
         width = self.width or self.features
         self.table = self.param("table", nn.initializers.normal(width**-0.5), (self.vocabulary_size, width))
-        self.projection = None if width == self.features else self.param(
-            "projection", nn.initializers.xavier_uniform(), (width, self.features))
+        self.projection = (
+            None
+            if width == self.features
+            else self.param("projection", nn.initializers.xavier_uniform(), (width, self.features))
+        )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""

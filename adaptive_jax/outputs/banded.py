@@ -52,7 +52,10 @@ class Regularisation(NamedTuple):
     z_loss: float = 0.0
 
 
-def loss(hidden, targets, weights, bands, clusters, *, regularisation=Regularisation(), key=None, chunk=None):
+PLAIN = Regularisation()
+
+
+def loss(hidden, targets, weights, bands, clusters, *, regularisation=PLAIN, key=None, chunk=None):
     """Weighted sum of the regularised losses of all tokens, its gradients computed in the same pass.
 
     Args:
@@ -68,7 +71,12 @@ def loss(hidden, targets, weights, bands, clusters, *, regularisation=Regularisa
         `(loss, nll)`: the scalar `sum(weights · regularised nll)` in nats, differentiable once, and `nll [tokens]`, the plain
         negative log-likelihood of every token in the order given, a report without gradient. With tail dropout both
         see the same mask.
+
+    Raises:
+        ValueError: tail dropout without a key.
     """
+    if regularisation.tail_dropout and key is None:
+        raise ValueError(f"tail_dropout={regularisation.tail_dropout} needs a key")
     total, each = _loss((regularisation, chunk), hidden, weights, tuple(bands), clusters, targets, key)
     return total, lax.stop_gradient(each)
 
@@ -78,7 +86,7 @@ def nll(hidden, targets, bands, clusters, *, chunk=None):
 
     Differentiable in `hidden`, `bands` and `clusters` for any cotangent, by a second pass: to train, use `loss`.
     """
-    return _nll((Regularisation(), chunk), hidden, tuple(bands), clusters, targets)
+    return _nll((PLAIN, chunk), hidden, tuple(bands), clusters, targets)
 
 
 def log_probs(hidden, bands, clusters):
@@ -86,6 +94,7 @@ def log_probs(hidden, bands, clusters):
 
     Builds the matrix it returns: give it the rows of `hidden` that are asked for, and no others.
     """
+    bands, clusters = jax.tree.map(lambda a: a.astype(hidden.dtype), (tuple(bands), clusters))
     logits = [_logits(_project(hidden, projection), table) for table, projection in bands]
     words = bands[0][0].shape[0]
     if clusters is not None:
@@ -99,11 +108,11 @@ def log_probs(hidden, bands, clusters):
 def _project(hidden, projection):
     if projection is None:
         return hidden
-    return jnp.dot(hidden, projection.astype(hidden.dtype).T)
+    return jnp.dot(hidden, projection.T)
 
 
 def _logits(x, table):
-    return jnp.dot(x, table.astype(x.dtype).T, preferred_element_type=jnp.float32)
+    return jnp.dot(x, table.T, preferred_element_type=jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -156,8 +165,7 @@ class _Tokens(NamedTuple):
     """Tokens in the order of their bands, then room for one chunk, so that a slice of one chunk is always in bounds."""
 
     hidden: jax.Array  # [tokens + room, features]
-    head_column: jax.Array  # [tokens + room]: the column of the head that the token scores
-    tail_column: jax.Array  # [tokens + room]: the column of its own band
+    column: jax.Array  # [tokens + room]: the column that the token scores in the softmax at hand
     weight: jax.Array  # [tokens + room]
     row: jax.Array  # [tokens + room]: where the token stood before sorting
 
@@ -172,24 +180,23 @@ def _one_pass(regularisation, chunk, hidden, weights, bands, clusters, targets, 
     order = jnp.argsort(band, stable=True)
     ends = jnp.searchsorted(band[order], jnp.arange(len(bands)), side="right")
 
-    head_column = jnp.where(band == 0, targets, sizes[0] + band - 1)
-    arrived = _Tokens(hidden, head_column, targets - starts[band], weights, jnp.arange(tokens))
-    room = max(chunks)
-    queue = jax.tree.map(lambda a: jnp.pad(a[order], [(0, room)] + [(0, 0)] * (a.ndim - 1)), arrived)
+    def in_order(array):
+        return jnp.pad(array[order], [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
 
-    zeros = jnp.zeros(tokens + room, jnp.float32)
-    d_hidden = jnp.zeros(queue.hidden.shape, jnp.float32) if with_gradients else None
-    outcome = (zeros, zeros, d_hidden)
+    head_column = jnp.where(band == 0, targets, sizes[0] + band - 1)
+    in_head = jax.tree.map(in_order, _Tokens(hidden, head_column, weights, jnp.arange(tokens)))
+    in_tail = in_head._replace(column=in_order(targets - starts[band]))
+    zeros = jnp.zeros(in_head.weight.shape, jnp.float32)
+    outcome = (zeros, zeros, jnp.zeros(in_head.hidden.shape, jnp.float32) if with_gradients else None)
     d_softmaxes = []
     for i, (table, projection) in enumerate(bands):
         softmax = _Softmax(table, projection, clusters if i == 0 else None)
-        span = (0, tokens) if i == 0 else (ends[i - 1], ends[i])
-        column = queue.head_column if i == 0 else queue.tail_column
+        softmax = jax.tree.map(lambda a: a.astype(hidden.dtype), softmax)  # once, not in every chunk
         # The paper drops units after the first projection of every cluster but the head.
         settings = regularisation._replace(tail_dropout=0.0) if i == 0 else regularisation
         band_key = jax.random.fold_in(key, i) if settings.tail_dropout else None
-        outcome, d_softmax = _visit(
-            settings, chunks[i], softmax, span, queue, column, band_key, outcome, with_gradients=with_gradients)
+        queue, span = (in_head, (0, tokens)) if i == 0 else (in_tail, (ends[i - 1], ends[i]))
+        outcome, d_softmax = _visit(settings, chunks[i], softmax, queue, span, band_key, outcome, with_gradients)
         d_softmaxes.append(d_softmax)
 
     back = jnp.argsort(order)
@@ -210,7 +217,7 @@ class _Softmax(NamedTuple):
     clusters: jax.Array | None  # [tails, width], the head's further rows
 
 
-def _visit(settings, chunk, softmax, span, queue, column, key, outcome, *, with_gradients):
+def _visit(settings, chunk, softmax, queue, span, key, outcome, with_gradients):
     """Runs the tokens of `queue[span]` through one softmax, a chunk at a time.
 
     Adds loss, nll and gradient of the hidden states to `outcome`, and returns it with the gradient of `softmax`.
@@ -222,22 +229,24 @@ def _visit(settings, chunk, softmax, span, queue, column, key, outcome, *, with_
         at = begin + trip * chunk
         cut = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=chunk)
         inside = at + jnp.arange(chunk) < end
-        results, d_chunk = _chunk(
-            settings, softmax, cut(queue.hidden), cut(column), jnp.where(inside, cut(queue.weight), 0.0),
-            cut(queue.row), key, with_gradients=with_gradients)
+        part = jax.tree.map(cut, queue)
+        part = part._replace(weight=jnp.where(inside, part.weight, 0.0))
+        results, d_chunk = _chunk(settings, softmax, part, key, with_gradients)
+
         # Rows behind the band's last token belong to the next band: they get 0 here and their own chunk's result there.
-        outcome = jax.tree.map(
-            lambda whole, part: lax.dynamic_update_slice_in_dim(
-                whole, cut(whole) + jnp.where(inside.reshape(-1, *[1] * (part.ndim - 1)), part, 0.0), at, 0),
-            outcome, results)
-        return outcome, jax.tree.map(jnp.add, d_softmax, d_chunk)
+        def put(whole, result):
+            result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0.0)
+            return lax.dynamic_update_slice_in_dim(whole, cut(whole) + result, at, 0)
+
+        return jax.tree.map(put, outcome, results), jax.tree.map(jnp.add, d_softmax, d_chunk)
 
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), softmax) if with_gradients else None
     return lax.fori_loop(0, (end - begin + chunk - 1) // chunk, visit_chunk, (outcome, zeros))
 
 
-def _chunk(settings, softmax, hidden, column, weight, row, key, *, with_gradients):
+def _chunk(settings, softmax, tokens, key, with_gradients):
     """One chunk of tokens through one softmax: `((loss, nll, d_hidden), d_softmax)`, gradients weighted."""
+    hidden, column, weight, row = tokens
     table, projection, clusters = softmax
     words = table.shape[0]
     kept = _kept(settings.tail_dropout, key, row, table.shape[1]) if settings.tail_dropout else 1.0
@@ -265,14 +274,14 @@ def _chunk(settings, softmax, hidden, column, weight, row, key, *, with_gradient
         target = (1 - settings.label_smoothing) * hit + settings.label_smoothing / columns
         d_logits = pull[:, None] * jnp.exp(logits - normaliser[:, None]) - weight[:, None] * target
         d_logits = d_logits.astype(x.dtype)
-        d_x += jnp.dot(d_logits, rows.astype(x.dtype), preferred_element_type=jnp.float32)
+        d_x += jnp.dot(d_logits, rows, preferred_element_type=jnp.float32)
         d_rows.append(jnp.dot(d_logits.T, x, preferred_element_type=jnp.float32))
     d_x = d_x * kept
-    d_table, d_clusters = (d_rows + [None])[:2]
+    d_table, d_clusters = d_rows if clusters is not None else (*d_rows, None)
     if projection is None:
         return (loss_, nll_, d_x), _Softmax(d_table, None, d_clusters)
     d_x = d_x.astype(x.dtype)
-    d_hidden = jnp.dot(d_x, projection.astype(x.dtype), preferred_element_type=jnp.float32)
+    d_hidden = jnp.dot(d_x, projection, preferred_element_type=jnp.float32)
     d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
     return (loss_, nll_, d_hidden), _Softmax(d_table, d_projection, d_clusters)
 

@@ -38,12 +38,18 @@ class Softmax(nn.Module):
             which carries no gradient.
         """
         hidden = self.dropout(hidden, deterministic=not train)
-        regularisation = self._regularisation() if train else banded.Regularisation()
+        regularisation = self._regularisation() if train else banded.PLAIN
         key = self.make_rng("dropout") if regularisation.tail_dropout else None
         bands, clusters = self._bands()
         loss, nll = banded.loss(
-            hidden.reshape(-1, hidden.shape[-1]), targets.ravel(), weights.ravel(), bands, clusters,
-            regularisation=regularisation, key=key)
+            hidden.reshape(-1, hidden.shape[-1]),
+            targets.ravel(),
+            weights.ravel(),
+            bands,
+            clusters,
+            regularisation=regularisation,
+            key=key,
+        )
         return loss, nll.reshape(targets.shape)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:

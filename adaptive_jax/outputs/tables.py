@@ -35,8 +35,10 @@ class OwnTable(nn.Module):
         sizes = band_sizes(self.vocabulary_size, self.cutoffs)
         widths = band_widths(self.width or self.features, self.factor, len(sizes))
         xavier = nn.initializers.xavier_uniform()
-        self.tables = [self.param(f"table_{i}", xavier, (words, width))
-                       for i, (words, width) in enumerate(zip(sizes, widths, strict=True))]
+        self.tables = [
+            self.param(f"table_{i}", xavier, (words, width))
+            for i, (words, width) in enumerate(zip(sizes, widths, strict=True))
+        ]
         self.projections = [_own_projection(self, i, width, self.features) for i, width in enumerate(widths)]
 
     def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
@@ -67,7 +69,8 @@ class TiedTable(nn.Module):
         share = [self.share_head_projection] + [self.share_projections] * (len(shared) - 1)
         self.pairs = [
             (table, projection if take else _own_projection(self, i, table.shape[1], self.features))
-            for i, ((table, projection), take) in enumerate(zip(shared, share, strict=True))]
+            for i, ((table, projection), take) in enumerate(zip(shared, share, strict=True))
+        ]
 
     def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
         """See the module."""
