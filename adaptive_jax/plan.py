@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -105,7 +106,7 @@ def _products(jaxpr):
             out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
             total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) // kernel[out_axis]
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        total += times * sum(_products(inner) for inner in jax.core.jaxprs_in_params(eqn.params))
+        total += times * sum(_products(inner) for inner in jax.extend.core.jaxprs_in_params(eqn.params))
     return total
 
 
