@@ -48,7 +48,7 @@ class Metrics:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("train", total=steps, completed=first_step, numbers="compiling …")
+        self.task = self.bar.add_task("train", total=steps, completed=first_step, numbers="starting")
         self.bar.start()
 
     def advance(self, step: int) -> None:

@@ -128,7 +128,7 @@ def _output_flops(bands):
 
 
 def _memory(model, shapes, rows, block):
-    """Bytes a device needs at the height of an update, an estimate.
+    """Bytes a device needs at the height of an update, an estimate: XLA's own count on a CPU was 2% to 31% higher.
 
     `state`: parameters and momentum, float32. `gradients`: those of one batch and the sum over batches. `activations`:
     what the forward pass of input and body keeps for the backward pass, by shape, before the compiler saves any. `output`:
