@@ -70,10 +70,10 @@ def start_update(config, optimizer=None):
 
 def test_one_batch_is_learned_by_heart(config):
     """The same 64 random words over and over cost almost nothing in the end, which no wrong gradient would reach."""
-    _, state, update = start_update(config(**{"optimizer.cycle_steps": 400}))
+    _, state, update = start_update(config(**{"input.factor": 1, "optimizer.cycle_steps": 280}))
     batch = random_batch(1, 4, 16)._replace(weights=np.ones((1, 4, 16), np.float32))
     losses = []
-    for _ in range(200):
+    for _ in range(250):
         state, numbers = update(state, batch)
         losses.append(float(numbers["nll"]))
     assert losses[0] > 4
@@ -337,20 +337,21 @@ def test_the_cure_for_divergence_works(diverged, config):
 
 
 def test_training_needs_neither_tensorflow_nor_torch(config, tmp_path):
-    """A run of two updates from raw text, evaluated, imports neither."""
+    """A run of two updates from raw text, and its evaluation, where neither can be imported."""
     settings = config(steps=2)
     settings["data"]["cache"] = str(tmp_path / "cache")
     script = (
-        "import json, sys; from pathlib import Path\n"
+        "import json, sys; from importlib.machinery import PathFinder; from pathlib import Path\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *more: None if name in ('tensorflow', 'torch') else find(name, *more)\n"
         "from adaptive_jax import training; from adaptive_jax.evaluation import scoring\n"
         "workdir = Path(sys.argv[2]); training.train(json.loads(sys.argv[1]), workdir)\n"
         "scoring.evaluate(workdir, split='test', window=0, context=0, checkpoint='best', data_path=None)\n"
-        "print('imported', sorted({'tensorflow', 'torch'} & set(sys.modules)))")
+        "assert not {'tensorflow', 'torch'} & set(sys.modules)")
     done = subprocess.run([sys.executable, "-c", script, json.dumps(settings), str(tmp_path / "run")],
                           cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "imported []"
-    assert (tmp_path / "run" / "eval").is_dir()
+    assert len(list((tmp_path / "run" / "eval").iterdir())) == 1
 
 
 @pytest.mark.slow
@@ -361,9 +362,10 @@ def test_penn_treebank_is_learned(tmp_path):
     settings.update_from_flattened_dict({
         "steps": 300, "log_every": 50, "evaluate_every": 100, "checkpoint_every": 300, "tokens_per_update": 2048,
         "tokens_per_device": 2048, "data.path": str(PTB), "data.cache": str(tmp_path / "cache"), "data.block": 64,
-        "body.layers": 2, "body.features": 64, "body.heads": 4, "body.feed_forward": 256, "body.dropout": 0.1,
+        "body.layers": 2, "body.features": 64, "body.heads": 4, "body.feed_forward": 256, "body.dropout": 0.0,
         "body.attention_dropout": 0.0, "body.activation_dropout": 0.0, "output.tail_dropout": 0.0,
-        "optimizer.warmup_steps": 30, "optimizer.cycle_steps": 270, "optimizer.cycles": 1})
+        "optimizer.learning_rate": 1.0, "optimizer.momentum": 0.9, "optimizer.clip_norm": 1.0, "optimizer.warmup_steps": 30,
+        "optimizer.cycle_steps": 270, "optimizer.cycles": 1})
     training.train(settings.to_dict(), tmp_path / "run")
     losses = [line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line]
     assert len(losses) == 3

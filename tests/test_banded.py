@@ -1,0 +1,330 @@
+"""The one-pass banded softmax against its slow twin: masked, dense, in float64, a few lines long."""
+
+import functools
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.outputs import banded
+from adaptive_jax.outputs.banded import Regularisation
+
+# float32 against float64: rounding of sums over at most a few hundred terms of size 1.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+# words and widths of each band, features, whether the head has a projection
+SHAPES = {
+    "prime": ([11, 30, 60], [16, 4, 1], 16, False),
+    "one word in each tail": ([7, 1, 1], [8, 4, 2], 8, False),
+    "267,735 words scaled down": ([20, 40, 208], [32, 8, 2], 32, False),
+    "one cutoff": ([40, 80], [12, 3], 12, False),
+    "four cutoffs": ([5, 3, 7, 4, 84], [32, 16, 8, 4, 2], 32, False),
+    "factor 1": ([13, 20, 20], [12, 12, 12], 12, False),
+    "head projected": ([13, 40, 48], [8, 8, 8], 12, True),
+    "full softmax": ([101], [16], 16, False),
+    "full softmax, projected": ([101], [6], 16, True),
+}
+TARGETS = ("everywhere", "head only", "one tail only", "an empty tail")
+TOKENS = 24
+
+
+def arrays(shape, targets="everywhere", seed=0):
+    """hidden, targets, weights, bands, clusters of a case."""
+    sizes, widths, features, projected = SHAPES[shape]
+    rng = np.random.default_rng(seed)
+
+    def normal(*dims):
+        return rng.standard_normal(dims).astype(np.float32)
+
+    bands = tuple(
+        (normal(words, width), normal(width, features) / 4 if i or projected else None)
+        for i, (words, width) in enumerate(zip(sizes, widths, strict=True)))
+    clusters = normal(len(sizes) - 1, widths[0]) if len(sizes) > 1 else None
+    starts = np.cumsum([0, *sizes])
+    allowed = {
+        "everywhere": range(starts[-1]),
+        "head only": range(sizes[0]),
+        "one tail only": range(starts[-2], starts[-1]),
+        "an empty tail": [*range(sizes[0]), *range(starts[min(2, len(sizes))], starts[-1])],
+    }[targets]
+    ids = rng.choice(allowed, TOKENS).astype(np.int32)
+    if targets == "everywhere":
+        edges = [edge for start in starts[:-1] for edge in (start, start + 1)] + [starts[-1] - 1]
+        ids[:len(edges)] = np.minimum(edges, starts[-1] - 1)
+    weights = rng.integers(0, 3, TOKENS).astype(np.float32)
+    return normal(TOKENS, features), ids, weights, bands, clusters
+
+
+def slow_log_softmaxes(hidden, bands, clusters, kept=()):
+    """Logits of the head (clusters last) and of every tail, for every token; `kept` are dropout factors of the tails."""
+    logits = []
+    for i, (table, projection) in enumerate(bands):
+        x = hidden if projection is None else hidden @ projection.T
+        if i and len(kept):
+            x = x * kept[i - 1]
+        rows = table if i or clusters is None else jnp.concatenate([table, clusters])
+        logits.append(x @ rows.T)
+    return logits
+
+
+def slow_losses(hidden, targets, bands, clusters, regularisation=banded.PLAIN, kept=()):
+    """`(loss, nll)` of every token: each softmax evaluated for every token, what it does not visit masked."""
+    loss = nll = 0.0
+    first = 0
+    for i, logits in enumerate(slow_log_softmaxes(hidden, bands, clusters, kept)):
+        words = len(bands[i][0])
+        inside = (targets >= first) & (targets < first + words)
+        column = jnp.where(inside, targets - first, 0)
+        if i == 0:
+            ends = np.cumsum([len(table) for table, _ in bands])
+            tail = sum((targets >= end).astype(int) for end in ends[:-1])
+            column, inside = jnp.where(inside, column, words - 1 + tail), True
+        normaliser = jax.nn.logsumexp(logits, axis=1)
+        log_probs = logits - normaliser[:, None]
+        each = -jnp.take_along_axis(log_probs, column[:, None], axis=1)[:, 0]
+        share = regularisation.label_smoothing
+        smoothed = (1 - share) * each - share * log_probs.mean(axis=1) + regularisation.z_loss * normaliser**2
+        nll += jnp.where(inside, each, 0.0)
+        loss += jnp.where(inside, smoothed, 0.0)
+        first += words
+    return loss, nll
+
+
+def in_float64(function, *values):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(
+            lambda a: jnp.asarray(a, jnp.float64 if np.issubdtype(a.dtype, np.floating) else jnp.int64), values)
+        return jax.tree.map(np.asarray, function(*wide))
+
+
+def check(fast, slow, **tolerance):
+    assert jax.tree.structure(fast) == jax.tree.structure(slow)
+    for one, other in zip(jax.tree.leaves(fast), jax.tree.leaves(slow), strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float64), other, **(TOLERANCE | tolerance))
+
+
+@functools.partial(jax.jit, static_argnames=("regularisation", "chunk"))
+def fast_loss(hidden, targets, weights, bands, clusters, regularisation=banded.PLAIN, key=None, chunk=None):
+    def loss(hidden, weights, bands, clusters):
+        return banded.loss(hidden, targets, weights, bands, clusters, regularisation=regularisation, key=key, chunk=chunk)
+
+    argnums = (0, 1, 2, 3) if clusters is not None else (0, 1, 2)
+    return jax.value_and_grad(loss, argnums, has_aux=True)(hidden, weights, bands, clusters)
+
+
+def slow_loss(hidden, targets, weights, bands, clusters, regularisation=banded.PLAIN, kept=()):
+    def loss(hidden, weights, bands, clusters):
+        each, nll = slow_losses(hidden, targets, bands, clusters, regularisation, kept)
+        return jnp.sum(weights * each), nll
+
+    argnums = (0, 1, 2, 3) if clusters is not None else (0, 1, 2)
+    return jax.value_and_grad(loss, argnums, has_aux=True)(hidden, weights, bands, clusters)
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_loss_and_every_gradient(shape, targets):
+    """Sum, report and all gradients equal the twin's, wherever the targets lie; zero weights are among the weights."""
+    values = arrays(shape, targets)
+    check(fast_loss(*values), in_float64(slow_loss, *values))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 8, TOKENS, 64])
+@pytest.mark.parametrize("shape", ["prime", "full softmax", "head projected"])
+def test_chunks_that_divide_do_not_divide_and_exceed(shape, chunk):
+    """No size of chunk changes anything."""
+    values = arrays(shape)
+    check(fast_loss(*values, chunk=chunk), in_float64(slow_loss, *values))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7])
+def test_batches_smaller_than_a_chunk(tokens):
+    """A batch may have fewer tokens than anything else has of anything."""
+    hidden, targets, weights, bands, clusters = arrays("prime", seed=3)
+    values = hidden[:tokens], targets[:tokens], weights[:tokens] + 1, bands, clusters
+    check(fast_loss(*values), in_float64(slow_loss, *values))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_label_smoothing_and_z_loss(shape):
+    """Both act in each softmax a token visits, in the loss and its gradients, and leave the report plain."""
+    regularisation = Regularisation(label_smoothing=0.2, z_loss=0.03)
+    values = arrays(shape)
+    fast = fast_loss(*values, regularisation=regularisation, chunk=7)
+    check(fast, in_float64(lambda *a: slow_loss(*a, regularisation=regularisation), *values))
+    check(fast[0][1], in_float64(slow_loss, *values)[0][1])
+
+
+def test_zero_weights_give_zero():
+    """A batch of padding has no loss and no gradient but that of the weights themselves."""
+    hidden, targets, weights, bands, clusters = arrays("prime")
+    (loss, _), (d_hidden, d_weights, *others) = fast_loss(hidden, targets, 0 * weights, bands, clusters)
+    assert loss == 0 and all((leaf == 0).all() for leaf in jax.tree.leaves((d_hidden, others)))
+    assert (d_weights > 0).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nll_with_any_cotangent(shape):
+    """nll and its pull-back by a random cotangent equal the twin's."""
+    hidden, targets, _, bands, clusters = arrays(shape)
+    pull = np.random.default_rng(1).standard_normal(TOKENS).astype(np.float32)
+
+    def both(nll):
+        def run(hidden, bands, clusters, pull):
+            values, back = jax.vjp(nll, hidden, bands, clusters)
+            return values, back(pull)
+
+        return run
+
+    fast = jax.jit(both(lambda h, b, c: banded.nll(h, targets, b, c, chunk=5)))(hidden, bands, clusters, pull)
+    slow = in_float64(both(lambda h, b, c: slow_losses(h, targets, b, c)[1]), hidden, bands, clusters, pull)
+    check(fast, slow)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_log_probs(shape):
+    """All log-probabilities equal minus the twin's losses with every word as the target."""
+    hidden, _, _, bands, clusters = arrays(shape)
+    words = sum(len(table) for table, _ in bands)
+    slow = in_float64(
+        lambda h, b, c: jnp.stack([-slow_losses(h, jnp.full(len(h), w), b, c)[1] for w in range(words)], axis=1),
+        hidden[:4], bands, clusters)
+    check(banded.log_probs(hidden[:4], bands, clusters), slow)
+
+
+def dropout_factors(key, rate, bands):
+    """The core's own factors for the whole batch, as it draws them for the tails."""
+    rows = jnp.arange(TOKENS)
+    return tuple(banded._kept(rate, jax.random.fold_in(key, i), rows, bands[i][0].shape[1]) for i in range(1, len(bands)))
+
+
+@pytest.mark.parametrize("chunk", [5, 64])
+@pytest.mark.parametrize("shape", ["267,735 words scaled down", "four cutoffs", "head projected"])
+def test_tail_dropout(shape, chunk):
+    """Under the same mask loss and gradients equal the twin's, whatever the chunk; the head is never dropped."""
+    values = arrays(shape)
+    key, rate = jax.random.key(7), 0.3
+    fast = fast_loss(*values, regularisation=Regularisation(tail_dropout=rate), key=key, chunk=chunk)
+    kept = jax.tree.map(np.asarray, dropout_factors(key, rate, values[3]))
+    check(fast, in_float64(lambda *a: slow_loss(*a[:5], kept=a[5]), *values, kept))
+    head = arrays(shape, "head only")
+    check(fast_loss(*head, regularisation=Regularisation(tail_dropout=rate), key=key), in_float64(slow_loss, *head))
+
+
+def test_tail_dropout_keeps_the_mean():
+    """A share `rate` of the units is dropped and the others are scaled up to the same mean; keys, bands, rows differ."""
+    factors = np.asarray(banded._kept(0.3, jax.random.key(0), jnp.arange(500), 40))
+    assert set(np.unique(factors.round(5))) == {0.0, np.float32(1 / 0.7).round(5)}
+    assert abs((factors == 0).mean() - 0.3) < 0.01  # four standard deviations of 20,000 draws
+    assert abs(factors.mean() - 1) < 0.02
+    assert (factors != np.asarray(banded._kept(0.3, jax.random.key(1), jnp.arange(500), 40))).any()
+    assert (factors[0] != factors[1]).any()
+
+
+def test_tail_dropout_needs_a_key():
+    """Forgetting the key is an error that says so, not a mask drawn from nothing."""
+    with pytest.raises(ValueError, match=r"tail_dropout=0\.2 needs a key"):
+        banded.loss(*arrays("prime"), regularisation=Regularisation(tail_dropout=0.2))
+
+
+def test_huge_logits():
+    """Logits of thousands, where exp overflows, give the twin's finite numbers."""
+    hidden, targets, weights, bands, clusters = arrays("prime")
+    values = 300 * hidden, targets, weights, bands, clusters
+    fast = fast_loss(*values)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(fast))
+    slow = in_float64(slow_loss, *values)
+    # A float32 logit of 4,000 comes in steps of 2.4e-4: so far are the losses, the probabilities, and, times the hidden
+    # states of up to 1,000, the tables' gradients.
+    check(fast[0], slow[0], rtol=1e-5, atol=2e-3)
+    check(fast[1], slow[1], rtol=1e-4, atol=2.4e-4 * np.abs(values[0]).max())
+
+
+def test_bfloat16():
+    """Products in bfloat16, sums in float32: rounding of the operands, 2^-8, and gradients in the dtype of their array."""
+    hidden, targets, weights, bands, clusters = arrays("267,735 words scaled down")
+    half = jnp.asarray(hidden / 4, jnp.bfloat16)
+    (loss, nll), gradients = fast_loss(half, targets, weights, bands, clusters)
+    assert loss.dtype == nll.dtype == jnp.float32 and gradients[0].dtype == jnp.bfloat16
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients[2:])} == {jnp.dtype("float32")}
+    values = np.asarray(half, np.float32), targets, weights, bands, clusters
+    slow = in_float64(slow_loss, *values)
+    check(nll, slow[0][1], rtol=0, atol=0.05)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(slow[1]), strict=True):
+        error = np.linalg.norm(np.asarray(one, np.float64) - other) / np.linalg.norm(other)
+        assert error < 0.02
+
+
+def test_order_of_tokens():
+    """Shuffling the tokens shuffles their results and leaves the tables' gradients as they are."""
+    hidden, targets, weights, bands, clusters = arrays("four cutoffs")
+    order = np.random.default_rng(2).permutation(TOKENS)
+    (loss, nll), (d_hidden, d_weights, *tables) = fast_loss(hidden, targets, weights, bands, clusters)
+    (loss2, nll2), (d_hidden2, d_weights2, *tables2) = fast_loss(
+        hidden[order], targets[order], weights[order], bands, clusters)
+    check((loss2, nll2, d_hidden2, d_weights2), (loss, nll[order], d_hidden[order], d_weights[order]))
+    check(tables2, tables)
+
+
+def test_the_report_carries_no_gradient():
+    """The nll returned beside the loss is a report: differentiating it gives zeros, as documented."""
+    hidden, targets, weights, bands, clusters = arrays("prime")
+    gradient = jax.grad(lambda h: banded.loss(h, targets, weights, bands, clusters)[1].sum())(hidden)
+    assert (gradient == 0).all()
+
+
+def test_nothing_as_large_as_tokens_times_vocabulary():
+    """In the compiled gradient no array has tokens x words entries, and a chunk of logits is the largest temporary."""
+    tokens, chunk, sizes, widths, features = 512, 16, (100, 900, 9_000), (64, 16, 4), 64
+    shapes = tuple(
+        (jax.ShapeDtypeStruct((n, w), jnp.float32), jax.ShapeDtypeStruct((w, features), jnp.float32) if i else None)
+        for i, (n, w) in enumerate(zip(sizes, widths, strict=True)))
+    hidden = jax.ShapeDtypeStruct((tokens, features), jnp.float32)
+    compiled = fast_loss.lower(
+        hidden, jax.ShapeDtypeStruct((tokens,), jnp.int32), jax.ShapeDtypeStruct((tokens,), jnp.float32), shapes,
+        jax.ShapeDtypeStruct((2, features), jnp.float32), chunk=chunk).compile()
+    tables = sum(n * w for n, w in zip(sizes, widths, strict=True))
+    # logits and their gradient of the widest band, two copies of the tables' gradients, a few of the hidden states
+    allowed = 4 * (3 * chunk * sizes[-1] + 2 * tables + 8 * tokens * features)
+    assert compiled.memory_analysis().temp_size_in_bytes < allowed < 4 * tokens * sum(sizes) / 2
+
+
+PROGRAM = """
+import itertools, sys
+import jax, jax.numpy as jnp, numpy as np
+from adaptive_jax import sharding
+from adaptive_jax.model import build
+config = {"dtype": "float32", "input": {"name": "adaptive", "cutoffs": (11, 41), "factor": 2},
+          "body": {"name": "transformer", "features": 16, "layers": 1, "heads": 2, "feed_forward": 16},
+          "output": {"name": "adaptive", "table": {"name": "tied"}}}
+model, mesh = build(config, 101), sharding.data_mesh()
+rng = np.random.default_rng(0)
+ids = jnp.asarray(rng.integers(0, 101, (8, 6)))
+params = model.init(jax.random.key(0), ids, ids, jnp.ones(ids.shape))["params"]
+rows = sharding.put_rows(mesh, (rng.standard_normal((8, 6, 16)).astype(np.float32), np.sort(rng.integers(0, 101, (8, 6)), 0),
+                                rng.integers(0, 3, (8, 6)).astype(np.float32)))
+loss = sharding.local_loss(model, mesh)
+(value, nll), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, *rows, jax.random.key(1))
+np.savez(sys.argv[1], devices=mesh.size, *jax.tree.leaves((value, nll, gradients)))
+"""
+
+
+def test_one_device_against_eight(tmp_path):
+    """Each device sorts its own rows alone; loss, report and gradients are those of one device."""
+    results = []
+    for devices in (1, 8):
+        file = tmp_path / f"{devices}.npz"
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, file], check=True, cwd=Path(__file__).parents[1],
+            env={"PATH": "/usr/bin", "JAX_PLATFORMS": "cpu",
+                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"})
+        results.append(dict(np.load(file)))
+    assert [int(result.pop("devices")) for result in results] == [1, 8]
+    assert len(results[0]) > 10
+    for name in itertools.chain(results[0]):
+        np.testing.assert_allclose(results[1][name], results[0][name], rtol=1e-5, atol=1e-6)
