@@ -1,8 +1,14 @@
 """What a run leaves in its workdir to be continued and evaluated: config, vocabulary and Orbax checkpoints."""
 
+import contextlib
+import errno
 import json
+import logging
+import os
+import shutil
 from pathlib import Path
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
@@ -89,19 +95,30 @@ def flat(config: dict, prefix: str = "") -> dict:
 
 
 class Checkpoints:
-    """The checkpoints of a run: the latest `keep`, and the best by validation."""
+    """The checkpoints of a run: the latest `keep`, and the best by validation.
 
-    def __init__(self, workdir: Path, keep: int = 1):
+    To read them beside a run that is still training, `read_only` leaves everything in the directory as it is.
+
+    Raises:
+        InputError: `read_only` where nothing has been saved.
+    """
+
+    def __init__(self, workdir: Path, keep: int = 1, *, read_only: bool = False):
         def loss(metrics):
             return metrics["nll"]
 
         self.directory = (workdir / "checkpoints").absolute()
+        if read_only and not self.directory.is_dir():
+            raise InputError(f"{self.directory} does not exist: train.py has saved no checkpoint yet")
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what cannot be written is told once, by `_writing`
         self.manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
                 best_fn=loss,
                 best_mode="min",
-                cleanup_tmp_directories=True,
+                read_only=read_only,
+                create=not read_only,
+                cleanup_tmp_directories=not read_only,
                 preservation_policy=AnyPreservationPolicy(
                     [LatestN(n=keep), BestN(get_metric_fn=loss, reverse=True, n=1)]
                 ),
@@ -109,9 +126,18 @@ class Checkpoints:
         )
 
     def save(self, step: int, state, nll: float) -> None:
-        """Saves in the background the state after `step` updates, with its validation loss in nats per word."""
+        """Saves in the background the state after `step` updates, with its validation loss in nats per word.
+
+        Raises:
+            OSError: this checkpoint, or the one before, does not fit on the disk.
+        """
         if step not in self.manager.all_steps():
-            self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
+            with self._writing():
+                self.manager.wait_until_finished()
+                # Asked beforehand, because a disk that fills in the middle comes with tracebacks from many threads.
+                if shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(state)):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
+                self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
 
     def latest(self) -> int | None:
         """The last step saved, or None."""
@@ -127,7 +153,7 @@ class Checkpoints:
         Raises:
             InputError: there is no such checkpoint.
         """
-        step = {"best": self.best, "latest": self.latest}.get(name, lambda: int(name) if name.isdigit() else name)()
+        step = {"best": self.best, "latest": self.latest}.get(name, lambda: int(name) if name.isdecimal() else name)()
         saved = sorted(self.manager.all_steps())
         if step not in saved:
             raise InputError(
@@ -152,6 +178,20 @@ class Checkpoints:
             ) from error
 
     def close(self) -> None:
-        """Waits until everything is on disk."""
-        self.manager.wait_until_finished()
-        self.manager.close()
+        """Waits until everything is on disk.
+
+        Raises:
+            OSError: it does not fit.
+        """
+        with self._writing():
+            self.manager.wait_until_finished()
+            self.manager.close()
+
+    @contextlib.contextmanager
+    def _writing(self):
+        try:
+            yield
+        except Exception as error:  # a full disk comes through Orbax as many kinds
+            if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory)) from error
+            raise

@@ -36,7 +36,10 @@ class Metrics:
         with replacing(path) as file:
             file.write("".join(kept).encode())
         self.file = path.open("a")
-        self.board = SummaryWriter(str(workdir), purge_step=first_step + 1 if first_step else None)
+        # A killed run may have left TensorBoard without its last numbers: metrics.jsonl has them, so they are told again.
+        self.board = SummaryWriter(str(workdir), purge_step=1 if kept else None, flush_secs=5)
+        for line in map(json.loads, kept):
+            self._plot(line.pop("step"), line)
         self.steps = steps
         console = Console(stderr=True)
         self.bar = Progress(
@@ -60,8 +63,7 @@ class Metrics:
         named = {f"{group}/{name}": value for name, value in numbers.items()}
         self.file.write(json.dumps({"step": step} | named) + "\n")
         self.file.flush()
-        for name, value in named.items():
-            self.board.add_scalar(name, value, step)
+        self._plot(step, named)
         text = "  ".join(SHOWN[name].format(value) for name, value in numbers.items() if name in SHOWN)
         line = f"step {step:,}/{self.steps:,}  {group}  {text}"
         if self.bar.disable:
@@ -70,6 +72,10 @@ class Metrics:
             self.bar.update(self.task, numbers=text)
         else:
             self.bar.console.print(line, highlight=False)
+
+    def _plot(self, step, named):
+        for name, value in named.items():
+            self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Ends the bar and the files."""

@@ -66,6 +66,7 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     Raises:
         InputError: a name or a field that does not exist, or values that do not fit together.
     """
+    check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
     dtype = jnp.dtype(config["dtype"])
     features = config["body"]["features"]
     source = _make("input", INPUTS, config["input"], vocabulary_size=vocabulary_size, features=features, dtype=dtype)

@@ -7,7 +7,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model import LanguageModel, build
 from adaptive_jax.outputs.banded import chunk_size
 from adaptive_jax.sharding import accumulation
@@ -27,6 +27,7 @@ def plan(config: dict, vocabulary_size: int, devices: int) -> dict:
         InputError: as `model.build`, and where tokens, block and devices do not fit together.
     """
     block = config["data"]["block"]
+    check_at_least(1, steps=config["steps"], keep=config["keep"], **{"data.block": block})
     rows, rest = divmod(config["tokens_per_update"], block)
     if rest or not rows:
         raise InputError(

@@ -142,6 +142,7 @@ def run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, metri
                 nll = score(model, state.params, mesh, validation_ids, eos, window=block, context=0,
                             rows=mesh.size * costs["rows_per_device"])  # fmt: skip
                 validation = summary(nll, unigram)
+                check_finite(step, validation=validation["nll"])
                 metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
                 window = _Window()
             if save:
@@ -149,6 +150,20 @@ def run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, metri
     finally:
         metrics.close()
         checkpoints.close()
+
+
+def check_finite(step: int, **numbers: float) -> None:
+    """Stops a run that has diverged, before anything of it is saved.
+
+    Raises:
+        InputError: with the step, the numbers and the cure.
+    """
+    if not all(map(math.isfinite, numbers.values())):
+        shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in numbers.items())
+        raise InputError(
+            f"update {step:,} gives {shown}: lower optimizer.learning_rate or lengthen optimizer.warmup_steps, and train in a "
+            "new --workdir; the checkpoints saved before are whole"
+        )
 
 
 class _Window:
@@ -160,12 +175,7 @@ class _Window:
         self.last = {}
 
     def add(self, step, numbers):
-        loss, norm = float(numbers["loss"]), float(numbers["gradient_norm"])
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            raise InputError(
-                f"the loss of update {step:,} is {loss} and its gradient norm {norm}: lower optimizer.learning_rate or lengthen "
-                "optimizer.warmup_steps, and run again in a new workdir; checkpoints saved before are whole"
-            )
+        check_finite(step, loss=float(numbers["loss"]), gradient_norm=float(numbers["gradient_norm"]))
         self.nll += float(numbers["nll"]) * float(numbers["words"])
         self.words += float(numbers["words"])
         self.last = numbers

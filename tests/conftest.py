@@ -12,6 +12,9 @@ import pytest
 from adaptive_jax import training
 from configs import quickstart
 
+# A shape that is broadcast by accident is a mistake that no test would see.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
 ROOT = Path(__file__).parents[1]
 TOPICS, WORDS = 12, 10
 

@@ -146,7 +146,7 @@ def test_the_workdir_of_another_config(command, flags, trained):
 
 @pytest.mark.parametrize("arguments, says", [
     (["--split=foo"], ["foo", "test"]),
-    (["--window=8", "--context=8"], ["context 8", "window 8"]),
+    (["--window=8", "--context=8"], ["context=8", "window=8"]),
     (["--window=-1"], ["-1"]),
     (["--checkpoint=oldest"], ["oldest", "240"]),
     (["--data_path=/nowhere"], ["/nowhere", "directory"])])
@@ -168,7 +168,7 @@ def test_evaluation_without_a_run(command, trained, tmp_path):
     for name in "config.json", "vocabulary.txt":
         shutil.copy(trained / name, started)
     line = the_error(command("evaluate.py", f"--workdir={started}"))
-    assert "none yet" in line
+    assert "no checkpoint yet" in line
     assert {path.name for path in started.iterdir()} == {"config.json", "vocabulary.txt"}
 
 

@@ -326,12 +326,14 @@ def test_no_checkpoint_of_a_diverged_model(diverged):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state_of(workdir, settings, step).params))
 
 
-def test_the_cure_for_divergence_works(diverged, config):
-    """Doing what the message says goes on from the last checkpoint to a finite end."""
+def test_the_cure_for_divergence_works(diverged, tmp_path):
+    """Doing what the message says, a lower rate in a new workdir, ends finite; the old run refuses the other rate."""
     workdir, settings, _ = diverged
     lower = settings | {"optimizer": settings["optimizer"] | {"learning_rate": 0.1}}
-    training.train(lower, workdir)
-    last = metrics(workdir)[-1]
+    with pytest.raises(InputError, match="optimizer.learning_rate was"):
+        training.train(lower, workdir)
+    training.train(lower, tmp_path / "run")
+    last = metrics(tmp_path / "run")[-1]
     assert last["step"] == 20
     assert math.isfinite(last["validation/nll"])
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least, check_rates
 
 
 class Cache(NamedTuple):
@@ -48,6 +48,8 @@ class Transformer(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
+        check_at_least(1, layers=self.layers, heads=self.heads, feed_forward=self.feed_forward)
+        check_rates(self, "dropout", "attention_dropout", "activation_dropout")
         if self.features % self.heads or self.features % 2:
             raise InputError(
                 f"{self.heads} heads do not divide {self.features} features into equal even parts: "
@@ -64,7 +66,7 @@ class Transformer(nn.Module):
         seen = carry.seen if carry else 0
         time = vectors.shape[1]
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
-        x += sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
+        x += sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)[None]
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         blocks = nn.scan(
             Block,
@@ -129,7 +131,7 @@ class Block(nn.Module):
                 jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
                 for old, new in zip(cache, (keys, values), strict=True)
             )
-        allowed = jnp.arange(keys.shape[1]) <= seen + jnp.arange(time)[:, None]
+        allowed = (jnp.arange(keys.shape[1])[None] <= seen + jnp.arange(time)[:, None])[None, None]
         scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
         attention = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf)).astype(self.dtype)
         mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(self.attention_dropout, attention), values)
@@ -147,5 +149,5 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
     """
     half = features // 2
     frequencies = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
-    angles = (positions + 2)[:, None] * frequencies
+    angles = jnp.outer(positions + 2, frequencies)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)

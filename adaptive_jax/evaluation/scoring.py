@@ -51,9 +51,11 @@ def score(
     Raises:
         InputError: window <= context, or an empty split.
     """
+    if not 0 <= context < window:
+        raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
     rows = -(-rows // mesh.size) * mesh.size
     stride = window - context
-    scorer = _scorer(model, mesh, max(stride, 1))
+    scorer = _scorer(model, mesh, stride)
     scored, before = [], None
     batches = windows(ids, eos, window, context, rows)
     for batch in progress(batches, -(-len(ids) // (stride * rows))):
@@ -83,15 +85,13 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     """
     config = read_config(workdir)
     window = window or config["data"]["block"]
-    if not 0 <= context < window:
-        raise InputError(f"context {context} must be at least 0 and less than window {window}")
     vocabulary = Vocabulary.read(workdir / "vocabulary.txt")
     data = config["data"] | ({"path": data_path} if data_path is not None else {})
     ids = corpora.from_config(data, vocabulary=vocabulary, splits=(split,)).ids[split]
 
     mesh = sharding.data_mesh()
     model = build(config, len(vocabulary))
-    checkpoints = Checkpoints(workdir, config["keep"])
+    checkpoints = Checkpoints(workdir, read_only=True)
     step = checkpoints.step(checkpoint)
     params = checkpoints.restore(step, shape_of_state(model, optim.optimizer(**config["optimizer"]), mesh)).params
     checkpoints.close()
@@ -128,7 +128,7 @@ def summary(nll: np.ndarray, unigram_nll: float) -> dict:
 def _scorer(model, mesh, stride):
     def local(params, batch: WindowBatch):
         variables = {"params": params}
-        columns = batch.first[:, None] + jnp.arange(stride)
+        columns = batch.first[:, None] + jnp.arange(stride)[None]
         hidden = model.apply(variables, batch.inputs, method="hidden")
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
         return model.apply(variables, hidden, jnp.take_along_axis(batch.targets, columns, axis=1), method="nll")

@@ -2,6 +2,7 @@
 
 from flax import linen as nn
 
+from adaptive_jax.errors import check_rates
 from adaptive_jax.outputs.banded import Regularisation
 from adaptive_jax.outputs.softmax import Softmax
 
@@ -18,6 +19,10 @@ class AdaptiveSoftmax(Softmax):
     """
 
     tail_dropout: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "tail_dropout")
 
     def setup(self):
         super().setup()

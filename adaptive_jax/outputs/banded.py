@@ -254,7 +254,7 @@ def _chunk(settings, softmax, tokens, key, with_gradients):
     parts = [(_logits(x, rows), rows, first) for rows, first in ((table, 0), (clusters, words)) if rows is not None]
 
     columns = sum(rows.shape[0] for _, rows, _ in parts)
-    hits = [column[:, None] == first + jnp.arange(rows.shape[0]) for _, rows, first in parts]
+    hits = [column[:, None] == first + jnp.arange(rows.shape[0])[None] for _, rows, first in parts]
     peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, _, _ in parts])
     total = sum(jnp.exp(logits - peak[:, None]).sum(axis=1) for logits, _, _ in parts)
     normaliser = peak + jnp.log(total)

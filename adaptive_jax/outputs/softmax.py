@@ -3,6 +3,7 @@
 import jax
 from flax import linen as nn
 
+from adaptive_jax.errors import check_rates
 from adaptive_jax.outputs import banded
 
 
@@ -20,6 +21,10 @@ class Softmax(nn.Module):
     input_dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "input_dropout", "label_smoothing")
 
     def setup(self):
         self.dropout = nn.Dropout(self.input_dropout)
