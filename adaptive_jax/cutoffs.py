@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least
 
 
 def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
@@ -32,8 +32,9 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
     Raises:
         InputError: a band would be left without any width.
     """
+    check_at_least(1, factor=factor)
     widths = [width // factor**i for i in range(bands)]
-    if factor < 1 or widths[-1] < 1:
+    if widths[-1] < 1:
         raise InputError(
             f"{bands} bands of factor {factor} leave the last band no width of {width}: "
             "give fewer cutoffs, a smaller factor or a larger width"

@@ -43,10 +43,17 @@ def schedule(
     )
 
 
-def optimizer(*, clip_norm: float, momentum: float, **rates) -> optax.GradientTransformation:
-    """Gradients clipped to a global norm, then Nesterov's accelerated gradient at the rate of `schedule(**rates)`."""
+def optimizer(rate: optax.Schedule, *, clip_norm: float, momentum: float) -> optax.GradientTransformation:
+    """Gradients clipped to a global norm, then Nesterov's accelerated gradient at `rate`."""
     return optax.chain(
         optax.clip_by_global_norm(clip_norm),
         optax.trace(decay=momentum, nesterov=True),
-        optax.scale_by_learning_rate(schedule(**rates)),
+        optax.scale_by_learning_rate(rate),
     )
+
+
+def from_config(settings: dict) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The optimizer of a config's group `optimizer`, and its schedule: the fields of `optimizer` and of `schedule`."""
+    rates = {key: value for key, value in settings.items() if key not in ("clip_norm", "momentum")}
+    rate = schedule(**rates)
+    return optimizer(rate, clip_norm=settings["clip_norm"], momentum=settings["momentum"]), rate

@@ -97,22 +97,21 @@ def train(config: dict, workdir: Path) -> None:
     write_json(workdir / "config.json", config)
 
     model = build(config, len(vocabulary))
-    optimizer = optim.optimizer(**config["optimizer"])
+    optimizer, rate = optim.from_config(config["optimizer"])
     checkpoints = Checkpoints(workdir, config["keep"])
     if (step := checkpoints.latest()) is None:
         state = initial_state(model, optimizer, config["seed"], mesh)
     else:
         state = checkpoints.restore(step, shape_of_state(model, optimizer, mesh))
         print(f"continuing {workdir} after {step:,} of {config['steps']:,} updates", flush=True)
-    run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, Metrics(workdir, step or 0, config["steps"]))
+    update = make_update(model, optimizer, rate, mesh, config["seed"])
+    run(config, mesh, model, update, state, corpus, costs, checkpoints, Metrics(workdir, step or 0, config["steps"]))
 
 
-def run(config, mesh, model, optimizer, state, corpus, costs, checkpoints, metrics) -> None:
+def run(config, mesh, model, update, state, corpus, costs, checkpoints, metrics) -> None:
     """The loop itself, from `state` to the last update; closes `checkpoints` and `metrics`."""
     steps, block, rows = config["steps"], config["data"]["block"], costs["rows_per_update"]
     eos, validation_ids = corpus.vocabulary.eos, corpus.ids["validation"]
-    rate = optim.schedule(**{k: v for k, v in config["optimizer"].items() if k not in ("clip_norm", "momentum")})
-    update = make_update(model, optimizer, rate, mesh, config["seed"])
     unigram = corpus.vocabulary.unigram_nll(validation_ids)
 
     def batch(step):

@@ -87,7 +87,7 @@ def test_tiny_copy_takes_a_step(config):
     config = tiny(config)
     mesh = sharding.data_mesh()
     model = build(config, 97)
-    optimizer = optim.optimizer(**config["optimizer"])
+    optimizer = optim.from_config(config["optimizer"])[0]
     state = initial_state(model, optimizer, 0, mesh)
     before = jax.device_get(state.params)
     ids = jax.random.permutation(jax.random.key(0), jnp.arange(2 * 8 * 8) % 97).reshape(2, 8, 8)

@@ -28,7 +28,6 @@ from configs import penn_treebank
 
 ROOT = Path(__file__).parents[1]
 PTB = ROOT.parent / "shared" / "data" / "ptb"
-RATES = ("learning_rate", "min_learning_rate", "warmup_from", "warmup_steps", "cycle_steps", "cycles", "shrink")
 
 
 def metrics(workdir, speeds=True):
@@ -40,7 +39,7 @@ def state_of(workdir, config, step=None):
     """The state in a checkpoint: the last, or that of a step."""
     model = build(config, config["data"]["vocabulary_size"])
     checkpoints = Checkpoints(workdir, config["keep"])
-    like = shape_of_state(model, optim.optimizer(**config["optimizer"]), sharding.data_mesh())
+    like = shape_of_state(model, optim.from_config(config["optimizer"])[0], sharding.data_mesh())
     state = checkpoints.restore(step or checkpoints.latest(), like)
     checkpoints.close()
     return state
@@ -63,8 +62,8 @@ def start_update(config, optimizer=None):
     """`(model, state, update)` with which to make single updates."""
     mesh = sharding.data_mesh()
     model = build(config, config["data"]["vocabulary_size"])
-    optimizer = optimizer or optim.optimizer(**config["optimizer"])
-    rate = optim.schedule(**{key: config["optimizer"][key] for key in RATES})
+    optimizer = optimizer or optim.from_config(config["optimizer"])[0]
+    rate = optim.from_config(config["optimizer"])[1]
     return model, initial_state(model, optimizer, config["seed"], mesh), training.make_update(model, optimizer, rate, mesh, 0)
 
 
@@ -136,7 +135,7 @@ def test_devices_and_accumulation_change_nothing(config, flags, command, tmp_pat
 
     one, parts, eight = (state_of(tmp_path / name, settings) for name in plans)
     model = build(settings, 122)
-    start = initial_state(model, optim.optimizer(**settings["optimizer"]), 0, sharding.data_mesh())
+    start = initial_state(model, optim.from_config(settings["optimizer"])[0], 0, sharding.data_mesh())
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), one.params, start.params)
     assert max(jax.tree.leaves(moved)) > 0.05
     assert_close(parts, one, 1e-5)
@@ -250,7 +249,7 @@ def test_tensorboard_holds_the_metrics(trained):
 
 def test_the_logged_rate_is_the_schedule(trained, config):
     """The rate logged after update n is the one that update used, `schedule(n - 1)`."""
-    rate = optim.schedule(**{key: config()["optimizer"][key] for key in RATES})
+    rate = optim.from_config(config()["optimizer"])[1]
     logged = {line["step"]: line["train/learning_rate"] for line in metrics(trained) if "train/nll" in line}
     assert len(logged) > 30
     # Absolute: at the foot of the cosine two float32 numbers near 1 cancel.

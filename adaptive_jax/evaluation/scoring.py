@@ -93,7 +93,7 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     model = build(config, len(vocabulary))
     checkpoints = Checkpoints(workdir, read_only=True)
     step = checkpoints.step(checkpoint)
-    params = checkpoints.restore(step, shape_of_state(model, optim.optimizer(**config["optimizer"]), mesh)).params
+    params = checkpoints.restore(step, shape_of_state(model, optim.from_config(config["optimizer"])[0], mesh)).params
     checkpoints.close()
 
     rows = max(1, config["tokens_per_device"] // window) * mesh.size

@@ -10,8 +10,8 @@ from adaptive_jax.outputs.softmax import Softmax
 class AdaptiveSoftmax(Softmax):
     """Adaptive softmax (Grave et al. 2017) with the tail dropout of Baevski & Auli 2019, section 5.4.
 
-    The head holds the words of the table's band 0 and a row of its own for every further band. Tying is done by the table
-    that is given: `TiedTable(input, features)` for ADP-T, `OwnTable(...)` for ADP.
+    The head holds the words of the table's band 0 and, for every further band, a row of its own, Xavier-uniform at first.
+    Tying is done by the table that is given: `TiedTable(input, features)` for ADP-T, `OwnTable(...)` for ADP.
 
     Attributes:
         tail_dropout: rate of dropout after the first projection of every cluster but the head (Table 6: 0.2).

@@ -1,0 +1,36 @@
+"""How cutoffs split a vocabulary."""
+
+import pytest
+
+from adaptive_jax.cutoffs import band_sizes, band_widths
+from adaptive_jax.errors import InputError
+
+
+def test_the_papers_bands():
+    """20K, 40K and the rest, of 1024, 256 and 64; with a fourth band of 16 (Table 8)."""
+    assert band_sizes(267_735, (20_000, 60_000)) == [20_000, 40_000, 207_735]
+    assert band_widths(1024, 4, 4) == [1024, 256, 64, 16]
+    assert band_sizes(7, ()) == [7]
+    assert band_sizes(3, (1, 2)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("vocabulary, cutoffs, says", [
+    (100, (20, 100), r"cutoff 100 is not below the vocabulary size 100: .*at least one word"),
+    (100, (20, 500), r"cutoff 500 is not below the vocabulary size 100"),
+    (100, (60, 20), r"cutoffs \(60, 20\) do not increase from 1: 20 follows 60"),
+    (100, (20, 20), r"20 follows 20"),
+    (100, (0, 20), r"0 follows 0"),
+    (100, (-5,), r"-5 follows 0"),
+])
+def test_wrong_cutoffs(vocabulary, cutoffs, says):
+    """One line with the values and the cure."""
+    with pytest.raises(InputError, match=says):
+        band_sizes(vocabulary, cutoffs)
+
+
+def test_bands_without_width():
+    """A factor that leaves nothing for the last band is refused, and so is none at all."""
+    with pytest.raises(InputError, match="4 bands of factor 4 leave the last band no width of 16"):
+        band_widths(16, 4, 4)
+    with pytest.raises(InputError, match="factor=0 must be 1 or more"):
+        band_widths(16, 0, 2)
