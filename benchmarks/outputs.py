@@ -174,6 +174,7 @@ def measure(size):
         run()
     for _ in range(REPEATS.value):
         for name, run in peers.items():
+            time.sleep(0.3)  # the threads of the peer before may spin for a while, waiting for more work
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)

@@ -29,7 +29,7 @@ from jax import lax
 # products; a tail pays for the rows of its last chunk that stay empty, so it takes fewer (benchmarks/outputs.py). Very long
 # bands take fewer still: 2^25 float32 logits are 128 MiB.
 HEAD_CHUNK = 512
-TAIL_CHUNK = 128
+TAIL_CHUNK = 96
 CHUNK_LOGITS = 2**25
 
 
