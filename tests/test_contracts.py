@@ -70,6 +70,11 @@ def made(case):
     return _made(repr(case))
 
 
+def run(model, params, *arrays, **how):
+    """`model.apply` as one compiled program: op by op it would compile every operation by itself."""
+    return jax.jit(lambda params, *arrays: model.apply(params, *arrays, **how))(params, *arrays)
+
+
 def hidden_and_targets():
     hidden = jax.random.normal(jax.random.key(2), (VOCABULARY * 2, FEATURES))
     return hidden, jnp.concatenate([jnp.arange(VOCABULARY), jnp.arange(VOCABULARY)[::-1]])
@@ -86,11 +91,11 @@ def test_input_is_rows_of_its_table(source):
     model = build(config(input=source), VOCABULARY).input
     everything = jnp.arange(VOCABULARY)
     params = model.init(jax.random.key(0), everything)
-    bands = model.apply(params, method="bands")
+    bands = run(model, params, method="bands")
     table = jnp.concatenate([words if projection is None else words @ projection for words, projection in bands])
     assert table.shape == (VOCABULARY, FEATURES)
     tokens = jnp.array([[3, 60, 11, 10], [29, 30, 0, 3]])
-    np.testing.assert_allclose(model.apply(params, tokens), table[tokens], atol=1e-6)
+    np.testing.assert_allclose(run(model, params, tokens), table[tokens], atol=1e-6)
 
 
 @pytest.mark.parametrize("source", cases(INPUT))
@@ -101,10 +106,10 @@ def test_input_gradient_reaches_only_the_words_given(source):
     given = jnp.array([2, 12, 45])
 
     def loss(params):
-        return jnp.sum(model.apply(params, given) * jax.random.normal(jax.random.key(3), (3, FEATURES)))
+        return jnp.sum(run(model, params, given) * jax.random.normal(jax.random.key(3), (3, FEATURES)))
 
     gradient = jax.grad(loss)(params)
-    tables = model.apply(gradient, method="bands")
+    tables = run(model, gradient, method="bands")
     touched = jnp.concatenate([jnp.abs(words).sum(axis=1) > 0 for words, _ in tables])
     assert set(np.flatnonzero(touched)) == set(given.tolist())
 
@@ -118,7 +123,7 @@ def test_body_is_causal(body):
 
     def at(position, vectors):
         pull = jax.random.normal(jax.random.key(2), (FEATURES,))
-        return jnp.vdot(model.apply(params, vectors)[0][0, position], pull)
+        return jnp.vdot(run(model, params, vectors)[0][0, position], pull)
 
     reach = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(jnp.arange(TIME))
     reached = jnp.abs(reach[:, 0]).sum(axis=-1) > 0
@@ -132,10 +137,10 @@ def test_body_with_a_carry_two_parts_equal_the_whole(body, first):
     model = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
     params = model.init(jax.random.key(1), vectors)
-    whole, _ = model.apply(params, vectors)
+    whole, _ = run(model, params, vectors)
     carry = model.empty_carry(BATCH, TIME + 2)
-    before, carry = model.apply(params, vectors[:, :first], carry)
-    after, _ = model.apply(params, vectors[:, first:], carry)
+    before, carry = run(model, params, vectors[:, :first], carry)
+    after, _ = run(model, params, vectors[:, first:], carry)
     np.testing.assert_allclose(jnp.concatenate([before, after], axis=1), whole, atol=2e-5)
 
 
@@ -144,13 +149,13 @@ def test_output_is_normalised_and_agrees_with_itself(case):
     """Probabilities of all words sum to one; nll and the untrained loss are minus the log-probability of the target."""
     model, params = made(case)
     hidden, targets = hidden_and_targets()
-    log_probs = model.apply(params, hidden, method=lambda m, h: m.output.log_probs(h))
+    log_probs = run(model, params, hidden, method=lambda m, h: m.output.log_probs(h))
     assert log_probs.shape == (len(targets), VOCABULARY)
     np.testing.assert_allclose(jax.nn.logsumexp(log_probs, axis=1), 0.0, atol=2e-6)
     expected = -log_probs[jnp.arange(len(targets)), targets]
-    np.testing.assert_allclose(model.apply(params, hidden, targets, method="nll"), expected, atol=2e-5)
+    np.testing.assert_allclose(run(model, params, hidden, targets, method="nll"), expected, atol=2e-5)
     weights = jnp.linspace(0, 2, len(targets))
-    loss, nll = model.apply(params, hidden, targets, weights, method="loss")
+    loss, nll = run(model, params, hidden, targets, weights, method="loss")
     np.testing.assert_allclose(nll, expected, atol=2e-5)
     np.testing.assert_allclose(loss, jnp.sum(weights * expected), rtol=1e-5)
 
@@ -165,9 +170,9 @@ def test_every_word_gets_a_gradient_as_a_target(case):
     @jax.vmap
     def pull(word):
         def loss(params):
-            return model.apply(params, hidden, word[None], jnp.ones(1), method="loss")[0]
+            return run(model, params, hidden, word[None], jnp.ones(1), method="loss")[0]
 
-        bands = model.apply(jax.grad(loss)(params), method=lambda m: m.output.table.bands())
+        bands = run(model, jax.grad(loss)(params), method=lambda m: m.output.table.bands())
         return jnp.concatenate([jnp.abs(table).sum(axis=1) for table, _ in bands])[word]
 
     assert (pull(jnp.arange(VOCABULARY)) > 1e-4).all()
@@ -179,8 +184,8 @@ def test_shuffling_the_batch_shuffles_the_result(case):
     model, params = made(case)
     hidden, targets = hidden_and_targets()
     order = jax.random.permutation(jax.random.key(5), len(targets))
-    nll = model.apply(params, hidden, targets, method="nll")
-    np.testing.assert_allclose(model.apply(params, hidden[order], targets[order], method="nll"), nll[order], atol=2e-5)
+    nll = run(model, params, hidden, targets, method="nll")
+    np.testing.assert_allclose(run(model, params, hidden[order], targets[order], method="nll"), nll[order], atol=2e-5)
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -191,23 +196,36 @@ def test_training_draws_dropout_and_evaluation_does_not(case):
     weights = jnp.ones(targets.shape)
 
     def loss(seed):
-        return model.apply(params, hidden, targets, weights, train=True, method="loss",
+        return run(model, params, hidden, targets, weights, train=True, method="loss",
                            rngs={"dropout": jax.random.key(seed)})[0]
 
     _, (_, fields), _ = case
     dropped = fields.get("input_dropout", 0) > 0 or (
-        fields.get("tail_dropout", 0) > 0 and model.apply(params, method=lambda m: len(m.output.table.bands())) > 1)
+        fields.get("tail_dropout", 0) > 0 and run(model, params, method=lambda m: len(m.output.table.bands())) > 1)
     assert bool(loss(0) != loss(1)) == dropped
+
+
+def test_decoding_step_by_step_gives_the_same_hidden_states():
+    """LanguageModel.step, one token at a time from an empty carry, equals LanguageModel.hidden of the whole row."""
+    model, params = made((("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {})))
+    tokens = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, VOCABULARY)
+    step = jax.jit(lambda token, carry: run(model, params, token, carry, method="step"))
+    carry, hidden = model.body.empty_carry(BATCH, TIME), []
+    for t in range(TIME):
+        state, carry = step(tokens[:, t : t + 1], carry)
+        hidden.append(state)
+    whole = run(model, params, tokens, method="hidden")
+    np.testing.assert_allclose(jnp.concatenate(hidden, axis=1), whole, atol=2e-5)
 
 
 def test_log_probs_of_positions_builds_no_more_than_asked_for():
     """LanguageModel.log_probs answers for the columns asked for, and no array of all positions and words exists."""
-    model, params = made(((("adaptive"), {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {})))
+    model, params = made((("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {})))
     tokens = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, VOCABULARY)
     positions = jnp.array([[0], [5], [7]])
 
     def ask(tokens, positions):
-        return model.apply(params, tokens, positions, method="log_probs")
+        return run(model, params, tokens, positions, method="log_probs")
 
     everywhere = jnp.broadcast_to(jnp.arange(TIME), (BATCH, TIME))
     expected = jnp.take_along_axis(ask(tokens, everywhere), positions[..., None], axis=1)
