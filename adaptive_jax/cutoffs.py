@@ -14,6 +14,7 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
     Raises:
         InputError: cutoffs that do not increase, or leave a band empty.
     """
+    check_at_least(1, vocabulary_size=vocabulary_size)
     ends = [0, *cutoffs, vocabulary_size]
     for before, after in itertools.pairwise(ends):
         if before >= after and after == vocabulary_size:
@@ -22,7 +23,9 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
                 "give cutoffs that leave at least one word for the last band"
             )
         if before >= after:
-            raise InputError(f"cutoffs {tuple(cutoffs)} do not increase from 1: {after:,} follows {before:,}")
+            raise InputError(
+                f"cutoffs {tuple(cutoffs)} do not increase from 1: {after:,} follows {before:,}; give them in rising order"
+            )
     return [after - before for before, after in itertools.pairwise(ends)]
 
 

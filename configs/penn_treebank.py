@@ -2,7 +2,7 @@
 
 | row     | what it is                                  | published | parameters |
 |---------|---------------------------------------------|-----------|------------|
-| `adp_t` | ADP-T of Baevski & Auli 2019, 6 blocks, 256 | none      | 5.7M       |
+| `adp_t` | ADP-T of Baevski & Auli 2019, 6 blocks, 256 | none      | 5.6M       |
 
 Not yet trained to the end. The command, with a download or with a local copy of the corpus:
 

@@ -2,6 +2,10 @@
 
 Reproduces: nothing published; the model of Baevski & Auli 2019 (ADP-T: adaptive input, tied adaptive softmax) in small.
 Corpus: the American Standard Version of the Bible, from the package `pythonbible`: no download.
+Ours: test perplexity 79.87 where counting words alone gives 291.70; 1.3M parameters, about 2 minutes on 2 CPU cores.
+
+    python train.py --config=configs/quickstart.py --workdir=runs/quickstart
+    python evaluate.py --workdir=runs/quickstart --split=test
 """
 
 from ml_collections import ConfigDict

@@ -15,22 +15,35 @@ def test_the_papers_bands():
 
 
 @pytest.mark.parametrize("vocabulary, cutoffs, says", [
-    (100, (20, 100), r"cutoff 100 is not below the vocabulary size 100: .*at least one word"),
-    (100, (20, 500), r"cutoff 500 is not below the vocabulary size 100"),
-    (100, (60, 20), r"cutoffs \(60, 20\) do not increase from 1: 20 follows 60"),
-    (100, (20, 20), r"20 follows 20"),
-    (100, (0, 20), r"0 follows 0"),
-    (100, (-5,), r"-5 follows 0"),
+    (100, (20, 100), "cutoff 100 is not below the vocabulary size 100: "
+                     "give cutoffs that leave at least one word for the last band"),
+    (5_000, (20, 60_000), "cutoff 60,000 is not below the vocabulary size 5,000: "
+                          "give cutoffs that leave at least one word for the last band"),
+    (100, (60, 20), "cutoffs (60, 20) do not increase from 1: 20 follows 60; give them in rising order"),
+    (100, (20, 20), "cutoffs (20, 20) do not increase from 1: 20 follows 20; give them in rising order"),
+    (100, (0, 20), "cutoffs (0, 20) do not increase from 1: 0 follows 0; give them in rising order"),
+    (100, (-5,), "cutoffs (-5,) do not increase from 1: -5 follows 0; give them in rising order"),
 ])
 def test_wrong_cutoffs(vocabulary, cutoffs, says):
-    """One line with the values and the cure."""
-    with pytest.raises(InputError, match=says):
+    """One line, word for word, with the values and the cure."""
+    with pytest.raises(InputError) as error:
         band_sizes(vocabulary, cutoffs)
+    assert str(error.value) == says
 
 
-def test_bands_without_width():
+@pytest.mark.parametrize("width, factor, bands, says", [
+    (16, 4, 4, "4 bands of factor 4 leave the last band no width of 16: "
+               "give fewer cutoffs, a smaller factor or a larger width"),
+    (16, 0, 2, "factor=0 must be 1 or more"),
+])
+def test_bands_without_width(width, factor, bands, says):
     """A factor that leaves nothing for the last band is refused, and so is none at all."""
-    with pytest.raises(InputError, match="4 bands of factor 4 leave the last band no width of 16"):
-        band_widths(16, 4, 4)
-    with pytest.raises(InputError, match="factor=0 must be 1 or more"):
-        band_widths(16, 0, 2)
+    with pytest.raises(InputError) as error:
+        band_widths(width, factor, bands)
+    assert str(error.value) == says
+
+
+def test_the_narrowest_band():
+    """A band of width 1 is allowed, and factor 1 keeps every band as wide as the first."""
+    assert band_widths(64, 4, 4) == [64, 16, 4, 1]
+    assert band_widths(24, 1, 3) == [24, 24, 24]
