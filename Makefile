@@ -24,7 +24,7 @@ lint: .venv/installed
 .venv/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: python {sys.version.split()[0]} is too old: make PYTHON=python3.11 (or newer)")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -r requirements.txt -e '.[test]'
+	$(BIN)/python -m pip install -qq -r requirements.txt -e '.[test]'
 	@touch $@
 
 clean:
