@@ -16,7 +16,7 @@ from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
-# Settings of a run that may change when it is continued: none of them changes an update.
+# Settings of a run that may change when it is continued: none changes an update, but for which dropout masks it draws.
 FREE = {
     "steps",
     "log_every",

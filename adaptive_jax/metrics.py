@@ -32,12 +32,13 @@ class Metrics:
 
     def __init__(self, workdir: Path, first_step: int, steps: int):
         path = workdir / "metrics.jsonl"
-        kept = _lines_until(path, first_step)
+        continued = path.exists()
+        kept = _lines_until(path, first_step) if continued else []
         with replacing(path) as file:
             file.write("".join(kept).encode())
         self.file = path.open("a")
         # A killed run may have left TensorBoard without its last numbers: metrics.jsonl has them, so they are told again.
-        self.board = SummaryWriter(str(workdir), purge_step=1 if kept else None, flush_secs=5)
+        self.board = SummaryWriter(str(workdir), purge_step=1 if continued else None, flush_secs=5)
         for line in map(json.loads, kept):
             self._plot(line.pop("step"), line)
         self.steps = steps
@@ -86,5 +87,8 @@ class Metrics:
 
 def _lines_until(path, step):
     """The whole lines of a metrics.jsonl that report no later step."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    return [
+        line
+        for line in path.read_text().splitlines(keepends=True)
+        if line.endswith("\n") and json.loads(line)["step"] <= step
+    ]

@@ -11,7 +11,7 @@ import optax
 from adaptive_jax import optim, sharding
 from adaptive_jax.checkpoints import Checkpoints, check_same_run, check_same_vocabulary, write_json
 from adaptive_jax.data import batching, corpora
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.scoring import score, summary
 from adaptive_jax.metrics import Metrics, perplexity
 from adaptive_jax.model import LanguageModel, build
@@ -26,8 +26,8 @@ def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, r
         `update(state, batch) -> (state, numbers)`: `batch` holds arrays `[accumulation, rows, time]`; gradients are summed
         over all tokens of the update and divided once by the sum of their weights. The state given is used up. `numbers`
         are scalars: `nll` (plain, nats a word, dropout on), `loss` (with regularisation), `learning_rate`,
-        `gradient_norm` (before clipping), `words`. Randomness is a function of the seed, the step and the place
-        in the update.
+        `gradient_norm` (before clipping), `words`. Dropout is a function of the seed, the step, the batch within the update
+        and, for the tails, the device: another accumulation or number of devices draws other masks.
     """
     output_loss = sharding.local_loss(model, mesh)
 
@@ -72,6 +72,7 @@ def due(step: int, every: int, steps: int) -> bool:
 def dry_run(config: dict, workdir: Path) -> None:
     """Prints the plan of `config` for its published vocabulary, needing no corpus, and writes it to workdir/plan.json."""
     check_same_run(workdir, config)
+    check_known(f"data.corpus={config['data']['corpus']!r}", config["data"]["corpus"], corpora.CORPORA)
     costs = plan(config, config["data"]["vocabulary_size"], jax.device_count())
     print(describe(costs), flush=True)
     write_json(workdir / "plan.json", costs)
@@ -143,9 +144,9 @@ def run(config, mesh, model, update, state, corpus, costs, checkpoints, metrics)
                 validation = summary(nll, unigram)
                 check_finite(step, validation=validation["nll"])
                 metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
-                window = _Window()
-            if save:
-                checkpoints.save(step, state, validation["nll"])
+                if save:
+                    checkpoints.save(step, state, validation["nll"])
+                window = _Window()  # neither scoring nor saving counts in words a second
     finally:
         metrics.close()
         checkpoints.close()

@@ -88,6 +88,7 @@ def test_a_wrong_flag(command, flags, tmp_path, flag, says):
     ({"dtype": "float23"}, ["float23", "float32"]),
     ({"steps": -5}, ["steps", "-5"]),
     ({"keep": 0}, ["keep", "0"]),
+    ({"data.corpus": "wikitex2"}, ["data.corpus='wikitex2'", 'Did you mean "wikitext2"']),
     ({"body.layers": 0}, ["layers", "0"]),
     ({"body.dropout": 1.5}, ["dropout", "1.5"]),
 ])

@@ -83,13 +83,12 @@ def test_no_setting_is_read_by_default(config):
 
 @pytest.mark.parametrize("config", rows())
 def test_tiny_copy_takes_a_step(config):
-    """One update with every dropout on changes every parameter by a finite amount."""
+    """One update with every dropout on gives every parameter a momentum that is finite and not zero."""
     config = tiny(config)
     mesh = sharding.data_mesh()
     model = build(config, 97)
     optimizer = optim.from_config(config["optimizer"])[0]
     state = initial_state(model, optimizer, 0, mesh)
-    before = jax.device_get(state.params)
     ids = jax.random.permutation(jax.random.key(0), jnp.arange(2 * 8 * 8) % 97).reshape(2, 8, 8)
     batch = Batch(np.asarray(ids), np.asarray(ids[..., ::-1]), np.ones(ids.shape, np.float32))
     update = make_update(model, optimizer, lambda step: 0.0, mesh, seed=0)
@@ -99,7 +98,6 @@ def test_tiny_copy_takes_a_step(config):
     trace = state.optimizer[1].trace
     for path, gradient in jax.tree.leaves_with_path(jax.device_get(trace)):
         assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, jax.tree_util.keystr(path)
-    assert jax.tree.structure(before) == jax.tree.structure(state.params)
 
 
 @pytest.mark.parametrize("config", rows())
