@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.transformer import Transformer
+from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
@@ -57,15 +58,19 @@ class LanguageModel(nn.Module):
         return self.output.log_probs(hidden)
 
 
-def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
+def build(config: Mapping, vocabulary: Vocabulary | int) -> LanguageModel:
     """The model that `config` describes: the groups `input`, `body` and `output`, and `dtype`.
 
     A group's `name` picks the class, its other keys are that class's fields. The output's group `table` is either
     `{"name": "tied", ...}`, the input's own table, or `{"name": "own", ...}`.
 
+    Args:
+        vocabulary: the words; or only their number, which gives a model of the right shapes whose inputs cannot spell.
+
     Raises:
         InputError: a name or a field that does not exist, or values that do not fit together.
     """
+    vocabulary_size = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
     check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
     dtype = jnp.dtype(config["dtype"])
     features = config["body"]["features"]
