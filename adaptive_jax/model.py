@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.bodies.transformer import Transformer
+from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
@@ -17,7 +17,7 @@ from adaptive_jax.outputs.softmax import Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 
 INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput}
-BODIES = {"transformer": Transformer}
+BODIES = {"transformer": Transformer, "transformer_post_norm": PostNormTransformer}
 TABLES = {"own": OwnTable, "tied": TiedTable}
 OUTPUTS = {"softmax": Softmax, "adaptive": AdaptiveSoftmax}
 

@@ -22,10 +22,11 @@ BODY = {
     "transformer": [
         {"layers": 2, "heads": 2, "feed_forward": 24},
         {"layers": 1, "heads": 4, "feed_forward": 24, "final_norm": False}],
+    "transformer_post_norm": [{"layers": 2, "heads": 2, "feed_forward": 24, "final_norm": False}],
 }
 TABLE = {
     "own": [{"cutoffs": CUTOFFS, "factor": 2}, {"cutoffs": (20,), "factor": 1, "width": 8}, {}],
-    "tied": [{}, {"share_projections": False}, {"share_head_projection": True}],
+    "tied": [{}, {"share_projections": False}, {"share_head_projection": True}, {"cutoffs": CUTOFFS}],
 }
 OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}]}
 
@@ -48,8 +49,9 @@ def whole_models():
         for table, tables in TABLE.items():
             for source in (("lookup", {"width": 8}), ("adaptive", {"cutoffs": CUTOFFS, "factor": 2})):
                 for table_fields in tables if source[0] == "adaptive" or table == "tied" else []:
-                    cut = source[0] == "adaptive" if table == "tied" else bool(table_fields.get("cutoffs"))
-                    if output == "adaptive" or not cut:
+                    cut = bool(table_fields.get("cutoffs")) or (table == "tied" and source[0] == "adaptive")
+                    twice = table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
+                    if (output == "adaptive" or not cut) and not twice:
                         for fields in fields_list:
                             yield (source, (output, fields), (table, table_fields))
 

@@ -1,6 +1,6 @@
-"""Decoder-only transformer with layer normalisation before every sub-block."""
+"""Decoder-only transformers, normalised before every sub-block or after it."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,68 @@ class Cache(NamedTuple):
     keys: jax.Array
     values: jax.Array
     seen: jax.Array  # positions filled, a scalar
+
+
+class Block(nn.Module):
+    """One block: self-attention, then feed-forward; attributes as those of `Transformer`."""
+
+    features: int
+    heads: int
+    feed_forward: int
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x, cache, seen, train):
+        """`x [batch, time, features]`, this layer's cached `(keys, values)` or `()`; returns both, brought forward."""
+
+        def drop(rate, y):
+            return nn.Dropout(rate, deterministic=not train)(y)
+
+        def dense(width, name):
+            return nn.Dense(width, kernel_init=nn.initializers.xavier_uniform(), dtype=self.dtype, name=name)
+
+        def attend(x):
+            nonlocal cache
+            batch, time, _ = x.shape
+            heads = (batch, time, 3, self.heads, self.features // self.heads)
+            # One product for the three: Xavier over the joint shape is each one's Xavier with gain 1/sqrt(2), as released.
+            queries, keys, values = jnp.moveaxis(dense(3 * self.features, "query_key_value")(x).reshape(heads), 2, 0)
+            if cache:
+                keys, values = cache = tuple(
+                    jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
+                    for old, new in zip(cache, (keys, values), strict=True)
+                )
+            allowed = (jnp.arange(keys.shape[1])[None] <= seen + jnp.arange(time)[:, None])[None, None]
+            scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
+            attention = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf)).astype(self.dtype)
+            mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(self.attention_dropout, attention), values)
+            return drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))
+
+        def feed_forward(x):
+            inner = drop(self.activation_dropout, nn.relu(dense(self.feed_forward, "inner")(x)))
+            return drop(self.dropout, dense(self.features, "outer")(inner))
+
+        x = self.around(attend, self._norm("norm_attention"), x)
+        return self.around(feed_forward, self._norm("norm_feed_forward"), x), cache
+
+    def around(self, sub_block, norm, x):
+        """The residual connection around a sub-block, normalised at its entrance (section 4.1)."""
+        return x + sub_block(norm(x))
+
+    def _norm(self, name):
+        norm = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name=name)
+        return lambda x: norm(x).astype(self.dtype)
+
+
+class PostNormBlock(Block):
+    """A block whose residual sums are normalised; attributes as those of `Transformer`."""
+
+    def around(self, sub_block, norm, x):
+        """The residual connection around a sub-block, normalised after the sum (Vaswani et al. 2017, section 3.1)."""
+        return norm(x + sub_block(x))
 
 
 class Transformer(nn.Module):
@@ -46,6 +108,8 @@ class Transformer(nn.Module):
     final_norm: bool = True
     dtype: jnp.dtype = jnp.float32
 
+    block: ClassVar[type[nn.Module]] = Block
+
     def __post_init__(self):
         super().__post_init__()
         check_at_least(1, layers=self.layers, heads=self.heads, feed_forward=self.feed_forward)
@@ -69,7 +133,7 @@ class Transformer(nn.Module):
         x += sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)[None]
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         blocks = nn.scan(
-            Block,
+            self.block,
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast),
@@ -96,49 +160,13 @@ class Transformer(nn.Module):
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros((), jnp.int32))
 
 
-class Block(nn.Module):
-    """One block: self-attention, then feed-forward; attributes as those of `Transformer`."""
+class PostNormTransformer(Transformer):
+    """The decoder of Vaswani et al. 2017, normalised after every sub-block; attributes as those of `Transformer`.
 
-    features: int
-    heads: int
-    feed_forward: int
-    dropout: float
-    attention_dropout: float
-    activation_dropout: float
-    dtype: jnp.dtype
+    Its last hidden states are normalised by the last block, so `final_norm` is normally False here.
+    """
 
-    @nn.compact
-    def __call__(self, x, cache, seen, train):
-        """`x [batch, time, features]`, this layer's cached `(keys, values)` or `()`; returns both, brought forward."""
-
-        def drop(rate, y):
-            return nn.Dropout(rate, deterministic=not train)(y)
-
-        def norm(name):
-            return nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name=name)(x).astype(self.dtype)
-
-        def dense(width, name):
-            return nn.Dense(width, kernel_init=nn.initializers.xavier_uniform(), dtype=self.dtype, name=name)
-
-        batch, time, _ = x.shape
-        heads = (batch, time, 3, self.heads, self.features // self.heads)
-        # One product for the three: Xavier over the joint shape is each one's Xavier with gain 1/sqrt(2), as released.
-        queries, keys, values = jnp.moveaxis(
-            dense(3 * self.features, "query_key_value")(norm("norm_attention")).reshape(heads), 2, 0
-        )
-        if cache:
-            keys, values = cache = tuple(
-                jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
-                for old, new in zip(cache, (keys, values), strict=True)
-            )
-        allowed = (jnp.arange(keys.shape[1])[None] <= seen + jnp.arange(time)[:, None])[None, None]
-        scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
-        attention = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf)).astype(self.dtype)
-        mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(self.attention_dropout, attention), values)
-        x += drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))
-
-        inner = drop(self.activation_dropout, nn.relu(dense(self.feed_forward, "inner")(norm("norm_feed_forward"))))
-        return x + drop(self.dropout, dense(self.features, "outer")(inner)), cache
+    block = PostNormBlock
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:

@@ -2,14 +2,19 @@
 
 A table answers `bands() -> [(table [words_i, width_i], projection [width_i, features] | None), ...]`, frequent words
 first. Every input of this project is one too.
+
+Where band 0 is narrower or wider than the hidden states, one linear projection without bias brings the hidden states to
+its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's own projection starts from that width.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import jax
 from flax import linen as nn
 
 from adaptive_jax.cutoffs import band_sizes, band_widths
+from adaptive_jax.errors import InputError
 
 
 class OwnTable(nn.Module):
@@ -34,16 +39,15 @@ class OwnTable(nn.Module):
     def setup(self):
         sizes = band_sizes(self.vocabulary_size, self.cutoffs)
         widths = band_widths(self.width or self.features, self.factor, len(sizes))
-        xavier = nn.initializers.xavier_uniform()
-        self.tables = [
-            self.param(f"table_{i}", xavier, (words, width))
+        tables = [
+            self.param(f"table_{i}", nn.initializers.xavier_uniform(), (words, width))
             for i, (words, width) in enumerate(zip(sizes, widths, strict=True))
         ]
-        self.projections = [_own_projection(self, i, width, self.features) for i, width in enumerate(widths)]
+        self.pairs = list(zip(tables, _own_projections(self, widths, {}), strict=True))
 
     def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
         """See the module."""
-        return list(zip(self.tables, self.projections, strict=True))
+        return self.pairs
 
 
 class TiedTable(nn.Module):
@@ -57,27 +61,60 @@ class TiedTable(nn.Module):
         share_projections: use the source's projections of the tails; otherwise this module has its own.
         share_head_projection: use the source's projection of band 0 as well; otherwise the head has one of its own where
             the band's width is not `features`, and else none.
+        cutoffs: cut a source of one band here, so that all bands have its width: "no dimension reduction, tied" (Merity et
+            al. 2018; Table 7), whose tails have projections of their own. Empty: the source's own bands.
+
+    Raises:
+        InputError: cutoffs for a source that has several bands, or cutoffs beyond the vocabulary.
     """
 
     source: nn.Module
     features: int
     share_projections: bool = True
     share_head_projection: bool = False
+    cutoffs: Sequence[int] = ()
 
     def setup(self):
-        shared = self.source.bands()
-        share = [self.share_head_projection] + [self.share_projections] * (len(shared) - 1)
-        self.pairs = [
-            (table, projection if take else _own_projection(self, i, table.shape[1], self.features))
-            for i, ((table, projection), take) in enumerate(zip(shared, share, strict=True))
-        ]
+        bands = self.source.bands()
+        if self.cutoffs:
+            bands = _cut(bands, self.cutoffs)
+        given = [self.share_head_projection] + [self.share_projections] * (len(bands) - 1)
+        shared = {i: bands[i][1] for i, take in enumerate(given) if take and not (i and self.cutoffs)}
+        projections = _own_projections(self, [table.shape[1] for table, _ in bands], shared)
+        self.pairs = [(table, projection) for (table, _), projection in zip(bands, projections, strict=True)]
 
     def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
         """See the module."""
         return self.pairs
 
 
-def _own_projection(module, band, width, features):
-    if band == 0 and width == features:
-        return None
-    return module.param(f"projection_{band}", nn.initializers.xavier_uniform(), (width, features))
+def _cut(bands, cutoffs):
+    """The single band of `bands` as several, of one width."""
+    if len(bands) > 1:
+        raise InputError(
+            f"output.table.cutoffs={tuple(cutoffs)} cannot cut an input that has {len(bands)} bands: leave them empty, or use "
+            "input.name='lookup'"
+        )
+    [(table, projection)] = bands
+    ends = itertools.accumulate(band_sizes(table.shape[0], cutoffs), initial=0)
+    return [(table[first:end], projection) for first, end in itertools.pairwise(ends)]
+
+
+def _own_projections(module, widths, shared):
+    """A projection `[width_i, features]` for every band: that of `shared`, or one of the module's own, or None.
+
+    Where the hidden states are first projected to the width of band 0, a tail's own projection starts from there, so the
+    two are multiplied: a product of weights alone, small beside one of tokens.
+    """
+
+    def own(i, inner):
+        return module.param(f"projection_{i}", nn.initializers.xavier_uniform(), (widths[i], inner))
+
+    outer = None if 0 in shared or widths[0] == module.features else own(0, module.features)
+    projections = [shared.get(0, outer)]
+    for i in range(1, len(widths)):
+        if i in shared:
+            projections.append(shared[i])
+        else:
+            projections.append(own(i, module.features) if outer is None else own(i, widths[0]) @ outer)
+    return projections
