@@ -1,6 +1,7 @@
 """The language model: input → body → output, three free choices."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -8,15 +9,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
+from adaptive_jax.data.spelling import spell
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
+from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.outputs.adaptive import AdaptiveSoftmax
 from adaptive_jax.outputs.softmax import Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 
-INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput}
+INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN}
 BODIES = {"transformer": Transformer, "transformer_post_norm": PostNormTransformer}
 TABLES = {"own": OwnTable, "tied": TiedTable}
 OUTPUTS = {"softmax": Softmax, "adaptive": AdaptiveSoftmax}
@@ -74,7 +77,9 @@ def build(config: Mapping, vocabulary: Vocabulary | int) -> LanguageModel:
     check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
     dtype = jnp.dtype(config["dtype"])
     features = config["body"]["features"]
-    source = _make("input", INPUTS, config["input"], vocabulary_size=vocabulary_size, features=features, dtype=dtype)
+    given = {"char_cnn": {"spell": functools.partial(spell, vocabulary)}}.get(config["input"]["name"], {})
+    given |= {"vocabulary_size": vocabulary_size, "features": features, "dtype": dtype}
+    source = _make("input", INPUTS, config["input"], **given)
     body = _make("body", BODIES, config["body"], dtype=dtype)
     settings = dict(config["output"])
     table = settings.pop("table")
@@ -87,8 +92,7 @@ def build(config: Mapping, vocabulary: Vocabulary | int) -> LanguageModel:
 
 
 def _make(group, classes, settings, **given):
-    # JSON knows lists only, and a module's fields are to be hashable.
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    settings = {key: _tuples(value) for key, value in settings.items()}
     name = settings.pop("name")
     check_known(f"config.{group}.name={name!r}", name, classes)
     fields = {
@@ -102,6 +106,11 @@ def _make(group, classes, settings, **given):
         if required and key not in settings:
             raise InputError(f"config.{group}.{key} is missing, and {name!r} has no default for it")
     return classes[name](**given, **settings)
+
+
+def _tuples(value):
+    """Lists as tuples: JSON knows lists only, and a module's fields are to be hashable."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _check(model, config):

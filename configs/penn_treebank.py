@@ -1,10 +1,11 @@
-"""Penn Treebank (0.93M words, vocabulary 10,000): the smallest published corpus here.
+"""Penn Treebank (0.93M words, vocabulary 10,000): the eight rows of Baevski & Auli 2019, Table 3, on the smallest published
+corpus here.
 
-| row     | what it is                                  | published | parameters |
-|---------|---------------------------------------------|-----------|------------|
-| `adp_t` | ADP-T of Baevski & Auli 2019, 6 blocks, 256 | none      | 5.6M       |
-
-Not yet trained to the end. The command, with a download or with a local copy of the corpus:
+| row     | input and output layers                       | parameters |
+|---------|-----------------------------------------------|------------|
+TABLE
+There are no published numbers of these. Not yet trained to the end; `python -m benchmarks.rows` compares all eight in small
+(benchmarks/RESULTS.md). The commands, with a download or with a local copy of the corpus:
 
     python train.py --config=configs/penn_treebank.py:adp_t --workdir=runs/ptb [--config.data.path=DIR]
     python evaluate.py --workdir=runs/ptb --split=test --window=128 --context=64
@@ -13,8 +14,11 @@ Not yet trained to the end. The command, with a download or with a local copy of
 from ml_collections import ConfigDict
 
 from adaptive_jax.errors import check_known
+from configs.factorisation import factorisation
 
-ROWS = {"adp_t": {}}
+FILTERS = ((1, 32), (2, 64), (3, 96), (4, 128), (5, 128), (6, 128), (7, 128))
+BPE = {"data.codes": 4_000, "data.vocabulary_size": 4_500}
+ROWS = {"sm": {}, "sm_t": {}, "bpe": BPE, "bpe_t": BPE, "asm": {}, "cnn": {}, "adp": {}, "adp_t": {}}
 
 
 def get_config(row="adp_t"):
@@ -37,10 +41,13 @@ def get_config(row="adp_t"):
                 "cache": "~/.cache/adaptive_jax",
                 "threshold": 1,
                 "limit": 0,
+                "codes": 0,
                 "vocabulary_size": 10_000,
                 "block": 128,
             },
-            "input": {"name": "adaptive", "cutoffs": (2_000, 5_000), "factor": 4, "width": 0},
+            **factorisation(
+                row, cutoffs=(2_000, 5_000), width=128, narrow=64, characters=32, filters=FILTERS, tail_dropout=0.2
+            ),
             "body": {
                 "name": "transformer",
                 "layers": 6,
@@ -51,14 +58,6 @@ def get_config(row="adp_t"):
                 "attention_dropout": 0.1,
                 "activation_dropout": 0.1,
                 "final_norm": True,
-            },
-            "output": {
-                "name": "adaptive",
-                "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
-                "tail_dropout": 0.2,
-                "input_dropout": 0.0,
-                "label_smoothing": 0.0,
-                "z_loss": 0.0,
             },
             "optimizer": {  # 500 + 1,000 (1 + 2 + 4) = 7,500 updates
                 "learning_rate": 0.5,
@@ -73,5 +72,5 @@ def get_config(row="adp_t"):
             },
         }
     )
-    config.update(ROWS[row])
+    config.update_from_flattened_dict(ROWS[row])
     return config

@@ -33,6 +33,7 @@ def get_config(row="adp_t"):
                 "cache": "~/.cache/adaptive_jax",
                 "threshold": 2,
                 "limit": 0,
+                "codes": 0,
                 "vocabulary_size": 8_447,
                 "block": 64,
             },
@@ -50,7 +51,7 @@ def get_config(row="adp_t"):
             },
             "output": {
                 "name": "adaptive",
-                "table": {"name": "tied", "share_projections": True, "share_head_projection": False},
+                "table": {"name": "tied", "share_projections": True, "share_head_projection": False, "cutoffs": ()},
                 "tail_dropout": 0.0,
                 "input_dropout": 0.0,
                 "label_smoothing": 0.0,

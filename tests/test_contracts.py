@@ -8,16 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.model import BODIES, INPUTS, OUTPUTS, TABLES, build
 
 VOCABULARY, FEATURES, BATCH, TIME = 61, 16, 3, 8
 CUTOFFS = (11, 30)
+SPELT = {"ab" * (n % 9) + chr(ord("a") + n % 26) + str(n): 1 for n in range(VOCABULARY - 2)}
+WORDS = Vocabulary.build({"<eos>": 3, "<unk>": 2} | SPELT)
 
 # Smallest settings of each layer; a layer that is missing here fails test_every_layer_is_under_contract.
 INPUT = {
     "lookup": [{}, {"width": 8}],
     "adaptive": [{"cutoffs": CUTOFFS, "factor": 2}, {"cutoffs": (7, 20, 40), "factor": 2, "width": 8}],
+    "char_cnn": [
+        {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 2, "length": 12},
+        {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40}],
 }
+SPELLING = {"char_cnn"}  # words share what they are spelt with, so a gradient for one reaches others
 BODY = {
     "transformer": [
         {"layers": 2, "heads": 2, "feed_forward": 24},
@@ -56,13 +63,15 @@ def whole_models():
                             yield (source, (output, fields), (table, table_fields))
 
 
-MODELS = [pytest.param(case, id="-".join(part[0] for part in case) + f"-{i}") for i, case in enumerate(whole_models())]
+OWN_ROWS = [pytest.param(case, id="-".join(part[0] for part in case) + f"-{i}") for i, case in enumerate(whole_models())]
+# One more, whose output words are spelt and share all parameters.
+MODELS = [*OWN_ROWS, pytest.param((("char_cnn", INPUT["char_cnn"][0]), ("softmax", {}), ("tied", {})), id="composed")]
 
 
 @functools.cache
 def _made(key):
     source, output, table = ast.literal_eval(key)
-    model = build(config(input=source, output=output, table=table), VOCABULARY)
+    model = build(config(input=source, output=output, table=table), WORDS)
     ids = jax.random.randint(jax.random.key(1), (BATCH, TIME), 0, VOCABULARY)
     params = model.init(jax.random.key(0), ids, ids, jnp.ones(ids.shape))
     return model, params
@@ -90,7 +99,7 @@ def test_every_layer_is_under_contract():
 @pytest.mark.parametrize("source", cases(INPUT))
 def test_input_is_rows_of_its_table(source):
     """`__call__` equals rows of the table that `bands()` assembles."""
-    model = build(config(input=source), VOCABULARY).input
+    model = build(config(input=source), WORDS).input
     everything = jnp.arange(VOCABULARY)
     params = model.init(jax.random.key(0), everything)
     bands = run(model, params, method="bands")
@@ -100,10 +109,10 @@ def test_input_is_rows_of_its_table(source):
     np.testing.assert_allclose(run(model, params, tokens), table[tokens], atol=1e-6)
 
 
-@pytest.mark.parametrize("source", cases(INPUT))
+@pytest.mark.parametrize("source", cases({name: INPUT[name] for name in INPUT if name not in SPELLING}))
 def test_input_gradient_reaches_only_the_words_given(source):
     """Rows of the words given, and only those, change when their vectors are pulled."""
-    model = build(config(input=source), VOCABULARY).input
+    model = build(config(input=source), WORDS).input
     params = model.init(jax.random.key(0), jnp.arange(VOCABULARY))
     given = jnp.array([2, 12, 45])
 
@@ -119,7 +128,7 @@ def test_input_gradient_reaches_only_the_words_given(source):
 @pytest.mark.parametrize("body", cases(BODY))
 def test_body_is_causal(body):
     """The hidden state of a position depends on itself and what came before, by gradient, and on nothing after it."""
-    model = build(config(body=body), VOCABULARY).body
+    model = build(config(body=body), WORDS).body
     vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
     params = model.init(jax.random.key(1), vectors)
 
@@ -136,7 +145,7 @@ def test_body_is_causal(body):
 @pytest.mark.parametrize("first", [1, 3, TIME // 2])
 def test_body_with_a_carry_two_parts_equal_the_whole(body, first):
     """Feeding a row in two parts, handing on the carry, gives the hidden states of feeding it whole."""
-    model = build(config(body=body), VOCABULARY).body
+    model = build(config(body=body), WORDS).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
     params = model.init(jax.random.key(1), vectors)
     whole, _ = run(model, params, vectors)
@@ -162,7 +171,7 @@ def test_output_is_normalised_and_agrees_with_itself(case):
     np.testing.assert_allclose(loss, jnp.sum(weights * expected), rtol=1e-5)
 
 
-@pytest.mark.parametrize("case", MODELS)
+@pytest.mark.parametrize("case", OWN_ROWS)
 def test_every_word_gets_a_gradient_as_a_target(case):
     """The row of a word that is the only target is pulled, the first two of each cluster included."""
     model, params = made(case)

@@ -1,0 +1,191 @@
+"""Character CNN: a word's vector is computed from its spelling, once for every distinct word of a batch."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax import lax
+
+# Distinct words whose characters are alive at a time.
+CHUNK = 256
+# A chunk of words no longer than this is convolved over so many columns only; the last resort is the full length.
+SHORT = (8, 16)
+
+
+class CharacterCNN(nn.Module):
+    """Word vectors from spelling (Kim et al. 2016, as in Baevski & Auli 2019, section 4.4).
+
+    Every byte of a word has a vector; filters of several lengths run over them, and the largest response of each, after a
+    ReLU, passes highway layers and a linear projection with bias. Bytes beyond `length` are not read. `<eos>` and `<unk>`
+    have vectors of their own.
+
+    The work is that of the distinct words: they are sorted by length and computed `CHUNK` at a time, in a loop whose trip
+    count is read off the data; the backward pass runs the same loop and computes each chunk again.
+
+    Fresh weights are spread as in the paper's public code.
+
+    Attributes:
+        vocabulary_size: words.
+        features: width of what `__call__` returns.
+        spell: for a length, gives the letters `[vocabulary_size, length]` of all words, and the `symbol [vocabulary_size]` of
+            those that are not spelt; see `adaptive_jax.data.spelling.spell`.
+        width: of a character's vector (the paper's 128).
+        filters: of each filter the characters it spans and the features it gives: `((1, 128), (2, 256), ...)`.
+        highway_layers: 1 for WikiText-103, 2 for Billion Word.
+        length: bytes of a word that are read (released code: 50), at least the span of the longest filter.
+        dtype: of the matrix products; parameters are float32.
+    """
+
+    vocabulary_size: int
+    features: int
+    spell: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    width: int
+    filters: Sequence[Sequence[int]]
+    highway_layers: int
+    length: int
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        init = nn.initializers
+        pooled = sum(out for _, out in self.filters)
+        self.characters = self.param("characters", init.xavier_normal(), (256, self.width))
+        self.symbols = self.param("symbols", init.xavier_normal(), (2, self.features))
+        self.convolutions = [
+            (
+                self.param(f"filter_{i}", init.variance_scaling(1 / 3, "fan_in", "uniform"), (span, self.width, out)),
+                self.param(f"filter_bias_{i}", _uniform((span * self.width) ** -0.5), (out,)),
+            )
+            for i, (span, out) in enumerate(self.filters)
+        ]
+        self.highways = [
+            (
+                self.param(f"highway_{i}", init.xavier_normal(), (pooled, 2 * pooled)),
+                self.param(f"highway_bias_{i}", _carry_first, (2 * pooled,)),
+            )
+            for i in range(self.highway_layers)
+        ]
+        self.projection = self.param("projection", init.xavier_uniform(), (pooled, self.features))
+        self.projection_bias = self.param("projection_bias", init.zeros, (self.features,))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Token ids `[...]` to vectors `[..., features]`."""
+        letters, symbol = self.spell(self.length)
+        lengths = (letters > 0).sum(axis=1)
+        by_length = np.argsort(lengths, kind="stable")
+        weights = {
+            "characters": self.characters,
+            "symbols": self.symbols,
+            "convolutions": self.convolutions,
+            "highways": self.highways,
+            "projection": (self.projection, self.projection_bias),
+        }
+        spelling = _Spelling(*(jnp.asarray(array[by_length]) for array in (letters, symbol, lengths)))
+        # Words are known by their places in the order of length, so that the distinct ones come out sorted by it.
+        places = jnp.asarray(np.argsort(by_length, kind="stable"))[tokens.ravel()]
+        chunk = min(CHUNK, len(places), self.vocabulary_size)
+        vectors = _of_distinct((self.dtype, chunk), weights, places, spelling)
+        return vectors.reshape(*tokens.shape, self.features)
+
+    def bands(self) -> list[tuple[jax.Array, None]]:
+        """The one band `(table [words, features], None)`: the vectors of all words, computed here and now."""
+        return [(self(jnp.arange(self.vocabulary_size)), None)]
+
+
+class _Spelling(NamedTuple):
+    """Every array from the shortest word to the longest."""
+
+    letters: jax.Array  # [words, length]
+    symbol: jax.Array  # [words]
+    lengths: jax.Array  # [words]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _of_distinct(static, weights, places, spelling):
+    """Vectors `[tokens, features]` of the words at `places [tokens]` of `spelling`, each distinct one computed once."""
+    dtype, chunk = static
+    words, index, trips = _distinct(places, spelling, chunk)
+
+    def visit(trip, vectors):
+        at = trip * chunk
+        rows = lax.dynamic_slice_in_dim(words, at, chunk)
+        return lax.dynamic_update_slice_in_dim(vectors, _vectors(dtype, weights, rows, spelling), at, 0)
+
+    vectors = jnp.zeros((len(words), weights["projection"][0].shape[1]), dtype)
+    return lax.fori_loop(0, trips, visit, vectors)[index]
+
+
+def _forward(static, weights, places, spelling):
+    return _of_distinct(static, weights, places, spelling), (weights, places, spelling)
+
+
+def _backward(static, residuals, cotangent):
+    dtype, chunk = static
+    weights, places, spelling = residuals
+    words, index, trips = _distinct(places, spelling, chunk)
+    pulls = jnp.zeros((len(words), cotangent.shape[1]), jnp.float32).at[index].add(cotangent.astype(jnp.float32))
+
+    def visit(trip, gradient):
+        rows, pull = (lax.dynamic_slice_in_dim(array, trip * chunk, chunk) for array in (words, pulls))
+        _, vjp = jax.vjp(lambda w: _vectors(dtype, w, rows, spelling), weights)
+        return jax.tree.map(jnp.add, gradient, vjp(pull.astype(dtype))[0])
+
+    gradient = lax.fori_loop(0, trips, visit, jax.tree.map(jnp.zeros_like, weights))
+    return gradient, None, None
+
+
+_of_distinct.defvjp(_forward, _backward)
+
+
+def _distinct(places, spelling, chunk):
+    """The distinct places in rising order, with room for whole chunks; where each token's stands there; the chunks in use."""
+    known = len(spelling.lengths)
+    room = -(-min(len(places), known) // chunk) * chunk
+    words, index = jnp.unique(places, return_inverse=True, size=room, fill_value=known)
+    return words, index, (jnp.sum(words < known) + chunk - 1) // chunk
+
+
+def _vectors(dtype, weights, rows, spelling):
+    """Vectors `[chunk, features]` of rows of `spelling`; a row beyond its end gives what nobody reads."""
+    letters, symbol, lengths = (array.at[rows].get(mode="fill", fill_value=0) for array in spelling)
+    full = letters.shape[1]
+    widest = max(kernel.shape[0] for kernel, _ in weights["convolutions"])
+    # So many columns that a word is followed by a window of empty ones alone exactly where the full length has one.
+    short = [most for most in SHORT if most + widest < full]
+    branches = [functools.partial(_spell, dtype, weights, columns=c) for c in (*(most + widest for most in short), full)]
+    branch = jnp.sum(lengths.max() > jnp.array(short, lengths.dtype))
+    vectors = lax.switch(branch, branches, letters.astype(jnp.int32))
+    own = weights["symbols"].astype(dtype)[jnp.maximum(symbol, 0)]
+    return jnp.where(symbol[:, None] >= 0, own, vectors)
+
+
+def _spell(dtype, weights, letters, *, columns):
+    """Vectors `[chunk, features]` of words `[chunk, length]`, of which the first `columns` letters say everything."""
+    weights = jax.tree.map(lambda a: a.astype(dtype), weights)
+    table = jnp.pad(weights["characters"], [(1, 0), (0, 0)])
+    x = table[letters[:, :columns]]
+    pooled = []
+    for kernel, bias in weights["convolutions"]:
+        span, width, out = kernel.shape
+        windows = jnp.stack([x[:, i : columns - span + 1 + i] for i in range(span)], axis=2)
+        responses = windows.reshape(*windows.shape[:2], span * width) @ kernel.reshape(span * width, out)
+        pooled.append(nn.relu(responses.max(axis=1) + bias[None]))
+    x = jnp.concatenate(pooled, axis=1)
+    for kernel, bias in weights["highways"]:
+        new, gate = jnp.split(x @ kernel + bias[None], 2, axis=1)
+        gate = nn.sigmoid(gate)
+        x = gate * x + (1 - gate) * nn.relu(new)
+    kernel, bias = weights["projection"]
+    return x @ kernel + bias[None]
+
+
+def _uniform(bound):
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def _carry_first(key, shape):
+    """The biases of a highway layer: its gates start mostly open for what came in."""
+    return jnp.repeat(jnp.array([0.0, 1.0]), shape[0] // 2)

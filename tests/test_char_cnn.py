@@ -1,0 +1,135 @@
+"""The character CNN against a plain one: word by word, every column, every filter tap, in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.data.spelling import spell
+from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.inputs import char_cnn
+from adaptive_jax.inputs.char_cnn import CharacterCNN
+
+# Lengths on both sides of every number of columns that is treated on its own: 8, 16, and the full 30.
+WORDS = ["<eos>", "<unk>", "a", "ab", "ba", "naïve", "日本", "x" * 7, "y" * 8, "yx" * 4 + "z", "q" * 15, "r" * 16, "s" * 17,
+         "t" * 26, "u" * 27, "v" * 28, "w" * 29, "abc" * 10, "abc" * 10 + "different beyond what is read"]
+VOCABULARY = Vocabulary.build({word: 1 for word in WORDS} | {"<eos>": 3})
+LENGTH, FEATURES = 30, 5
+
+
+def module(**fields):
+    settings = {"width": 4, "filters": ((1, 3), (2, 4), (4, 5)), "highway_layers": 2, "length": LENGTH}
+    return CharacterCNN(len(VOCABULARY), FEATURES, functools.partial(spell, VOCABULARY), **settings | fields)
+
+
+def shaken(model, seed=0):
+    """Fresh parameters with noise on all of them, so that no bias is zero."""
+    params = model.init(jax.random.key(seed), jnp.zeros(1, jnp.int32))["params"]
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+    return tree.unflatten([a + 0.3 * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)])
+
+
+def plain(params, word, model):
+    """The vector of one word, float64."""
+    p = {name: np.asarray(value, np.float64) for name, value in params.items()}
+    if word in ("<eos>", "<unk>"):
+        return p["symbols"][["<eos>", "<unk>"].index(word)]
+    letters = [p["characters"][byte] for byte in word.encode()[: model.length]]
+    letters += [np.zeros(model.width)] * (model.length - len(letters))
+    pooled = []
+    for i, (span, out) in enumerate(model.filters):
+        responses = [sum(letters[start + tap] @ p[f"filter_{i}"][tap] for tap in range(span)) + p[f"filter_bias_{i}"]
+                     for start in range(model.length - span + 1)]
+        pooled.append(np.maximum(np.max(responses, axis=0), 0).reshape(out))
+    x = np.concatenate(pooled)
+    for i in range(model.highway_layers):
+        both = x @ p[f"highway_{i}"] + p[f"highway_bias_{i}"]
+        new, gate = np.maximum(both[: len(x)], 0), 1 / (1 + np.exp(-both[len(x):]))
+        x = gate * x + (1 - gate) * new
+    return x @ p["projection"] + p["projection_bias"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"highway_layers": 0}, {"filters": ((7, 6),), "highway_layers": 1}, {"length": 9}])
+def test_vectors_are_those_of_the_plain_one(fields):
+    """Every word of the vocabulary, short or cut off, ASCII or not."""
+    model = module(**fields)
+    params = shaken(model)
+    [(table, _)] = jax.jit(lambda p: model.apply({"params": p}, method="bands"))(params)
+    expected = np.array([plain(params, word, model) for word in VOCABULARY.words])
+    np.testing.assert_allclose(table, expected, rtol=1e-5, atol=1e-5)
+
+
+def direct(model, params, tokens):
+    """The same vectors without any sharing or loop, which JAX differentiates by itself."""
+    letters, symbol = spell(VOCABULARY, model.length)
+    weights = {
+        "characters": params["characters"],
+        "convolutions": [(params[f"filter_{i}"], params[f"filter_bias_{i}"]) for i in range(len(model.filters))],
+        "highways": [(params[f"highway_{i}"], params[f"highway_bias_{i}"]) for i in range(model.highway_layers)],
+        "projection": (params["projection"], params["projection_bias"])}
+    letters, symbol = jnp.asarray(letters, jnp.int32)[tokens], jnp.asarray(symbol)[tokens]
+    vectors = char_cnn._spell(jnp.float32, weights, letters, columns=model.length)
+    return jnp.where(symbol[:, None] >= 0, params["symbols"][symbol], vectors)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 256])
+@pytest.mark.parametrize("tokens", [[2], [5, 5, 5], [0, 1, 0], list(range(len(WORDS))), [17, 3, 17, 3, 0, 18, 9, 9, 2, 11, 4, 17]])
+def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
+    """Values and gradients equal those of the word-by-position way, for chunks that divide, do not divide and exceed."""
+    monkeypatch.setattr(char_cnn, "CHUNK", chunk)
+    model, tokens = module(), jnp.array(tokens)
+    params = shaken(model)
+    pull = jax.random.normal(jax.random.key(5), (len(tokens), FEATURES))
+
+    def value(function):
+        return jax.jit(jax.value_and_grad(lambda p: jnp.vdot(function(p), pull)))(params)
+
+    ours, gradient = value(lambda p: model.apply({"params": p}, tokens))
+    theirs, expected = value(lambda p: direct(model, p, tokens))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected)
+
+
+def test_work_is_that_of_the_distinct_words():
+    """A batch of 64 times one word runs one chunk, not 64: the loop's trip count says so."""
+    spelling = char_cnn._Spelling(jnp.zeros((40, 4)), jnp.zeros(40), jnp.zeros(40))
+    for tokens, trips in (jnp.full(64, 7), 1), (jnp.arange(64) % 8, 1), (jnp.arange(64) % 9, 2), (jnp.arange(64) % 40, 5):
+        words, index, visits = char_cnn._distinct(tokens, spelling, 8)
+        assert int(visits) == trips
+        np.testing.assert_array_equal(words[index], tokens)
+
+
+def test_gradient_reaches_the_letters_of_the_words_given():
+    """Only bytes that occur in the words given, within what is read, have a gradient."""
+    model = module()
+    given = ["naïve", "abc" * 10 + "different beyond what is read", "<unk>"]
+    tokens = jnp.array([VOCABULARY.index[word] for word in given])
+    gradient = jax.grad(lambda p: jnp.sum(model.apply({"params": p}, tokens) ** 2))(shaken(model))
+    touched = set(np.flatnonzero(np.abs(gradient["characters"]).sum(axis=1)))
+    assert touched == {byte for word in given[:2] for byte in word.encode()[:LENGTH]}
+    assert not gradient["symbols"][0].any()
+    assert gradient["symbols"][1].all()
+
+
+def test_bfloat16_is_near():
+    """Computing in bfloat16 gives bfloat16 vectors near the others."""
+    params = shaken(module())
+    tokens = jnp.arange(len(WORDS))
+    half = module(dtype=jnp.bfloat16).apply({"params": params}, tokens)
+    assert half.dtype == jnp.bfloat16
+    whole = module().apply({"params": params}, tokens)
+    assert 0 < np.abs(half.astype(jnp.float32) - whole).max() < 0.05 * np.abs(whole).max()
+
+
+def test_spelling_says_what_the_docstring_says():
+    """Bytes from 1, nothing for `<eos>` and `<unk>`, and blank rows where only a number of words is known."""
+    letters, symbol = spell(VOCABULARY, 4)
+    assert letters[VOCABULARY.index["ab"]].tolist() == [98, 99, 0, 0]
+    assert letters[VOCABULARY.index["日本"]].tolist() == [byte + 1 for byte in "日本".encode()[:4]]
+    assert [symbol[VOCABULARY.index[word]] for word in ("<eos>", "<unk>", "ab")] == [0, 1, -1]
+    assert not letters[VOCABULARY.eos].any()
+    letters, symbol = spell(6, 4)
+    assert letters.shape == (6, 4) and not letters.any() and (symbol == -1).all()
