@@ -12,6 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from adaptive_jax.data.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -79,7 +80,7 @@ def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
         InputError: with the sizes of both vocabularies.
     """
     path = workdir / "vocabulary.txt"
-    if path.exists() and (old := Vocabulary.read(path)).digest != vocabulary.digest:
+    if path.exists() and (old := read_vocabulary(path)).digest != vocabulary.digest:
         raise InputError(
             f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the same ones in the same order: "
             "restore the corpus or use another --workdir"

@@ -4,6 +4,7 @@ import errno
 import logging as standard_logging
 import os
 import sys
+from collections.abc import Sequence
 
 from absl import app, flags, logging
 
@@ -14,28 +15,34 @@ UNWRITABLE = {
 }  # fmt: skip
 
 
-def run(main) -> None:
-    """Parses the flags, calls `main()` and exits: 0, 2 after bad input, 130 after an interruption."""
+def run(main, positional: Sequence[str] = ()) -> None:
+    """Parses the flags, calls `main()` and exits: 0, 2 after bad input, 130 after an interruption.
+
+    positional: names of arguments that stand without a flag; all are needed, and `main` is given them in this order.
+    """
     # Orbax warns of ordinary things; this project's own warnings stay.
     logging.set_verbosity(logging.ERROR)
     standard_logging.getLogger("adaptive_jax").setLevel(standard_logging.WARNING)
-    app.run(lambda argv: _guarded(main), flags_parser=_parse)
+    app.run(lambda argv: _guarded(main, argv[1:]), flags_parser=lambda argv: _parse(argv, positional))
 
 
-def _parse(argv):
+def _parse(argv, positional):
     try:
         rest = flags.FLAGS(argv)
-        if rest[1:]:
-            raise InputError(f"{rest[1]!r} is no flag: write --flag=value; --help lists the flags")
+        given, needed = len(rest) - 1, len(positional)
+        if given < needed:
+            raise InputError(f"{positional[given]} is missing: give {' '.join(positional)}; --help says what they are")
+        if given > needed:
+            raise InputError(f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags")
         return rest
     # ml_collections raises these for a config that cannot be loaded and for keys that it does not have.
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         _fail(_message(error))
 
 
-def _guarded(main):
+def _guarded(main, arguments):
     try:
-        main()
+        main(*arguments)
     except InputError as error:
         _fail(_message(error))
     except OSError as error:

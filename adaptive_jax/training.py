@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from adaptive_jax import optim, sharding
@@ -25,9 +26,9 @@ def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, r
     Returns:
         `update(state, batch) -> (state, numbers)`: `batch` holds arrays `[accumulation, rows, time]`; gradients are summed
         over all tokens of the update and divided once by the sum of their weights. The state given is used up. `numbers`
-        are scalars: `nll` (plain, nats a word, dropout on), `loss` (with regularisation), `learning_rate`,
-        `gradient_norm` (before clipping), `words`. Dropout is a function of the seed, the step, the batch within the update
-        and, for the tails, the device: another accumulation or number of devices draws other masks.
+        are scalars: `nll` (plain, nats a token, dropout on), `loss` (with regularisation), `learning_rate`,
+        `gradient_norm` (before clipping), `tokens` (the sum of weights). Dropout is a function of the seed, the step, the
+        batch within the update and, for the tails, the device: another accumulation or number of devices draws other masks.
     """
     output_loss = sharding.local_loss(model, mesh)
 
@@ -48,15 +49,15 @@ def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, r
             return jax.tree.map(jnp.add, total, (gradients, loss, nll, jnp.sum(batch.weights))), None
 
         zeros = (jax.tree.map(jnp.zeros_like, state.params), 0.0, 0.0, 0.0)
-        (gradients, loss, nll, words), _ = jax.lax.scan(add, zeros, (jnp.arange(len(batch.inputs)), batch))
-        gradients = jax.tree.map(lambda g: g / words, gradients)
+        (gradients, loss, nll, tokens), _ = jax.lax.scan(add, zeros, (jnp.arange(len(batch.inputs)), batch))
+        gradients = jax.tree.map(lambda g: g / tokens, gradients)
         changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
         numbers = {
-            "nll": nll / words,
-            "loss": loss / words,
+            "nll": nll / tokens,
+            "loss": loss / tokens,
             "learning_rate": rate(state.step),
             "gradient_norm": optax.global_norm(gradients),
-            "words": words,
+            "tokens": tokens,
         }
         return State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state), numbers
 
@@ -97,7 +98,7 @@ def train(config: dict, workdir: Path) -> None:
     write_json(workdir / "plan.json", costs)
     write_json(workdir / "config.json", config)
 
-    model = build(config, len(vocabulary))
+    model = build(config, vocabulary)
     optimizer, rate = optim.from_config(config["optimizer"])
     checkpoints = Checkpoints(workdir, config["keep"])
     if (step := checkpoints.latest()) is None:
@@ -112,36 +113,39 @@ def train(config: dict, workdir: Path) -> None:
 def run(config, mesh, model, update, state, corpus, costs, checkpoints, metrics) -> None:
     """The loop itself, from `state` to the last update; closes `checkpoints` and `metrics`."""
     steps, block, rows = config["steps"], config["data"]["block"], costs["rows_per_update"]
-    eos, validation_ids = corpus.vocabulary.eos, corpus.ids["validation"]
-    unigram = corpus.vocabulary.unigram_nll(validation_ids)
+    eos, ends, validation_ids = corpus.vocabulary.eos, corpus.vocabulary.ends, corpus.ids["validation"]
+    facts = corpus.vocabulary.count_words(validation_ids), corpus.vocabulary.unigram_nll(validation_ids)
 
     def batch(step):
+        """Batch of an update, on the devices, and the number of words of the text that end in it."""
         whole = batching.training_batch(corpus.ids["train"], eos, block, rows, config["seed"], step - 1)
         parts = batching.Batch(*(a.reshape(costs["accumulation"], -1, block) for a in whole))
-        return sharding.put_rows(mesh, parts, axis=1)
+        words = int(np.sum(ends[whole.targets] & (whole.weights > 0)))
+        return sharding.put_rows(mesh, parts, axis=1), words
 
     try:
         first = int(state.step) + 1
         if first <= steps:
-            update = update.lower(state, batch(first)).compile()
+            update = update.lower(state, batch(first)[0]).compile()
         window, numbers = _Window(), None
         for step in range(first, steps + 1):
             with jax.transfer_guard("disallow"):
-                state, following = update(state, batch(step))
+                arrays, words = batch(step)
+                state, following = update(state, arrays)
             # The step is under way; now there is time to read the numbers of the one before.
             if numbers is not None:
-                window.add(step - 1, jax.device_get(numbers))
-            numbers = following
+                window.add(step - 1, *jax.device_get(numbers))
+            numbers = following, words
             evaluate, save = (due(step, config[key], steps) for key in ("evaluate_every", "checkpoint_every"))
             if evaluate or save or due(step, config["log_every"], steps):
-                window.add(step, jax.device_get(numbers))
+                window.add(step, *jax.device_get(numbers))
                 numbers = None
                 metrics.write(step, "train", window.close())
             metrics.advance(step)
             if evaluate or save:
                 nll = score(model, state.params, mesh, validation_ids, eos, window=block, context=0,
                             rows=mesh.size * costs["rows_per_device"])  # fmt: skip
-                validation = summary(nll, unigram)
+                validation = summary(nll, *facts)
                 check_finite(step, validation=validation["nll"])
                 metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
                 if save:
@@ -174,17 +178,19 @@ class _Window:
         self.nll = self.words = 0.0
         self.last = {}
 
-    def add(self, step, numbers):
+    def add(self, step, numbers, words):
         check_finite(step, loss=float(numbers["loss"]), gradient_norm=float(numbers["gradient_norm"]))
-        self.nll += float(numbers["nll"]) * float(numbers["words"])
-        self.words += float(numbers["words"])
+        self.nll += float(numbers["nll"]) * float(numbers["tokens"])
+        self.words += words
         self.last = numbers
 
     def close(self):
         seconds = time.perf_counter() - self.start
+        # One word may be longer than a batch.
+        nll = self.nll / self.words if self.words else math.inf
         report = {
-            "nll": self.nll / self.words,
-            "perplexity": perplexity(self.nll / self.words),
+            "nll": nll,
+            "perplexity": perplexity(nll),
             "words_per_second": self.words / seconds,
             "learning_rate": float(self.last["learning_rate"]),
             "gradient_norm": float(self.last["gradient_norm"]),

@@ -3,7 +3,15 @@ corpus here.
 
 | row     | input and output layers                       | parameters |
 |---------|-----------------------------------------------|------------|
-TABLE
+| `sm`    | words of 128, full softmax                    |       7.4M |
+| `sm_t`  | the same, tied                                |       6.1M |
+| `bpe`   | 4K sub-words of 256, full softmax             |       6.9M |
+| `bpe_t` | the same, tied                                |       5.8M |
+| `asm`   | words of 64, adaptive softmax                 |       6.2M |
+| `cnn`   | character CNN, adaptive softmax               |       6.8M |
+| `adp`   | adaptive input, adaptive softmax              |       6.4M |
+| `adp_t` | the same, tied                                |       5.6M |
+
 There are no published numbers of these. Not yet trained to the end; `python -m benchmarks.rows` compares all eight in small
 (benchmarks/RESULTS.md). The commands, with a download or with a local copy of the corpus:
 
@@ -17,7 +25,7 @@ from adaptive_jax.errors import check_known
 from configs.factorisation import factorisation
 
 FILTERS = ((1, 32), (2, 64), (3, 96), (4, 128), (5, 128), (6, 128), (7, 128))
-BPE = {"data.codes": 4_000, "data.vocabulary_size": 4_500}
+BPE = {"data.codes": 4_000, "data.vocabulary_size": 4_298}
 ROWS = {"sm": {}, "sm_t": {}, "bpe": BPE, "bpe_t": BPE, "asm": {}, "cnn": {}, "adp": {}, "adp_t": {}}
 
 

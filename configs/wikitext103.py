@@ -40,9 +40,9 @@ Where paper and released code differ, the paper is followed: 16 heads (released:
 same rate on the output's whole input too, `--config.output.input_dropout=0.2`). As released, the last hidden states are
 not normalised. An update of `best` is 73,728 tokens, 3 batches of 3072 on 8 devices, as in the released recipe.
 
-Hours are those of 8 V100. Table 6 calls its rows ADP, but its 21.23 is that of `asm` in Tables 3 and 7. Table 8 lists the bands 20K/40K/200K twice,
-with 19.79 (`adp_t`) and 19.99. The published counts of parameters are of a vocabulary of 267,744, padded for speed; with
-267,735 words, `sm` and `sm_dropout_40` have 476.75M, and all others the same to 0.1M.
+Hours are those of 8 V100. Table 6 calls its rows ADP, but its 21.23 is that of `asm` in Tables 3 and 7. Table 8 lists the
+bands 20K/40K/200K twice, with 19.79 (`adp_t`) and 19.99. The published counts of parameters are of a vocabulary padded to
+267,744; with 267,735 words `sm` and `sm_dropout_40` have 476.75M, which is printed as 476.7M, and the others are the same.
 """
 
 from ml_collections import ConfigDict

@@ -3,7 +3,15 @@ can hold.
 
 | row     | input and output layers                       | parameters |
 |---------|-----------------------------------------------|------------|
-TABLE
+| `sm`    | words of 128, full softmax                    |      13.3M |
+| `sm_t`  | the same, tied                                |       9.1M |
+| `bpe`   | 8K sub-words of 256, full softmax             |       9.0M |
+| `bpe_t` | the same, tied                                |       6.9M |
+| `asm`   | words of 64, adaptive softmax                 |       8.4M |
+| `cnn`   | character CNN, adaptive softmax               |       7.5M |
+| `adp`   | adaptive input, adaptive softmax              |       7.8M |
+| `adp_t` | the same, tied                                |       6.3M |
+
 There are no published numbers of these. Not yet trained to the end; `python -m benchmarks.rows` compares all eight in small
 (benchmarks/RESULTS.md). The commands, with a download or with a local copy of the corpus:
 
@@ -17,7 +25,7 @@ from adaptive_jax.errors import check_known
 from configs.factorisation import factorisation
 
 FILTERS = ((1, 32), (2, 64), (3, 96), (4, 128), (5, 128), (6, 128), (7, 128))
-BPE = {"data.codes": 8_000, "data.vocabulary_size": 9_000}
+BPE = {"data.codes": 8_000, "data.vocabulary_size": 8_389}
 ROWS = {"sm": {}, "sm_t": {}, "bpe": BPE, "bpe_t": BPE, "asm": {}, "cnn": {}, "adp": {}, "adp_t": {}}
 
 

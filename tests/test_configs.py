@@ -151,8 +151,8 @@ def test_tiny_copy_takes_a_step_that_moves_every_parameter(config):
             leaf = leaf[sorted({byte for word in WORDS.words for byte in word.encode()[:10]} - set(b"<eosunk>"))]
         silent = np.abs(leaf).reshape(leaf.shape[0], -1) == 0
         # A unit behind a ReLU may be off for all words; everything else must move.
-        behind_relu = any(part in name for part in ("inner", "outer", "filter", "highway"))
-        assert silent.mean() < (0.2 if behind_relu else 1e-9), name
+        off = {"inner": 0.05, "outer": 0.05, "highway": 0.6, "filter": 0.6}  # narrow filters often start below 0
+        assert silent.mean() < next((most for part, most in off.items() if part in name), 1e-9), name
 
 
 def test_dry_run_shapes_are_those_of_a_real_initialisation():

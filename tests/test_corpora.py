@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_jax.data import builders, corpora
+from adaptive_jax.data import builders, corpora, subwords
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 
@@ -89,6 +89,58 @@ def test_another_vocabulary_gives_other_ids(text, load):
     assert words(folded, "test") == ["<unk>", "cat", "<eos>"]
     assert words(load("text_files", path=str(text)), "test") == ["hat", "cat", "<eos>"]
     assert len(load("text_files", path=str(text), limit=3).vocabulary) == 3
+
+
+@pytest.mark.parametrize(("threshold", "limit"), [(2, 0), (1, 9), (3, 9)])
+def test_sub_words_fold_nothing(text, threshold, limit):
+    expected = f"data.codes=4 needs data.threshold=1 and data.limit=0, not {threshold} and {limit}"
+    assert expected in message("text_files", path=str(text), codes=4, threshold=threshold, limit=limit)
+
+
+def test_sub_words_are_learnt_from_the_train_split(text, load):
+    corpus = load("text_files", path=str(text), codes=2)
+    expected = subwords.Subwords.build({"the": 3, "cat": 2, "hat": 1, "sat": 1, "<eos>": 4}, 2)
+    assert corpus.vocabulary.digest == expected.digest
+    assert "at▁" in corpus.vocabulary.words
+    assert words(corpus, "test") == ["h", "at▁", "c", "at▁", "<eos>"]
+    assert {split: corpus.vocabulary.count_words(ids) for split, ids in corpus.ids.items()} == {
+        "train": 11, "validation": 3, "test": 3,
+    }  # fmt: skip
+    assert np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary)).tolist() == corpus.vocabulary.counts.tolist()
+
+
+def learnt_files(tmp_path):
+    return {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "ids").rglob("subwords*/*")}
+
+
+def test_sub_words_are_learnt_once(text, tmp_path, load):
+    """For each text and number of codes; the counts are not asked for again."""
+    first = load("text_files", path=str(text), codes=2)
+    before = learnt_files(tmp_path)
+    assert len(before) == 2
+    next((tmp_path / "cache").rglob("counts.txt")).unlink()
+    again = load("text_files", path=str(text), codes=2)
+    assert learnt_files(tmp_path) == before
+    assert not list((tmp_path / "cache").rglob("counts.txt"))
+    assert again.vocabulary.digest == first.vocabulary.digest
+    assert len(load("text_files", path=str(text), codes=3).vocabulary) == 1 + len(first.vocabulary)
+    assert learnt_files(tmp_path).keys() > before.keys()
+
+
+def test_sub_words_are_never_stale(text, tmp_path, load, monkeypatch):
+    """Other text, or another FORMAT, is learnt anew; half a vocabulary is not used."""
+    first = load("text_files", path=str(text), codes=2)
+    next((tmp_path / "cache").rglob("subwords*/vocabulary.txt")).unlink()
+    assert load("text_files", path=str(text), codes=2).vocabulary.digest == first.vocabulary.digest
+    monkeypatch.setattr(subwords, "FORMAT", 99)
+    load("text_files", path=str(text), codes=2)
+    assert len(learnt_files(tmp_path)) == 4
+    (text / "train.txt").write_text("she she she she the")
+    other = load("text_files", path=str(text), codes=2).vocabulary
+    assert ("he▁" in first.vocabulary.words, "he▁" in other.words) == (False, True)
+    for model in (tmp_path / "cache").rglob("subwords.model"):
+        model.unlink()
+    assert "restore it, or remove it" in message("text_files", path=str(text), cache=str(tmp_path / "cache"), codes=2)
 
 
 def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
@@ -273,9 +325,14 @@ def test_tokenise_by_example():
 def test_published_counts_are_reproduced(name, folder, load, caplog):
     corpus = load(name, path=str(REAL / folder))
     assert len(corpus.vocabulary) == corpora.CORPORA[name].vocabulary
-    assert {split: len(ids) for split, ids in corpus.ids.items()} == corpora.CORPORA[name].tokens
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert {split: len(ids) for split, ids in corpus.ids.items()} == corpora.CORPORA[name].words
     assert np.bincount(corpus.ids["train"]).tolist() == corpus.vocabulary.counts.tolist()
+    units = load(name, path=str(REAL / folder), codes=2000)
+    ends = {split: np.count_nonzero(units.vocabulary.ends[ids]) for split, ids in units.ids.items()}
+    assert ends == corpora.CORPORA[name].words
+    assert all(1.1 < len(units.ids[split]) / count < 1.8 for split, count in ends.items())
+    assert np.bincount(units.ids["train"], minlength=len(units.vocabulary)).tolist() == units.vocabulary.counts.tolist()
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 @needs_real
@@ -283,10 +340,12 @@ def test_wikitext103_is_evaluated_without_its_train_part(load):
     vocabulary = Vocabulary(("the", "<unk>", "<eos>"), np.array([3, 2, 1]))
     held_out = ("validation", "test")
     corpus = load("wikitext103", path=str(REAL / "wikitext-103"), vocabulary=vocabulary, splits=held_out)
-    tokens = corpora.CORPORA["wikitext103"].tokens
-    assert {split: len(ids) for split, ids in corpus.ids.items()} == {split: tokens[split] for split in held_out}
+    published = corpora.CORPORA["wikitext103"].words
+    assert {split: len(ids) for split, ids in corpus.ids.items()} == {split: published[split] for split in held_out}
 
 
 def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog):
-    load("penn_treebank", path=str(text))
-    assert "penn_treebank train has 11 tokens, the published one 929589" in caplog.text
+    for codes in 0, 2:
+        load("penn_treebank", path=str(text), codes=codes)
+        assert "penn_treebank train has 11 words, <eos> included, the published one 929589" in caplog.text
+        caplog.clear()

@@ -11,6 +11,7 @@ import pytest
 
 from adaptive_jax import sharding
 from adaptive_jax.data import corpora
+from adaptive_jax.data.subwords import Subwords
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import evaluate, score, summary
@@ -77,10 +78,52 @@ def test_an_empty_split_is_refused(model, params):
 
 
 def test_summary_of_known_numbers():
-    """Mean, its exponential, the count, and the exponential of the unigram loss; a mean beyond floats is infinite."""
-    result = summary(np.array([1, 2, 6], np.float32), math.log(50))
-    assert result == {"nll": 3.0, "perplexity": math.exp(3), "words": 3, "unigram_perplexity": pytest.approx(50)}
-    assert summary(np.array([1e4], np.float32), 0.0)["perplexity"] == math.inf
+    """Sum over words, its exponential, the counts, and the unigram loss's exponential; beyond floats is infinite."""
+    result = summary(np.array([1, 2, 6], np.float32), 2, math.log(50))
+    assert result == {
+        "nll": 4.5, "perplexity": math.exp(4.5), "words": 2, "tokens": 3, "unigram_perplexity": pytest.approx(50)}
+    assert summary(np.array([1e4], np.float32), 1, 0.0)["perplexity"] == math.inf
+
+
+@pytest.fixture(scope="module")
+def units():
+    """Sub-word units, and lines that they take more tokens than words to spell."""
+    vocabulary = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
+    return vocabulary, ["lowest new", "", "wider é low"]
+
+
+def test_a_uniform_model_of_units(units):
+    """Over V units it has perplexity V to the power of units per word."""
+    vocabulary, lines = units
+    ids = vocabulary.encode_lines(lines)
+    words = vocabulary.count_words(ids)
+    assert words == 5 + 3
+    result = summary(np.full(len(ids), np.log(len(vocabulary))), words, 0.0)
+    assert result["tokens"] > 1.5 * result["words"]
+    assert result["perplexity"] == pytest.approx(len(vocabulary) ** (len(ids) / words))
+
+
+def test_a_words_probability_is_the_product_of_its_units(config, units):
+    """The slow twin walks through the words one by one, each unit read after those before it, none after it yet there."""
+    vocabulary, lines = units
+    model = build(config(**{"input.cutoffs": (10, 30), "body.features": 16, "body.feed_forward": 16}), vocabulary)
+    ids = vocabulary.encode_lines(lines)
+    dummy = jnp.zeros((1, 2), jnp.int32)
+    params = jax.jit(model.init)(jax.random.key(0), dummy, dummy, jnp.ones((1, 2)))["params"]
+    log_probs = jax.jit(lambda seen, last: model.apply({"params": params}, seen, last, method="log_probs"))
+    seen, last, chances = np.zeros((1, len(ids) + 1), np.int32), 0, []
+    seen[0, 0] = vocabulary.eos
+    for word in [word for line in lines for word in (*line.split(), "<eos>")]:
+        chance = 1.0
+        for unit in vocabulary.encode(word)[:-1]:
+            chance *= math.exp(log_probs(seen, np.array([[last]]))[0, 0, unit])
+            last += 1
+            seen[0, last] = unit
+        chances.append(chance)
+    nll = score(model, params, sharding.data_mesh(), ids, vocabulary.eos, window=len(ids), context=0, rows=1)
+    result = summary(nll, vocabulary.count_words(ids), vocabulary.unigram_nll(ids))
+    assert result["words"] == len(chances)
+    assert result["perplexity"] == pytest.approx(math.prod(chances) ** (-1 / len(chances)), rel=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +144,7 @@ def test_the_json_of_an_evaluation(run, text, capsys):
     tokens = [word for line in (text / "test.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
     train = [word for line in (text / "train.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
     unigram = -np.mean([math.log(train.count(word) / len(train)) for word in tokens])
-    assert saved["words"] == len(tokens)
+    assert saved["words"] == saved["tokens"] == len(tokens)
     assert saved["unigram_perplexity"] == pytest.approx(math.exp(unigram))
     assert saved["perplexity"] == math.exp(saved["nll"])
     assert (saved["split"], saved["step"]) == ("test", 240)

@@ -20,6 +20,7 @@ from adaptive_jax import optim, sharding, training
 from adaptive_jax.checkpoints import Checkpoints
 from adaptive_jax.data import corpora
 from adaptive_jax.data.batching import Batch, training_batch
+from adaptive_jax.data.subwords import Subwords, read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import evaluate
 from adaptive_jax.model import build
@@ -97,7 +98,7 @@ def test_an_update_weighs_every_token_alike(config, parts):
     loss, gradients = jax.value_and_grad(mean)(before, flat)
     state, numbers = update(state, Batch(*(a.reshape(parts, 8 // parts, 16) for a in batch)))
     assert_close(jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params), gradients, 1e-6)
-    assert numbers["words"] == batch.weights.sum() < batch.weights.size
+    assert numbers["tokens"] == batch.weights.sum() < batch.weights.size
     assert numbers["nll"] == pytest.approx(float(loss), rel=1e-6)
 
     means = [jax.grad(mean)(before, Batch(*part)) for part in zip(*batch, strict=True)]
@@ -269,6 +270,90 @@ def test_logged_losses_are_means_over_words(config, text, tmp_path):
     assert len(set(words)) == 2
     assert seldom == pytest.approx([np.average(often[k:k + 6], weights=words[k:k + 6]) for k in (0, 6)], rel=1e-6)
     assert len({round(loss, 5) for loss in often}) == 12
+
+
+SUBWORDS = {"data.codes": 60, "data.vocabulary_size": 400, "evaluate_every": 4, "checkpoint_every": 4, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def spelt(config, tmp_path_factory):
+    """Config and workdir of a run of 8 updates over sub-word units, stopped after the fourth and continued."""
+    workdir = tmp_path_factory.mktemp("spelt") / "run"
+    for steps in 4, 8:
+        training.train(config(steps=steps, **SUBWORDS), workdir)
+    return config(steps=8, **SUBWORDS), workdir
+
+
+def text_words(text, split):
+    return [word for line in (text / f"{split}.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
+
+
+def test_sub_words_are_continued_as_if_never_stopped(spelt, tmp_path):
+    """Losses and parameters are those of 8 updates at once, and the workdir holds both halves of the vocabulary."""
+    settings, workdir = spelt
+    training.train(settings, tmp_path / "run")
+    assert metrics(workdir, speeds=False) == metrics(tmp_path / "run", speeds=False)
+    assert_close(state_of_units(workdir, settings).params, state_of_units(tmp_path / "run", settings).params, 0)
+    vocabulary = read_vocabulary(workdir / "vocabulary.txt")
+    assert isinstance(vocabulary, Subwords)
+    assert vocabulary.digest == corpora.from_config(settings["data"]).vocabulary.digest
+    with pytest.raises(InputError, match="data.codes was 60 and is now 61"):
+        training.train(settings | {"data": settings["data"] | {"codes": 61}}, workdir)
+    (tmp_path / "run" / "subwords.model").unlink()
+    with pytest.raises(InputError, match="cannot read the model"):
+        training.train(settings, tmp_path / "run")
+
+
+def state_of_units(workdir, settings):
+    size = len(read_vocabulary(workdir / "vocabulary.txt"))
+    return state_of(workdir, settings | {"data": settings["data"] | {"vocabulary_size": size}})
+
+
+def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
+    """The first update's loss is that of the untrained model, in nats over all units divided by the words they end."""
+    settings, workdir = spelt
+    vocabulary, ids = corpora.from_config(settings["data"])
+    model = build(settings, vocabulary)
+    params = initial_state(model, optim.from_config(settings["optimizer"])[0], 0, sharding.data_mesh()).params
+    batch = training_batch(ids["train"], vocabulary.eos, 16, 32, 0, 0)
+    nll = model.apply({"params": params}, *batch)[1]
+    words = sum(vocabulary.words[i].endswith(("▁", "<eos>")) for i in batch.targets[batch.weights > 0])
+    assert words < 0.9 * batch.weights.sum()
+    first = metrics(workdir)[0]
+    assert first["train/nll"] == pytest.approx(float((nll * batch.weights).sum()) / words, rel=1e-5)
+    assert first["train/perplexity"] == pytest.approx(math.exp(first["train/nll"]))
+
+    last = metrics(workdir)[-1]
+    result = evaluate(workdir, split="validation", window=0, context=0, checkpoint="latest", data_path=None)
+    assert (result["step"], result["words"]) == (8, len(text_words(text, "valid")))
+    assert result["tokens"] == len(ids["validation"]) > 1.1 * result["words"]
+    assert result["nll"] == pytest.approx(last["validation/nll"], rel=1e-6)
+
+
+def test_words_a_second_are_words_of_the_text():
+    """Of 7 units that end 3 words in two updates, 3 count."""
+    window, before = training._Window(), time.perf_counter()
+    numbers = {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}
+    window.add(1, numbers, 1)
+    window.add(2, numbers | {"nll": 1.5, "tokens": 4.0}, 2)
+    time.sleep(0.05)
+    least = time.perf_counter() - before
+    report = window.close()
+    assert 3 / (time.perf_counter() - before + 0.05) < report["words_per_second"] < 3 / least
+    assert report["nll"] == pytest.approx((2 * 3 + 1.5 * 4) / 3)
+    window.add(3, numbers, 0)
+    assert window.close()["perplexity"] == math.inf
+
+
+def test_a_model_of_sub_words_scores_open_text(spelt, tmp_path):
+    """Words, characters and an <unk> that the train split never has; a model of words would have to refuse them."""
+    _, workdir = spelt
+    (tmp_path / "test.txt").write_text("the t0w0 unseen\n\n<unk> 💩 ▁\n")
+    result = evaluate(workdir, split="test", window=0, context=0, checkpoint="best", data_path=str(tmp_path))
+    assert result["words"] == 3 + 3 + 3
+    assert result["tokens"] > 2 * 9
+    assert math.isfinite(result["nll"])
+    assert result["unigram_perplexity"] == math.inf
 
 
 def test_the_latest_and_the_best_are_kept(tmp_path):

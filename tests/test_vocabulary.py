@@ -81,6 +81,13 @@ def test_unigram_nll_is_the_mean_cost_of_the_counts():
     assert Vocabulary(("a", "<eos>"), np.array([4, 0])).unigram_nll(np.array([0])) == 0.0
 
 
+def test_every_token_is_a_word():
+    vocabulary = Vocabulary.build(COUNTS)
+    ids = vocabulary.encode_lines(["the hat", "a"])
+    assert vocabulary.ends.tolist() == [True] * 6
+    assert vocabulary.count_words(ids) == vocabulary.ends[ids].sum() == 5
+
+
 def test_a_written_file_is_read_back_the_same(tmp_path):
     # U+2028 and U+0085 end a line for str.splitlines, but not in this file
     vocabulary = Vocabulary.build({"naïve": 4, "x\u2060y": 2, "–": 2, "<eos>": 3})

@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from adaptive_jax.data import subwords
 from adaptive_jax.data.vocabulary import EOS, Vocabulary
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
@@ -32,10 +33,10 @@ FORMAT = 1  # part of every source's name: count it up when the same text is to 
 
 
 class Published(NamedTuple):
-    """Facts that the literature gives of a corpus, `<eos>` included: words of the vocabulary, tokens per split."""
+    """Facts that the literature gives of a corpus, `<eos>` included: words of the vocabulary, words per split."""
 
     vocabulary: int
-    tokens: Mapping[str, int]
+    words: Mapping[str, int]
 
 
 class Corpus(NamedTuple):
@@ -60,6 +61,7 @@ def load(
     cache: str = "~/.cache/adaptive_jax",
     threshold: int = 1,
     limit: int = 0,
+    codes: int = 0,
     vocabulary: Vocabulary | None = None,
     splits: Collection[str] = SPLITS,
 ) -> Corpus:
@@ -67,10 +69,16 @@ def load(
 
     path: directory with a local copy, train, valid and test as .txt, .txt.xz or .txt.gz; empty: published copy.
     threshold, limit: see `Vocabulary.build`; the train split is counted.
+    codes: 0 for words; or the number of merges to learn from the train split for sub-word units, see `Subwords`.
     vocabulary: encode with this one instead, as when a trained model is evaluated; no train split is needed then.
     Raises InputError for an unknown name, a missing or unreadable file, and a word the vocabulary cannot take.
     """
     check_known(f"data.corpus={corpus!r}", corpus, CORPORA)
+    if codes and (threshold, limit) != (1, 0):
+        raise InputError(
+            f"data.codes={codes} needs data.threshold=1 and data.limit=0, not {threshold} and {limit}: "
+            "sub-word units spell every word, so none is folded"
+        )
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
     files = _local_files(path, needed) if path else {}
     source = _source(corpus, files)
@@ -82,7 +90,8 @@ def load(
         raise InputError(f"cannot write data.cache={cache}: {error.strerror}; give a writable directory") from error
     records = functools.cache(lambda: _prepare(corpus, source, files, cache))
     if vocabulary is None:
-        vocabulary = Vocabulary.build(_counts(home / "counts.txt", records), threshold, limit)
+        counts = functools.partial(_counts, home / "counts.txt", records)
+        vocabulary = _subwords(home, counts, codes) if codes else Vocabulary.build(counts(), threshold, limit)
     ids = {s: _ids(home / vocabulary.digest / f"{s}.npy", s, vocabulary, records) for s in SPLITS if s in splits}
     _report(corpus, vocabulary, ids)
     return Corpus(vocabulary, ids)
@@ -142,6 +151,14 @@ def _counts(path: Path, records: Callable[[], Mapping[str, Sequence]]) -> dict[s
     return dict(zip(all_words.words, all_words.counts.tolist(), strict=True))
 
 
+def _subwords(home: Path, counts: Callable[[], dict[str, int]], codes: int) -> Vocabulary:
+    """The units learnt from the train split, kept for the next time."""
+    path = home / f"subwords-{subwords.FORMAT}-{codes}" / "vocabulary.txt"
+    if not path.exists():
+        subwords.Subwords.build(counts(), codes).write(path)
+    return subwords.read_vocabulary(path)
+
+
 def _ids(path: Path, split: str, vocabulary: Vocabulary, records: Callable[[], Mapping[str, Sequence]]) -> np.ndarray:
     if not path.exists():
         runs = [vocabulary.encode_lines(lines) for lines in _runs(records()[split], f"encoding {split}")]
@@ -160,16 +177,13 @@ def _runs(records: Sequence, what: str) -> Iterator[list[str]]:
 def _report(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray]) -> None:
     """Logs the sizes, and warns if a local copy is not the published text: perplexities would not compare."""
     published = CORPORA[corpus]
-    for split, tokens in ids.items():
-        if published and len(tokens) != published.tokens[split]:
-            logger.warning(
-                "%s %s has %s tokens, the published one %s",
-                corpus,
-                split,
-                len(tokens),
-                published.tokens[split],
-            )
-    logger.info("%s: %s words, %s tokens", corpus, len(vocabulary), {split: len(i) for split, i in ids.items()})
+    words = {split: vocabulary.count_words(tokens) for split, tokens in ids.items()}
+    for split, count in words.items():
+        if published and count != published.words[split]:
+            message = "%s %s has %s words, <eos> included, the published one %s"
+            logger.warning(message, corpus, split, count, published.words[split])
+    tokens = {split: len(i) for split, i in ids.items()}
+    logger.info("%s: vocabulary %s, words %s, tokens %s", corpus, len(vocabulary), words, tokens)
 
 
 def from_config(data: Mapping, **how) -> Corpus:

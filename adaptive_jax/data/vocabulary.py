@@ -57,7 +57,7 @@ class Vocabulary:
             raise InputError(f"data.threshold={threshold} must be 1 (keep every word) or more")
         if limit < 0 or limit in (1, 2):
             raise InputError(f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word")
-        ranked = _most_frequent_first({w: n for w, n in counts.items() if w not in (EOS, UNKNOWN)})
+        ranked = most_frequent_first({w: n for w, n in counts.items() if w not in (EOS, UNKNOWN)})
         kept = [item for item in ranked if item[1] >= threshold]
         others = 2 if UNKNOWN in counts or len(kept) < len(ranked) else 1
         if limit and len(kept) + others > limit:
@@ -66,7 +66,7 @@ class Vocabulary:
         final = {**dict(kept), EOS: counts[EOS]}
         if UNKNOWN in counts or folded:
             final[UNKNOWN] = counts.get(UNKNOWN, 0) + sum(n for _, n in folded)
-        words, numbers = zip(*_most_frequent_first(final), strict=True)
+        words, numbers = zip(*most_frequent_first(final), strict=True)
         return cls(words, np.array(numbers, np.int64))
 
     @classmethod
@@ -111,12 +111,16 @@ class Vocabulary:
         return np.fromiter(map(self.index.__getitem__, words), np.int32)
 
     def unigram_nll(self, ids: np.ndarray) -> float:
-        """Mean nats per token of ids [tokens], if each word comes with probability counts / sum(counts)."""
+        """Mean nats per word of ids [tokens], if each token comes with probability counts / sum(counts)."""
         times = np.bincount(ids, minlength=len(self.words))
         seen = times > 0
         with np.errstate(divide="ignore"):  # a word of count 0 costs infinitely much, rightly
             nll = np.log(self.counts.sum()) - np.log(self.counts[seen])
-        return float(times[seen] @ nll / times.sum())
+        return float(times[seen] @ nll / times[self.ends].sum())
+
+    def count_words(self, ids: np.ndarray) -> int:
+        """How many words of the text, `<eos>` included, end in ids [tokens]: here, all of them are words."""
+        return len(ids)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -125,6 +129,11 @@ class Vocabulary:
     def eos(self) -> int:
         """Id of `<eos>`."""
         return self.index[EOS]
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """bool [V]: whether a token ends a word of the text. All do here; of sub-word units, some do not."""
+        return np.ones(len(self), bool)
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
@@ -141,5 +150,6 @@ class Vocabulary:
         return "".join(f"{word} {count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
 
 
-def _most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Items by count, those of the same count in code point order."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -14,7 +14,7 @@ from adaptive_jax import optim, sharding
 from adaptive_jax.checkpoints import Checkpoints, read_config, write_json
 from adaptive_jax.data import corpora
 from adaptive_jax.data.batching import WindowBatch, windows
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.subwords import read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.metrics import perplexity
 from adaptive_jax.model import LanguageModel, build
@@ -85,12 +85,12 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     """
     config = read_config(workdir)
     window = window or config["data"]["block"]
-    vocabulary = Vocabulary.read(workdir / "vocabulary.txt")
+    vocabulary = read_vocabulary(workdir / "vocabulary.txt")
     data = config["data"] | ({"path": data_path} if data_path is not None else {})
     ids = corpora.from_config(data, vocabulary=vocabulary, splits=(split,)).ids[split]
 
     mesh = sharding.data_mesh()
-    model = build(config, len(vocabulary))
+    model = build(config, vocabulary)
     checkpoints = Checkpoints(workdir, read_only=True)
     step = checkpoints.step(checkpoint)
     params = checkpoints.restore(step, shape_of_state(model, optim.from_config(config["optimizer"])[0], mesh)).params
@@ -98,7 +98,7 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
 
     rows = max(1, config["tokens_per_device"] // window) * mesh.size
     nll = score(model, params, mesh, ids, vocabulary.eos, window=window, context=context, rows=rows, progress=_bar)
-    result = summary(nll, vocabulary.unigram_nll(ids)) | {
+    result = summary(nll, vocabulary.count_words(ids), vocabulary.unigram_nll(ids)) | {
         "split": split,
         "step": step,
         "settings": {"window": window, "context": context, "checkpoint": checkpoint, "config": config},
@@ -113,13 +113,23 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     return result
 
 
-def summary(nll: np.ndarray, unigram_nll: float) -> dict:
-    """`nll` (nats a word), `perplexity`, `words`, and the `unigram_perplexity` of the same words."""
-    mean = float(np.mean(nll, dtype=np.float64))
+def summary(nll: np.ndarray, words: int, unigram_nll: float) -> dict:
+    """Loss and perplexity per word of the text, whatever the tokens: a word's probability is the product of its units'.
+
+    Args:
+        nll: `[tokens]`, nats of each.
+        words: how many words these tokens spell.
+        unigram_nll: nats a word of the same words by their counts alone.
+
+    Returns:
+        `nll` (nats a word), `perplexity`, `words`, `tokens` and `unigram_perplexity`.
+    """
+    mean = float(np.sum(nll, dtype=np.float64) / words)
     return {
         "nll": mean,
         "perplexity": perplexity(mean),
-        "words": len(nll),
+        "words": words,
+        "tokens": len(nll),
         "unigram_perplexity": perplexity(unigram_nll),
     }
 

@@ -7,7 +7,6 @@ Where band 0 is narrower or wider than the hidden states, one linear projection 
 its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's own projection starts from that width.
 """
 
-import itertools
 from collections.abc import Sequence
 
 import jax
@@ -96,8 +95,9 @@ def _cut(bands, cutoffs):
             "input.name='lookup'"
         )
     [(table, projection)] = bands
-    ends = itertools.accumulate(band_sizes(table.shape[0], cutoffs), initial=0)
-    return [(table[first:end], projection) for first, end in itertools.pairwise(ends)]
+    band_sizes(table.shape[0], cutoffs)  # refuses what does not fit
+    firsts, ends = (0, *cutoffs), (*cutoffs, table.shape[0])
+    return [(table[first:end], projection) for first, end in zip(firsts, ends, strict=True)]
 
 
 def _own_projections(module, widths, shared):

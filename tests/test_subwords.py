@@ -1,0 +1,335 @@
+"""Units learnt from counts, words spelt in them, and files that are wrong."""
+
+import collections
+import itertools
+import lzma
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from adaptive_jax.data import subwords
+from adaptive_jax.data.subwords import BYTES, MARK, Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
+
+REAL = Path(__file__).parents[2] / "shared" / "data"
+COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
+NASTY = [
+    "🙂", "👩‍👩‍👧", "e\u0301", "\u0301", "▁", "▁▁", "▁low", "low▁", "lo▁w", "\u2585", "a\u2585b", "\0", "a\0b", "\x01\x7f",
+    "\u200b", "\ufeff", "\ufeffnew", "\ufffd", "ｌｏｗ", "日本語", "ﬁ", "ß", "İ", "<unk>s", "x<eos>", "<0x41>",
+    "<0xE2><0x96><0x81>", "<s>", "</s>", "<pad>", "⁇", "\U0010ffff", "l" * 300, "lowest" * 300, "💩" * 300, "#", "%s\\n", "ĠĊ",
+    "##ing", "@@",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small():
+    return Subwords.build(COUNTS, codes=10)
+
+
+def random_counts(seed, words=150):
+    """Made-up words of 2 to 7 of 8 letters, with counts that hardly ever tie."""
+    bits = np.random.Generator(np.random.Philox(seed))
+    letters = np.array(list("etaoinsr"))
+    share = 1 / np.arange(1, 9)
+    made = {"".join(bits.choice(letters, size, p=share / share.sum())) for size in bits.integers(2, 8, words)}
+    return {word: int(count) for word, count in zip(sorted(made), bits.integers(1, 10**9, len(made)), strict=True)}
+
+
+def merged(units, pair):
+    out = []
+    for unit in units:
+        if out and (out[-1], unit) == pair:
+            out[-1] += unit
+        else:
+            out.append(unit)
+    return out
+
+
+def slow_codes(counts):
+    """Byte-pair encoding as in Sennrich et al. 2016, algorithm 1, up to the first tie, and the split of each word by then."""
+    split = {word: [*word, MARK] for word in counts}
+    learnt = []
+    while True:
+        pairs = collections.Counter()
+        for word, units in split.items():
+            for pair in itertools.pairwise(units):
+                pairs[pair] += counts[word]
+        (best, first), (_, second) = pairs.most_common(2)
+        if first == second:
+            return learnt, split
+        assert "".join(best) not in learnt
+        learnt.append("".join(best))
+        split = {word: merged(units, best) for word, units in split.items()}
+
+
+def spelt(vocabulary, word):
+    return [vocabulary.words[i] for i in vocabulary.encode(word)[:-1]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_units_are_those_of_plain_byte_pair_encoding(seed):
+    """The same merges in the same order, and the same split of every word, as the algorithm in its plainest form."""
+    counts = random_counts(seed)
+    codes, split = slow_codes(counts)
+    assert len(codes) > 30
+    vocabulary = Subwords.build(counts | {"<eos>": 1}, len(codes))
+    assert subwords._pieces(vocabulary.model)[256 : 256 + len(codes)] == codes
+    assert {word: spelt(vocabulary, word) for word in counts} == split
+
+
+def learnt(vocabulary):
+    return {word for word in vocabulary.words if len(word) > 1} - {*BYTES, "<eos>", "<unk>"}
+
+
+@pytest.mark.parametrize("codes", [1, 7, 15])
+def test_as_many_units_are_learnt_as_asked_for(codes):
+    vocabulary = Subwords.build(COUNTS, codes)
+    assert len(learnt(vocabulary)) == codes
+    assert len(vocabulary) == codes + 256 + len(set("lowernewestwidest")) + len([MARK, "<eos>"])
+
+
+@pytest.mark.parametrize("codes", [16, 10_000, 10**12])
+def test_no_more_units_than_the_text_has_pairs(codes):
+    """Fifteen merges make every word whole; a sixteenth would be of a pair that does not occur."""
+    vocabulary = Subwords.build(COUNTS, codes)
+    assert len(learnt(vocabulary)) == 15
+    assert [len(spelt(vocabulary, word)) for word in COUNTS] == [1, 1, 1, 1, 1]
+    assert vocabulary.digest == Subwords.build(COUNTS, 15).digest
+
+
+def test_units_of_a_larger_text_are_exhausted_too():
+    """Where words share much, too: all are whole, and every unit is one that an earlier merge of some word needs."""
+    counts = random_counts(9) | {"<eos>": 1}
+    vocabulary = Subwords.build(counts, 10**6)
+    words = [word for word in counts if word != "<eos>"]
+    assert all(spelt(vocabulary, word) == [word + MARK] for word in words)
+    last = subwords._pieces(vocabulary.model)[256 : 256 + len(learnt(vocabulary))][-1]
+    assert last in {word + MARK for word in words}
+
+
+def test_units_may_be_long_and_of_many_kinds():
+    """Nothing but the text decides where a unit ends: neither scripts nor digits, punctuation or length."""
+    words = ["abc-123", "日本x9", "9", "2019", "don't", "naïveΩя", "".join(map(chr, range(0x100, 0x100 + 40)))]
+    vocabulary = Subwords.build(dict.fromkeys(words, 2) | {"<eos>": 1}, 1000)
+    assert [spelt(vocabulary, word) for word in words] == [[word + MARK] for word in words]
+
+
+def test_order_and_counts_are_those_of_the_encoded_text(small):
+    lines = ["low low low low low", "lower lower newest newest newest newest newest newest", "widest widest widest", ""]
+    times = np.bincount(small.encode_lines(lines), minlength=len(small))
+    assert small.counts.tolist() == times.tolist()
+    assert small.counts.dtype == np.int64
+    assert list(zip(-small.counts, small.words, strict=True)) == sorted(zip(-small.counts, small.words, strict=True))
+    assert small.counts[-1] == 0
+    assert set(BYTES) <= set(small.words)
+
+
+def test_learning_depends_on_the_counts_alone():
+    """Not on the order of the words, and not on the process."""
+    counts = random_counts(1) | {"<eos>": 7, "<unk>": 3, "日本": 5}
+    one, two = Subwords.build(counts, 80), Subwords.build(dict(reversed(counts.items())), 80)
+    assert one.digest == two.digest
+    assert one.digest != Subwords.build(counts, 81).digest
+    assert one.digest != Subwords.build(counts | {"<eos>": 8}, 80).digest
+    assert one.digest != Subwords(one.words, one.counts, two.model + b"\0").digest
+
+
+@pytest.mark.parametrize("counts", [COUNTS, COUNTS | {"<unk>": 9}, COUNTS | dict.fromkeys(NASTY, 2)])
+def test_any_word_is_spelt_and_only_its_last_unit_ends_it(counts):
+    """Whether learnt from or not: joined, the units are the bytes of the word and one mark."""
+    vocabulary = Subwords.build(counts, 40)
+    bits = np.random.Generator(np.random.Philox(4))
+    random = ["".join(map(chr, bits.integers(0x21, limit, size))) for limit in (0x7F, 0x2FF, 0xD800) for size in range(1, 30)]
+    random = [part for word in random for part in word.split()]
+    assert len(random) > 80
+    for word in [*NASTY, *random, *COUNTS]:
+        (*ids, last), eos = np.split(np.array(vocabulary.encode(word)), [-1])
+        assert vocabulary.words[eos[0]] == "<eos>"
+        assert not vocabulary.ends[ids].any(), word
+        assert vocabulary.ends[last], word
+        if word != "<eos>":
+            assert b"".join(vocabulary.spellings[i] for i in (*ids, last)) == (word + MARK).encode(), word
+
+
+def test_byte_units_spell_their_byte(small):
+    assert spelt(small, "é") == ["<0xC3>", "<0xA9>", MARK]
+    assert small.spellings[small.index["<0xC3>"]] == b"\xc3"
+    assert small.spellings[small.index["est▁"]] == "est▁".encode()
+
+
+def test_special_words_are_units_of_their_own(small):
+    """<eos> always; <unk> where the text has it, and elsewhere it is a word like any other."""
+    unknown = Subwords.build(COUNTS | {"<unk>": 9}, 10)
+    assert spelt(unknown, "<unk> low") == ["<unk>", *spelt(unknown, "low")]
+    assert "<unk>" not in small.words
+    assert len(spelt(small, "<unk>")) > 3
+    assert spelt(small, "<eos>") == ["<eos>"]
+    assert unknown.counts[unknown.index["<unk>"]] == 9
+
+
+def test_units_never_read_like_special_ones():
+    """Words that hold one are spelt, but nothing is learnt from them."""
+    vocabulary = Subwords.build(COUNTS | {"<unk>s": 99, "x<eos>": 99, "<0x41>y": 99, "lo▁w": 99, "l\u2585": 99, "q" * 600: 9}, 15)
+    assert learnt(vocabulary) == learnt(Subwords.build(COUNTS, 15))
+    assert spelt(vocabulary, "<eos>") == ["<eos>"]
+
+
+def test_rare_characters_are_spelt_in_bytes():
+    """Characters beyond 99.99% of the text have no unit; neither is anything learnt from their words."""
+    counts = {"ab": 40_000, "cb": 20_000, "日b": 2, "<eos>": 1}
+    vocabulary = Subwords.build(counts, 2)
+    assert learnt(vocabulary) == {"b▁", "ab▁"}
+    assert spelt(vocabulary, "日b") == ["<0xE6>", "<0x97>", "<0xA5>", "b▁"]
+    assert spelt(Subwords.build(counts | {"日b": 20}, 2), "日b") == ["日", "b▁"]
+
+
+def test_encoding_a_line_and_many_lines_agree(small):
+    lines = ["low  newest\tlowest\r", "", "💩 ▁ low"]
+    ids = small.encode_lines(iter(lines))
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [i for line in lines for i in small.encode(line)]
+    assert small.encode_lines([]).tolist() == []
+
+
+def test_words_are_counted_by_their_ends(small):
+    ids = small.encode_lines(["lowest new", "", "日本"])
+    assert small.count_words(ids) == small.ends[ids].sum() == 3 + 3
+    assert len(ids) > 6
+    many = np.tile(ids, (1 << 20) // len(ids) + 2)
+    assert small.count_words(many) == 6 * (len(many) // len(ids))
+    assert small.count_words(ids[:0]) == 0
+
+
+def test_unigram_nll_is_per_word(small):
+    """The slow twin multiplies the probabilities of the units of each word."""
+    text = ["low", "lower", "newest", "widest", "<eos>", "low"]
+    chance = dict(zip(small.words, small.counts / small.counts.sum(), strict=True))
+    slow = [math.prod(chance[unit] for unit in spelt(small, word)) for word in text]
+    ids = small.encode_lines(["low lower newest widest", "low"])[:-1]
+    assert small.unigram_nll(ids) == pytest.approx(-sum(map(math.log, slow)) / len(text))
+    assert small.unigram_nll(small.encode_lines(["é"])) == math.inf
+
+
+def test_what_is_written_is_read_back_the_same(tmp_path):
+    vocabulary = Subwords.build(COUNTS | dict.fromkeys(NASTY, 2) | {"<unk>": 1}, 12)
+    path = tmp_path / "deeper" / "vocabulary.txt"
+    vocabulary.write(path)
+    assert {file.name for file in path.parent.iterdir()} == {"vocabulary.txt", "subwords.model"}
+    again = read_vocabulary(path)
+    assert isinstance(again, Subwords)
+    assert again.words == vocabulary.words
+    assert again.counts.tolist() == vocabulary.counts.tolist()
+    assert again.digest == vocabulary.digest
+    assert again.encode(" ".join(NASTY)) == vocabulary.encode(" ".join(NASTY))
+
+
+def test_a_vocabulary_of_words_is_read_as_one(tmp_path, small):
+    """Even beside the model of another."""
+    small.write(tmp_path / "vocabulary.txt")
+    words = Vocabulary.build(COUNTS)
+    words.write(tmp_path / "vocabulary.txt")
+    again = read_vocabulary(tmp_path / "vocabulary.txt")
+    assert type(again) is Vocabulary
+    assert again.digest == words.digest
+
+
+def refusal(path):
+    with pytest.raises(InputError) as error:
+        read_vocabulary(path)
+    assert "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+    return str(error.value)
+
+
+def test_half_of_a_vocabulary_is_refused_with_the_cure(tmp_path, small):
+    path, model = tmp_path / "vocabulary.txt", tmp_path / "subwords.model"
+    small.write(path)
+    model.unlink()
+    assert re.search(r"cannot read .*subwords\.model: No such file.*; restore it, or remove", refusal(path))
+    model.write_bytes(Subwords.build(COUNTS, 11).model)
+    assert "has other units; restore it" in refusal(path)
+    for content in b"", b"garbage", small.model[: len(small.model) // 2], small.model[:-1], small.model * 2:
+        model.write_bytes(content)
+        assert re.search("damaged.*; restore it", refusal(path))
+    model.write_bytes(small.model)
+    path.write_bytes(path.read_bytes().replace(b"est\xe2\x96\x81 ", b"ast\xe2\x96\x81 "))
+    assert "has other units" in refusal(path)
+    path.unlink()
+    assert "No such file" in refusal(path)
+
+
+def test_no_flipped_bit_goes_unnoticed(tmp_path, small, capfd):
+    path, model = tmp_path / "vocabulary.txt", tmp_path / "subwords.model"
+    small.write(path)
+    for place in range(0, len(small.model), 7):
+        damaged = bytearray(small.model)
+        damaged[place] ^= 1 << place % 8
+        model.write_bytes(damaged)
+        assert "subwords.model, is damaged; restore it" in refusal(path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_model_is_one_for_other_programs_too(tmp_path, small):
+    """sentencepiece itself reads the file and finds the same units."""
+    small.write(tmp_path / "vocabulary.txt")
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "subwords.model"))
+    assert processor.encode("lowest", out_type=str) == spelt(small, "lowest") == ["low", "est▁"]
+
+
+def test_learning_is_silent(capfd):
+    Subwords.build(COUNTS | {"q" * 5000: 1, "a\0": 1}, 1000)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("codes", [0, -1])
+def test_codes_must_be_a_number_of_merges(codes):
+    with pytest.raises(InputError, match=f"data.codes={codes} must be 1 or more"):
+        Subwords.build(COUNTS, codes)
+
+
+def test_a_text_without_words_is_refused():
+    with pytest.raises(InputError, match="no words to learn data.codes=5 from; set data.codes=0"):
+        Subwords.build({"<unk>": 4, "<eos>": 2, "▁": 3}, 5)
+
+
+@pytest.fixture(scope="module")
+def wikitext2():
+    """Words of WikiText-2's train split, and 8,000 codes of them."""
+    if not REAL.is_dir():
+        pytest.skip("the real corpora are not here")
+    with lzma.open(REAL / "wikitext-2" / "train.txt.xz", "rt", encoding="utf-8") as lines:
+        counts = collections.Counter(word for line in lines for word in (*line.split(), "<eos>"))
+    return counts, Subwords.build(counts, 8000)
+
+
+def test_units_of_wikitext2(wikitext2):
+    """Every word of a real text is spelt; frequent ones are whole, and all codes are learnt."""
+    counts, vocabulary = wikitext2
+    assert len(learnt(vocabulary)) == 8000
+    for word in counts:
+        if word not in ("<eos>", "<unk>"):
+            ids = vocabulary.encode(word)[:-1]
+            assert b"".join(vocabulary.spellings[i] for i in ids) == (word + MARK).encode()
+    assert vocabulary.counts[vocabulary.ends].sum() == sum(counts.values()) == 2_088_628
+    common = [word for word, _ in counts.most_common(1000)]
+    assert sum(len(vocabulary.encode(word)) == 2 for word in common) > 980
+    assert vocabulary.counts[vocabulary.index["<unk>"]] == counts["<unk>"]
+
+
+def test_open_text_is_scored_without_unk(wikitext2):
+    """WikiText-2 as it was before its rare words became <unk>: read back word for word, few of them in bytes."""
+    _, vocabulary = wikitext2
+    with lzma.open(REAL / "wikitext-2-raw" / "valid.txt.xz", "rb") as file:
+        lines = file.read().decode("utf-8").removesuffix("\n").split("\n")
+    ids = vocabulary.encode_lines(lines)
+    assert vocabulary.count_words(ids) == 217_646
+    assert vocabulary.index["<unk>"] not in ids
+    joined = b"".join(vocabulary.spellings[i] for i in ids).decode("utf-8").replace("<eos>", "<eos>▁")
+    assert joined.split(MARK)[:-1] == [word for line in lines for word in (*line.split(), "<eos>")]
+    assert len(ids) < 1.35 * 217_646
+    assert np.isin(ids, [vocabulary.index[byte] for byte in BYTES]).sum() < 0.01 * len(ids)
