@@ -38,7 +38,11 @@ class LanguageModel(nn.Module):
 
     def hidden(self, tokens: jax.Array, *, train: bool = False) -> jax.Array:
         """Hidden states `[batch, time, features]` of token ids `[batch, time]`, every row on its own."""
-        return self.body(self.input(tokens), train=train)[0]
+        return self.continued(self.input(tokens), train=train)
+
+    def continued(self, vectors: jax.Array, *, train: bool = False) -> jax.Array:
+        """Hidden states of the input's vectors, both `[batch, time, features]`, every row on its own."""
+        return self.body(vectors, train=train)[0]
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens that continue `carry`, and the next carry; `body.empty_carry` is the first."""

@@ -30,6 +30,20 @@ def put_rows(mesh: Mesh, batch, axis: int = 0):
     return jax.tree.map(lambda a: jax.device_put(np.ascontiguousarray(a), sharding), batch)
 
 
+def local_input(model, mesh: Mesh):
+    """The input layer, run by every device on its own rows alone: the distinct words of a batch are those of the device.
+
+    Returns:
+        `vectors(params, tokens [batch, time]) -> [batch, time, features]`, differentiable in the parameters.
+    """
+    every, rows = PartitionSpec(), PartitionSpec(DATA)
+    mapped = jax.shard_map(
+        lambda params, tokens: model.apply({"params": params}, tokens, method=lambda m, tokens: m.input(tokens)),
+        mesh=mesh, in_specs=(every, rows), out_specs=rows, check_vma=False,
+    )  # fmt: skip
+    return lambda params, tokens: mapped(_of(params, "input"), tokens)
+
+
 def local_loss(model, mesh: Mesh):
     """The output's training loss, run by every device on its own rows alone.
 
@@ -56,10 +70,14 @@ def local_loss(model, mesh: Mesh):
     )
 
     def loss(params, *arrays):
-        losses, nll = mapped({part: params[part] for part in ("input", "output") if part in params}, *arrays)
+        losses, nll = mapped(_of(params, "input", "output"), *arrays)
         return losses.sum(), nll
 
     return loss
+
+
+def _of(params, *parts):
+    return {part: params[part] for part in parts if part in params}
 
 
 def accumulation(rows: int, rows_per_device: int, devices: int) -> int:

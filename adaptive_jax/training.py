@@ -30,11 +30,12 @@ def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, r
         `gradient_norm` (before clipping), `tokens` (the sum of weights). Dropout is a function of the seed, the step, the
         batch within the update and, for the tails, the device: another accumulation or number of devices draws other masks.
     """
-    output_loss = sharding.local_loss(model, mesh)
+    input_vectors, output_loss = sharding.local_input(model, mesh), sharding.local_loss(model, mesh)
 
     def batch_loss(params, batch, key):
         body_key, output_key = jax.random.split(key)
-        hidden = model.apply({"params": params}, batch.inputs, train=True, method="hidden", rngs={"dropout": body_key})
+        vectors = input_vectors(params, batch.inputs)
+        hidden = model.apply({"params": params}, vectors, train=True, method="continued", rngs={"dropout": body_key})
         loss, nll = output_loss(params, hidden, batch.targets, batch.weights, output_key)
         return loss, jnp.sum(nll * batch.weights)
 

@@ -349,3 +349,14 @@ def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog
         load("penn_treebank", path=str(text), codes=codes)
         assert "penn_treebank train has 11 words, <eos> included, the published one 929589" in caplog.text
         caplog.clear()
+
+
+def test_billion_word_from_a_local_copy(tmp_path):
+    """Words seen three times or more are kept; without a local copy one line says what to give."""
+    for name in ("train", "valid", "test"):
+        (tmp_path / f"{name}.txt").write_text("a a a b b b c c\nd\n")
+    corpus = corpora.load("billion_word", str(tmp_path), str(tmp_path / "cache"), threshold=3)
+    assert set(corpus.vocabulary.words) == {"a", "b", "<eos>", "<unk>"}
+    assert len(corpus.ids["test"]) == 11
+    with pytest.raises(InputError, match="data.path=DIR"):
+        corpora.load("billion_word", "", str(tmp_path / "cache"), threshold=3)

@@ -111,6 +111,16 @@ class Wikitext103(Wikitext2):
     FOLDER = "wikitext-103"
 
 
+class BillionWord(Lines):
+    """The One Billion Word benchmark of Chelba et al. (2013), so far from a local copy only."""
+
+    def _published(self, dl_manager):
+        raise InputError(
+            "data.corpus=billion_word cannot be downloaded yet; give --config.data.path=DIR, a directory with train, valid and "
+            "test as .txt, .txt.xz or .txt.gz"
+        )
+
+
 class TextFiles(Lines):
     """Text files of your own; there is no published copy."""
 
@@ -136,7 +146,7 @@ class Embedded(Lines):
         return splits
 
 
-BUILDERS = {builder.name: builder for builder in (PennTreebank, Wikitext2, Wikitext103, TextFiles, Embedded)}
+BUILDERS = {builder.name: builder for builder in (PennTreebank, Wikitext2, Wikitext103, BillionWord, TextFiles, Embedded)}
 
 
 def tokenise(verse: str) -> str:

@@ -33,7 +33,7 @@ FORMAT = 1  # part of every source's name: count it up when the same text is to 
 
 
 class Published(NamedTuple):
-    """Facts that the literature gives of a corpus, `<eos>` included: words of the vocabulary, words per split."""
+    """Facts that the literature gives of a corpus, `<eos>` included: words of the vocabulary, words per split if known."""
 
     vocabulary: int
     words: Mapping[str, int]
@@ -50,6 +50,7 @@ CORPORA: dict[str, Published | None] = {
     "penn_treebank": Published(10_000, dict(zip(SPLITS, (929_589, 73_760, 82_430), strict=True))),
     "wikitext2": Published(33_278, dict(zip(SPLITS, (2_088_628, 217_646, 245_569), strict=True))),
     "wikitext103": Published(267_735, dict(zip(SPLITS, (103_227_021, 217_646, 245_569), strict=True))),
+    "billion_word": Published(793_471, {}),
     "text_files": None,
     "embedded": None,
 }
@@ -179,7 +180,7 @@ def _report(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray]) 
     published = CORPORA[corpus]
     words = {split: vocabulary.count_words(tokens) for split, tokens in ids.items()}
     for split, count in words.items():
-        if published and count != published.words[split]:
+        if published and count != published.words.get(split, count):
             message = "%s %s has %s words, <eos> included, the published one %s"
             logger.warning(message, corpus, split, count, published.words[split])
     tokens = {split: len(i) for split, i in ids.items()}

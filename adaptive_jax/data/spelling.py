@@ -26,14 +26,15 @@ def spell(vocabulary: Vocabulary | int, length: int) -> Spelling:
     Spelling(letters=array([[100,  98, 117,   0],
            [  0,   0,   0,   0]], dtype=uint8), symbol=array([-1,  0], dtype=int8))
     """
-    words = [""] * vocabulary if isinstance(vocabulary, int) else vocabulary.words
-    letters = np.zeros((len(words), length), np.uint8)
-    symbol = np.full(len(words), -1, np.int8)
-    for number, word in enumerate(words):
+    known = () if isinstance(vocabulary, int) else zip(vocabulary.words, vocabulary.spellings, strict=True)
+    size = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
+    letters = np.zeros((size, length), np.uint8)
+    symbol = np.full(size, -1, np.int8)
+    for number, (word, spelling) in enumerate(known):
         if word in SYMBOLS:
             symbol[number] = SYMBOLS.index(word)
         else:
-            spelt = np.frombuffer(word.encode(), np.uint8)[:length]
-            letters[number, : len(spelt)] = spelt + 1  # UTF-8 has no byte 255
+            spelt = np.frombuffer(spelling, np.uint8)[:length]
+            letters[number, : len(spelt)] = np.minimum(spelt, 254) + 1  # no text in UTF-8 has the byte 255
     letters.flags.writeable = symbol.flags.writeable = False
     return Spelling(letters, symbol)

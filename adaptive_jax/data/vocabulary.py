@@ -136,6 +136,11 @@ class Vocabulary:
         return np.ones(len(self), bool)
 
     @functools.cached_property
+    def spellings(self) -> tuple[bytes, ...]:
+        """What each word spells, UTF-8."""
+        return tuple(word.encode() for word in self.words)
+
+    @functools.cached_property
     def index(self) -> dict[str, int]:
         """Id of each word; any other word gives that of `<unk>`, or InputError if there is none."""
         return _Index(zip(self.words, range(len(self.words)), strict=True))
