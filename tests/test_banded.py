@@ -307,7 +307,7 @@ def lowered_gradient(tokens, chunk, sizes, widths, features):
     hidden = jax.ShapeDtypeStruct((tokens, features), jnp.float32)
     return fast_loss.lower(
         hidden, jax.ShapeDtypeStruct((tokens,), jnp.int32), jax.ShapeDtypeStruct((tokens,), jnp.float32), shapes,
-        jax.ShapeDtypeStruct((len(sizes) - 1, widths[0]), jnp.float32), chunk=chunk)
+        jax.ShapeDtypeStruct((len(sizes) - 1, widths[0]), jnp.float32) if len(sizes) > 1 else None, chunk=chunk)
 
 
 def test_only_tables_and_chunks_grow_with_the_vocabulary():
@@ -336,6 +336,15 @@ def test_nothing_as_large_as_tokens_times_vocabulary():
     # logits and their gradient of the widest band, two copies of the tables' gradients, a few of the hidden states
     allowed = 4 * (3 * chunk * sizes[-1] + 2 * tables + 8 * tokens * features)
     assert compiled.memory_analysis().temp_size_in_bytes < allowed < 4 * tokens * sum(sizes) / 2
+
+
+def test_full_softmax_over_the_words_of_wikitext103_is_bounded():
+    """All 267,735 logits of 4,096 tokens would be 4 GiB; with the chunk taken by default there are two of 128 MiB."""
+    tokens, words, width = 4_096, 267_735, 8
+    compiled = lowered_gradient(tokens, None, (words,), (width,), width).compile()
+    chunk = banded.chunk_size(0, words)
+    allowed = 4 * (3 * chunk * words + 2 * words * width + 8 * tokens * width)
+    assert compiled.memory_analysis().temp_size_in_bytes < allowed < 4 * tokens * words / 8
 
 
 PROGRAM = """

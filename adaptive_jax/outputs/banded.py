@@ -26,16 +26,18 @@ import jax.numpy as jnp
 from jax import lax
 
 # Tokens whose logits are alive at a time. The head, which every token visits, wants rows enough for full speed of its matrix
-# products; a tail pays for the rows of its last chunk that stay empty, so it takes fewer (benchmarks/outputs.py). Very long
-# bands take fewer still: 2^25 float32 logits are 128 MiB.
+# products; a tail pays for the rows of its last chunk that stay empty, so it takes fewer (benchmarks/outputs.py). The logits of a
+# long head would leave the caches, and very long bands are held to 2^25 float32 logits, which are 128 MiB.
 HEAD_CHUNK = 512
+LONG_HEAD_CHUNK = 128
 TAIL_CHUNK = 96
 CHUNK_LOGITS = 2**25
 
 
 def chunk_size(band: int, words: int) -> int:
     """Tokens whose logits are alive at a time in a band of so many words; band 0 is the head."""
-    return max(8, min(HEAD_CHUNK if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
+    head = HEAD_CHUNK if words * HEAD_CHUNK < CHUNK_LOGITS // 2 else LONG_HEAD_CHUNK
+    return max(8, min(head if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
 
 
 class Regularisation(NamedTuple):
