@@ -12,9 +12,11 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
     A cutoff is the id of the first word of the next band, so n cutoffs make n + 1 bands.
 
     Raises:
-        InputError: cutoffs that do not increase, or leave a band empty.
+        InputError: cutoffs that are no whole numbers, do not increase, or leave a band empty.
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
+    if isinstance(cutoffs, int) or not all(isinstance(cut, int) for cut in cutoffs):
+        raise InputError(f"cutoffs {cutoffs} are not whole numbers in a list: give them as (20_000, 60_000)")
     ends = [0, *cutoffs, vocabulary_size]
     for before, after in itertools.pairwise(ends):
         if before >= after and after == vocabulary_size:

@@ -6,8 +6,8 @@
 CHECKPOINT is a .pt file of a `transformer_lm`, with `args` (until 2020) or `cfg`; nothing in it is run. DICT is the dict.txt
 it was trained with. OUT_WORKDIR is a directory to be made. DIRECTORY holds test.txt, tokenised like the training text.
 
-Every tensor of the checkpoint is used exactly once, or nothing is written. The config keeps the training settings as far
-as this project has them; the optimizer starts afresh, without fairseq's momentum.
+Every tensor of the checkpoint is used exactly once, or nothing is written. The workdir is there to be scored: train.py does
+not go on with it, since a corpus gives no words `<s>` and `<pad>`. Its config keeps the training settings for the record.
 """
 
 import io
@@ -129,15 +129,22 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     workdir = Path(workdir).absolute()
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} is there already: give a directory to be made")
-    loaded, vocabulary = read(Path(checkpoint)), read_dictionary(Path(dictionary))
-    config = config_of(loaded.options, loaded.state, len(vocabulary))
-    words = words_of(loaded.state)
-    if words not in (0, len(vocabulary)):
-        raise InputError(
-            f"{dictionary} has {len(vocabulary):,} words, fairseq's own four included, and the checkpoint {words:,}: "
-            "give the dict.txt that it was trained with"
-        )
-    params = jax.tree.map(jnp.asarray, parameters_of(loaded.state, config))
+    vocabulary = read_dictionary(Path(dictionary))
+    try:
+        loaded = read(Path(checkpoint))
+        config = config_of(loaded.options, loaded.state, len(vocabulary))
+        words = words_of(loaded.state)
+        if words not in (0, len(vocabulary)):
+            raise InputError(
+                f"{dictionary} has {len(vocabulary):,} words, fairseq's own four included, and the checkpoint {words:,}: "
+                "give the dict.txt that it was trained with"
+            )
+        params = jax.tree.map(jnp.asarray, parameters_of(loaded.state, config))
+    except InputError:
+        raise
+    except Exception as error:  # options and tensors of any type and shape fail in many ways for one reason
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:150]
+        raise InputError(f"{checkpoint} is damaged or no model that can be converted ({reason})") from error
     optimizer = optim.from_config(config["optimizer"])[0].init(params)
     step = jnp.asarray(loaded.updates, jnp.int32)
     # The schedule goes on from the checkpoint's update.

@@ -34,7 +34,7 @@ TRAINING = {"max_update": 286_000, "lr": [1.0], "min_lr": 1e-5, "warmup_init_lr"
 
 
 def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
-    """The config of the model that a checkpoint holds, every field stated, as train.py and evaluate.py read it.
+    """The config of the model that a checkpoint holds, every field stated, as evaluate.py reads it.
 
     The corpus is `text_files` without a path: a checkpoint does not hold the text it was trained on.
 

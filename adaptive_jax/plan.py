@@ -20,7 +20,8 @@ def plan(config: dict, vocabulary_size: int, devices: int) -> dict:
         `parameters`: `total`, and what each of `input`, `body` and `output` owns; a tied table counts as the input's.
         `tokens_per_update`, `rows_per_update`, `devices`, `accumulation` and `rows_per_device`: see `sharding.accumulation`.
         `flops_per_token`: matrix work of one `forward`, and of `training`, three times that. The output's tails are
-        weighted by how often Zipf's law, p(word of rank r) proportional to 1/r, sends a token there.
+        weighted by how often Zipf's law, p(word of rank r) proportional to 1/r, sends a token there. A character CNN counts
+        as if every row had 256 distinct words, or as many as tokens if those are fewer.
         `memory_per_device`: an estimate in bytes; see `_memory`.
 
     Raises:
@@ -95,7 +96,7 @@ def _flops(model, shapes, block):
 
 
 def _products(jaxpr):
-    """FLOPs of all matrix products and convolutions in a jaxpr; what a scan repeats counts as often as it runs.
+    """FLOPs of all matrix products in a jaxpr; what a scan repeats counts as often as it runs.
 
     A loop of unknown length counts once, and of several branches the dearest: of the character CNN, one chunk of long words.
     """
@@ -105,10 +106,6 @@ def _products(jaxpr):
             (contracted, _), _ = eqn.params["dimension_numbers"]
             depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * math.prod(eqn.outvars[0].aval.shape) * depth
-        elif eqn.primitive.name == "conv_general_dilated":
-            kernel = eqn.invars[1].aval.shape
-            out_axis = eqn.params["dimension_numbers"].rhs_spec[0]
-            total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(kernel) // kernel[out_axis]
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         inner = [_products(inner) for inner in jax.extend.core.jaxprs_in_params(eqn.params)]
         total += max(inner) if eqn.primitive.name == "cond" else times * sum(inner)

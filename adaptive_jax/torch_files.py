@@ -35,10 +35,7 @@ DTYPES = {
 
 # What else may be named. Classes with attributes become a bare namespace of them.
 INERT = {
-    "collections.OrderedDict": collections.OrderedDict,
     "torch.Size": tuple,
-    "builtins.set": set,
-    "__builtin__.set": set,
     "argparse.Namespace": types.SimpleNamespace,
     # Counters of time and loss that checkpoints before 2019 carry along.
     "fairseq.meters.AverageMeter": types.SimpleNamespace,
@@ -113,7 +110,7 @@ class _Unpickler(pickle._Unpickler):
             "torch._utils._rebuild_tensor_v2": self.tensor,
             "torch._utils._rebuild_parameter": self.parameter,
         }
-        known = INERT | builders
+        known = INERT | CONTAINERS | builders
         if whole not in known:
             raise InputError(
                 f"it names {whole[:100]!r}, which is no part of a checkpoint's weights and options, so nothing of it was read: "
@@ -123,8 +120,8 @@ class _Unpickler(pickle._Unpickler):
 
     def persistent_load(self, pid):
         tag, type_name, key, _, length, *view = pid
-        if tag != "storage":
-            raise ValueError(f"unknown reference {str(tag)[:50]!r}")
+        if tag != "storage" or not isinstance(type_name, str) or not isinstance(key, str | int):
+            raise ValueError("a reference to something else than a storage")
         array = self.storage(str(key), DTYPES[type_name], int(length))
         if not view or view[0] is None:
             return array
@@ -150,6 +147,25 @@ class _Unpickler(pickle._Unpickler):
     def parameter(self, data, *_):
         return data
 
+    def load_dict(self):
+        items = self.pop_mark()
+        self.append(dict(zip(map(_plain, items[::2]), items[1::2], strict=True)))
+
+    def load_setitem(self):
+        value, key = self.stack.pop(), self.stack.pop()
+        self.stack[-1][_plain(key)] = value
+
+    def load_setitems(self):
+        items = self.pop_mark()
+        self.stack[-1].update(zip(map(_plain, items[::2]), items[1::2], strict=True))
+
+    def load_additems(self):
+        items = self.pop_mark()
+        self.stack[-1].update(map(_plain, items))
+
+    def load_frozenset(self):
+        self.append(frozenset(map(_plain, self.pop_mark())))
+
     def load_build(self):
         state, instance = self.stack.pop(), self.stack[-1]
         if isinstance(instance, types.SimpleNamespace):
@@ -159,11 +175,38 @@ class _Unpickler(pickle._Unpickler):
         ):  # of which torch keeps versions of modules, not needed here
             raise ValueError(f"attributes of a {type(instance).__name__}")
 
-    dispatch[pickle.BUILD[0]] = load_build
+    dispatch |= {
+        pickle.DICT[0]: load_dict,
+        pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems,
+        pickle.ADDITEMS[0]: load_additems,
+        pickle.FROZENSET[0]: load_frozenset,
+        pickle.BUILD[0]: load_build,
+    }
+
+
+def _plain(key):
+    """A key of a dict or an entry of a set. A tuple may be nested so deep, or so often in itself, that its hash never ends."""
+    if not isinstance(key, str | int | float | bytes | None):
+        raise ValueError(f"a {type(key).__name__} as a key")
+    return key
+
+
+def _set(entries=()):
+    return set(map(_plain, entries))
+
+
+def _ordered(items=()):
+    return collections.OrderedDict((_plain(key), value) for key, value in items)
+
+
+CONTAINERS = {"collections.OrderedDict": _ordered, "builtins.set": _set, "__builtin__.set": _set}
 
 
 def _read_zip(file):
     with zipfile.ZipFile(file) as archive:
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            raise ValueError("torch.save compresses nothing, and this archive is compressed")
         roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(roots) != 1:
             raise ValueError(f"an archive with {len(roots)} members data.pkl")

@@ -4,7 +4,7 @@
 |-------------------------|--------------|----------------------------------------------|-------|-------|------------|------------|
 | `best`                  | Table 2      | `adp_t` in blocks of 3072                    | 18.70 | 17.97 | 246.9M     | 67         |
 | `sm`                    | Table 3      | words of 512, full softmax                   | 24.92 | 23.87 | 476.8M     | 57         |
-| `bpe`                   | Table 3      | 32K sub-words of 1024, full softmax          | 24.25 | 23.13 | 269.8M     | 30         |
+| `bpe`                   | Table 3      | 32K sub-words of 1024, full softmax          | 24.25 | 23.13 | 270M       | 30         |
 | `bpe_t`                 | Table 3      | the same, tied                               | 23.45 | 22.46 | 235.7M     | 30         |
 | `sm_t`                  | Table 3      | words of 512, tied full softmax              | 23.38 | 22.63 | 339.7M     | 56         |
 | `asm`                   | Table 3      | words of 64, adaptive softmax                | 22.18 | 21.23 | 263.1M     | 35         |

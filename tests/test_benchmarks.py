@@ -31,8 +31,8 @@ def test_a_section_replaces_the_one_of_its_heading(tmp_path):
 
 def test_the_table_sets_ours_beside_the_papers():
     """One line a row: ours, then what the paper printed."""
-    numbers = {"row": "adp_t", "validation": 123.44, "test": 119.96, "seconds": 61.2, "words_per_second": 20_000.4,
-               "parameters": 2_500_000, "curve": [(1, 9.0)]}
+    numbers = {"row": "adp_t", "validation": 123.44, "test": 119.96, "seconds": 61.2, "unigram": 900.0,
+               "words_per_second": 20_000.4, "parameters": 2_500_000, "curve": [(1, 9.0)]}
     text = rows.table([numbers], "cpu")
     assert "| `adp_t` | 123.4 | 120.0 | 61 | 20,000 | 2.5M | 19.79 | 20.51 | 30 | 246.9M |" in text.splitlines()
     assert text.startswith(rows.heading("cpu"))

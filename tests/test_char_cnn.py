@@ -10,6 +10,7 @@ import pytest
 
 from adaptive_jax.data.spelling import spell
 from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
 from adaptive_jax.inputs import char_cnn
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 
@@ -163,6 +164,17 @@ def test_eight_devices_give_the_gradients_of_one(command):
     np.testing.assert_allclose(eight["loss"], one["loss"], rtol=1e-6)
     for name, gradient in one["gradients"].items():
         np.testing.assert_allclose(eight["gradients"][name], gradient, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("fields, says", [
+    ({"length": 3}, "length=3 does not hold a filter over 4 characters"), ({"filters": ()}, "must be pairs"),
+    ({"filters": (3, 64)}, "must be pairs"), ({"filters": ((0, 64),)}, "must be pairs"), ({"filters": ((2, -1),)}, "must be pairs"),
+    ({"width": 0}, "width=0"), ({"highway_layers": -1}, "highway_layers=-1")])
+def test_settings_that_make_no_layer(fields, says):
+    """One line that names the setting."""
+    with pytest.raises(InputError, match=says) as error:
+        module(**fields)
+    assert "\n" not in str(error.value)
 
 
 def test_spelling_says_what_the_docstring_says():

@@ -22,7 +22,7 @@ FILES = {path.stem: path for path in sorted((Path(__file__).parents[1] / "config
 # Millions of parameters as published: Baevski & Auli 2019, Tables 1 to 4 and 7.
 PUBLISHED = {
     "wikitext103": {
-        "best": 246.9, "sm": 476.8, "bpe": 269.8, "bpe_t": 235.7, "sm_t": 339.7, "asm": 263.1, "cnn": 266.3, "adp": 291.3,
+        "best": 246.9, "sm": 476.8, "bpe": 270, "bpe_t": 235.7, "sm_t": 339.7, "asm": 263.1, "cnn": 266.3, "adp": 291.3,
         "adp_t": 246.9, "asm_256": 314.7, "asm_128": 280.3, "asm_32": 254.5, "sm_t_dropout_40": 339.7, "sm_dropout_40": 476.8,
         "sm_t_256": 270.6, "sm_256": 339.1, "sm_64_512": 356.3, "adp_t_own_projections": 247.3,
         "adp_t_head_projection": 246.9, "asm_t": 340.2},

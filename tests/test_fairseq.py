@@ -266,8 +266,8 @@ def test_help_and_missing_arguments(command, tmp_path):
 
 
 @pytest.mark.parametrize("path", [LEGACY, CURRENT], ids=["legacy", "current"])
-def test_a_converted_run_could_be_trained_on(workdirs, path):
-    """The config states every field and passes the plan; the state is whole, its schedule at the checkpoint's update."""
+def test_a_converted_run_is_whole(workdirs, path):
+    """The config states every field and passes the plan; the state is one that Checkpoints restores, its momentum 0."""
     config = read_config(workdirs[path])
     model = build(config, 1000)
     given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source"}

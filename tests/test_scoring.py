@@ -149,7 +149,8 @@ def test_the_json_of_an_evaluation(run, text, capsys):
     assert saved["perplexity"] == math.exp(saved["nll"])
     assert (saved["split"], saved["step"]) == ("test", 240)
     assert saved["settings"] == {
-        "window": 12, "context": 4, "checkpoint": "latest", "config": json.loads((run / "config.json").read_text())}
+        "window": 12, "context": 4, "checkpoint": "latest", "data_path": None,
+        "config": json.loads((run / "config.json").read_text())}
     assert f"perplexity {saved['perplexity']:.2f}" in capsys.readouterr().out
 
 
@@ -198,7 +199,11 @@ def test_evaluating_disturbs_nothing(run):
 def test_a_local_copy_of_the_corpus(run, text, tmp_path):
     """--data_path scores other text with the run's own vocabulary, and needs no train split."""
     (tmp_path / "test.txt").write_text("the t0w0\n")
+    own = ask(run)
     result = ask(run, data_path=str(tmp_path))
+    kept = json.loads((run / "eval" / "test-16-0-240.json").read_text())
+    assert kept == json.loads(json.dumps(own)) != json.loads(json.dumps(result))
+    assert result["settings"]["data_path"] == str(tmp_path)
     vocabulary = Vocabulary.read(run / "vocabulary.txt")
     ids = corpora.load("text_files", str(text), str(tmp_path / "cache")).vocabulary.encode("the t0w0")
     assert result["words"] == 3

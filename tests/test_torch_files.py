@@ -287,3 +287,18 @@ def refused(path):
     assert "\n" not in line
     assert str(path) in line
     return line
+
+
+def test_what_would_crash_or_fill_the_memory(tmp_path):
+    """Keys whose hash recurses a million times, names that double with each byte, archives that inflate: one line each."""
+    deep = b"\x80\x02}" + b")" + b"\x85" * 1_000_000 + b"K\x01s."
+    doubled = b"\x80\x02(X\x07\0\0\0storageX\x0c\0\0\0FloatStorageK\x01" + b"2\x86" * 40 + b"X\x03\0\0\0cpuK\x01tQ."
+    path = tmp_path / "bad.pt"
+    for content, says in (deep, "a tuple as a key"), (doubled, "reference to something else"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=says):
+            torch_files.read(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps("a" * 1_000_000, 2))
+    with pytest.raises(InputError, match="compresses nothing"):
+        torch_files.read(path)

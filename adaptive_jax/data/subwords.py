@@ -112,6 +112,11 @@ class Subwords(Vocabulary):
         words = itertools.chain.from_iterable((*line.split(), EOS) for line in lines)
         return np.fromiter(itertools.chain.from_iterable(map(self._spelt.__getitem__, words)), np.int32)
 
+    @property
+    def chances(self) -> np.ndarray:
+        """float64 [V]: how likely each unit is by its count and one more: open text may need one that was never used."""
+        return (self.counts + 1) / (self.counts + 1).sum()
+
     def count_words(self, ids: np.ndarray) -> int:
         """How many words of the text, `<eos>` included, end in ids [tokens]."""
         part = 1 << 20  # a split may be larger than memory

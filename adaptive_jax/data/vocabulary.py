@@ -111,12 +111,17 @@ class Vocabulary:
         return np.fromiter(map(self.index.__getitem__, words), np.int32)
 
     def unigram_nll(self, ids: np.ndarray) -> float:
-        """Mean nats per word of ids [tokens], if each token comes with probability counts / sum(counts)."""
+        """Mean nats per word of ids [tokens], if each token comes with probability `chances`."""
         times = np.bincount(ids, minlength=len(self.words))
         seen = times > 0
         with np.errstate(divide="ignore"):  # a word of count 0 costs infinitely much, rightly
-            nll = np.log(self.counts.sum()) - np.log(self.counts[seen])
+            nll = -np.log(self.chances[seen])
         return float(times[seen] @ nll / times[self.ends].sum())
+
+    @property
+    def chances(self) -> np.ndarray:
+        """float64 [V]: how likely each token is by its count alone."""
+        return self.counts / self.counts.sum()
 
     def count_words(self, ids: np.ndarray) -> int:
         """How many words of the text, `<eos>` included, end in ids [tokens]: here, all of them are words."""

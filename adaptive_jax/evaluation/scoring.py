@@ -1,6 +1,7 @@
 """Loss and perplexity of a model over a split, with as much context as asked for."""
 
 import functools
+import hashlib
 from pathlib import Path
 
 import jax
@@ -75,7 +76,7 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
         split: "train", "validation" or "test".
         window, context: see `score`; window 0 is the block the model was trained with.
         checkpoint: "best" by validation, "latest", or a step.
-        data_path: a local copy of the corpus, instead of the one in the run's config.
+        data_path: a directory with the split as .txt, .txt.xz or .txt.gz, instead of the corpus in the run's config.
 
     Returns:
         `summary(...)`, with `split`, `step` and `settings`: the config, window, context and checkpoint that made it.
@@ -87,6 +88,8 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     window = window or config["data"]["block"]
     vocabulary = read_vocabulary(workdir / "vocabulary.txt")
     data = config["data"] | ({"path": data_path} if data_path is not None else {})
+    if data["corpus"] == "text_files" and not data["path"]:
+        raise InputError(f"{workdir} does not know where its text lies: give --data_path=DIR, a directory with {split}.txt")
     ids = corpora.from_config(data, vocabulary=vocabulary, splits=(split,)).ids[split]
 
     mesh = sharding.data_mesh()
@@ -101,9 +104,13 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     result = summary(nll, vocabulary.count_words(ids), vocabulary.unigram_nll(ids)) | {
         "split": split,
         "step": step,
-        "settings": {"window": window, "context": context, "checkpoint": checkpoint, "config": config},
-    }
-    path = workdir / "eval" / f"{split}-{window}-{context}-{step}.json"
+        "settings": {
+            "window": window, "context": context, "checkpoint": checkpoint, "data_path": data_path, "config": config,
+        },
+    }  # fmt: skip
+    # Scores of other text are kept beside those of the run's own, not in their place.
+    other = "" if data_path is None else "-" + hashlib.sha256(str(Path(data_path).resolve()).encode()).hexdigest()[:8]
+    path = workdir / "eval" / f"{split}-{window}-{context}-{step}{other}.json"
     write_json(path, result)
     print(
         f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words, "

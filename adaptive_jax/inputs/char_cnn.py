@@ -10,6 +10,8 @@ import numpy as np
 from flax import linen as nn
 from jax import lax
 
+from adaptive_jax.errors import InputError, check_at_least
+
 # Distinct words whose characters are alive at a time.
 CHUNK = 256
 # A chunk of words no longer than this is convolved over so many columns only; the last resort is the full length.
@@ -38,6 +40,9 @@ class CharacterCNN(nn.Module):
         highway_layers: 1 for WikiText-103, 2 for Billion Word.
         length: bytes of a word that are read (released code: 50), at least the span of the longest filter.
         dtype: of the matrix products; parameters are float32.
+
+    Raises:
+        InputError: filters that are no pairs of numbers from 1, a length that does not hold the longest of them.
     """
 
     vocabulary_size: int
@@ -48,6 +53,16 @@ class CharacterCNN(nn.Module):
     highway_layers: int
     length: int
     dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, width=self.width)
+        check_at_least(0, highway_layers=self.highway_layers)
+        if not self.filters or not all(_is_filter(pair) for pair in self.filters):
+            raise InputError(f"filters={self.filters} must be pairs of characters and features: ((1, 128), (2, 256))")
+        longest = max(span for span, _ in self.filters)
+        if self.length < longest:
+            raise InputError(f"length={self.length} does not hold a filter over {longest} characters: give {longest} or more")
 
     def setup(self):
         init = nn.initializers
@@ -164,9 +179,9 @@ def _vectors(dtype, weights, rows, spelling):
 
 def _spell(dtype, weights, letters, *, columns):
     """Vectors `[chunk, features]` of words `[chunk, length]`, of which the first `columns` letters say everything."""
+    # Cast after the look-up: the gradients of a character's many occurrences are summed in float32.
+    x = jnp.pad(weights["characters"], [(1, 0), (0, 0)])[letters[:, :columns]].astype(dtype)
     weights = jax.tree.map(lambda a: a.astype(dtype), weights)
-    table = jnp.pad(weights["characters"], [(1, 0), (0, 0)])
-    x = table[letters[:, :columns]]
     pooled = []
     for kernel, bias in weights["convolutions"]:
         span, width, out = kernel.shape
@@ -180,6 +195,10 @@ def _spell(dtype, weights, letters, *, columns):
         x = gate * x + (1 - gate) * nn.relu(new)
     kernel, bias = weights["projection"]
     return x @ kernel + bias[None]
+
+
+def _is_filter(pair):
+    return isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)
 
 
 def _uniform(bound):

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.errors import check_at_least
+
 
 class Lookup(nn.Module):
     """Fixed-size word vectors (the row "SM" of Baevski & Auli 2019, Table 3).
@@ -15,12 +17,19 @@ class Lookup(nn.Module):
         features: width of what `__call__` returns.
         width: width of a word's vector; 0 means `features`.
         dtype: of what `__call__` returns; parameters are float32.
+
+    Raises:
+        InputError: a negative width.
     """
 
     vocabulary_size: int
     features: int
     width: int = 0
     dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(0, width=self.width)
 
     def setup(self):
         width = self.width or self.features
