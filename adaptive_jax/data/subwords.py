@@ -114,8 +114,8 @@ class Subwords(Vocabulary):
 
     @property
     def chances(self) -> np.ndarray:
-        """float64 [V]: how likely each unit is by its count and one more: open text may need one that was never used."""
-        return (self.counts + 1) / (self.counts + 1).sum()
+        """float64 [V]: how likely each unit is by its count. All share one more: open text may need a unit never used."""
+        return (self.counts + 1 / len(self)) / (self.counts.sum() + 1)
 
     def count_words(self, ids: np.ndarray) -> int:
         """How many words of the text, `<eos>` included, end in ids [tokens]."""
