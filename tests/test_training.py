@@ -353,7 +353,7 @@ def test_a_model_of_sub_words_scores_open_text(spelt, tmp_path):
     assert result["words"] == 3 + 3 + 3
     assert result["tokens"] > 2 * 9
     assert math.isfinite(result["nll"])
-    assert result["unigram_perplexity"] == math.inf
+    assert 1e6 < result["unigram_perplexity"] < math.inf
 
 
 def test_the_latest_and_the_best_are_kept(tmp_path):

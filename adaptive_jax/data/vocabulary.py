@@ -163,3 +163,9 @@ class Vocabulary:
 def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Items by count, those of the same count in code point order."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+if __name__ == "__main__":  # run as a program of its own, for its --help, and since this file's class would exist twice
+    import runpy
+
+    runpy.run_module("adaptive_jax.data.vocabulary_report", run_name="__main__", alter_sys=True)
