@@ -16,7 +16,7 @@ train: .venv/installed
 
 test: .venv/installed
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 lint: .venv/installed
 	$(BIN)/ruff check .

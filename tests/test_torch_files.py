@@ -272,7 +272,7 @@ def test_a_tensor_within_its_storage(tmp_path):
     Reference(3, (2,), (-1,)), Reference(0, (-1,), (1,)), Reference(0, (2,), (1, 1)), Reference(0, (2,), (2**62,)),
     Reference(0, (4,), (1,), length=5), Reference(0, (4,), (1,), length=2**60), Reference(0, (4,), (1,), key="1"),
     Reference(0, (4,), (1,), key="../byteorder"), Reference(0, (4,), (1,), storage="DoubleStorage"),
-], ids=str)
+], ids=range(13))
 def test_a_tensor_beyond_its_storage(reference, tmp_path):
     """No memory outside a storage can be reached, and no storage that is not there."""
     tensor_file(tmp_path / "bad.pt", reference)
