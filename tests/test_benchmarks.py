@@ -1,9 +1,15 @@
-"""The benchmarks' own parts that can go wrong unseen: the configs they train, and the section they write."""
+"""The benchmarks' own parts that can go wrong unseen: the configs they train, the sections they write, what they measure."""
+
+import os
+import re
+import shutil
+import sys
 
 import pytest
 
+from adaptive_jax.errors import InputError
 from adaptive_jax.plan import plan
-from benchmarks import rows
+from benchmarks import preparation, rows
 
 
 @pytest.mark.parametrize("size", rows.SIZES)
@@ -36,3 +42,101 @@ def test_the_table_sets_ours_beside_the_papers():
     text = rows.table([numbers], "cpu")
     assert "| `adp_t` | 123.4 | 120.0 | 61 | 20,000 | 2.5M | 19.79 | 20.51 | 30 | 246.9M |" in text.splitlines()
     assert text.startswith(rows.heading("cpu"))
+
+
+def lines_of(table):
+    """Cells of the lines of a Markdown table, by the first."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")]
+    return {name: rest for name, *rest in cells[2:]}
+
+
+def words_in(directory, names=("train", "valid", "test")):
+    """Words and line ends of text files."""
+    text = "".join((directory / f"{name}.txt").read_text() for name in names)
+    return len(text.split()) + text.count("\n")
+
+
+@pytest.fixture
+def fairseq(tmp_path, monkeypatch):
+    """A program of fairseq-preprocess's name on the PATH, and the file in which it writes how it was called and on what."""
+    called = tmp_path / "called"
+    program = tmp_path / "bin" / "fairseq-preprocess"
+    program.parent.mkdir()
+    program.write_text(f"""#!/bin/sh
+echo "$@" > {called}
+for argument in "$@"; do case $argument in --*pref=*) cat "${{argument#*=}}" >> {called};; esac; done
+sleep 0.2
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    return called
+
+
+def test_preparation_compares_three_peers(command, text, fairseq):
+    """On the same text, whose words are counted right, and fairseq on all of it, unpacked."""
+    done = command("-m", "benchmarks.preparation", f"--path={text}", "--threshold=2")
+    assert done.returncode == 0, done.stderr
+    found = lines_of(done.stdout)
+    assert list(found) == ["adaptive_jax", "plain loop", "fairseq"]
+    assert {line[0] for line in found.values()} == {f"{words_in(text):,}"}
+    assert all(float(cell.replace(",", "")) > 0 for line in found.values() for cell in line)
+    assert "--path=DIR --threshold=2 --repeats=1" in done.stdout
+    arguments, content = fairseq.read_text().split("\n", 1)
+    assert re.match(r"--only-source --trainpref=\S+ --validpref=\S+ --testpref=\S+ --destdir=\S+ ", arguments)
+    assert arguments.endswith("--thresholdsrc=2")
+    assert content == "".join((text / f"{name}.txt").read_text() for name in ("train", "valid", "test"))
+
+
+def test_the_plain_loop_makes_the_same_ids(command, text, tmp_path, fairseq):
+    """Of text with rare words, cases, empty lines, odd spaces and no end to its last line; else it would stop."""
+    for name in "train", "valid", "test":
+        shutil.copy(text / f"{name}.txt", tmp_path)
+    with (tmp_path / "train.txt").open("a") as train, (tmp_path / "valid.txt").open("a", encoding="utf-8") as file:
+        train.write("Once, once upon T0W1")
+        file.write("\n\n THE t0w1\u2028Zebra\x85the\r\nDr. Who's <unk>\u00a0, <eos>-less")
+    done = command("-m", "benchmarks.preparation", f"--path={tmp_path}", "--threshold=2", "--tokeniser=moses", "--lower")
+    assert done.returncode == 0, done.stderr
+    assert list(lines_of(done.stdout)) == ["adaptive_jax", "plain loop"]  # fairseq does not tokenise
+    assert not fairseq.exists()
+
+
+def test_peers_that_make_other_ids_are_not_compared(monkeypatch):
+    """Their times would say nothing."""
+    monkeypatch.setattr(preparation, "measure", lambda arguments: (1.0, 1))
+    made = iter([(10, "a"), (10, "a"), (10, "a"), (10, "b")])
+    monkeypatch.setattr(preparation, "ids_in", lambda directory: next(made))
+    peers = [preparation.OURS, preparation.PLAIN]
+    assert [row["words"] for row in preparation.compare({}, [], 1, peers, 1)] == [10, 10]
+    with pytest.raises(RuntimeError, match="other ids"):
+        preparation.compare({}, [], 1, peers, 1)
+
+
+@pytest.mark.parametrize("how", ["psutil", "ru_maxrss"])
+def test_memory_is_that_of_the_processes_started(monkeypatch, how):
+    """A process and its child hold 100 MiB each: 200 at the same time, of which ru_maxrss sees the larger part."""
+    if how == "psutil":
+        pytest.importorskip("psutil")
+    else:
+        monkeypatch.setitem(sys.modules, "psutil", None)
+    assert preparation.memory_by() == how
+    hold = "x = b'1' * (100 << 20); import time"
+    both = f"{hold}; import subprocess, sys; subprocess.run([sys.executable, '-c', {hold + '; time.sleep(0.5)'!r}])"
+    seconds, peak = preparation.measure([sys.executable, "-c", both])
+    assert seconds > 0.5
+    low, high = (200, 300) if how == "psutil" else (100, 1_000)  # below that of this process, ru_maxrss cannot go
+    assert low <= peak / 2**20 < high
+
+
+@pytest.mark.parametrize("arguments, says", [
+    ([], "--path"), (["--path=nowhere"], "nowhere is not a directory"), (["--path={text}", "--repeats=0"], "repeats=0")])
+def test_preparation_with_bad_input(command, text, arguments, says):
+    """One line and status 2."""
+    done = command("-m", "benchmarks.preparation", *(argument.format(text=text) for argument in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: .+\n", done.stderr) and says in done.stderr, done.stderr
+
+
+def test_a_peer_that_fails_is_named():
+    """With its command and status; what it said stands above."""
+    with pytest.raises(InputError, match="-c exit.3. ended with status 3"):
+        preparation.measure([sys.executable, "-c", "exit(3)"])
