@@ -1,10 +1,26 @@
 """adaptive_jax: language models with very large vocabularies, in JAX."""
 
-from adaptive_jax.inputs.adaptive import AdaptiveInput
-from adaptive_jax.inputs.lookup import Lookup
-from adaptive_jax.model import LanguageModel, build
-from adaptive_jax.outputs.adaptive import AdaptiveSoftmax
-from adaptive_jax.outputs.softmax import Softmax
-from adaptive_jax.outputs.tables import OwnTable, TiedTable
+import importlib
 
-__all__ = ["AdaptiveInput", "AdaptiveSoftmax", "LanguageModel", "Lookup", "OwnTable", "Softmax", "TiedTable", "build"]
+_HOMES = {
+    "AdaptiveInput": "inputs.adaptive",
+    "AdaptiveSoftmax": "outputs.adaptive",
+    "LanguageModel": "model",
+    "Lookup": "inputs.lookup",
+    "OwnTable": "outputs.tables",
+    "Softmax": "outputs.softmax",
+    "TiedTable": "outputs.tables",
+    "build": "model",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    """The layers, imported when asked for: processes that prepare text should not wait for JAX, nor hold it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

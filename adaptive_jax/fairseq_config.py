@@ -17,7 +17,8 @@ DEFAULTS = {
     "tie_adaptive_weights": False, "tie_adaptive_proj": False, "share_decoder_input_output_embed": False,
     "character_embeddings": False, "character_embedding_dim": 4, "char_embedder_highway_layers": 2,
     "character_filters": "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
-    "tokens_per_sample": 1024, "max_tokens": None, "update_freq": [1], "distributed_world_size": 1, "seed": 1,
+    "tokens_per_sample": 1024, "sample_break_mode": "none", "max_tokens": None,
+    "update_freq": [1], "distributed_world_size": 1, "seed": 1,
 }  # fmt: skip
 
 # Options whose other values make another model than the layers here: fairseq's default, which they must have.
@@ -65,8 +66,12 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
             "threshold": 1,
             "limit": 0,
             "codes": 0,
+            "tokeniser": "none",
+            "lower": False,
             "vocabulary_size": vocabulary_size,
             "block": block,
+            "break_mode": options["sample_break_mode"],
+            "rows": "packed",
         },
         "input": _input_of(options, vocabulary_size),
         "body": {

@@ -18,5 +18,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with unfinished.open("wb") as file:
             yield file
         os.replace(unfinished, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a disk that is full does not say for which file
+        raise
     finally:
         unfinished.unlink(missing_ok=True)

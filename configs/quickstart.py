@@ -34,8 +34,12 @@ def get_config(row="adp_t"):
                 "threshold": 2,
                 "limit": 0,
                 "codes": 0,
+                "tokeniser": "none",
+                "lower": False,
                 "vocabulary_size": 8_447,
                 "block": 64,
+                "break_mode": "none",
+                "rows": "packed",
             },
             "input": {"name": "adaptive", "cutoffs": (1_000, 4_000), "factor": 4, "width": 0},
             "body": {

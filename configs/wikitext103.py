@@ -110,8 +110,12 @@ def get_config(row="adp_t"):
                 "threshold": 1,
                 "limit": 0,
                 "codes": 0,
+                "tokeniser": "none",
+                "lower": False,
                 "vocabulary_size": 267_735,
                 "block": 512,
+                "break_mode": "none",
+                "rows": "packed",
             },
             **factorisation(layers, cutoffs=(20_000, 60_000), width=512, narrow=64, tail_dropout=0.2),
             "body": {

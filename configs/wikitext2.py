@@ -50,8 +50,12 @@ def get_config(row="adp_t"):
                 "threshold": 1,
                 "limit": 0,
                 "codes": 0,
+                "tokeniser": "none",
+                "lower": False,
                 "vocabulary_size": 33_278,
                 "block": 256,
+                "break_mode": "none",
+                "rows": "packed",
             },
             **factorisation(
                 row, cutoffs=(2_500, 10_000), width=128, narrow=64, characters=32, filters=FILTERS, tail_dropout=0.2

@@ -1,6 +1,7 @@
 """What the end-to-end tests share: a small corpus, a small config of it, a trained run, and the two scripts as commands."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,15 @@ def command(start):
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     return command
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 100 kB, which one checkpoint or shard overfills; only root can have one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", disk]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small file system is not permitted here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)

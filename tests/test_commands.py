@@ -199,18 +199,6 @@ def test_a_damaged_run(command, flags, trained, tmp_path):
     assert "config.json" in the_error(command("train.py", *flags(tmp_path / "config.json")))
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 100 kB, which one checkpoint overfills; only root can have one."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", disk]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system is not permitted here")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
 def test_a_full_disk(command, config, flags, small_disk):
     """A checkpoint that does not fit is an error in one line, and the same command goes on once it does."""
     corpora.from_config(config()["data"])  # now cached, elsewhere

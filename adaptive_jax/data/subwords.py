@@ -14,7 +14,7 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -107,10 +107,11 @@ class Subwords(Vocabulary):
         """Ids of the units of the words of a line, `<eos>` last."""
         return [i for word in (*line.split(), EOS) for i in self._spelt[word]]
 
-    def encode_lines(self, lines: Iterable[str]) -> np.ndarray:
-        """Ids of many lines, one `<eos>` after each: int32 [tokens]. Like `encode`, but fast."""
-        words = itertools.chain.from_iterable((*line.split(), EOS) for line in lines)
-        return np.fromiter(itertools.chain.from_iterable(map(self._spelt.__getitem__, words)), np.int32)
+    def spell(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The units of words, one word after another, int32 [units], and how many each has, int32 [words]."""
+        spelt = list(map(self._spelt.__getitem__, words))
+        lengths = np.fromiter(map(len, spelt), np.int32, len(spelt))
+        return np.fromiter(itertools.chain.from_iterable(spelt), np.int32, lengths.sum()), lengths
 
     @property
     def chances(self) -> np.ndarray:

@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +106,11 @@ class Vocabulary:
 
     def encode_lines(self, lines: Iterable[str]) -> np.ndarray:
         """Ids of many lines, one `<eos>` after each: int32 [tokens]. Like `encode`, but fast."""
-        words = itertools.chain.from_iterable((*line.split(), EOS) for line in lines)
-        return np.fromiter(map(self.index.__getitem__, words), np.int32)
+        return self.spell([word for line in lines for word in (*line.split(), EOS)])[0]
+
+    def spell(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of words, one word after another, int32 [tokens], and how many each has, int32 [words]: here, one."""
+        return np.fromiter(map(self.index.__getitem__, words), np.int32, len(words)), np.ones(len(words), np.int32)
 
     def unigram_nll(self, ids: np.ndarray) -> float:
         """Mean nats per word of ids [tokens], if each token comes with probability `chances`."""

@@ -1,0 +1,251 @@
+"""Text into shards, in parallel processes: of some MiB of text each, its distinct words and the place of each among them.
+
+    the cat      words  the cat <eos> hat
+    the hat      ids    0 1 2 0 3 2            counts  2 1 2 1
+
+Text is read, tokenised and split once, whatever vocabularies follow: the counts of a corpus are sums over shards, and the ids
+of a vocabulary are looked up once for each distinct word of a shard. A shard that is there is whole, so a preparation that was
+killed goes on after the last; the same text gives the same bytes.
+"""
+
+import collections
+import contextlib
+import itertools
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.text import Chunk, Text
+from adaptive_jax.data.tokenise import tokeniser
+from adaptive_jax.data.vocabulary import EOS, Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+
+PIECE = 1 << 23  # bytes of text: some 50 MiB in the memory of a process while its words are counted
+PROCESSES = 16  # at most: memory is theirs times their number
+WHOLE = "whole.json"
+NEWLINE = b"\n"
+
+
+class Piece(NamedTuple):
+    """Text that becomes a shard: whole lines, but for a line longer than a piece, which is cut between words.
+
+    origins: where the files begin that this piece has text of: offset in `data`, name, number of the line.
+    """
+
+    number: int
+    data: bytes
+    origins: tuple[tuple[int, str, int], ...]
+    done: float
+
+    def line(self, offset: int) -> str:
+        """File and line of the byte at `offset`."""
+        start, name, line = [origin for origin in self.origins if origin[0] <= offset][-1]
+        return f"{name}, line {line + self.data.count(NEWLINE, start, offset)}"
+
+
+def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
+    """Cuts text into pieces of `size` bytes or a little less; only `\\n` and the end of a file end a line.
+
+    Raises:
+        InputError: a word that is longer than a piece.
+    """
+    buffer, origins, number, last, chunk = bytearray(), [], itertools.count(), "", None
+
+    def piece(cut):
+        nonlocal origins
+        data = bytes(buffer[:cut])
+        del buffer[:cut]
+        made = Piece(next(number), data, tuple(origin for origin in origins if origin[0] < cut), chunk.done)
+        begin, name, line = made.origins[-1]
+        after = [(begin - cut, name, line) for begin, name, line in origins if begin >= cut]
+        if not after or after[0][0]:
+            after.insert(0, (0, name, line + data.count(NEWLINE, begin)))
+        origins = after
+        return made
+
+    open_line = False
+    for chunk in chunks:
+        if chunk.name != last:
+            if open_line:
+                buffer += NEWLINE
+            origins.append((len(buffer), chunk.name, 1))
+            last = chunk.name
+        buffer += chunk.data
+        open_line = not chunk.data.endswith(NEWLINE)
+        while len(buffer) >= size:
+            cut = buffer.rfind(NEWLINE, 0, size) + 1 or buffer.rfind(b" ", 0, size) + 1
+            if not cut:
+                raise InputError(f"{chunk.name}: a word of more than {size:,} bytes; give text, words separated by spaces")
+            yield piece(cut)
+    if open_line:
+        buffer += NEWLINE
+    if buffer:
+        yield piece(len(buffer))
+
+
+class _Places(dict[str, int]):
+    """Word to its place in the order of first appearance."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = place = len(self)
+        return place
+
+
+def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> None:
+    """Writes the shard of a piece, in one step. InputError, with file and line: bytes that are no text."""
+    try:
+        text = piece.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{piece.line(error.start)}: not UTF-8; convert the file to UTF-8") from error
+    if (zero := piece.data.find(b"\0")) >= 0:
+        raise InputError(f"{piece.line(zero)}: a NUL byte, which no text has; repair the file, or convert it to UTF-8")
+    places = _Places()
+    place, ids = places.__getitem__, []
+    *lines, rest = text.split("\n")
+    tokenised = tokeniser(tokeniser_name, lower)
+    for line in lines:
+        ids += map(place, tokenised(line).split())
+        ids.append(place(EOS))
+    ids += map(place, tokenised(rest).split())
+    # No word has a line feed: it would part words.
+    names = np.array(bytearray("\n".join(places).encode("utf-8")), np.uint8)
+    with replacing(path) as file:
+        np.savez(file, words=names, counts=np.bincount(ids), ids=np.array(ids, np.int32))
+
+
+class Shards:
+    """The shards of a split, in a directory of their own: `Shards.make(text, directory)` where they are not there yet."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+        self.number = json.loads((directory / WHOLE).read_text())["shards"]
+
+    @classmethod
+    def make(
+        cls, text: Text, directory: Path, tokeniser_name: str = "none", lower: bool = False, show: Callable = lambda done: None
+    ) -> "Shards":
+        """Writes the shards that are not there yet, in parallel processes if the text is long.
+
+        show: called with the share of the text that is done, 0 to 1.
+        Raises InputError as `pieces` and `write_shard`, for text without a word, and for a tokeniser that does not exist.
+        """
+        tokeniser(tokeniser_name, lower)
+        for unfinished in directory.glob(".*.npz.*"):  # of a process that was killed
+            unfinished.unlink()
+        number, words = 0, False
+        with _processes() if text.size > 2 * PIECE else contextlib.nullcontext(_at_once) as submit:
+            for piece in pieces(text.chunks(), PIECE):
+                words = words or bool(piece.data.strip())
+                if not (path := _path(directory, number)).exists():
+                    submit(write_shard, path, piece, tokeniser_name, lower)
+                number += 1
+                show(piece.done)
+        if not words:
+            raise InputError(f"{text.files[0]} has no words; put text in it, one sentence or paragraph a line")
+        with replacing(directory / WHOLE) as file:
+            file.write(json.dumps({"shards": number}).encode())
+        return cls(directory)
+
+    def counts(self, show: Callable = lambda done: None) -> dict[str, int]:
+        """How often each word occurs; `<eos>`: the number of lines. In memory, some 150 bytes a distinct word."""
+        total: collections.Counter[str] = collections.Counter()
+        for i in range(self.number):
+            words, counts = self._read(i, "words", "counts")
+            for word, count in zip(_split(words), counts.tolist(), strict=True):
+                total[word] += count
+            show((i + 1) / self.number)
+        return dict(total)
+
+    def encode(self, vocabulary: Vocabulary, path: Path, show: Callable = lambda done: None) -> None:
+        """Writes the ids of the split as .npy, int32 [tokens], in one step. InputError: a word the vocabulary cannot take."""
+        with replacing(path) as file:
+            length = 0
+            _write_header(file, length)
+            for i in range(self.number):
+                words, ids = self._read(i, "words", "ids")
+                tokens = _spell(*vocabulary.spell(_split(words)), ids)
+                file.write(tokens.astype("<i4", copy=False).data)
+                length += len(tokens)
+                show((i + 1) / self.number)
+            file.seek(0)
+            _write_header(file, length)
+
+    def _read(self, number, *names):
+        path = _path(self.directory, number)
+        try:
+            with np.load(path) as shard:
+                return [shard[name] for name in names]
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path} is damaged ({error}); remove {self.directory} to have it made again") from error
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"{number:06}.npz"
+
+
+def _split(words: np.ndarray) -> list[str]:
+    return words.tobytes().decode("utf-8").split("\n") if len(words) else []
+
+
+def _spell(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Tokens of the words `ids`, if those of word 0 are the first `lengths[0]` of `tokens`, and so on."""
+    if len(tokens) == len(lengths):  # a token a word
+        return tokens[ids]
+    times = lengths[ids]
+    starts = (np.cumsum(lengths) - lengths)[ids]
+    within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    return tokens[np.repeat(starts, times) + within]
+
+
+def _write_header(file, length):
+    # NumPy leaves room for a longer length, so the header of the whole takes the place of this one.
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (length,)})
+
+
+def _at_once(do, *arguments):
+    do(*arguments)
+
+
+@contextlib.contextmanager
+def _processes() -> Iterator[Callable]:
+    """`submit(do, *arguments)` runs in one of several processes; all is done, or an error raised, when the block ends.
+
+    Processes are spawned: a fork of a program that has started JAX may hang.
+    """
+    number = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), PROCESSES)
+    pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=_end_with_the_parent)
+    waiting: collections.deque = collections.deque()
+
+    def submit(do, *arguments):
+        if len(waiting) > number:  # or the whole text would wait in memory
+            waiting.popleft().result()
+        waiting.append(pool.submit(do, *arguments))
+
+    try:
+        yield submit
+        for future in waiting:
+            future.result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a process that prepares the corpus was killed, or could not start: free memory, and in a script of your own load "
+            'corpora under `if __name__ == "__main__":`; the same command goes on where this one stopped'
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_the_parent():
+    """Ends this process when the one that started it is killed, which would leave it waiting forever."""
+    parent = multiprocessing.parent_process().sentinel
+    threading.Thread(target=lambda: multiprocessing.connection.wait([parent]) and os._exit(1), daemon=True).start()

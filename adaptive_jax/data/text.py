@@ -1,0 +1,156 @@
+"""The text of a corpus as one stream of bytes a split, from files, compressed files, directories and archives.
+
+texts = local_texts("text_files", "my_corpus")      # {"train": Text(files=(.../train.txt.xz,)), ...}
+for chunk in texts["train"].chunks(): ...           # Chunk(name=".../train.txt.xz", data=b"the cat ...", done=0.01)
+"""
+
+import contextlib
+import fnmatch
+import gzip
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from adaptive_jax.errors import InputError
+
+SPLITS = ("train", "validation", "test")
+NAMES = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
+SUFFIXES = ("", ".xz", ".gz")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+CHUNK = 1 << 20
+
+
+class Chunk(NamedTuple):
+    """name: of the file or the member of an archive; data: its next bytes; done: share of the split read, 0 to 1."""
+
+    name: str
+    data: bytes
+    done: float
+
+
+class Text(NamedTuple):
+    """One split of a corpus.
+
+    files: plain, .xz or .gz files, read one after another as if they were one, each ending its last line; or archives.
+    members: pattern of the members of an archive that are read, in the archive's order.
+    """
+
+    files: tuple[Path, ...]
+    members: str = ""
+
+    @property
+    def identity(self) -> tuple:
+        """Changes with the path, the size and the time of change of a file."""
+        stats = [(str(file), file.stat()) for file in self.files]
+        return (self.members, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files, as they lie on the disk."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The text, a MiB at a time. InputError: a file that cannot be read to its end."""
+        before, whole = 0, max(self.size, 1)
+        for file in self.files:
+            name, read = str(file), 0
+            try:
+                with file.open("rb") as raw:
+                    for name, stream in _streams(file, raw, self.members):
+                        while data := stream.read(CHUNK):
+                            read += len(data)
+                            yield Chunk(name, data, min(1.0, (before + raw.tell()) / whole))
+            except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+                raise InputError(
+                    f"cannot read {name} after {read:,} bytes of text: {error}; replace it by a whole copy"
+                ) from error
+            before += file.stat().st_size
+
+
+def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
+    """Name and text of the file itself, or of each member of an archive."""
+    if not members:
+        decompress = {".xz": lzma.open, ".gz": gzip.open}.get(file.suffix, contextlib.nullcontext)
+        with decompress(raw) as stream:
+            yield str(file), stream
+        return
+    found = False
+    if file.suffix == ".zip":
+        with zipfile.ZipFile(raw) as archive:
+            for name in fnmatch.filter(archive.namelist(), members):
+                found = True
+                yield f"{file}/{name}", archive.open(name)
+    else:
+        with tarfile.open(fileobj=raw, mode="r|*") as archive:
+            for member in archive:
+                if member.isfile() and fnmatch.fnmatch(member.name, members):
+                    found = True
+                    yield f"{file}/{member.name}", archive.extractfile(member)
+    if not found:
+        raise OSError(f"it has no member {members}")
+
+
+# How the published copies name their splits, for those who have unpacked them or have the archive.
+_WIKITEXT = ("wiki.train.{}", "wiki.valid.{}", "wiki.test.{}")
+_SHARDS = "{}-monolingual.tokenized.shuffled/news.en"
+PUBLISHED_NAMES = {
+    "penn_treebank": ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+    "wikitext2": tuple(name.format("tokens") for name in _WIKITEXT),
+    "wikitext103": tuple(name.format("tokens") for name in _WIKITEXT),
+    "wikitext2_raw": tuple(name.format("raw") for name in _WIKITEXT),
+    "wikitext103_raw": tuple(name.format("raw") for name in _WIKITEXT),
+    # The first two of 50 held-out shards: the first is the usual test set (Jozefowicz et al. 2016, section 4.1).
+    "billion_word": (
+        f"{_SHARDS.format('training')}-*",
+        f"{_SHARDS.format('heldout')}.heldout-00001-of-00050",
+        f"{_SHARDS.format('heldout')}.heldout-00000-of-00050",
+    ),
+}
+
+
+def published_texts(corpus: str, archive: Path) -> dict[str, Text]:
+    """The splits within the published archive of a corpus."""
+    names = dict(zip(SPLITS, PUBLISHED_NAMES[corpus], strict=True))
+    return {split: Text((archive,), f"*/{name}") for split, name in names.items()}
+
+
+def local_texts(corpus: str, path: str, needed: Collection[str]) -> dict[str, Text]:
+    """The text of each split that is there.
+
+    path: the published archive of the corpus, or a directory that holds for each split one of
+        train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; the published names.
+    needed: splits without which there is an InputError, as there is for one that is there twice.
+    """
+    place = Path(path).expanduser().resolve()
+    if place.is_file() and place.name.endswith(ARCHIVES) and corpus in PUBLISHED_NAMES:
+        return published_texts(corpus, place)
+    if not place.is_dir():
+        raise InputError(f"data.path={path} is not a directory; give one with train.txt, valid.txt and test.txt")
+    texts = {}
+    for number, split in enumerate(SPLITS):
+        files = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
+        published = PUBLISHED_NAMES[corpus][number] if corpus in PUBLISHED_NAMES else ""
+        found = {name: Text((place / name,)) for name in files if (place / name).is_file()}
+        found |= {f"{name}/": _directory(place / name) for name in NAMES[split] if (place / name).is_dir()}
+        if published and (shards := sorted(place.glob(published))):
+            found[published] = Text(tuple(shards))
+        if len(found) > 1:
+            raise InputError(f"data.path={path} has both {' and '.join(list(found)[:2])}; keep one of them")
+        if not found and split in needed:
+            choice = ", ".join([*files, f"{NAMES[split][0]}/", *([published] if published else [])])
+            raise InputError(f"data.path={path} has no {split} split; add one of {choice}")
+        if found:
+            (texts[split],) = found.values()
+    return texts
+
+
+def _directory(directory: Path) -> Text:
+    """All files of a directory but hidden ones, by name."""
+    files = sorted(file for file in directory.iterdir() if file.is_file() and not file.name.startswith("."))
+    if not files:
+        raise InputError(f"{directory} has no files; put text into it, or remove it")
+    return Text(tuple(files))

@@ -1,0 +1,423 @@
+"""From bytes to shards to ids: nothing lost or repeated at any cut, kill or fault, and what the errors say."""
+
+import hashlib
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive_jax.data import corpora, shards, sources
+from adaptive_jax.data.subwords import Subwords
+from adaptive_jax.data.text import Chunk, Text, local_texts
+from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+REAL = ROOT.parent / "shared" / "data"
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
+properties = settings(deadline=None, derandomize=True, max_examples=200)
+WORDS = st.sampled_from(["a", "bb", "the", "é", "日本", "x" * 7])
+LINE = st.lists(WORDS, max_size=6).map(" ".join)
+
+
+def ended(text):
+    """A file's text with its last line ended."""
+    return text if not text or text.endswith(b"\n") else text + b"\n"
+
+
+@properties
+@given(files=st.lists(st.tuples(st.lists(LINE), st.sampled_from(["", "\n"])), max_size=4), step=st.integers(1, 40),
+       size=st.integers(22, 90))  # fmt: skip
+def test_pieces_lose_and_repeat_nothing(files, step, size):
+    """Whatever the sizes of files, chunks and pieces; lines are cut between words if at all; every byte knows its line."""
+    texts = [("\n".join(lines) + end).encode() for lines, end in files]
+    chunks = [Chunk(f"f{i}", text[j : j + step], 0.0) for i, text in enumerate(texts) for j in range(0, len(text), step)]
+    made = list(shards.pieces(chunks, size))
+    assert b"".join(piece.data for piece in made) == b"".join(map(ended, texts))
+    assert [piece.number for piece in made] == list(range(len(made)))
+    assert all(0 < len(piece.data) <= size for piece in made)
+    assert all(piece.data.endswith(b"\n") or (piece.data.endswith(b" ") and b"\n" not in piece.data) for piece in made)
+    lines = [(i, 1 + text.count(b"\n", 0, j)) for i, text in enumerate(texts) for j in range(len(ended(text)))]
+    found = [piece.line(j) for piece in made for j in range(len(piece.data))]
+    assert found == [f"f{i}, line {line}" for i, line in lines]
+
+
+@properties
+@given(lines=st.lists(LINE, min_size=1, max_size=12), size=st.integers(22, 90))
+def test_ids_are_those_of_a_plain_loop(lines, size, tmp_path_factory):
+    """Counts and ids over any number of shards, of words and of sub-word units, against the vocabulary's own `encode`."""
+    directory = tmp_path_factory.mktemp("shards")
+    (directory / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    lines = "\n".join(lines).removesuffix("\n").split("\n") if "\n".join(lines) else []
+    expected = [word for line in lines for word in (*line.split(), "<eos>")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "PIECE", size)
+        patch.setattr(shards, "_processes", lambda: shards.contextlib.nullcontext(shards._at_once))
+        if not {*expected} - {"<eos>"}:
+            with pytest.raises(InputError, match="has no words"):
+                shards.Shards.make(Text((directory / "text.txt",)), directory / "made")
+            return
+        made = shards.Shards.make(Text((directory / "text.txt",)), directory / "made")
+    counts = {word: expected.count(word) for word in expected}
+    assert made.counts() == counts
+    for vocabulary in Vocabulary.build(counts), Vocabulary.build(counts | {"<unk>": 0}, 2), Subwords.build(counts, 3):
+        made.encode(vocabulary, directory / "ids.npy")
+        ids = np.load(directory / "ids.npy")
+        assert ids.dtype == np.int32
+        assert ids.tolist() == [i for line in lines for i in vocabulary.encode(line)]
+
+
+@properties
+@given(lengths=st.lists(st.integers(1, 4), min_size=1, max_size=6), data=st.data())
+def test_units_of_words(lengths, data):
+    """The units of many words at once, against one word after another."""
+    tokens = np.arange(sum(lengths), dtype=np.int32) * 10
+    ids = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=9))
+    units = [part.tolist() for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+    spelt = shards._spell(tokens, np.array(lengths, np.int32), np.array(ids, np.int32))
+    assert spelt.tolist() == [unit for i in ids for unit in units[i]]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A directory with a corpus of 60 lines in two files, and the lines."""
+    lines = [f"the w{i % 7}  w{i} ." for i in range(60)]
+    for split, part in ("train", lines), ("valid", lines[:5]), ("test", lines[5:9]):
+        (tmp_path / "text" / split).mkdir(parents=True)
+        for number, some in enumerate((part[: len(part) // 2], part[len(part) // 2 :])):
+            (tmp_path / "text" / split / f"{number}.txt").write_text("\n".join(some) + "\n")
+    return tmp_path / "text"
+
+
+def made_of(content, tmp_path):
+    """Counts of the shards of one file with these bytes."""
+    (tmp_path / "text.txt").write_bytes(content)
+    return shards.Shards.make(Text((tmp_path / "text.txt",)), tmp_path / "made").counts()
+
+
+def test_a_million_lines_without_a_line_feed(tmp_path, monkeypatch):
+    """One giant line is cut between words, and ends once; a giant word is no text."""
+    monkeypatch.setattr(shards, "PIECE", 1 << 20)
+    content = b"the cat sat on the mat " * 1_000_000
+    counts = made_of(content, tmp_path)
+    assert counts == {"the": 2_000_000, "cat": 1_000_000, "sat": 1_000_000, "on": 1_000_000, "mat": 1_000_000, "<eos>": 1}
+    assert len(list((tmp_path / "made").glob("*.npz"))) == 22
+    with pytest.raises(InputError, match=r"text\.txt: a word of more than 1,048,576 bytes; give text"):
+        made_of(b"a" * (3 << 20), tmp_path)
+
+
+def test_ends_of_lines(tmp_path):
+    """CRLF counts as one end, as does the end of the file; empty lines count; a lone carriage return is white space."""
+    assert made_of(b"a b\r\n\r\nb\n\n  \na\rb", tmp_path) == {"a": 2, "b": 3, "<eos>": 6}
+
+
+@pytest.mark.parametrize("content, says", [
+    (b"fine\n\nthe \xff\n", r"text\.txt, line 3: not UTF-8; convert"),
+    (b"fine\nthe\0cat\n", r"text\.txt, line 2: a NUL byte"),
+    ("the\n".encode("utf-16"), r"text\.txt, line 1: not UTF-8"),
+    ("the\n".encode("utf-16-le"), r"text\.txt, line 1: a NUL byte"),
+    (b"\n \n", r"text\.txt has no words"),
+    (b"", r"text\.txt has no words"),
+])  # fmt: skip
+def test_what_is_no_text(content, says, tmp_path):
+    """One line that names file and line; nothing is left that could be read."""
+    with pytest.raises(InputError, match=says):
+        made_of(content, tmp_path)
+    assert not (tmp_path / "made" / shards.WHOLE).exists()
+
+
+def test_the_line_of_a_fault_far_in(tmp_path, monkeypatch):
+    """Counted over pieces and files, in other processes too."""
+    monkeypatch.setattr(shards, "PIECE", 64)
+    files = []
+    for i in range(3):
+        files.append(tmp_path / f"{i}.txt")
+        files[-1].write_bytes(b"some words\n" * 30 + b"\xff\n" * (i == 2))
+    with pytest.raises(InputError, match=r"2\.txt, line 31: not UTF-8"):
+        shards.Shards.make(Text(tuple(files)), tmp_path / "made")
+
+
+def test_a_damaged_shard(tmp_path):
+    """Is told by its checksum, with what to remove."""
+    made_of(b"the cat\n" * 50, tmp_path)
+    (path,) = (tmp_path / "made").glob("*.npz")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"the\ncat")] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"000000\.npz is damaged .*; remove .*made to have it made again"):
+        shards.Shards(tmp_path / "made").counts()
+
+
+def test_a_process_that_is_killed():
+    """An error in one line, not a wait without end."""
+    with pytest.raises(InputError, match="was killed"), shards._processes() as submit:
+        submit(os._exit, 3)
+
+
+SCRIPT = """
+import logging, sys
+from adaptive_jax.data import corpora, shards
+shards.PIECE = 64
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        corpus = corpora.load("text_files", sys.argv[1], sys.argv[2])
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    print(corpus.vocabulary.digest, sum(map(len, corpus.ids.values())))
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start(text, cache)`: a process that prepares a corpus in pieces of 64 bytes."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def start(*arguments):
+        line = [sys.executable, tmp_path / "script.py", *arguments]
+        return subprocess.Popen(line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    return start
+
+
+def files_of(cache):
+    """Name and SHA-256 of all that was prepared, but for the locks."""
+    files = [path for path in cache.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(cache)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def undisturbed(start, text, tmp_path):
+    """What a preparation leaves that nothing stops."""
+    with start(text, tmp_path / "undisturbed") as process:
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    files = files_of(tmp_path / "undisturbed")
+    assert len(files) > 20
+    return files
+
+
+def test_killed_at_any_moment_it_goes_on(start, text, tmp_path, undisturbed):
+    """The same bytes in the end, no file twice, and no process left behind."""
+    cache = tmp_path / "cache"
+    kept = {}
+    for most in (1, 4, 9, 14, 99):
+        with start(text, cache) as process:
+            while process.poll() is None and len(list(cache.rglob("*.npz"))) < most:
+                time.sleep(0.002)
+            workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=60)
+        assert not psutil.wait_procs(workers, timeout=20)[1]
+        times = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npz") if not path.name.startswith(".")}
+        assert times.items() >= kept.items()  # what was there is not made again
+        kept = times
+    with start(text, cache) as process:
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert files_of(cache) == undisturbed
+    assert {path.suffix for path in cache.rglob(".*")} == {".lock"}  # nothing unfinished lies about
+
+
+def test_of_two_processes_one_prepares(start, text, tmp_path, undisturbed):
+    """The other waits, and reads what the first has made."""
+    with start(text, tmp_path / "cache") as one, start(text, tmp_path / "cache") as two:
+        outputs = [process.communicate(timeout=120) for process in (one, two)]
+    assert outputs[0][0] == outputs[1][0] != ""
+    said = outputs[0][1] + outputs[1][1]
+    assert sorted(line.split()[2] for line in said.splitlines() if line.startswith("preparing")) == ["test", "train", "validation"]
+    assert files_of(tmp_path / "cache") == undisturbed
+
+
+def test_a_full_disk(start, text, small_disk, undisturbed):
+    """One error with the file; the same command goes on once there is room."""
+    (text / "train" / "2.txt").write_text("".join(f"word{i} word{2 * i}\n" for i in range(3_000)))
+    with start(text, small_disk / "cache") as process:
+        _, err = process.communicate(timeout=120)
+    assert "OSError: [Errno 28] No space left on device" in err
+    assert f"{small_disk}/cache" in err
+    assert not list(small_disk.rglob("*.npy"))
+    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    with start(text, small_disk / "cache") as process:
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+
+
+def test_tokenisers(tmp_path):
+    """Moses sets words and marks apart, knows abbreviations, and is asked before the case is lowered."""
+    (tmp_path / "text.txt").write_text("Mr. Smith's dog (a U.S. dog) isn't here.\n")
+    text = Text((tmp_path / "text.txt",))
+    cased = shards.Shards.make(text, tmp_path / "cased", "moses").counts()
+    assert list(cased) == ["Mr.", "Smith", "'s", "dog", "(", "a", "U.S.", ")", "isn", "'t", "here", ".", "<eos>"]
+    lowered = shards.Shards.make(text, tmp_path / "lowered", "moses", lower=True).counts()
+    assert lowered == {word if word == "<eos>" else word.lower(): count for word, count in cased.items()}
+    plain = shards.Shards.make(text, tmp_path / "plain", "none", lower=True).counts()
+    assert list(plain) == ["mr.", "smith's", "dog", "(a", "u.s.", "dog)", "isn't", "here.", "<eos>"]
+    with pytest.raises(InputError, match='Did you mean "moses"'):
+        corpora.load("text_files", str(tmp_path), str(tmp_path / "cache"), tokeniser="mosses")
+
+
+def test_other_settings_prepare_anew(text, tmp_path):
+    """The cache is keyed by all that the words depend on."""
+    (text / "train" / "2.txt").write_text("The the (w0) w0\n")
+    sizes = [len(corpora.load("text_files", str(text), str(tmp_path / "cache"), **how).vocabulary)
+             for how in ({}, {"lower": True}, {"tokeniser": "moses"}, {})]  # fmt: skip
+    assert sizes == [sizes[0], sizes[0] - 1, sizes[0] + 1, sizes[0]]  # without The; with ( and ) for (w0)
+
+
+NAMES = {"train": "1b/training-monolingual.tokenized.shuffled/news.en-0000{}-of-00100",
+         "held-out": "1b/heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"}  # fmt: skip
+
+
+def test_billion_word_as_it_is_published(tmp_path):
+    """From the archive and from its directory: training shards in order, held-out shard 0 is test and 1 validation."""
+    for name, numbers in ("train", (1, 2)), ("held-out", (0, 1, 2)):
+        for number in numbers:
+            file = tmp_path / NAMES[name].format(number)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"{'held-out 0 ' * (name == 'train')}{name} of {number}\n")
+    with tarfile.open(tmp_path / "1b.tar.gz", "w:gz") as archive:
+        for file in sorted((tmp_path / "1b").rglob("news*")):
+            archive.add(file, file.relative_to(tmp_path))
+    for path in tmp_path / "1b.tar.gz", tmp_path / "1b":
+        assert spelt(corpora.load("billion_word", str(path), str(tmp_path / "cache"))) == {
+            "train": "held-out 0 train of 1 <eos> held-out 0 train of 2 <eos>",
+            "validation": "held-out of 1 <eos>",
+            "test": "held-out of 0 <eos>",
+        }
+    with tarfile.open(tmp_path / "other.tgz", "w:gz") as archive:
+        archive.add(tmp_path / "1b.tar.gz", "1b.tar.gz")
+    with pytest.raises(InputError, match="it has no member .*news.en"):
+        corpora.load("billion_word", str(tmp_path / "other.tgz"), str(tmp_path / "cache"))
+
+
+def spelt(corpus):
+    """The words of each split."""
+    return {split: " ".join(corpus.vocabulary.words[i] for i in ids) for split, ids in corpus.ids.items()}
+
+
+def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path):
+    """`lm1b` in array_record files: all training sentences, and two fiftieths of the held-out ones that share none."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+
+    class Lm1b(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.1.0")
+
+        def _info(self):
+            features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(1_200), "test": self._generate_examples(100)}
+
+        def _generate_examples(self, count):
+            for number in range(count):
+                yield number, {"text": f"a w{number}"}
+
+    Lm1b(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    for path in tmp_path, tmp_path / "lm1b" / "1.1.0":
+        corpus = corpora.load("billion_word", str(path), str(tmp_path / "cache"))
+        words = {split: text.replace(" <eos>", "").removeprefix("a ").split(" a ") for split, text in spelt(corpus).items()}
+        assert sorted(words["train"]) == sorted(f"w{i}" for i in range(1_200))
+        assert [len(words[split]) for split in ("validation", "test")] == [2, 2]
+        assert not {*words["validation"]} & {*words["test"]}
+    for file in (tmp_path / "lm1b" / "1.1.0").glob("*.array_record*"):
+        file.unlink()
+    with pytest.raises(InputError, match="has no array_record files; run `tfds build lm1b"):
+        corpora.load("billion_word", str(tmp_path), str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("pack", ["directory", "archive"])
+def test_raw_wikitext_under_its_published_names(pack, tmp_path):
+    """wiki.train.raw in a directory, or in the archive as it is downloaded."""
+    (tmp_path / "wikitext-2-raw").mkdir()
+    for name in ("train", "valid", "test"):
+        (tmp_path / "wikitext-2-raw" / f"wiki.{name}.raw").write_text(" = A = \n")
+    path = tmp_path / "wikitext-2-raw"
+    if pack == "archive":
+        with zipfile.ZipFile(tmp_path / "raw.zip", "w") as archive:
+            for file in path.iterdir():
+                archive.write(file, file.relative_to(tmp_path))
+        path = tmp_path / "raw.zip"
+    assert set(spelt(corpora.load("wikitext2_raw", str(path), str(tmp_path / "cache"))).values()) == {"= A = <eos>"}
+
+
+def test_two_copies_of_a_split(text, tmp_path):
+    """A split that is there twice, an empty directory, a split that is not there: each named, with the cure."""
+    (text / "valid.txt.xz").write_bytes(lzma.compress(b"a\n"))
+    with pytest.raises(InputError, match=r"has both valid\.txt\.xz and valid/; keep one"):
+        local_texts("text_files", str(text), ())
+    (text / "valid.txt.xz").unlink()
+    for file in (text / "test").iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match=r"test has no files"):
+        local_texts("text_files", str(text), ())
+    (text / "test").rmdir()
+    assert corpora.splits_of("text_files", str(text)) == ("train", "validation")
+    with pytest.raises(InputError, match=r"has no test split; add one of test\.txt, .* test/$"):
+        corpora.load("text_files", str(text), str(tmp_path / "cache"))
+    with pytest.raises(InputError, match=r"add one of .*wiki\.test\.raw$"):
+        corpora.load("wikitext2_raw", str(text), str(tmp_path / "cache"))
+
+
+HELD_OUT = {  # ../shared/data/README.md: tokens and distinct words of validation and test
+    "europarl": ("europarl", (551_575, 28_100), (672_289, 31_088)),
+    "wikitext2_raw": ("wikitext-2-raw", (217_646, 19_882), (245_569, 21_141)),
+    "billion_word": ("lm1b-heldout", (322_706, 32_785), (318_286, 32_210)),
+}
+
+
+@needs_real
+@pytest.mark.parametrize("corpus", HELD_OUT)
+def test_counts_of_the_held_out_text(corpus, tmp_path):
+    """Of corpora whose training text may be out of reach: the validation text stands in for it."""
+    folder, *expected = HELD_OUT[corpus]
+    for name, file in ("train", "valid"), ("valid", "valid"), ("test", "test"):
+        (tmp_path / f"{name}.txt.xz").symlink_to(REAL / folder / f"{file}.txt.xz")
+    got = corpora.load(corpus, str(tmp_path), str(tmp_path / "cache"), limit=10_000)
+    assert [len(got.ids[split]) for split in ("validation", "test")] == [tokens for tokens, _ in expected]
+    for (split, shard), (_, distinct) in zip((("validation", "valid"), ("test", "test")), expected, strict=True):
+        counts = shards.Shards.make(local_texts(corpus, str(REAL / folder), ())[split], tmp_path / shard).counts()
+        assert len(counts) - 1 == distinct
+
+
+@needs_real
+@pytest.mark.slow
+def test_counts_of_europarl(tmp_path):
+    """52 million words, in parallel."""
+    text = local_texts("europarl", str(REAL / "europarl"), ())["train"]
+    counts = shards.Shards.make(text, tmp_path / "made").counts()
+    assert (sum(counts.values()), counts["<eos>"], len(counts)) == (52_383_095, 2_002_664, 301_695 + 1)
+
+
+def test_the_command(text, tmp_path):
+    """Prepares the corpus of a config, says what there is, and copies it to where a run can read it."""
+    line = ["--config=configs/quickstart.py", "--config.data.corpus=text_files", f"--config.data.path={text}",
+            f"--config.data.cache={tmp_path / 'cache'}", f"--to=file://{tmp_path / 'copy'}"]  # fmt: skip
+    run = subprocess.run([sys.executable, "-m", "adaptive_jax.data.prepare", *line], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "text_files: vocabulary 11; tokens train 300, validation 25, test 20" in run.stdout
+    stored = corpora.load("text_files", f"file://{tmp_path / 'copy'}")
+    mapped = corpora.load("text_files", str(text), str(tmp_path / "cache"), threshold=2)
+    assert spelt(stored) == spelt(mapped)
+    with pytest.raises(InputError, match="another vocabulary"):
+        corpora.load("text_files", f"file://{tmp_path / 'copy'}", vocabulary=Vocabulary.build({"a": 1, "<eos>": 1}))
+
+
+def test_downloaded_sizes_are_known():
+    """Every address that a corpus may be downloaded from is verified."""
+    addresses = [sources.BILLION_WORD, *(sources.PTB.format(name) for name in ("train", "valid", "test"))]
+    addresses += [sources.WIKITEXT.format(name) for name in sources.ARCHIVES.values()]
+    assert set(addresses) == set(sources.DOWNLOADS)

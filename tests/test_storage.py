@@ -1,0 +1,287 @@
+"""Ids under a URL against the same ids in a file mapped into memory, what travels for a read, and copies that are not whole."""
+
+import http.server
+import json
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_jax.data import storage
+from adaptive_jax.data.batching import Rows, windows
+from adaptive_jax.data.corpora import Corpus
+from adaptive_jax.data.subwords import Subwords
+from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
+
+VOCABULARY = Vocabulary.build({"the": 5, "cat": 2, "h␠at": 1, "<eos>": 3, "<unk>": 0})
+UNITS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
+CHUNK, SHARD = 16, 64
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(storage, "CHUNK", CHUNK)
+    monkeypatch.setattr(storage, "SHARD", SHARD)
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request, tmp_path):
+    """A place of its own, in each of the two stores that need no network."""
+    return f"{request.param}://{tmp_path}/a copy"
+
+
+def ids_of(tokens, seed=0):
+    return np.random.default_rng(seed).integers(0, 2**31 - 1, tokens, dtype=np.int32)
+
+
+def mapped(ids, path):
+    np.save(path, ids)
+    return np.load(path, mmap_mode="r")
+
+
+def indices(tokens):
+    """Whole numbers, slices and integer arrays, at the edges of chunks, of shards and of the split."""
+    edges = {0, 1, CHUNK - 1, CHUNK, CHUNK + 1, SHARD - 1, SHARD, SHARD + 1, 2 * SHARD, tokens - 1, tokens, tokens + 1}
+    inside = sorted(edge for edge in edges if 0 <= edge < tokens)
+    yield from inside
+    yield from (-edge for edge in inside if edge)
+    yield from map(np.int64, inside)
+    for begin in (None, *edges):
+        for end in (None, -1, *edges):
+            yield slice(begin, end)
+    yield from (slice(None, None, -1), slice(-3, None, 2), slice(70, 3, -7), slice(2, 500, 500))
+    yield from (np.array(inside), np.array(inside)[::-1], [-1, 0], np.zeros(3, np.int32), np.array(tokens - 1))
+    yield np.random.default_rng(1).integers(-tokens, tokens, (3, 5, 2))
+    yield np.array([[0], [tokens - 1]], np.uint16)
+    yield np.zeros((2, 0), np.int64)
+
+
+@pytest.mark.parametrize("tokens", [1, CHUNK, SHARD - 1, SHARD, SHARD + 1, 3 * SHARD + CHUNK + 3])
+def test_indexed_like_a_mapped_file(url, tmp_path, tokens):
+    """The same values, shapes and dtypes, for sizes that divide into chunks and shards and sizes that do not."""
+    plain = mapped(ids_of(tokens), tmp_path / "ids.npy")
+    storage.copy(Corpus(VOCABULARY, {"train": plain}), url)
+    found = storage.open(url, splits=("train",)).ids["train"]
+    assert (len(found), found.shape, found.dtype, found.ndim) == (tokens, plain.shape, plain.dtype, 1)
+    for index in indices(tokens):
+        expected, value = plain[index], found[index]
+        assert type(value) is (np.int32 if np.ndim(expected) == 0 else np.ndarray), index
+        assert (value.dtype, value.shape) == (np.int32, np.shape(expected)), index
+        np.testing.assert_array_equal(value, expected, err_msg=str(index))
+    np.testing.assert_array_equal(np.asarray(found), plain)
+    np.testing.assert_array_equal(np.asarray(found, np.int64), plain)
+
+
+@pytest.mark.parametrize("index", [100, -101, [0, 100], [[-101]], 1.0, [0.5], (1, 2), "a"])
+def test_what_a_mapped_file_refuses_is_refused(tmp_path, index):
+    """IndexError for both; a mask is more than ids give, and refused too."""
+    plain = mapped(ids_of(100), tmp_path / "ids.npy")
+    storage.copy(Corpus(VOCABULARY, {"train": plain}), f"memory://{tmp_path}")
+    found = storage.open(f"memory://{tmp_path}", splits=("train",)).ids["train"]
+    with pytest.raises(IndexError):
+        plain[index]
+    with pytest.raises(IndexError):
+        found[index]
+    with pytest.raises(IndexError, match="integer arrays"):
+        found[np.ones(100, bool)]
+
+
+@pytest.mark.parametrize("break_mode, context", [("none", 3), ("complete", 3), ("eos", 0)])
+def test_batches_are_the_same(url, break_mode, context):
+    """Of training and of evaluation, for examples of any kind."""
+    plain = ids_of(150) % 7
+    storage.copy(Corpus(VOCABULARY, {"train": plain}), url)
+    found = storage.open(url, splits=("train",)).ids["train"]
+
+    def batches(ids):
+        rows = Rows(ids, 2, block=11, break_mode=break_mode, kind="packed", rows=2)
+        yield from (array for step in range(6) for array in rows.batch(5, step))
+        _, parts = windows(ids, 2, break_mode=break_mode, kind="packed", window=11, context=context, rows=4)
+        yield from (array for batch, places in parts for array in (*batch, places))
+
+    for one, other in zip(batches(found), batches(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, Subwords.build(UNITS, 10)], ids=["words", "sub-words"])
+def test_the_vocabulary_comes_with_them(url, vocabulary):
+    """Words and counts, and of sub-words the model, so that text is encoded the same way."""
+    storage.copy(Corpus(vocabulary, {"train": ids_of(5)}), url)
+    found = storage.open(url + "/", splits=()).vocabulary
+    assert (type(found), found.digest) == (type(vocabulary), vocabulary.digest)
+    assert found.encode("lowest the") == vocabulary.encode("lowest the")
+
+
+def test_only_the_splits_asked_for(url):
+    """A split that is empty or not asked for does no harm, one that is not there is named."""
+    storage.copy(Corpus(VOCABULARY, {"train": ids_of(70), "validation": ids_of(0)}), url)
+    assert list(storage.open(url, splits=("validation",)).ids) == ["validation"]
+    assert storage.open(url, splits=("validation",)).ids["validation"][:].shape == (0,)
+    with pytest.raises(InputError, match="has no test split, only train, validation"):
+        storage.open(url)
+
+
+class Ranges(http.server.SimpleHTTPRequestHandler):
+    """Files in byte ranges, as an object store gives them; each answer's path and size goes into `sent`."""
+
+    protocol_version = "HTTP/1.1"
+    sent: list
+
+    def do_GET(self):
+        path = Path(self.translate_path(self.path))
+        content = path.read_bytes() if path.is_file() else None
+        if content is None:
+            self.send_error(404)
+            return
+        begin, end, status = 0, len(content), 200
+        if asked := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
+            status = 206
+            if asked[1]:
+                begin, end = int(asked[1]), int(asked[2]) + 1 if asked[2] else end
+            else:
+                begin = end - int(asked[2])
+        self.sent.append((path.name, end - begin))
+        self.send_response(status)
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        self.wfile.write(content[begin:end])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The address of tmp_path, and the list of what was sent."""
+    handler = type("Handler", (Ranges,), {"sent": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: handler(*a, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", handler.sent
+        server.shutdown()
+        thread.join()
+
+
+def test_only_what_is_asked_for_travels(tmp_path, server, monkeypatch):
+    """Opening reads no ids. A range takes the index of its shard and its chunk; a second one in the shard, its chunk alone."""
+    monkeypatch.setattr(storage, "CHUNK", 1_024)
+    monkeypatch.setattr(storage, "SHARD", 64 * 1_024)
+    ids = ids_of(5 * 64 * 1_024 + 100)
+    storage.copy(Corpus(VOCABULARY, {"train": ids}), f"file://{tmp_path}/c")
+    address, sent = server
+    found = storage.open(f"{address}/c", splits=("train",)).ids["train"]
+    assert {name for name, _ in sent} == {"complete.json", "vocabulary.txt", "zarr.json"}
+
+    def travels(index):
+        sent.clear()
+        np.testing.assert_array_equal(found[index], ids[index])
+        return len(sent), sum(size for _, size in sent)
+
+    index, chunk = 16 * 64 + 4, 4 * 1_024
+    assert chunk <= travels(slice(70_000, 70_512))[1] <= chunk + index + 300
+    requests, size = travels(slice(80_000, 80_512))
+    assert requests == 1 and chunk <= size <= chunk + 300
+    assert travels(slice(80_000, 80_512)) == (0, 0)
+    # 40 rows of 513 ids, some within two chunks, from five shards, whose indices are to be read once each.
+    starts = np.random.default_rng(3).integers(0, len(ids) - 513, 40)
+    rows = starts[:, None] + np.arange(513)
+    requests, size = travels(rows)
+    chunks = len(np.unique(rows // 1_024))
+    assert requests <= chunks + 5
+    assert size <= chunks * (chunk + 300) + 5 * index < ids.nbytes / 5
+
+
+class BrokenOff:
+    """Ids that can be read up to the second shard."""
+
+    def __len__(self):
+        return 3 * SHARD
+
+    def __getitem__(self, index):
+        if index.start:
+            raise KeyboardInterrupt
+        return ids_of(3 * SHARD)[index]
+
+
+def test_a_copy_broken_off_is_none(url):
+    """It is not opened, and the next copy replaces it, shorter and with another vocabulary though it is."""
+    with pytest.raises(KeyboardInterrupt):
+        storage.copy(Corpus(Subwords.build(UNITS, 10), {"train": BrokenOff(), "test": ids_of(5)}), url)
+    with pytest.raises(InputError, match="no whole copy") as error:
+        storage.open(url)
+    assert url in str(error.value)
+    ids = ids_of(10, seed=1)
+    storage.copy(Corpus(VOCABULARY, {"train": ids}), url)
+    corpus = storage.open(url, splits=("train",))
+    assert corpus.vocabulary.digest == VOCABULARY.digest
+    np.testing.assert_array_equal(corpus.ids["train"][:], ids)
+
+
+def test_a_whole_copy_is_not_overwritten(url):
+    storage.copy(Corpus(VOCABULARY, {"train": ids_of(10)}), url)
+    with pytest.raises(InputError, match="holds a corpus already: give another URL"):
+        storage.copy(Corpus(VOCABULARY, {"train": ids_of(10, seed=1)}), url)
+    np.testing.assert_array_equal(storage.open(url, splits=("train",)).ids["train"][:], ids_of(10))
+
+
+def test_ids_that_were_lost_are_an_error(tmp_path):
+    """Not ids of 0; what is left can be read."""
+    ids = ids_of(3 * SHARD)
+    storage.copy(Corpus(VOCABULARY, {"train": ids}), f"file://{tmp_path}/c")
+    (tmp_path / "c/train/c/1").unlink()
+    found = storage.open(f"file://{tmp_path}/c", splits=("train",)).ids["train"]
+    np.testing.assert_array_equal(found[2 * SHARD :], ids[2 * SHARD :])
+    with pytest.raises(InputError, match=r"cannot read file://.*/c: .*missing"):
+        found[SHARD + 1]
+
+
+def test_ids_of_zero_are_not_lost(url):
+    """An array may leave out chunks of its fill value; here they would count as lost."""
+    storage.copy(Corpus(VOCABULARY, {"train": np.zeros(3 * SHARD, np.int32)}), url)
+    np.testing.assert_array_equal(storage.open(url, splits=("train",)).ids["train"][:], 0)
+
+
+@pytest.mark.parametrize("bad, says", [
+    ("nosuch://bucket/x", "nosuch"), ("/tmp/x", "scheme"), ("", "URL"), ("file://x/y", "authority"),
+    ("gs://Bad Bucket/x", "bucket name")])
+def test_an_address_that_is_none(bad, says):
+    """One line with the URL, what is wrong with it, and what it may be."""
+    for call, what in (lambda: storage.open(bad), "read"), (lambda: storage.copy(Corpus(VOCABULARY, {}), bad), "write"):
+        with pytest.raises(InputError, match=rf"(?s)^cannot {what} {re.escape(bad)}: .*{says}.*gs://") as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+def test_a_place_closed_to_writing(tmp_path, server):
+    """A file in the way, and an address that can only be read."""
+    (tmp_path / "file").write_text("")
+    for closed in f"file://{tmp_path}/file/x", f"{server[0]}/x":
+        with pytest.raises(InputError, match=rf"^cannot write {closed}: .*; give a URL"):
+            storage.copy(Corpus(VOCABULARY, {"train": ids_of(5)}), closed)
+
+
+def test_a_store_that_does_not_answer(monkeypatch):
+    """Given up while tensorstore would try on."""
+    monkeypatch.setattr(storage, "PATIENCE", 0.2)
+    with pytest.raises(InputError, match=r"cannot read http://127\.0\.0\.1:9/x: no answer within 0\.2 seconds"):
+        storage.open("http://127.0.0.1:9/x")
+
+
+def test_a_copy_of_another_format(tmp_path):
+    storage.copy(Corpus(VOCABULARY, {"train": ids_of(5)}), f"file://{tmp_path}/c")
+    marker = tmp_path / "c" / storage.MARKER
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format": 99}))
+    with pytest.raises(InputError, match="format 99"):
+        storage.open(f"file://{tmp_path}/c")
+    marker.write_text("{")
+    with pytest.raises(InputError, match=r"cannot read .*/c: "):
+        storage.open(f"file://{tmp_path}/c")
+    shutil.rmtree(tmp_path / "c")
+    with pytest.raises(InputError, match="no whole copy"):
+        storage.open(f"file://{tmp_path}/c")
