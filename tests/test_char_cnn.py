@@ -95,13 +95,16 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected)
 
 
-def test_work_is_that_of_the_distinct_words():
-    """A batch of 64 times one word runs one chunk, not 64: the loop's trip count says so."""
-    spelling = char_cnn._Spelling(jnp.zeros((40, 4)), jnp.zeros(40), jnp.zeros(40))
-    for tokens, trips in (jnp.full(64, 7), 1), (jnp.arange(64) % 8, 1), (jnp.arange(64) % 9, 2), (jnp.arange(64) % 40, 5):
-        words, index, visits = char_cnn._distinct(tokens, spelling, 8)
-        assert int(visits) == trips
-        np.testing.assert_array_equal(words[index], tokens)
+@pytest.mark.parametrize("tokens, short, long", [
+    (np.full(64, 7), 1, 0), (np.arange(64) % 8, 1, 0), (np.arange(64) % 9, 2, 0), (np.arange(64) % 40, 4, 1), (np.full(64, 39), 0, 1)])
+def test_work_is_that_of_the_distinct_words(tokens, short, long):
+    """A batch of 64 times one word runs one chunk of 8, not 8 of them; and the last 8 of 40 words are long."""
+    spelling = char_cnn._Spelling(jnp.zeros((40, 30)), jnp.zeros(40), jnp.where(jnp.arange(40) < 32, 4, 20))
+    words, index = char_cnn._distinct(jnp.asarray(tokens), spelling, 8)
+    np.testing.assert_array_equal(words[index], tokens)
+    runs = list(char_cnn._runs({"convolutions": [(np.zeros((3, 1, 1)), None)]}, words, spelling, 8))
+    assert [columns for columns, _, _ in runs] == [11, 19, 30]
+    assert [int(end - begin) for _, begin, end in runs] == [short, 0, long]
 
 
 def test_gradient_reaches_the_letters_of_the_words_given():

@@ -122,15 +122,16 @@ class _Spelling(NamedTuple):
 def _of_distinct(static, weights, places, spelling):
     """Vectors `[tokens, features]` of the words at `places [tokens]` of `spelling`, each distinct one computed once."""
     dtype, chunk = static
-    words, index, trips = _distinct(places, spelling, chunk)
+    words, index = _distinct(places, spelling, chunk)
 
-    def visit(trip, vectors):
-        at = trip * chunk
-        rows = lax.dynamic_slice_in_dim(words, at, chunk)
-        return lax.dynamic_update_slice_in_dim(vectors, _vectors(dtype, weights, rows, spelling), at, 0)
+    def visit(columns, trip, vectors):
+        rows = lax.dynamic_slice_in_dim(words, trip * chunk, chunk)
+        return lax.dynamic_update_slice_in_dim(vectors, _vectors(dtype, weights, rows, spelling, columns), trip * chunk, 0)
 
     vectors = jnp.zeros((len(words), weights["projection"][0].shape[1]), dtype)
-    return lax.fori_loop(0, trips, visit, vectors)[index]
+    for columns, begin, end in _runs(weights, words, spelling, chunk):
+        vectors = lax.fori_loop(begin, end, functools.partial(visit, columns), vectors)
+    return vectors[index]
 
 
 def _forward(static, weights, places, spelling):
@@ -140,15 +141,17 @@ def _forward(static, weights, places, spelling):
 def _backward(static, residuals, cotangent):
     dtype, chunk = static
     weights, places, spelling = residuals
-    words, index, trips = _distinct(places, spelling, chunk)
+    words, index = _distinct(places, spelling, chunk)
     pulls = jnp.zeros((len(words), cotangent.shape[1]), jnp.float32).at[index].add(cotangent.astype(jnp.float32))
 
-    def visit(trip, gradient):
+    def visit(columns, trip, gradient):
         rows, pull = (lax.dynamic_slice_in_dim(array, trip * chunk, chunk) for array in (words, pulls))
-        _, vjp = jax.vjp(lambda w: _vectors(dtype, w, rows, spelling), weights)
+        _, vjp = jax.vjp(lambda w: _vectors(dtype, w, rows, spelling, columns), weights)
         return jax.tree.map(jnp.add, gradient, vjp(pull.astype(dtype))[0])
 
-    gradient = lax.fori_loop(0, trips, visit, jax.tree.map(jnp.zeros_like, weights))
+    gradient = jax.tree.map(jnp.zeros_like, weights)
+    for columns, begin, end in _runs(weights, words, spelling, chunk):
+        gradient = lax.fori_loop(begin, end, functools.partial(visit, columns), gradient)
     return gradient, None, None
 
 
@@ -156,23 +159,34 @@ _of_distinct.defvjp(_forward, _backward)
 
 
 def _distinct(places, spelling, chunk):
-    """The distinct places in rising order, with room for whole chunks; where each token's stands there; the chunks in use."""
+    """The distinct places in rising order, with room for whole chunks, and where each token's stands there."""
     known = len(spelling.lengths)
     room = -(-min(len(places), known) // chunk) * chunk
-    words, index = jnp.unique(places, return_inverse=True, size=room, fill_value=known)
-    return words, index, (jnp.sum(words < known) + chunk - 1) // chunk
+    return jnp.unique(places, return_inverse=True, size=room, fill_value=known)
 
 
-def _vectors(dtype, weights, rows, spelling):
-    """Vectors `[chunk, features]` of rows of `spelling`; a row beyond its end gives what nobody reads."""
-    letters, symbol, lengths = (array.at[rows].get(mode="fill", fill_value=0) for array in spelling)
-    full = letters.shape[1]
+def _runs(weights, words, spelling, chunk):
+    """`(columns, begin, end)`: chunks `begin` to `end - 1` of `words` are spelt by so many columns, those that hold a word.
+
+    Loops one after another, and not one loop that branches: jaxlib 0.11 crashes when it compiles that for many CPU devices.
+    """
+    full, known = spelling.letters.shape[1], len(spelling.lengths)
     widest = max(kernel.shape[0] for kernel, _ in weights["convolutions"])
-    # So many columns that a word is followed by a window of empty ones alone exactly where the full length has one.
-    short = [most for most in SHORT if most + widest < full]
-    branches = [functools.partial(_spell, dtype, weights, columns=c) for c in (*(most + widest for most in short), full)]
-    branch = jnp.sum(lengths.max() > jnp.array(short, lengths.dtype))
-    vectors = lax.switch(branch, branches, letters.astype(jnp.int32))
+    longest = spelling.lengths.at[words].get(mode="fill", fill_value=0).reshape(-1, chunk).max(axis=1)
+    used = (words < known).reshape(-1, chunk).any(axis=1)
+    begin = 0
+    for most in (*SHORT, full):
+        # So many columns that a word is followed by a window of empty ones alone exactly where the full length has one.
+        if most == full or most + widest < full:
+            end = jnp.sum(used & (longest <= most))
+            yield min(most + widest, full), begin, end
+            begin = end
+
+
+def _vectors(dtype, weights, rows, spelling, columns):
+    """Vectors `[chunk, features]` of rows of `spelling`; a row beyond its end gives what nobody reads."""
+    letters, symbol = (array.at[rows].get(mode="fill", fill_value=0) for array in (spelling.letters, spelling.symbol))
+    vectors = _spell(dtype, weights, letters.astype(jnp.int32), columns=columns)
     own = weights["symbols"].astype(dtype)[jnp.maximum(symbol, 0)]
     return jnp.where(symbol[:, None] >= 0, own, vectors)
 
