@@ -1,7 +1,7 @@
 """Evaluates a trained model: loss in nats and perplexity per word over a split.
 
     python evaluate.py --workdir=runs/quickstart --split=test
-    python evaluate.py --workdir=runs/adp_t --split=test --window=3072 --context=2560
+    python evaluate.py --workdir=runs/adp_t --split=test --window=3072 --context=2560 --break_mode=complete
 
 Writes workdir/eval/*.json.
 """
@@ -18,6 +18,7 @@ WINDOW = flags.DEFINE_integer("window", 0, "Tokens the model reads at once; 0: t
 CONTEXT = flags.DEFINE_integer("context", 0, "Tokens of each window that are given and not scored.")
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
+BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
 flags.mark_flags_as_required(["workdir"])
 
 
@@ -31,6 +32,7 @@ def main():
         context=CONTEXT.value,
         checkpoint=CHECKPOINT.value,
         data_path=DATA_PATH.value,
+        break_mode=BREAK_MODE.value,
     )
 
 

@@ -16,7 +16,9 @@ SHOWN = {
     "perplexity": "perplexity {:,.1f}",
     "words_per_second": "{:,.0f} words/s",
     "learning_rate": "lr {:.3g}",
+    "data_wait": "waiting for data {:.0%}",
 }
+LEAST = {"data_wait": 0.01}  # below which a number is nothing to look at
 
 
 def perplexity(nll: float) -> float:
@@ -65,7 +67,8 @@ class Metrics:
         self.file.write(json.dumps({"step": step} | named) + "\n")
         self.file.flush()
         self._plot(step, named)
-        text = "  ".join(SHOWN[name].format(value) for name, value in numbers.items() if name in SHOWN)
+        text = "  ".join(SHOWN[name].format(value) for name, value in numbers.items()
+                         if name in SHOWN and value >= LEAST.get(name, -math.inf))  # fmt: skip
         line = f"step {step:,}/{self.steps:,}  {group}  {text}"
         if self.bar.disable:
             print(line, flush=True)

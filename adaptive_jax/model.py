@@ -32,17 +32,20 @@ class LanguageModel(nn.Module):
     body: nn.Module
     output: nn.Module
 
-    def __call__(self, tokens: jax.Array, targets: jax.Array, weights: jax.Array, train: bool = False):
-        """`(loss, nll [batch, time])` of ids, targets and weights, all `[batch, time]`; see `Softmax.loss`."""
-        return self.loss(self.hidden(tokens, train=train), targets, weights, train=train)
+    def __call__(self, tokens: jax.Array, targets: jax.Array, weights: jax.Array, segments=None, *, train: bool = False):
+        """`(loss, nll [batch, time])` of ids, targets and weights, all `[batch, time]`; see `Softmax.loss` and `hidden`."""
+        return self.loss(self.hidden(tokens, segments, train=train), targets, weights, train=train)
 
-    def hidden(self, tokens: jax.Array, *, train: bool = False) -> jax.Array:
-        """Hidden states `[batch, time, features]` of token ids `[batch, time]`, every row on its own."""
-        return self.continued(self.input(tokens), train=train)
+    def hidden(self, tokens: jax.Array, segments: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+        """Hidden states `[batch, time, features]` of token ids `[batch, time]`, every row on its own.
 
-    def continued(self, vectors: jax.Array, *, train: bool = False) -> jax.Array:
-        """Hidden states of the input's vectors, both `[batch, time, features]`, every row on its own."""
-        return self.body(vectors, train=train)[0]
+        Segments, int32 `[batch, time]`, part the rows: each run of one number is on its own.
+        """
+        return self.continued(self.input(tokens), segments, train=train)
+
+    def continued(self, vectors: jax.Array, segments: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+        """Hidden states of the input's vectors, both `[batch, time, features]`; see `hidden`."""
+        return self.body(vectors, train=train, segments=segments)[0]
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens that continue `carry`, and the next carry; `body.empty_carry` is the first."""

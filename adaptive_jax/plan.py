@@ -7,7 +7,9 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.data.batching import ROWS
+from adaptive_jax.data.examples import BREAK_MODES
+from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.model import LanguageModel, build
 from adaptive_jax.outputs.banded import chunk_size
 from adaptive_jax.sharding import accumulation
@@ -29,6 +31,8 @@ def plan(config: dict, vocabulary_size: int, devices: int) -> dict:
     """
     block = config["data"]["block"]
     check_at_least(1, steps=config["steps"], keep=config["keep"], **{"data.block": block})
+    for key, known in ("break_mode", BREAK_MODES), ("rows", ROWS):
+        check_known(f"data.{key}={config['data'][key]!r}", config["data"][key], known)
     rows, rest = divmod(config["tokens_per_update"], block)
     if rest or not rows:
         raise InputError(
@@ -98,18 +102,21 @@ def _flops(model, shapes, block):
 def _products(jaxpr):
     """FLOPs of all matrix products in a jaxpr; what a scan repeats counts as often as it runs.
 
-    A loop of unknown length counts once, and of several branches the dearest: of the character CNN, one chunk of long words.
+    Of loops of unknown length the dearest counts, once: of the character CNN, a chunk of long words.
     """
-    total = 0
+    total, loops = 0, [0]
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * math.prod(eqn.outvars[0].aval.shape) * depth
         times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        inner = [_products(inner) for inner in jax.extend.core.jaxprs_in_params(eqn.params)]
-        total += max(inner) if eqn.primitive.name == "cond" else times * sum(inner)
-    return total
+        inner = sum(_products(inner) for inner in jax.extend.core.jaxprs_in_params(eqn.params))
+        if eqn.primitive.name == "while":
+            loops.append(inner)
+        else:
+            total += times * inner
+    return total + max(loops)
 
 
 def _bands(model, shapes):

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.errors import InputError
@@ -28,6 +29,22 @@ def put_rows(mesh: Mesh, batch, axis: int = 0):
     """A tree of host arrays as device arrays, the rows along `axis` shared out over the devices."""
     sharding = cut(mesh, axis)
     return jax.tree.map(lambda a: jax.device_put(np.ascontiguousarray(a), sharding), batch)
+
+
+def put_share(mesh: Mesh, batch, axis: int = 0):
+    """As `put_rows`, of a tree that holds only this host's share of the rows, the n-th of as many as there are hosts."""
+    sharding, hosts = cut(mesh, axis), jax.process_count()
+
+    def put(a):
+        shape = (*a.shape[:axis], a.shape[axis] * hosts, *a.shape[axis + 1 :])
+        return jax.make_array_from_process_local_data(sharding, np.ascontiguousarray(a), shape)
+
+    return jax.tree.map(put, batch)
+
+
+def over_hosts(count: int) -> int:
+    """The sum over all hosts of a count that each has of its own."""
+    return int(np.sum(multihost_utils.process_allgather(np.int32(count))))
 
 
 def local_input(model, mesh: Mesh):

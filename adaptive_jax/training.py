@@ -11,7 +11,9 @@ import optax
 
 from adaptive_jax import optim, sharding
 from adaptive_jax.checkpoints import Checkpoints, check_same_run, check_same_vocabulary, write_json
-from adaptive_jax.data import batching, corpora
+from adaptive_jax.data import corpora
+from adaptive_jax.data.batching import Batch, Rows
+from adaptive_jax.data.prefetch import Ahead
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.scoring import score, summary
 from adaptive_jax.metrics import Metrics, perplexity
@@ -24,7 +26,7 @@ def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, r
     """Compiles one update.
 
     Returns:
-        `update(state, batch) -> (state, numbers)`: `batch` holds arrays `[accumulation, rows, time]`; gradients are summed
+        `update(state, batch) -> (state, numbers)`: `batch` is a `Batch` of `[accumulation, rows, time]`; gradients are summed
         over all tokens of the update and divided once by the sum of their weights. The state given is used up. `numbers`
         are scalars: `nll` (plain, nats a token, dropout on), `loss` (with regularisation), `learning_rate`,
         `gradient_norm` (before clipping), `tokens` (the sum of weights). Dropout is a function of the seed, the step, the
@@ -35,11 +37,13 @@ def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, r
     def batch_loss(params, batch, key):
         body_key, output_key = jax.random.split(key)
         vectors = input_vectors(params, batch.inputs)
-        hidden = model.apply({"params": params}, vectors, train=True, method="continued", rngs={"dropout": body_key})
+        hidden = model.apply(
+            {"params": params}, vectors, batch.segments, train=True, method="continued", rngs={"dropout": body_key}
+        )
         loss, nll = output_loss(params, hidden, batch.targets, batch.weights, output_key)
         return loss, jnp.sum(nll * batch.weights)
 
-    def update(state: State, batch: batching.Batch):
+    def update(state: State, batch: Batch):
         key = jax.random.fold_in(jax.random.key(seed), state.step)
 
         def add(total, part):
@@ -99,6 +103,10 @@ def train(config: dict, workdir: Path) -> None:
     write_json(workdir / "plan.json", costs)
     write_json(workdir / "config.json", config)
 
+    data = config["data"]
+    rows = Rows(corpus.ids["train"], vocabulary.eos, block=data["block"], break_mode=data["break_mode"], kind=data["rows"],
+                rows=costs["rows_per_update"], parts=costs["accumulation"])  # fmt: skip
+    print(f"rows         {rows}", flush=True)
     model = build(config, vocabulary)
     optimizer, rate = optim.from_config(config["optimizer"])
     checkpoints = Checkpoints(workdir, config["keep"])
@@ -108,50 +116,51 @@ def train(config: dict, workdir: Path) -> None:
         state = checkpoints.restore(step, shape_of_state(model, optimizer, mesh))
         print(f"continuing {workdir} after {step:,} of {config['steps']:,} updates", flush=True)
     update = make_update(model, optimizer, rate, mesh, config["seed"])
-    run(config, mesh, model, update, state, corpus, costs, checkpoints, Metrics(workdir, step or 0, config["steps"]))
+    run(config, mesh, model, update, state, corpus, rows, checkpoints, Metrics(workdir, step or 0, config["steps"]))
 
 
-def run(config, mesh, model, update, state, corpus, costs, checkpoints, metrics) -> None:
+def run(config, mesh, model, update, state, corpus, rows, checkpoints, metrics) -> None:
     """The loop itself, from `state` to the last update; closes `checkpoints` and `metrics`."""
-    steps, block, rows = config["steps"], config["data"]["block"], costs["rows_per_update"]
-    eos, ends, validation_ids = corpus.vocabulary.eos, corpus.vocabulary.ends, corpus.ids["validation"]
-    facts = corpus.vocabulary.count_words(validation_ids), corpus.vocabulary.unigram_nll(validation_ids)
+    steps, data, ends, validation_ids = config["steps"], config["data"], corpus.vocabulary.ends, corpus.ids["validation"]
+    share = jax.process_index(), jax.process_count()
 
     def batch(step):
-        """Batch of an update, on the devices, and the number of words of the text that end in it."""
-        whole = batching.training_batch(corpus.ids["train"], eos, block, rows, config["seed"], step - 1)
-        parts = batching.Batch(*(a.reshape(costs["accumulation"], -1, block) for a in whole))
-        words = int(np.sum(ends[whole.targets] & (whole.weights > 0)))
-        return sharding.put_rows(mesh, parts, axis=1), words
+        """This host's share of an update, on its devices, and the number of words of the text that end in it."""
+        local = rows.batch(config["seed"], step - 1, share)
+        words = int(np.sum(ends[local.targets] & (local.weights > 0)))
+        return sharding.put_share(mesh, local, axis=1), words
 
     try:
-        first = int(state.step) + 1
-        if first <= steps:
-            update = update.lower(state, batch(first)[0]).compile()
-        window, numbers = _Window(), None
-        for step in range(first, steps + 1):
-            with jax.transfer_guard("disallow"):
-                arrays, words = batch(step)
-                state, following = update(state, arrays)
-            # The step is under way; now there is time to read the numbers of the one before.
-            if numbers is not None:
-                window.add(step - 1, *jax.device_get(numbers))
-            numbers = following, words
-            evaluate, save = (due(step, config[key], steps) for key in ("evaluate_every", "checkpoint_every"))
-            if evaluate or save or due(step, config["log_every"], steps):
-                window.add(step, *jax.device_get(numbers))
-                numbers = None
-                metrics.write(step, "train", window.close())
-            metrics.advance(step)
-            if evaluate or save:
-                nll = score(model, state.params, mesh, validation_ids, eos, window=block, context=0,
-                            rows=mesh.size * costs["rows_per_device"])  # fmt: skip
-                validation = summary(nll, *facts)
-                check_finite(step, validation=validation["nll"])
-                metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
-                if save:
-                    checkpoints.save(step, state, validation["nll"])
-                window = _Window()  # neither scoring nor saving counts in words a second
+        window, numbers, programs = _Window(), None, {}
+        with Ahead(batch, range(int(state.step) + 1, steps + 1)) as batches:
+            for step, (arrays, words) in batches:
+                if (shape := arrays.inputs.shape) in programs:
+                    window.waited += batches.waited
+                else:
+                    start = time.perf_counter() - batches.waited
+                    programs[shape] = update.lower(state, arrays).compile()
+                    window.start += time.perf_counter() - start  # getting under way counts neither as waiting nor as work
+                with jax.transfer_guard("disallow"):
+                    state, following = programs[shape](state, arrays)
+                # The step is under way; now there is time to read the numbers of the one before.
+                if numbers is not None:
+                    window.add(step - 1, *jax.device_get(numbers))
+                numbers = following, words
+                evaluate, save = (due(step, config[key], steps) for key in ("evaluate_every", "checkpoint_every"))
+                if evaluate or save or due(step, config["log_every"], steps):
+                    window.add(step, *jax.device_get(numbers))
+                    numbers = None
+                    metrics.write(step, "train", window.close())
+                metrics.advance(step)
+                if evaluate or save:
+                    nll = score(model, state.params, mesh, validation_ids, corpus.vocabulary.eos, window=data["block"],
+                                context=0, rows=rows.per_batch, break_mode=data["break_mode"], kind=data["rows"])  # fmt: skip
+                    validation = summary(nll, validation_ids, corpus.vocabulary)
+                    check_finite(step, validation=validation["nll"])
+                    metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
+                    if save:
+                        checkpoints.save(step, state, validation["nll"])
+                    window = _Window()  # neither scoring nor saving counts in words a second
     finally:
         metrics.close()
         checkpoints.close()
@@ -176,7 +185,7 @@ class _Window:
 
     def __init__(self):
         self.start = time.perf_counter()
-        self.nll = self.words = 0.0
+        self.nll, self.words, self.waited = 0.0, 0, 0.0
         self.last = {}
 
     def add(self, step, numbers, words):
@@ -187,12 +196,14 @@ class _Window:
 
     def close(self):
         seconds = time.perf_counter() - self.start
+        words = sharding.over_hosts(self.words)
         # One word may be longer than a batch.
-        nll = self.nll / self.words if self.words else math.inf
+        nll = self.nll / words if words else math.inf
         report = {
             "nll": nll,
             "perplexity": perplexity(nll),
-            "words_per_second": self.words / seconds,
+            "words_per_second": words / seconds,
+            "data_wait": self.waited / seconds,
             "learning_rate": float(self.last["learning_rate"]),
             "gradient_norm": float(self.last["gradient_norm"]),
         }

@@ -113,7 +113,7 @@ def _sampled(process):
             for one in (whole, *whole.children(recursive=True)):
                 resident += one.memory_info().rss
         peak = max(peak, resident)
-        time.sleep(0.02)
+        time.sleep(0.1)
     return peak
 
 

@@ -19,8 +19,9 @@ None has been trained to the end here yet. The commands, with a directory of the
     python train.py --config=configs/billion_word.py:adp_t --workdir=runs/bw --config.data.path=DIR
     python evaluate.py --workdir=runs/bw --split=test
 
-The paper batches single sentences. Until sentences can be packed here, rows are blocks of the shuffled text, so that a
-model also sees the sentence before, to which the next has no relation.
+Sentences are shuffled, so each is an example that sees no other, in training and in evaluation; as many as fit are packed
+into a row of 512 tokens, with less than 1 % of padding. The paper batches sentences of similar length:
+`--config.data.rows=similar`. Of a sentence of more than 512 tokens, each 512 are an example.
 """
 
 from ml_collections import ConfigDict
@@ -71,8 +72,12 @@ def get_config(row="adp_t"):
                 "threshold": 3,
                 "limit": 0,
                 "codes": 0,
+                "tokeniser": "none",
+                "lower": False,
                 "vocabulary_size": 793_471,
                 "block": 512,
+                "break_mode": "eos",
+                "rows": "packed",
             },
             **factorisation(layers, cutoffs=(60_000, 160_000), width=64, narrow=256, highway_layers=2),
             "body": {

@@ -96,7 +96,8 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
 
 
 @pytest.mark.parametrize("tokens, short, long", [
-    (np.full(64, 7), 1, 0), (np.arange(64) % 8, 1, 0), (np.arange(64) % 9, 2, 0), (np.arange(64) % 40, 4, 1), (np.full(64, 39), 0, 1)])
+    (np.full(64, 7), 1, 0), (np.arange(64) % 8, 1, 0), (np.arange(64) % 9, 2, 0),
+    (np.arange(64) % 40, 4, 1), (np.full(64, 39), 0, 1)])
 def test_work_is_that_of_the_distinct_words(tokens, short, long):
     """A batch of 64 times one word runs one chunk of 8, not 8 of them; and the last 8 of 40 words are long."""
     spelling = char_cnn._Spelling(jnp.zeros((40, 30)), jnp.zeros(40), jnp.where(jnp.arange(40) < 32, 4, 20))

@@ -12,6 +12,7 @@ from adaptive_jax import optim, sharding
 from adaptive_jax.data import corpora
 from adaptive_jax.data.batching import Batch
 from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
 from adaptive_jax.plan import parameter_shapes, plan
 from adaptive_jax.state import initial_state
@@ -115,6 +116,15 @@ def test_settings_agree_with_each_other(config):
         parts = sharding.accumulation(rows, config["tokens_per_device"] // block, devices)
         assert rows % (parts * devices) == 0
         assert rows // (parts * devices) * block <= config["tokens_per_device"]
+
+
+@pytest.mark.parametrize("key, value, says", [("break_mode", "sentence", "none, complete"), ("rows", "pack", 'mean "packed"')])
+def test_ways_of_batching_are_checked_before_any_long_work(key, value, says):
+    """The plan refuses a name that does not exist, with those that do."""
+    config = load(FILES["billion_word"]).get_config().to_dict()
+    assert (config["data"]["break_mode"], config["data"]["rows"]) == ("eos", "packed")
+    with pytest.raises(InputError, match=f"data.{key}='{value}' is not one of .*{says}"):
+        plan(config | {"data": config["data"] | {key: value}}, 97, 1)
 
 
 @pytest.mark.parametrize("config", rows())

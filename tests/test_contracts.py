@@ -142,6 +142,30 @@ def test_body_is_causal(body):
 
 
 @pytest.mark.parametrize("body", cases(BODY))
+def test_body_keeps_segments_apart(body):
+    """By gradient, a hidden state depends on what came before it in its segment alone, and each segment is as if alone."""
+    model = build(config(body=body), WORDS).body
+    segments = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0]])
+    vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
+    params = model.init(jax.random.key(1), vectors)
+
+    def at(position, vectors):
+        pull = jax.random.normal(jax.random.key(2), (FEATURES,))
+        return jnp.vdot(run(model, params, vectors, segments=segments)[0][0, position], pull)
+
+    reach = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(jnp.arange(TIME))
+    assert jnp.isfinite(reach).all()
+    reached = jnp.abs(reach[:, 0]).sum(axis=-1) > 0
+    same = np.asarray(segments == segments.T)
+    np.testing.assert_array_equal(reached[:6], np.tril(same)[:6])
+    hidden, carry = run(model, params, vectors, segments=segments)
+    assert carry == ()
+    for segment in slice(0, 3), slice(3, 4), slice(4, 6):
+        alone, _ = run(model, params, vectors[:, segment])
+        np.testing.assert_allclose(hidden[:, segment], alone, atol=2e-5)
+
+
+@pytest.mark.parametrize("body", cases(BODY))
 @pytest.mark.parametrize("first", [1, 3, TIME // 2])
 def test_body_with_a_carry_two_parts_equal_the_whole(body, first):
     """Feeding a row in two parts, handing on the carry, gives the hidden states of feeding it whole."""

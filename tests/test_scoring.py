@@ -11,6 +11,7 @@ import pytest
 
 from adaptive_jax import sharding
 from adaptive_jax.data import corpora
+from adaptive_jax.data.examples import examples
 from adaptive_jax.data.subwords import Subwords
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
@@ -41,6 +42,10 @@ def ids():
     return np.random.Generator(np.random.Philox(2)).integers(0, SIZE, 23, dtype=np.int32)
 
 
+def score_blocks(model, params, ids, eos=EOS, mode="none", kind="packed", **how):
+    return score(model, params, sharding.data_mesh(), ids, eos, break_mode=mode, kind=kind, **how)
+
+
 @pytest.mark.parametrize("window, context, rows", [
     (4, 0, 2), (6, 4, 3), (7, 3, 1), (8, 7, 4), (23, 0, 2), (40, 0, 1), (40, 12, 2), (40, 39, 3)])
 def test_each_token_is_scored_from_what_its_window_shows(model, params, log_probs, ids, window, context, rows):
@@ -52,14 +57,38 @@ def test_each_token_is_scored_from_what_its_window_shows(model, params, log_prob
         seen = [EOS if start == 0 else ids[start - 1], *ids[start:k]]
         last = len(seen) - 1
         slow.append(-log_probs(params, np.array([seen]), np.array([[last]]))[0, 0, token])
-    nll = score(model, params, sharding.data_mesh(), ids, EOS, window=window, context=context, rows=rows)
+    nll = score_blocks(model, params, ids, window=window, context=context, rows=rows)
     assert nll.dtype == np.float32
     np.testing.assert_allclose(nll, slow, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode, kind, window, context", [
+    ("eos", "packed", 9, 0), ("eos", "packed", 4, 0), ("eos", "similar", 9, 0), ("complete_doc", "packed", 7, 0),
+    ("complete_doc", "similar", 40, 0), ("complete", "packed", 8, 0), ("complete", "packed", 8, 3)])
+def test_examples_are_scored_from_themselves_and_their_context(model, params, log_probs, mode, kind, window, context):
+    """The slow twin reads, for each token of an example on its own, what stands before it there and in the context."""
+    ids = np.array([EOS, 7, 8, EOS, 9, EOS, EOS, EOS, 11, 12, 13, 14, 15, 40, 17, EOS, 4, EOS, 50, 51], np.int32)
+    slow = np.full(len(ids), np.nan, np.float32)
+    for start, length in zip(*examples(ids, EOS, mode, window - context), strict=True):
+        begin = max(start - context, 0)
+        for k in range(start, start + length):
+            seen = [EOS if begin == 0 else ids[begin - 1], *ids[begin:k]]
+            seen += [EOS] * (window - len(seen))  # one program; what comes after changes nothing
+            slow[k] = -log_probs(params, np.array([seen]), np.array([[k - begin]]))[0, 0, ids[k]]
+    assert np.isnan(slow).sum() == (3 if mode == "complete_doc" else 0)
+    nll = score_blocks(model, params, ids, mode=mode, kind=kind, window=window, context=context, rows=2)
+    np.testing.assert_allclose(nll, slow, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_without_numbers_costs_infinitely_much(model, params, ids):
+    """NaN would say that nothing was to be scored."""
+    broken = jax.tree.map(lambda a: np.full_like(a, np.nan), params)
+    assert (score_blocks(model, broken, ids, window=6, context=2, rows=2) == np.inf).all()
+
+
 def test_rows_of_a_batch_do_not_matter(model, params, ids):
     """How many windows are read at a time changes no number."""
-    one, five = (score(model, params, sharding.data_mesh(), ids, EOS, window=6, context=2, rows=rows) for rows in (1, 5))
+    one, five = (score_blocks(model, params, ids, window=6, context=2, rows=rows) for rows in (1, 5))
     np.testing.assert_allclose(one, five, rtol=1e-6)
 
 
@@ -67,22 +96,24 @@ def test_rows_of_a_batch_do_not_matter(model, params, ids):
 def test_a_window_that_scores_nothing_is_refused(model, params, ids, window, context):
     """One line that names both numbers."""
     with pytest.raises(InputError, match=rf"window={window} .*context={context}") as error:
-        score(model, params, sharding.data_mesh(), ids, EOS, window=window, context=context, rows=2)
+        score_blocks(model, params, ids, window=window, context=context, rows=2)
     assert "\n" not in str(error.value)
 
 
 def test_an_empty_split_is_refused(model, params):
     """Nothing to score is an error, not a perplexity."""
     with pytest.raises(InputError, match="0 tokens"):
-        score(model, params, sharding.data_mesh(), np.zeros(0, np.int32), EOS, window=4, context=0, rows=2)
+        score_blocks(model, params, np.zeros(0, np.int32), window=4, context=0, rows=2)
 
 
 def test_summary_of_known_numbers():
-    """Sum over words, its exponential, the counts, and the unigram loss's exponential; beyond floats is infinite."""
-    result = summary(np.array([1, 2, 6], np.float32), 2, math.log(50))
+    """Mean over the words that count, its exponential, and that of their unigram loss; beyond floats is infinite."""
+    vocabulary, ids = Vocabulary.build({"a": 3, "<eos>": 1}), np.array([0, 1, 0, 1])
+    result = summary(np.array([1, 2, 6, np.nan], np.float32), ids, vocabulary)
     assert result == {
-        "nll": 4.5, "perplexity": math.exp(4.5), "words": 2, "tokens": 3, "unigram_perplexity": pytest.approx(50)}
-    assert summary(np.array([1e4], np.float32), 1, 0.0)["perplexity"] == math.inf
+        "nll": 3.0, "perplexity": math.exp(3.0), "words": 3, "tokens": 3,
+        "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3))}
+    assert summary(np.full(4, 1e4, np.float32), ids, vocabulary)["perplexity"] == math.inf
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +129,7 @@ def test_a_uniform_model_of_units(units):
     ids = vocabulary.encode_lines(lines)
     words = vocabulary.count_words(ids)
     assert words == 5 + 3
-    result = summary(np.full(len(ids), np.log(len(vocabulary))), words, 0.0)
+    result = summary(np.full(len(ids), np.log(len(vocabulary))), ids, vocabulary)
     assert result["tokens"] > 1.5 * result["words"]
     assert result["perplexity"] == pytest.approx(len(vocabulary) ** (len(ids) / words))
 
@@ -120,8 +151,8 @@ def test_a_words_probability_is_the_product_of_its_units(config, units):
             last += 1
             seen[0, last] = unit
         chances.append(chance)
-    nll = score(model, params, sharding.data_mesh(), ids, vocabulary.eos, window=len(ids), context=0, rows=1)
-    result = summary(nll, vocabulary.count_words(ids), vocabulary.unigram_nll(ids))
+    nll = score_blocks(model, params, ids, vocabulary.eos, window=len(ids), context=0, rows=1)
+    result = summary(nll, ids, vocabulary)
     assert result["words"] == len(chances)
     assert result["perplexity"] == pytest.approx(math.prod(chances) ** (-1 / len(chances)), rel=1e-4)
 
@@ -149,7 +180,7 @@ def test_the_json_of_an_evaluation(run, text, capsys):
     assert saved["perplexity"] == math.exp(saved["nll"])
     assert (saved["split"], saved["step"]) == ("test", 240)
     assert saved["settings"] == {
-        "window": 12, "context": 4, "checkpoint": "latest", "data_path": None,
+        "break_mode": "none", "window": 12, "context": 4, "checkpoint": "latest", "data_path": None,
         "config": json.loads((run / "config.json").read_text())}
     assert f"perplexity {saved['perplexity']:.2f}" in capsys.readouterr().out
 
@@ -208,6 +239,22 @@ def test_a_local_copy_of_the_corpus(run, text, tmp_path):
     ids = corpora.load("text_files", str(text), str(tmp_path / "cache")).vocabulary.encode("the t0w0")
     assert result["words"] == 3
     assert result["unigram_perplexity"] == pytest.approx(math.exp(vocabulary.unigram_nll(np.array(ids))))
+
+
+def test_text_can_be_broken_otherwise_than_in_training(run, text, capsys):
+    """--break_mode: whole sentences, or each alone, of a model of blocks; kept beside the result of the run's own way."""
+    own = ask(run)
+    alone, whole = (ask(run, break_mode=mode, window=32) for mode in ("eos", "complete"))
+    assert "break_mode complete" in capsys.readouterr().out
+    assert {result["words"] for result in (own, alone, whole)} == {own["words"]}
+    assert alone["settings"]["break_mode"] == "eos"
+    assert json.loads((run / "eval" / "test-32-0-240-eos.json").read_text()) == json.loads(json.dumps(alone))
+    informed = ask(run, break_mode="complete", window=32, context=8)
+    assert len({result["nll"] for result in (own, alone, whole, informed)}) == 4
+    with pytest.raises(InputError, match="context=8 .*break_mode='eos'"):
+        ask(run, break_mode="eos", window=32, context=8)
+    with pytest.raises(InputError, match="break_mode='sentences' is not one of"):
+        ask(run, break_mode="sentences")
 
 
 def test_eight_devices_score_alike(run, command):

@@ -6,7 +6,9 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -19,10 +21,11 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from adaptive_jax import optim, sharding, training
 from adaptive_jax.checkpoints import Checkpoints
 from adaptive_jax.data import corpora
-from adaptive_jax.data.batching import Batch, training_batch
+from adaptive_jax.data.batching import Batch, Rows
 from adaptive_jax.data.subwords import Subwords, read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import evaluate
+from adaptive_jax.metrics import Metrics
 from adaptive_jax.model import build
 from adaptive_jax.state import initial_state, shape_of_state
 from configs import penn_treebank
@@ -33,7 +36,8 @@ PTB = ROOT.parent / "shared" / "data" / "ptb"
 
 def metrics(workdir, speeds=True):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if speeds or key != "train/words_per_second"} for line in lines]
+    of_speed = () if speeds else ("train/words_per_second", "train/data_wait")
+    return [{key: value for key, value in line.items() if key not in of_speed} for line in lines]
 
 
 def state_of(workdir, config, step=None):
@@ -88,7 +92,7 @@ def test_an_update_weighs_every_token_alike(config, parts):
     """
     model, state, update = start_update(config(), optax.sgd(1.0))
     batch = random_batch(4, 2, 16)
-    flat = Batch(*(a.reshape(8, 16) for a in batch))
+    flat = jax.tree.map(lambda a: a.reshape(8, 16), batch)
 
     @jax.jit
     def mean(params, batch):
@@ -96,12 +100,12 @@ def test_an_update_weighs_every_token_alike(config, parts):
 
     before = jax.tree.map(np.array, state.params)
     loss, gradients = jax.value_and_grad(mean)(before, flat)
-    state, numbers = update(state, Batch(*(a.reshape(parts, 8 // parts, 16) for a in batch)))
+    state, numbers = update(state, jax.tree.map(lambda a: a.reshape(parts, 8 // parts, 16), batch))
     assert_close(jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params), gradients, 1e-6)
     assert numbers["tokens"] == batch.weights.sum() < batch.weights.size
     assert numbers["nll"] == pytest.approx(float(loss), rel=1e-6)
 
-    means = [jax.grad(mean)(before, Batch(*part)) for part in zip(*batch, strict=True)]
+    means = [jax.grad(mean)(before, Batch(*part)) for part in zip(*batch[:3], strict=True)]
     gap = jax.tree.map(lambda whole, *each: np.abs(whole - sum(each) / 4).max(), gradients, *means)
     assert max(jax.tree.leaves(gap)) > 1e-3
 
@@ -113,7 +117,7 @@ def test_the_reported_norm_is_before_clipping(config):
     batch = random_batch(1, 4, 16)
     before = jax.tree.map(np.array, state.params)
     total = jax.jit(jax.grad(lambda params, batch: model.apply({"params": params}, *batch)[0]))
-    gradients = jax.tree.map(lambda g: g / batch.weights.sum(), total(before, Batch(*(a[0] for a in batch))))
+    gradients = jax.tree.map(lambda g: g / batch.weights.sum(), total(before, jax.tree.map(lambda a: a[0], batch)))
     state, numbers = update(state, batch)
     norm = float(optax.global_norm(gradients))
     assert norm > 0.1
@@ -221,6 +225,64 @@ def test_a_run_can_be_lengthened(config, tmp_path):
     assert metrics(tmp_path / "run")[-1] == metrics(tmp_path / "straight")[-1]
 
 
+@pytest.mark.parametrize("kind, says", [
+    ("packed", "rows         362 examples in 122 rows of 64 tokens, padding 20.07%"),
+    ("similar", "rows         362 examples in 376 rows of 8 to 64 tokens, padding")], ids=["packed", "similar"])
+def test_sentences_are_continued_in_the_middle_of_an_epoch(config, tmp_path, capsys, kind, says):
+    """A run that is stopped goes on with the update it would have made, and says how sentences lie in rows."""
+    changes = {"data.block": 64, "data.break_mode": "eos", "data.rows": kind, "tokens_per_device": 256}
+    for name, steps in ("run", 3), ("run", 5), ("straight", 5):
+        training.train(config(steps=steps, **changes), tmp_path / name)
+    ours, theirs = (state_of(tmp_path / name, config(**changes)) for name in ("run", "straight"))
+    assert_close(ours, theirs, 0)
+    ours, theirs = (metrics(tmp_path / name, speeds=False)[-1] for name in ("run", "straight"))
+    assert ours == theirs
+    assert capsys.readouterr().out.count(says) == 3
+
+
+def test_waiting_for_data_is_measured(trained, monkeypatch):
+    """The share of a window's time that the loop waited; of every window of a run it is one, from 0 to 1."""
+    monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=iter([100.0, 108.0, 108.0]).__next__))
+    window = training._Window()
+    window.add(1, {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}, 3)
+    window.waited += 2.0
+    report = window.close()
+    assert (report["data_wait"], report["words_per_second"]) == (0.25, 3 / 8)
+    assert window.waited == 0
+    shares = [line["train/data_wait"] for line in metrics(trained) if "train/data_wait" in line]
+    assert len(shares) > 30
+    assert all(0 <= share <= 1 for share in shares)
+    assert any(shares)
+
+
+def test_waiting_is_shown_where_it_is_long(tmp_path, capsys):
+    """On the terminal from 1 % on; in the files always."""
+    shown = Metrics(tmp_path, 0, 9)
+    for step, wait in (1, 0.0099), (2, 0.034):
+        shown.write(step, "train", {"nll": 1.0, "data_wait": wait})
+    shown.close()
+    first, second = capsys.readouterr().out.splitlines()
+    assert "waiting" not in first
+    assert second.endswith("loss 1.000  waiting for data 3%")
+    assert [line["train/data_wait"] for line in metrics(tmp_path)] == [0.0099, 0.034]
+
+
+def test_an_error_in_the_background_ends_the_run(config, tmp_path, monkeypatch):
+    """It comes out of `train`, the thread ends, and what was saved before is there."""
+    batch = Rows.batch
+
+    def fail(rows, seed, step, *share):
+        if step == 5:
+            raise OSError("the disk is gone")
+        return batch(rows, seed, step, *share)
+
+    monkeypatch.setattr(Rows, "batch", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        training.train(config(steps=9, checkpoint_every=2), tmp_path / "run")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+    assert Checkpoints(tmp_path / "run", 9).latest() == 4
+
+
 def scalars(*logs):
     """`{(name, step): value}` of TensorBoard event files in order, read by their record format."""
     values = {}
@@ -243,8 +305,8 @@ def test_tensorboard_holds_the_metrics(trained):
     (log,) = trained.glob("events.out.tfevents.*")
     expected = {(name, line["step"]): value for line in metrics(trained) for name, value in line.items() if name != "step"}
     assert {name for name, _ in expected} == {
-        "train/nll", "train/perplexity", "train/words_per_second", "train/learning_rate", "train/gradient_norm",
-        "validation/nll", "validation/perplexity"}
+        "train/nll", "train/perplexity", "train/words_per_second", "train/data_wait", "train/learning_rate",
+        "train/gradient_norm", "validation/nll", "validation/perplexity"}
     assert scalars(log) == pytest.approx(expected)
 
 
@@ -266,7 +328,8 @@ def test_logged_losses_are_means_over_words(config, text, tmp_path):
                      for name in ("often", "seldom"))
     settings = config()["data"]
     ids = corpora.from_config(settings).ids["train"]
-    words = [training_batch(ids, 0, settings["block"], 32, 0, step).weights.sum() for step in range(12)]
+    rows = Rows(ids, 0, block=settings["block"], break_mode="none", kind="packed", rows=32)
+    words = [rows.batch(0, step).weights.sum() for step in range(12)]
     assert len(set(words)) == 2
     assert seldom == pytest.approx([np.average(often[k:k + 6], weights=words[k:k + 6]) for k in (0, 6)], rel=1e-6)
     assert len({round(loss, 5) for loss in often}) == 12
@@ -315,7 +378,8 @@ def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
     vocabulary, ids = corpora.from_config(settings["data"])
     model = build(settings, vocabulary)
     params = initial_state(model, optim.from_config(settings["optimizer"])[0], 0, sharding.data_mesh()).params
-    batch = training_batch(ids["train"], vocabulary.eos, 16, 32, 0, 0)
+    rows = Rows(ids["train"], vocabulary.eos, block=16, break_mode="none", kind="packed", rows=32)
+    batch = jax.tree.map(lambda a: a[0], rows.batch(0, 0))
     nll = model.apply({"params": params}, *batch)[1]
     words = sum(vocabulary.words[i].endswith(("▁", "<eos>")) for i in batch.targets[batch.weights > 0])
     assert words < 0.9 * batch.weights.sum()

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
@@ -137,3 +139,27 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
         raise RuntimeError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def plainly_cut(counts, threshold, limit):
+    """What `cut` keeps, one word after another."""
+    order = sorted(counts, key=lambda word: (-counts[word], word))
+    kept = [word for word in order if word not in ("<eos>", "<unk>") and counts[word] >= threshold]
+    folds = "<unk>" in counts or len(kept) < len(counts) - 1
+    while limit and len(kept) + 1 + folds > limit:
+        kept, folds = kept[:-1], True
+    left = {word: counts[word] for word in (*kept, "<eos>")}
+    if folds:
+        left["<unk>"] = sum(count for word, count in counts.items() if word not in left)
+    return sorted(left.items(), key=lambda item: (-item[1], item[0]))
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(counts=st.dictionaries(st.sampled_from("abcdefgé日"), st.integers(0, 6)), eos=st.integers(1, 6),
+       unknown=st.none() | st.integers(0, 6), threshold=st.integers(1, 5), limit=st.just(0) | st.integers(3, 9))  # fmt: skip
+def test_cut_against_a_plain_loop(counts, eos, unknown, threshold, limit):
+    """In one step and in two, with a threshold, a limit or both, with `<unk>` in the text or without."""
+    counts |= {"<eos>": eos} | ({} if unknown is None else {"<unk>": unknown})
+    expected = plainly_cut(counts, threshold, limit)
+    for vocabulary in Vocabulary.build(counts, threshold, limit), Vocabulary.build(counts).cut(threshold, limit):
+        assert list(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)) == expected

@@ -29,7 +29,7 @@ class Block(nn.Module):
     dtype: jnp.dtype
 
     @nn.compact
-    def __call__(self, x, cache, seen, train):
+    def __call__(self, x, cache, seen, segments, train):
         """`x [batch, time, features]`, this layer's cached `(keys, values)` or `()`; returns both, brought forward."""
 
         def drop(rate, y):
@@ -50,6 +50,8 @@ class Block(nn.Module):
                     for old, new in zip(cache, (keys, values), strict=True)
                 )
             allowed = (jnp.arange(keys.shape[1])[None] <= seen + jnp.arange(time)[:, None])[None, None]
+            if segments is not None:
+                allowed &= (segments[:, :, None] == segments[:, None])[:, None]
             scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
             attention = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf)).astype(self.dtype)
             mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(self.attention_dropout, attention), values)
@@ -121,22 +123,26 @@ class Transformer(nn.Module):
             )
 
     @nn.compact
-    def __call__(self, vectors: jax.Array, carry=(), *, train: bool = False):
+    def __call__(self, vectors: jax.Array, carry=(), *, train: bool = False, segments: jax.Array | None = None):
         """Vectors `[batch, time, features]` and a carry to hidden states `[batch, time, features]` and the next carry.
 
         With the carry `()` the rows stand alone and `()` is returned. With a `Cache` from `empty_carry` they continue
         what was seen before, up to the length the cache was made for.
+
+        Segments, int32 `[batch, time]`, part the rows: neighbours of one number see each other and nothing else, and their
+        positions count from 0. They are for rows that stand alone.
         """
         seen = carry.seen if carry else 0
         time = vectors.shape[1]
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
-        x += sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)[None]
+        positions = sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
+        x += positions[None] if segments is None else positions[places(segments)]
         x = nn.Dropout(self.dropout, deterministic=not train)(x)
         blocks = nn.scan(
             self.block,
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=(0, nn.broadcast, nn.broadcast),
+            in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             out_axes=0,
             length=self.layers,
         )(
@@ -149,7 +155,7 @@ class Transformer(nn.Module):
             self.dtype,
             name="blocks",
         )
-        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, train)
+        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segments, train)
         if self.final_norm:
             x = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name="norm")(x).astype(self.dtype)
         return x, Cache(*cache, seen + time) if carry else ()
@@ -167,6 +173,13 @@ class PostNormTransformer(Transformer):
     """
 
     block = PostNormBlock
+
+
+def places(segments: jax.Array) -> jax.Array:
+    """How many of its segment stand before each token, `[batch, time]` of both: of 1 1 1 2 2 0, 0 1 2 0 1 0."""
+    columns = jnp.arange(segments.shape[1])[None]
+    begins = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
+    return columns - jax.lax.cummax(jnp.where(begins, columns, 0), axis=1)
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:

@@ -171,20 +171,27 @@ def _ids(path: Path, vocabulary: Vocabulary, shards: Callable[[], Shards]) -> np
 def _vocabulary(home, shards: Callable[[], Shards], threshold, limit, codes) -> Vocabulary:
     """Of the train split; its counts, and the units learnt from it, are kept for the next time."""
 
-    def count():
-        with _bar("counting words") as show:
-            Vocabulary.build(shards().counts(show)).write(home / COUNTS)
-
     @functools.cache
-    def counts():
+    def whole():
+        fresh = []
+
+        def count():
+            with _bar("counting words") as show:
+                fresh.append(Vocabulary.build(shards().counts(show)))
+            fresh[0].write(home / COUNTS)
+
         _once(home / COUNTS, count)
-        words = Vocabulary.read(home / COUNTS)
-        return dict(zip(words.words, words.counts.tolist(), strict=True))
+        return fresh[0] if fresh else Vocabulary.read(home / COUNTS)
 
     if not codes:
-        return Vocabulary.build(counts(), threshold, limit)
+        return whole().cut(threshold, limit)
     units = home / f"subwords-{subwords.FORMAT}-{codes}" / "vocabulary.txt"
-    _once(units, lambda: subwords.Subwords.build(counts(), codes).write(units))
+
+    def learn():
+        counts = dict(zip(whole().words, whole().counts.tolist(), strict=True))
+        subwords.Subwords.build(counts, codes).write(units)
+
+    _once(units, learn)
     return subwords.read_vocabulary(units)
 
 

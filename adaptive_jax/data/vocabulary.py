@@ -1,5 +1,6 @@
 """Words and their counts, most frequent first: the order on which cutoffs, bands and clusters rest."""
 
+import bisect
 import dataclasses
 import functools
 import hashlib
@@ -52,21 +53,29 @@ class Vocabulary:
         counts: occurrences of each word; that of `<eos>` is the number of lines.
         limit: the size of the whole vocabulary, `<eos>` and `<unk>` included, which are never folded; 0: no limit.
         """
+        words, numbers = zip(*most_frequent_first(counts), strict=True)
+        return cls(words, np.array(numbers, np.int64)).cut(threshold, limit)
+
+    def cut(self, threshold: int = 1, limit: int = 0) -> "Vocabulary":
+        """This vocabulary with more words folded into `<unk>`; see `build`."""
         if threshold < 1:
             raise InputError(f"data.threshold={threshold} must be 1 (keep every word) or more")
         if limit < 0 or limit in (1, 2):
             raise InputError(f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word")
-        ranked = most_frequent_first({w: n for w, n in counts.items() if w not in (EOS, UNKNOWN)})
-        kept = [item for item in ranked if item[1] >= threshold]
-        others = 2 if UNKNOWN in counts or len(kept) < len(ranked) else 1
-        if limit and len(kept) + others > limit:
-            kept = kept[: limit - 2]
-        folded = ranked[len(kept) :]
-        final = {**dict(kept), EOS: counts[EOS]}
-        if UNKNOWN in counts or folded:
-            final[UNKNOWN] = counts.get(UNKNOWN, 0) + sum(n for _, n in folded)
-        words, numbers = zip(*most_frequent_first(final), strict=True)
-        return cls(words, np.array(numbers, np.int64))
+        places = {word: i for i, word in enumerate(self.words) if word in (EOS, UNKNOWN)}
+        foldable = np.ones(len(self), bool)
+        foldable[list(places.values())] = False
+        kept = foldable & (self.counts >= threshold)
+        if limit and kept.sum() + (2 if UNKNOWN in places or (foldable & ~kept).any() else 1) > limit:
+            kept &= np.cumsum(kept) <= limit - 2
+        folded = foldable & ~kept
+        if not folded.any():
+            return self
+        rest = self.counts[folded].sum() + (self.counts[places[UNKNOWN]] if UNKNOWN in places else 0)
+        final = [(self.words[i], int(self.counts[i])) for i in np.flatnonzero(~folded) if self.words[i] != UNKNOWN]
+        bisect.insort(final, (UNKNOWN, int(rest)), key=lambda item: (-item[1], item[0]))
+        words, numbers = zip(*final, strict=True)
+        return Vocabulary(words, np.array(numbers, np.int64))
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Vocabulary":
@@ -164,7 +173,10 @@ class Vocabulary:
 
 def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Items by count, those of the same count in code point order."""
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    words = sorted(counts)
+    numbers = np.fromiter(map(counts.__getitem__, words), np.int64, len(words))
+    order = np.argsort(-numbers, kind="stable")
+    return list(zip(map(words.__getitem__, order.tolist()), numbers[order].tolist(), strict=True))
 
 
 if __name__ == "__main__":  # run as a program of its own, for its --help, and since this file's class would exist twice

@@ -16,6 +16,7 @@ from adaptive_jax.checkpoints import Checkpoints, read_config, write_json
 from adaptive_jax.data import corpora
 from adaptive_jax.data.batching import WindowBatch, windows
 from adaptive_jax.data.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.metrics import perplexity
 from adaptive_jax.model import LanguageModel, build
@@ -29,6 +30,8 @@ def score(
     ids: np.ndarray,
     eos: int,
     *,
+    break_mode: str,
+    kind: str,
     window: int,
     context: int,
     rows: int,
@@ -38,37 +41,53 @@ def score(
 
     Rows of `window` tokens are read; the first `context` of each are given and not scored, so with window 512 and context
     480 every token but the first few sees at least 480 before it, at 16 times the work of context 0 (Baevski & Auli 2019,
-    section 5.3 and Table 5).
+    section 5.3 and Table 5). With break_mode "complete" what is scored in a row are whole sentences, after as much context
+    (section 4.3). Those of "complete_doc" and "eos" are scored as they are trained on, each seeing nothing else.
 
     Args:
         params: the model's parameters, whole on every device of `mesh`.
         ids: `[tokens]`.
+        break_mode, kind, window, context: see `windows`.
         rows: rows of a batch, rounded up to a multiple of the devices.
         progress: given the batches and their number, passes them on and shows how far it is.
 
     Returns:
-        `[tokens]` float32, in the order of `ids`: every token is scored exactly once.
+        `[tokens]` float32, in the order of `ids`: every token is scored exactly once, and NaN stands for those that are of no
+        example, the empty lines of "complete_doc". Where the model gives no number, the loss is infinite.
 
     Raises:
-        InputError: window <= context, or an empty split.
+        InputError: see `windows`.
     """
-    if not 0 <= context < window:
-        raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
     rows = -(-rows // mesh.size) * mesh.size
-    stride = window - context
-    scorer = _scorer(model, mesh, stride)
-    scored, before = [], None
-    batches = windows(ids, eos, window, context, rows)
-    for batch in progress(batches, -(-len(ids) // (stride * rows))):
+    count, batches = windows(ids, eos, break_mode=break_mode, kind=kind, window=window, context=context, rows=rows)
+    scorer = _scorer(model, mesh, context)
+    scored, before = np.full(len(ids), np.nan, np.float32), None
+
+    def fetch(nll, batch, at):
+        columns = batch.first[:, None] + np.arange(nll.shape[1])
+        counts = np.take_along_axis(batch.weights, columns, axis=1) > 0
+        scored[at] = np.nan_to_num(jax.device_get(nll)[counts], nan=np.inf, posinf=np.inf)
+
+    for batch, at in progress(batches, count):
         nll = scorer(params, sharding.put_rows(mesh, batch))
         # Fetch a batch's numbers only once the next is under way.
         if before is not None:
-            scored.append(_scored(*before))
-        before = nll, batch, stride
-    return np.concatenate([*scored, _scored(*before)])
+            fetch(*before)
+        before = nll, batch, at
+    fetch(*before)
+    return scored
 
 
-def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint: str, data_path: str | None) -> dict:
+def evaluate(
+    workdir: Path,
+    *,
+    split: str,
+    window: int,
+    context: int,
+    checkpoint: str,
+    data_path: str | None,
+    break_mode: str | None = None,
+) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/.
 
     Args:
@@ -77,15 +96,17 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
         window, context: see `score`; window 0 is the block the model was trained with.
         checkpoint: "best" by validation, "latest", or a step.
         data_path: a directory with the split as .txt, .txt.xz or .txt.gz, instead of the corpus in the run's config.
+        break_mode: how the split is broken, instead of as the run's config says.
 
     Returns:
-        `summary(...)`, with `split`, `step` and `settings`: the config, window, context and checkpoint that made it.
+        `summary(...)`, with `split`, `step` and `settings`: the config, break_mode, window, context and checkpoint.
 
     Raises:
-        InputError: no run or checkpoint, a corpus that is missing, window <= context.
+        InputError: no run or checkpoint, a corpus that is missing, and see `windows`.
     """
     config = read_config(workdir)
     window = window or config["data"]["block"]
+    break_mode = break_mode or config["data"]["break_mode"]
     vocabulary = read_vocabulary(workdir / "vocabulary.txt")
     data = config["data"] | ({"path": data_path} if data_path is not None else {})
     if data["corpus"] == "text_files" and not data["path"]:
@@ -100,66 +121,74 @@ def evaluate(workdir: Path, *, split: str, window: int, context: int, checkpoint
     checkpoints.close()
 
     rows = max(1, config["tokens_per_device"] // window) * mesh.size
-    nll = score(model, params, mesh, ids, vocabulary.eos, window=window, context=context, rows=rows, progress=_bar)
-    result = summary(nll, vocabulary.count_words(ids), vocabulary.unigram_nll(ids)) | {
+    nll = score(model, params, mesh, ids, vocabulary.eos, break_mode=break_mode, kind=config["data"]["rows"], window=window,
+                context=context, rows=rows, progress=_bar)  # fmt: skip
+    result = summary(nll, ids, vocabulary) | {
         "split": split,
         "step": step,
-        "settings": {
-            "window": window, "context": context, "checkpoint": checkpoint, "data_path": data_path, "config": config,
-        },
+        "settings": {"break_mode": break_mode, "window": window, "context": context, "checkpoint": checkpoint,
+                     "data_path": data_path, "config": config},
     }  # fmt: skip
-    # Scores of other text are kept beside those of the run's own, not in their place.
-    other = "" if data_path is None else "-" + hashlib.sha256(str(Path(data_path).resolve()).encode()).hexdigest()[:8]
-    path = workdir / "eval" / f"{split}-{window}-{context}-{step}{other}.json"
+    path = _result_file(workdir, result)
     write_json(path, result)
     print(
         f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words, "
-        f"unigram perplexity {result['unigram_perplexity']:.2f}; step {step:,}, window {window}, context {context}\n{path}",
+        f"unigram perplexity {result['unigram_perplexity']:.2f}; step {step:,}, break_mode {break_mode}, "
+        f"window {window}, context {context}\n{path}",
         flush=True,
     )
     return result
 
 
-def summary(nll: np.ndarray, words: int, unigram_nll: float) -> dict:
+def _result_file(workdir, result):
+    """Scores of other text, and of text broken otherwise, stand beside those of the run's own, not in their place."""
+    settings = result["settings"]
+    name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
+    if settings["break_mode"] != settings["config"]["data"]["break_mode"]:
+        name += f"-{settings['break_mode']}"
+    if settings["data_path"] is not None:
+        name += "-" + hashlib.sha256(str(Path(settings["data_path"]).resolve()).encode()).hexdigest()[:8]
+    return workdir / "eval" / f"{name}.json"
+
+
+def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
     """Loss and perplexity per word of the text, whatever the tokens: a word's probability is the product of its units'.
 
     Args:
-        nll: `[tokens]`, nats of each.
-        words: how many words these tokens spell.
-        unigram_nll: nats a word of the same words by their counts alone.
+        nll: `[tokens]`, nats of each, NaN for those that do not count.
+        ids: `[tokens]`.
 
     Returns:
-        `nll` (nats a word), `perplexity`, `words`, `tokens` and `unigram_perplexity`.
+        Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens` and `unigram_perplexity`, the
+        perplexity by the words' counts alone.
     """
+    counts = ~np.isnan(nll)
+    nll, ids = nll[counts], ids[:][counts]
+    words = vocabulary.count_words(ids)
     mean = float(np.sum(nll, dtype=np.float64) / words)
     return {
         "nll": mean,
         "perplexity": perplexity(mean),
         "words": words,
         "tokens": len(nll),
-        "unigram_perplexity": perplexity(unigram_nll),
+        "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
     }
 
 
 @functools.lru_cache(maxsize=8)
-def _scorer(model, mesh, stride):
+def _scorer(model, mesh, context):
     def local(params, batch: WindowBatch):
         variables = {"params": params}
-        columns = batch.first[:, None] + jnp.arange(stride)[None]
-        hidden = model.apply(variables, batch.inputs, method="hidden")
+        columns = batch.first[:, None] + jnp.arange(batch.inputs.shape[1] - context)[None]
+        hidden = model.apply(variables, batch.inputs, batch.segments, method="hidden")
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
         return model.apply(variables, hidden, jnp.take_along_axis(batch.targets, columns, axis=1), method="nll")
 
     rows = PartitionSpec(sharding.DATA)
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False)
+    return jax.jit(mapped, out_shardings=sharding.whole(mesh))  # whole, so that every host can read all of it
 
 
 def _bar(batches, count):
     console = Console(stderr=True)
     return track(batches, description="scoring", total=count, console=console, disable=not console.is_terminal)
-
-
-def _scored(nll, batch, stride):
-    columns = batch.first[:, None] + np.arange(stride)
-    counts = np.take_along_axis(batch.weights, columns, axis=1) > 0
-    return np.asarray(jax.device_get(nll))[counts]

@@ -1,0 +1,47 @@
+"""Work done ahead of a loop, in the background."""
+
+import collections
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+
+class Ahead:
+    """`make(0), make(1), ...` in the order of `numbers`, while the loop that reads them is at the `depth` before.
+
+        with Ahead(batch, range(first, last + 1)) as batches:
+            for number, made in batches:
+                ...
+
+    One thread makes them, one at a time. An error of `make` is raised where the loop would have read its result. However the
+    loop ends, the thread has ended with it, after the one it was at.
+
+    Attributes:
+        waited: seconds that the loop waited for the result it has just read.
+    """
+
+    def __init__(self, make: Callable[[int], object], numbers: Iterable[int], depth: int = 2):
+        self.make, self.numbers, self.depth, self.waited = make, iter(numbers), depth, 0.0
+        self.pool, self.pending = ThreadPoolExecutor(1, "ahead"), collections.deque()
+
+    def __enter__(self) -> "Ahead":
+        for _ in range(self.depth):
+            self._submit()
+        return self
+
+    def __iter__(self) -> Iterator[tuple[int, object]]:
+        while self.pending:
+            number, future = self.pending.popleft()
+            start = time.perf_counter()
+            made = future.result()
+            self.waited = time.perf_counter() - start
+            self._submit()
+            yield number, made
+
+    def __exit__(self, *error):
+        self.pool.shutdown(cancel_futures=True)
+
+    def _submit(self):
+        for number in itertools.islice(self.numbers, 1):
+            self.pending.append((number, self.pool.submit(self.make, number)))
