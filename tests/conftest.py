@@ -13,6 +13,10 @@ import pytest
 from adaptive_jax import training
 from configs import quickstart
 
+# Most programs of the tests run once: less effort for the code generator, whose input stays the same. Read when JAX first runs.
+HASTE = "--xla_backend_optimization_level=1"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
+
 # A shape that is broadcast by accident is a mistake that no test would see.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -22,8 +26,9 @@ TOPICS, WORDS = 12, 10
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory):
-    """A directory where programs once compiled are found again, by this process and by those it starts."""
-    directory = tmp_path_factory.mktemp("compiled")
+    """A directory where programs once compiled are found again, by all processes of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"  # one for all workers
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return {"JAX_COMPILATION_CACHE_DIR": str(directory), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
@@ -105,7 +110,7 @@ def start(compiled):
 
     def start(*arguments, devices=1, **options):
         environment = os.environ | compiled | {
-            "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+            "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}"}
         return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 

@@ -1,5 +1,6 @@
 """The benchmarks' own parts that can go wrong unseen: the configs they train, the sections they write, what they measure."""
 
+import math
 import os
 import re
 import shutil
@@ -123,7 +124,8 @@ def test_memory_is_that_of_the_processes_started(monkeypatch, how):
     both = f"{hold}; import subprocess, sys; subprocess.run([sys.executable, '-c', {hold + '; time.sleep(0.5)'!r}])"
     seconds, peak = preparation.measure([sys.executable, "-c", both])
     assert seconds > 0.5
-    low, high = (200, 300) if how == "psutil" else (100, 1_000)  # below that of this process, ru_maxrss cannot go
+    # ru_maxrss begins with the memory of the process that forks, this one, whatever that has grown to.
+    low, high = (200, 300) if how == "psutil" else (100, math.inf)
     assert low <= peak / 2**20 < high
 
 

@@ -73,7 +73,7 @@ def _made(key):
     source, output, table = ast.literal_eval(key)
     model = build(config(input=source, output=output, table=table), WORDS)
     ids = jax.random.randint(jax.random.key(1), (BATCH, TIME), 0, VOCABULARY)
-    params = model.init(jax.random.key(0), ids, ids, jnp.ones(ids.shape))
+    params = jax.jit(model.init)(jax.random.key(0), ids, ids, jnp.ones(ids.shape))
     return model, params
 
 
@@ -101,7 +101,7 @@ def test_input_is_rows_of_its_table(source):
     """`__call__` equals rows of the table that `bands()` assembles."""
     model = build(config(input=source), WORDS).input
     everything = jnp.arange(VOCABULARY)
-    params = model.init(jax.random.key(0), everything)
+    params = jax.jit(model.init)(jax.random.key(0), everything)
     bands = run(model, params, method="bands")
     table = jnp.concatenate([words if projection is None else words @ projection for words, projection in bands])
     assert table.shape == (VOCABULARY, FEATURES)
@@ -113,7 +113,7 @@ def test_input_is_rows_of_its_table(source):
 def test_input_gradient_reaches_only_the_words_given(source):
     """Rows of the words given, and only those, change when their vectors are pulled."""
     model = build(config(input=source), WORDS).input
-    params = model.init(jax.random.key(0), jnp.arange(VOCABULARY))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.arange(VOCABULARY))
     given = jnp.array([2, 12, 45])
 
     def loss(params):
@@ -130,7 +130,7 @@ def test_body_is_causal(body):
     """The hidden state of a position depends on itself and what came before, by gradient, and on nothing after it."""
     model = build(config(body=body), WORDS).body
     vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
-    params = model.init(jax.random.key(1), vectors)
+    params = jax.jit(model.init)(jax.random.key(1), vectors)
 
     def at(position, vectors):
         pull = jax.random.normal(jax.random.key(2), (FEATURES,))
@@ -147,7 +147,7 @@ def test_body_keeps_segments_apart(body):
     model = build(config(body=body), WORDS).body
     segments = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0]])
     vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
-    params = model.init(jax.random.key(1), vectors)
+    params = jax.jit(model.init)(jax.random.key(1), vectors)
 
     def at(position, vectors):
         pull = jax.random.normal(jax.random.key(2), (FEATURES,))
@@ -171,7 +171,7 @@ def test_body_with_a_carry_two_parts_equal_the_whole(body, first):
     """Feeding a row in two parts, handing on the carry, gives the hidden states of feeding it whole."""
     model = build(config(body=body), WORDS).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
-    params = model.init(jax.random.key(1), vectors)
+    params = jax.jit(model.init)(jax.random.key(1), vectors)
     whole, _ = run(model, params, vectors)
     carry = model.empty_carry(BATCH, TIME + 2)
     before, carry = run(model, params, vectors[:, :first], carry)
