@@ -165,6 +165,17 @@ def test_a_process_that_is_killed():
         submit(os._exit, 3)
 
 
+def test_a_script_without_a_guard(text, tmp_path):
+    """Its processes run it anew: an error that says so, not a wait without end."""
+    script = tmp_path / "script.py"
+    script.write_text("from adaptive_jax.data import corpora, shards\nshards.PIECE = 64\n"
+                      f"corpora.load('text_files', {str(text)!r}, {str(tmp_path / 'cache')!r})\n")  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert 'load corpora under `if __name__ == "__main__":`' in run.stderr.splitlines()[-1]
+
+
 SCRIPT = """
 import logging, sys
 from adaptive_jax.data import corpora, shards

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import logging
+import multiprocessing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -199,6 +200,9 @@ def _once(path: Path, make: Callable[[], None]) -> None:
     """Has `make` make a file that is not there; of several processes that want it, one makes it and the others wait."""
     if path.exists():
         return
+    # A process of ours that runs the script anew, as spawned ones do, would wait for the one that waits for it.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InputError('in a script of your own load corpora under `if __name__ == "__main__":`')
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
     try:
