@@ -341,12 +341,14 @@ def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog
         caplog.clear()
 
 
-def test_billion_word_from_a_local_copy(tmp_path):
+def test_billion_word_from_a_local_copy(tmp_path, monkeypatch):
     """Words seen three times or more are kept; without a local copy one line says what to give."""
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.txt").write_text("a a a b b b c c\nd\n")
     corpus = corpora.load("billion_word", str(tmp_path), str(tmp_path / "cache"), threshold=3)
     assert set(corpus.vocabulary.words) == {"a", "b", "<eos>", "<unk>"}
     assert len(corpus.ids["test"]) == 11
-    with pytest.raises(InputError, match="data.path=DIR"):
+    monkeypatch.setattr(corpora, "PREPARED_BY_TFDS", str(tmp_path))
+    monkeypatch.setattr(sources, "BILLION_WORD", "http://127.0.0.1:9/billion.tar.gz")
+    with pytest.raises(InputError, match=r"cannot download http://127\.0\.0\.1:9/billion\.tar\.gz .*data\.path=DIR"):
         corpora.load("billion_word", "", str(tmp_path / "cache"), threshold=3)

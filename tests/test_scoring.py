@@ -211,6 +211,15 @@ def test_a_checkpoint_that_is_not_there(run, name):
         ask(run, checkpoint=name)
 
 
+def test_a_run_of_an_older_version(run, tmp_path):
+    """A config without a setting that is needed: the line names it."""
+    config = json.loads((run / "config.json").read_text())
+    del config["data"]["rows"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"config\.json has no data\.rows, as of an older version"):
+        ask(tmp_path)
+
+
 def test_evaluating_disturbs_nothing(run):
     """Only eval/ changes, not even a checkpoint that training is just then writing."""
     unfinished = run / "checkpoints" / "320.orbax-checkpoint-tmp"

@@ -319,7 +319,7 @@ def spelt(corpus):
     return {split: " ".join(corpus.vocabulary.words[i] for i in ids) for split, ids in corpus.ids.items()}
 
 
-def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path):
+def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
     """`lm1b` in array_record files: all training sentences, and two fiftieths of the held-out ones that share none."""
     tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -338,8 +338,9 @@ def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path):
                 yield number, {"text": f"a w{number}"}
 
     Lm1b(data_dir=tmp_path, file_format="array_record").download_and_prepare()
-    for path in tmp_path, tmp_path / "lm1b" / "1.1.0":
-        corpus = corpora.load("billion_word", str(path), str(tmp_path / "cache"))
+    monkeypatch.setattr(corpora, "PREPARED_BY_TFDS", str(tmp_path))
+    for path in str(tmp_path), str(tmp_path / "lm1b" / "1.1.0"), "":
+        corpus = corpora.load("billion_word", path, str(tmp_path / "cache"))
         words = {split: text.replace(" <eos>", "").removeprefix("a ").split(" a ") for split, text in spelt(corpus).items()}
         assert sorted(words["train"]) == sorted(f"w{i}" for i in range(1_200))
         assert [len(words[split]) for split in ("validation", "test")] == [2, 2]

@@ -29,6 +29,7 @@ from adaptive_jax.errors import InputError, check_known
 logger = logging.getLogger(__name__)
 
 COUNTS = "counts.txt"
+PREPARED_BY_TFDS = "~/tensorflow_datasets"  # where lm1b is looked for if no path is given
 FORMAT = 2  # part of every source's name: count it up when the same text is to give other shards or ids
 
 
@@ -98,19 +99,18 @@ def load(
         return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
     cache = Path(cache).expanduser()
-    texts = _texts(corpus, path, needed) if path else None
+    texts = _texts(corpus, path, needed)
     home = cache / corpus / _source(corpus, texts, tokeniser, lower)
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write data.cache={cache}: {error.strerror}; give a writable directory") from error
 
+    published = functools.cache(lambda: texts or sources.published(corpus, cache / "published"))
+
     @functools.cache
     def shards(split):
-        def text():
-            return (texts or sources.published(corpus, cache / "published"))[split]
-
-        return _shards(home / "shards" / split, text, f"{corpus} {split}", tokeniser, lower)
+        return _shards(home / "shards" / split, lambda: published()[split], f"{corpus} {split}", tokeniser, lower)
 
     if vocabulary is None:
         if not (home / COUNTS).exists():
@@ -136,12 +136,13 @@ def _stored(url, vocabulary, splits):
 
 def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
     """The splits that there are: of a local copy, those found there. InputError as `load`."""
-    return tuple(_texts(corpus, path, ())) if path else SPLITS
+    return tuple(_texts(corpus, path, ()) or SPLITS)
 
 
 def _texts(corpus, path, needed):
-    found = sources.prepared_lm1b(Path(path).expanduser()) if corpus == "billion_word" else {}
-    return found or local_texts(corpus, path, needed)
+    """What lies on this machine; {} where that is a published copy, which may be yet to download."""
+    found = sources.prepared_lm1b(Path(path or PREPARED_BY_TFDS).expanduser()) if corpus == "billion_word" else {}
+    return found or (local_texts(corpus, path, needed) if path else {})
 
 
 def _source(corpus, texts, *settings) -> str:
@@ -152,9 +153,10 @@ def _source(corpus, texts, *settings) -> str:
 
 def _shards(directory: Path, text: Callable[[], Text], name: str, *settings) -> Shards:
     def make():
-        logger.info("preparing %s from %s", name, text().files[0])
+        found = text()
+        logger.info("preparing %s from %s", name, found.files[0])
         with _bar(f"reading {name}") as show:
-            Shards.make(text(), directory, *settings, show)
+            Shards.make(found, directory, *settings, show)
 
     _once(directory / WHOLE, make)
     return Shards(directory)

@@ -105,12 +105,10 @@ def evaluate(
         InputError: no run or checkpoint, a corpus that is missing, and see `windows`.
     """
     config = read_config(workdir)
-    window = window or config["data"]["block"]
-    break_mode = break_mode or config["data"]["break_mode"]
+    data = _data(workdir, config, split, data_path)
+    window = window or data["block"]
+    break_mode = break_mode or data["break_mode"]
     vocabulary = read_vocabulary(workdir / "vocabulary.txt")
-    data = config["data"] | ({"path": data_path} if data_path is not None else {})
-    if data["corpus"] == "text_files" and not data["path"]:
-        raise InputError(f"{workdir} does not know where its text lies: give --data_path=DIR, a directory with {split}.txt")
     ids = corpora.from_config(data, vocabulary=vocabulary, splits=(split,)).ids[split]
 
     mesh = sharding.data_mesh()
@@ -149,6 +147,16 @@ def _result_file(workdir, result):
     if settings["data_path"] is not None:
         name += "-" + hashlib.sha256(str(Path(settings["data_path"]).resolve()).encode()).hexdigest()[:8]
     return workdir / "eval" / f"{name}.json"
+
+
+def _data(workdir, config, split, data_path):
+    """The group `data` of a run's config, with another path if one is given."""
+    if missing := {"break_mode", "rows"} - config["data"].keys():
+        raise InputError(f"{workdir}/config.json has no data.{min(missing)}, as of an older version: add it, or train anew")
+    data = config["data"] | ({"path": data_path} if data_path is not None else {})
+    if data["corpus"] == "text_files" and not data["path"]:
+        raise InputError(f"{workdir} does not know where its text lies: give --data_path=DIR, a directory with {split}.txt")
+    return data
 
 
 def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
