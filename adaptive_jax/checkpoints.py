@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import shutil
+import signal
+import threading
 from pathlib import Path
 
 import jax
@@ -95,6 +97,22 @@ def flat(config: dict, prefix: str = "") -> dict:
     return items
 
 
+@contextlib.contextmanager
+def uninterrupted():
+    """Puts off Ctrl-C until the end of the block."""
+    if threading.current_thread() is not threading.main_thread():  # which is never interrupted
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
 class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the best by validation.
 
@@ -138,7 +156,8 @@ class Checkpoints:
                 # Asked beforehand, because a disk that fills in the middle comes with tracebacks from many threads.
                 if shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(state)):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
-                self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
+                with uninterrupted():  # a save that is half begun would leave threads that nothing waits for
+                    self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
 
     def latest(self) -> int | None:
         """The last step saved, or None."""

@@ -1,6 +1,7 @@
 """train.py and evaluate.py as a user meets them: plans, help, one clear line for bad input, and interruptions."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from adaptive_jax import training
+from adaptive_jax.checkpoints import uninterrupted
 from adaptive_jax.data import corpora
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
@@ -216,6 +218,19 @@ def test_a_workdir_that_cannot_be_made(command, flags, tmp_path):
     """A workdir under a file: one line that names it."""
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file") in the_error(command("train.py", *flags(tmp_path / "file" / "run", steps=1)))
+
+
+def test_an_interruption_waits_for_a_save():
+    """Ctrl-C within `uninterrupted` comes once its block has ended, and works as before from then on."""
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        done.append(True)
+    assert done
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
 
 
 def saved(workdir):

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptive_jax"
-LEAVES = {"errors", "files", "cutoffs", "command"}
+LEAVES = {"errors", "files", "cutoffs", "command", "dropout"}
 LAYERS = ("inputs", "bodies", "outputs", "data")
 
 
