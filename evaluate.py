@@ -3,7 +3,7 @@
     python evaluate.py --workdir=runs/quickstart --split=test
     python evaluate.py --workdir=runs/adp_t --split=test --window=3072 --context=2560 --break_mode=complete
 
-Writes workdir/eval/*.json.
+Writes workdir/eval/*.json. Several hosts run it as they run train.py.
 """
 
 from pathlib import Path
@@ -19,21 +19,28 @@ CONTEXT = flags.DEFINE_integer("context", 0, "Tokens of each window that are giv
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
 BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM.")
+HOSTS = flags.DEFINE_integer("hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM.")
+HOST = flags.DEFINE_integer("host", None, "Number of this host, from 0; not on TPU pods and under SLURM.")
 flags.mark_flags_as_required(["workdir"])
+flags.register_validator("workdir", lambda path: "://" not in (path or ""), "must be a directory on a disk that all hosts share")
 
 
 def main():
+    from adaptive_jax import hosts
     from adaptive_jax.evaluation import scoring  # after the flags: --help and their errors should not wait for jax
 
-    scoring.evaluate(
-        Path(WORKDIR.value),
-        split=SPLIT.value,
-        window=WINDOW.value,
-        context=CONTEXT.value,
-        checkpoint=CHECKPOINT.value,
-        data_path=DATA_PATH.value,
-        break_mode=BREAK_MODE.value,
-    )
+    hosts.initialize(COORDINATOR.value, HOSTS.value, HOST.value)
+    with hosts.together():
+        scoring.evaluate(
+            Path(WORKDIR.value),
+            split=SPLIT.value,
+            window=WINDOW.value,
+            context=CONTEXT.value,
+            checkpoint=CHECKPOINT.value,
+            data_path=DATA_PATH.value,
+            break_mode=BREAK_MODE.value,
+        )
 
 
 if __name__ == "__main__":

@@ -8,18 +8,20 @@ import os
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from adaptive_jax import hosts, sharding
 from adaptive_jax.data.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
-# Settings of a run that may change when it is continued: none changes an update, but for which dropout masks it draws.
+# Settings of a run that may change when it is continued: none changes an update.
 FREE = {
     "steps",
     "log_every",
@@ -27,9 +29,14 @@ FREE = {
     "checkpoint_every",
     "keep",
     "tokens_per_device",
+    "fsdp",
+    "body.attention",
+    "body.remat",
     "data.path",
     "data.cache",
 }
+
+SEEN = 100  # seconds until hosts see what one of them has written: NFS may remember for 60 that a file was not there
 
 
 def write_json(path: Path, content) -> None:
@@ -46,7 +53,7 @@ def read_config(workdir: Path) -> dict:
         InputError: there is no run in `workdir`.
     """
     try:
-        return json.loads((workdir / "config.json").read_text())
+        return {"fsdp": 0} | json.loads((workdir / "config.json").read_text())  # runs of before it could be chosen
     except FileNotFoundError:
         raise InputError(
             f"{workdir} holds no config.json, so no run: give --workdir of a run that train.py made"
@@ -89,6 +96,27 @@ def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
         )
 
 
+def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> None:
+    """Writes what a run is: one host does, and the others go on once they see it.
+
+    Raises:
+        InputError: they do not, as the disk is not shared; they see another config, as their flags differ.
+    """
+    hosts.wait("before the workdir")  # all have looked for another run there
+    if hosts.first():
+        workdir.mkdir(parents=True, exist_ok=True)
+        vocabulary.write(workdir / "vocabulary.txt")
+        write_json(workdir / "plan.json", plan)
+        write_json(workdir / "config.json", config)
+    hosts.wait("the workdir")
+    deadline = time.monotonic() + SEEN
+    while not (workdir / "config.json").exists():
+        if time.monotonic() > deadline:
+            raise InputError(f"{workdir} is not the same on all hosts: give a --workdir on a disk that they share")
+        time.sleep(1)
+    check_same_run(workdir, config)
+
+
 def flat(config: dict, prefix: str = "") -> dict:
     """`{"data": {"block": 8}}` as `{"data.block": 8}`."""
     items = {}
@@ -110,7 +138,7 @@ def uninterrupted():
     finally:
         signal.signal(signal.SIGINT, before)
     if pressed:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 class Checkpoints:
@@ -135,6 +163,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 best_fn=loss,
                 best_mode="min",
+                single_host_load_and_broadcast=True,  # what one host sees, all see
                 read_only=read_only,
                 create=not read_only,
                 cleanup_tmp_directories=not read_only,
@@ -154,18 +183,19 @@ class Checkpoints:
             with self._writing():
                 self.manager.wait_until_finished()
                 # Asked beforehand, because a disk that fills in the middle comes with tracebacks from many threads.
-                if shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(state)):
+                full = shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(state))
+                if sharding.over_hosts(full):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
                 with uninterrupted():  # a save that is half begun would leave threads that nothing waits for
                     self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
 
     def latest(self) -> int | None:
         """The last step saved, or None."""
-        return self.manager.latest_step()
+        return _plain(self.manager.latest_step())
 
     def best(self) -> int | None:
         """The saved step of lowest validation loss, or None."""
-        return self.manager.best_step()
+        return _plain(self.manager.best_step())
 
     def step(self, name: str) -> int:
         """The step that "best", "latest" or a number names.
@@ -215,3 +245,8 @@ class Checkpoints:
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory)) from error
             raise
+
+
+def _plain(step):
+    """Steps that one host has told the others come as numpy's integers, which JSON does not know."""
+    return None if step is None else int(step)

@@ -59,6 +59,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         "dtype": "float32",
         "tokens_per_update": rows * block * options["update_freq"][-1] * options["distributed_world_size"],
         "tokens_per_device": rows * block,
+        "fsdp": 0,
         "data": {
             "corpus": "text_files",
             "path": "",
@@ -84,6 +85,8 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
             "attention_dropout": options["attention_dropout"],
             "activation_dropout": options["activation_dropout"] or options["relu_dropout"],
             "final_norm": final_norm and normalize_before,
+            "attention": "auto",
+            "remat": "none",
         },
         "output": _output_of(options, vocabulary_size),
         "optimizer": optimizer,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tensorboardX import SummaryWriter
 
+from adaptive_jax import hosts
 from adaptive_jax.files import replacing
 
 # How the numbers that people watch are shown; the files hold all of them.
@@ -26,6 +26,24 @@ def perplexity(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
+def open_metrics(workdir: Path, first_step: int, steps: int) -> "Metrics | Unwritten":
+    """The metrics of a run, which one host writes and shows; what the others are told goes nowhere."""
+    return Metrics(workdir, first_step, steps) if hosts.first() else Unwritten()
+
+
+class Unwritten:
+    """What stands for `Metrics` on all hosts but the first."""
+
+    def advance(self, step: int) -> None:
+        """Does nothing."""
+
+    def write(self, step: int, group: str, numbers: dict[str, float]) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
 class Metrics:
     """Writes what is measured at a step, and shows progress: a bar on a terminal, lines elsewhere.
 
@@ -33,6 +51,9 @@ class Metrics:
     """
 
     def __init__(self, workdir: Path, first_step: int, steps: int):
+        # Here, because it imports torch where there is one, and only the host that writes should wait for that.
+        from tensorboardX import SummaryWriter
+
         path = workdir / "metrics.jsonl"
         continued = path.exists()
         kept = _lines_until(path, first_step) if continued else []

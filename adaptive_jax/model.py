@@ -32,28 +32,25 @@ class LanguageModel(nn.Module):
     body: nn.Module
     output: nn.Module
 
-    def __call__(self, tokens: jax.Array, targets: jax.Array, weights: jax.Array, segments=None, *, train: bool = False):
+    def __call__(self, tokens, targets, weights, segments=None, *, rows=None, train: bool = False):
         """`(loss, nll [batch, time])` of ids, targets and weights, all `[batch, time]`; see `Softmax.loss` and `hidden`."""
-        return self.loss(self.hidden(tokens, segments, train=train), targets, weights, train=train)
+        return self.loss(self.hidden(tokens, segments, rows=rows, train=train), targets, weights, rows, train=train)
 
-    def hidden(self, tokens: jax.Array, segments: jax.Array | None = None, *, train: bool = False) -> jax.Array:
+    def hidden(self, tokens: jax.Array, segments: jax.Array | None = None, *, rows=None, train: bool = False) -> jax.Array:
         """Hidden states `[batch, time, features]` of token ids `[batch, time]`, every row on its own.
 
-        Segments, int32 `[batch, time]`, part the rows: each run of one number is on its own.
+        Segments, int32 `[batch, time]`, part the rows: each run of one number is on its own. Dropout is drawn by the numbers
+        of the rows in the update, int32 `[batch]`, by default 0, 1, 2 …
         """
-        return self.continued(self.input(tokens), segments, train=train)
-
-    def continued(self, vectors: jax.Array, segments: jax.Array | None = None, *, train: bool = False) -> jax.Array:
-        """Hidden states of the input's vectors, both `[batch, time, features]`; see `hidden`."""
-        return self.body(vectors, train=train, segments=segments)[0]
+        return self.body(self.input(tokens), train=train, segments=segments, rows=rows)[0]
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens that continue `carry`, and the next carry; `body.empty_carry` is the first."""
         return self.body(self.input(tokens), carry)
 
-    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, *, train: bool = False):
+    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, rows=None, *, train: bool = False):
         """See `Softmax.loss`."""
-        return self.output.loss(hidden, targets, weights, train=train)
+        return self.output.loss(hidden, targets, weights, rows, train=train)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """See `Softmax.nll`."""
@@ -105,7 +102,7 @@ def _make(group, classes, settings, **given):
     fields = {
         f.name: f.default is dataclasses.MISSING
         for f in dataclasses.fields(classes[name])
-        if f.name not in ("parent", "name", *given)
+        if f.name not in ("parent", "name", "gather", *given)  # what is gathered is for sharding.py to say
     }
     for key in settings:
         check_known(f"config.{group}.{key}, for {name!r},", key, fields)

@@ -6,21 +6,27 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh
 
 from adaptive_jax.data.batching import ROWS
 from adaptive_jax.data.examples import BREAK_MODES
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.model import LanguageModel, build
 from adaptive_jax.outputs.banded import chunk_size
-from adaptive_jax.sharding import accumulation
+from adaptive_jax.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 
 
-def plan(config: dict, vocabulary_size: int, devices: int) -> dict:
+def plan(config: dict, vocabulary_size: int, devices: int, memory: int | None = None) -> dict:
     """Counts what one update of `config` takes, from shapes alone.
+
+    Args:
+        memory: bytes of a device, by which `fsdp` is chosen where the config leaves it open (0): on as few devices as hold
+            the model together. None, where it is not known, means 1.
 
     Returns:
         `parameters`: `total`, and what each of `input`, `body` and `output` owns; a tied table counts as the input's.
         `tokens_per_update`, `rows_per_update`, `devices`, `accumulation` and `rows_per_device`: see `sharding.accumulation`.
+        `fsdp`: devices that hold the parameters together, see `sharding`.
         `flops_per_token`: matrix work of one `forward`, and of `training`, three times that. The output's tails are
         weighted by how often Zipf's law, p(word of rank r) proportional to 1/r, sends a token there. A character CNN counts
         as if every row had 256 distinct words, or as many as tokens if those are fewer.
@@ -50,6 +56,14 @@ def plan(config: dict, vocabulary_size: int, devices: int) -> dict:
     shapes = parameter_shapes(model)
     parameters = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     forward = _flops(model, shapes, block)
+    activations = _activations(model, shapes, local, block)
+
+    def needed(fsdp):
+        return _memory(model, shapes, (devices, fsdp), local, block, activations)
+
+    fsdp = config["fsdp"] or _least(needed, devices, memory)
+    if devices % fsdp:
+        raise InputError(f"fsdp={fsdp} does not divide the {devices} device(s): choose a number that does, or 0")
     return {
         "parameters": {"total": _count(shapes)} | parameters,
         "vocabulary_size": vocabulary_size,
@@ -58,8 +72,9 @@ def plan(config: dict, vocabulary_size: int, devices: int) -> dict:
         "devices": devices,
         "accumulation": parts,
         "rows_per_device": local,
+        "fsdp": fsdp,
         "flops_per_token": {"forward": forward, "training": 3 * forward},
-        "memory_per_device": _memory(model, shapes, local, block),
+        "memory_per_device": needed(fsdp),
     }
 
 
@@ -80,12 +95,31 @@ def describe(numbers: dict) -> str:
             f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})",
             f"vocabulary   {numbers['vocabulary_size']:,} words",
             f"update       {numbers['tokens_per_update']:,} tokens = {numbers['accumulation']} x {numbers['rows_per_device']} rows "
-            f"x {numbers['devices']} device(s)",
+            f"x {numbers['devices']} device(s)" + f", parameters cut over {numbers['fsdp']}" * (numbers["fsdp"] > 1),
             f"work         {numbers['flops_per_token']['training'] / 1e6:,.1f} MFLOP a token to train, "
             f"{numbers['flops_per_token']['training'] * numbers['tokens_per_update'] / 1e12:,.2f} TFLOP an update",
             f"memory       about {memory['total'] / 2**30:,.2f} GiB a device ({parts})",
         ]
     )
+
+
+def scale(config: dict, memory: int, counts=(8, 32, 64)) -> list[str]:
+    """A line for each number of accelerators with `memory` bytes each: how they would hold an update of `config`."""
+    lines = []
+    for devices in counts:
+        try:
+            numbers = plan(config, config["data"]["vocabulary_size"], devices, memory)
+        except InputError as error:
+            lines.append(f"on {devices:<10}{error}")
+            continue
+        need, cut = numbers["memory_per_device"]["total"], numbers["fsdp"]
+        lines.append(
+            f"on {devices:<10}{numbers['accumulation']} x {numbers['rows_per_device']} rows on each, parameters "
+            + (f"cut over {cut}" if cut > 1 else "whole on each")
+            + f", about {need / 1e9:,.1f} of {memory / 1e9:,.0f} GB"
+            + ": too little; lower tokens_per_device or set body.remat=all" * (need > memory)
+        )
+    return lines
 
 
 def _count(shapes):
@@ -136,14 +170,35 @@ def _output_flops(bands):
     return float(total)
 
 
-def _memory(model, shapes, rows, block):
+def _least(needed, devices, memory):
+    """The fewest devices that hold the model together, each with room for a tenth more than is estimated."""
+    choices = [n for n in range(1, devices + 1) if devices % n == 0]
+    return next((n for n in choices if memory is None or 1.1 * needed(n)["total"] <= memory), devices)
+
+
+def _memory(model, shapes, grid, rows, block, activations):
     """Bytes a device needs at the height of an update, an estimate: XLA's own count on a CPU was 2% to 31% higher.
 
-    `state`: parameters and momentum, float32. `gradients`: those of one batch and the sum over batches. `activations`:
+    `state`: parameters and momentum, float32. `gradients`: those of one batch and the sum over batches. `gathered`: matrices
+    that are whole for a while only, with their gradients: the tables, and one block's. `activations`:
     what the forward pass of input and body keeps for the backward pass, by shape, before the compiler saves any. `output`:
     the largest chunk of logits with its gradient, and the hidden states in order of their bands with theirs.
     """
-    parameters = 4 * _count(shapes)
+    devices, fsdp = grid
+    specs = parameter_specs(shapes, AbstractMesh((devices // fsdp, fsdp), (DATA, FSDP)))
+    cut = jax.tree.map(lambda a, spec: a if FSDP in spec else jax.ShapeDtypeStruct((0,), a.dtype), shapes, specs)
+    stacked = _count(cut.get("body", {}).get(BLOCKS, {}))
+    parameters = 4 * (_count(shapes) - _count(cut) * (fsdp - 1) // fsdp)
+    sizes = [table.shape[0] for table, _ in _bands(model, shapes)]
+    logits = max(min(rows * block, chunk_size(i, words)) * words for i, words in enumerate(sizes))
+    parts = {"state": 2 * parameters, "gradients": 2 * parameters}
+    if fsdp > 1:
+        parts["gathered"] = 2 * 4 * (_count(cut) - stacked + stacked // model.body.layers)
+    parts |= {"activations": activations, "output": 2 * 4 * logits + 2 * 4 * rows * block * model.body.features}
+    return {"total": sum(parts.values())} | parts
+
+
+def _activations(model, shapes, rows, block):
     tokens = jax.ShapeDtypeStruct((rows, block), jnp.int32)
 
     def kept(params, tokens):
@@ -154,9 +209,4 @@ def _memory(model, shapes, rows, block):
 
     weights = {(a.shape, a.dtype) for a in jax.tree.leaves(shapes)}
     residuals = jax.tree.leaves(jax.eval_shape(kept, shapes, tokens))
-    activations = sum(math.prod(a.shape) * a.dtype.itemsize for a in residuals if (a.shape, a.dtype) not in weights)
-    sizes = [table.shape[0] for table, _ in _bands(model, shapes)]
-    logits = max(min(rows * block, chunk_size(i, words)) * words for i, words in enumerate(sizes))
-    output = 2 * 4 * logits + 2 * 4 * rows * block * model.body.features
-    parts = {"state": 2 * parameters, "gradients": 2 * parameters, "activations": activations, "output": output}
-    return {"total": sum(parts.values())} | parts
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in residuals if (a.shape, a.dtype) not in weights)

@@ -1,4 +1,12 @@
-"""One data axis over all devices: batches are cut along it, parameters are whole on every device."""
+"""Where rows and parameters lie: rows are cut over all devices, parameters over the axis `FSDP` alone.
+
+Devices form a grid of two axes. With fsdp 1 every device holds all parameters (data parallelism). With fsdp n, n devices hold
+them together, each 1/n of every matrix; a block's are gathered when its turn comes, in both passes, and its gradients
+are summed onto the parts (fully sharded data parallelism; ZeRO, Rajbhandari et al. 2020). Everything that a layer computes it
+computes on the rows of one device, under `shard_map`: no sort, hidden state or logit crosses devices.
+"""
+
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -7,33 +15,43 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.errors import InputError
 
-DATA = "data"
+DATA, FSDP = "data", "fsdp"
+ROWS = (DATA, FSDP)  # rows go over both axes
+BLOCKS = "blocks"  # the parameters of a body's like layers, stacked along a first axis
 
 
-def data_mesh() -> Mesh:
-    """A mesh of all devices along the axis `DATA`."""
-    return jax.make_mesh((jax.device_count(),), (DATA,), axis_types=(AxisType.Auto,))
+def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Devices, by default all, as a grid [data, fsdp]: those of a host side by side, so its rows are one stretch of a batch.
+
+    Raises:
+        InputError: the number of devices is no multiple of fsdp.
+    """
+    devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
+    if fsdp < 1 or len(devices) % fsdp:
+        raise InputError(f"fsdp={fsdp} does not divide the {len(devices)} device(s): choose a number that does")
+    return Mesh(np.reshape(devices, (-1, fsdp)), ROWS, axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 def whole(mesh: Mesh) -> NamedSharding:
-    """The sharding of what every device holds: parameters, optimizer state, keys."""
+    """The sharding of what every device holds."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def cut(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """The sharding of a batch whose rows lie along `axis`."""
-    return NamedSharding(mesh, PartitionSpec(*[None] * axis, DATA))
+def rows_along(axis: int) -> PartitionSpec:
+    """How a batch is cut whose rows lie along `axis`."""
+    return PartitionSpec(*[None] * axis, ROWS)
 
 
 def put_rows(mesh: Mesh, batch, axis: int = 0):
     """A tree of host arrays as device arrays, the rows along `axis` shared out over the devices."""
-    sharding = cut(mesh, axis)
-    return jax.tree.map(lambda a: jax.device_put(np.ascontiguousarray(a), sharding), batch)
+    sharding = NamedSharding(mesh, rows_along(axis))
+    # Not device_put, by which several hosts send each other every array to see that they are equal.
+    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index]), batch)
 
 
 def put_share(mesh: Mesh, batch, axis: int = 0):
     """As `put_rows`, of a tree that holds only this host's share of the rows, the n-th of as many as there are hosts."""
-    sharding, hosts = cut(mesh, axis), jax.process_count()
+    sharding, hosts = NamedSharding(mesh, rows_along(axis)), jax.process_count()
 
     def put(a):
         shape = (*a.shape[:axis], a.shape[axis] * hosts, *a.shape[axis + 1 :])
@@ -47,54 +65,68 @@ def over_hosts(count: int) -> int:
     return int(np.sum(multihost_utils.process_allgather(np.int32(count))))
 
 
-def local_input(model, mesh: Mesh):
-    """The input layer, run by every device on its own rows alone: the distinct words of a batch are those of the device.
+def parameter_specs(tree, mesh: Mesh):
+    """How parameters lie, or a tree that follows theirs (gradients, momentum): a tree of PartitionSpec.
+
+    Vectors are whole on every device. Matrices are cut over `FSDP` along their first axis that divides; the axis that stacks
+    layers does not count. So a table is cut by rows, or by width where its rows do not divide: as many bytes either way.
+    """
+    parts = mesh.shape[FSDP]
+
+    def spec(path, a):
+        stacked = int(any(getattr(key, "key", None) == BLOCKS for key in path))
+        if parts > 1 and len(a.shape) - stacked >= 2:
+            for axis in range(stacked, len(a.shape)):
+                if a.shape[axis] % parts == 0:
+                    return PartitionSpec(*[None] * axis, FSDP)
+        return PartitionSpec()
+
+    return jax.tree_util.tree_map_with_path(spec, tree)
+
+
+def gathering(model, params, mesh: Mesh):
+    """The model and a function of its parameters for use on one device of `mesh`, under `shard_map`.
+
+    Args:
+        params: of the model, or their shapes, as they are when nothing is cut.
 
     Returns:
-        `vectors(params, tokens [batch, time]) -> [batch, time, features]`, differentiable in the parameters.
+        `(model, gather)`: `model.apply({"params": gather(cut)}, ...)` does with a device's part of the parameters what the
+        model given does with all of them. What the body stacks it gathers layer by layer.
     """
-    every, rows = PartitionSpec(), PartitionSpec(DATA)
-    mapped = jax.shard_map(
-        lambda params, tokens: model.apply({"params": params}, tokens, method=lambda m, tokens: m.input(tokens)),
-        mesh=mesh, in_specs=(every, rows), out_specs=rows, check_vma=False,
-    )  # fmt: skip
-    return lambda params, tokens: mapped(_of(params, "input"), tokens)
+    specs = parameter_specs(params, mesh)
+    if mesh.shape[FSDP] == 1:
+        return model, lambda cut: cut
+    stacked = specs["body"].get(BLOCKS, {})
+    # Without the axis that stacks.
+    each = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), stacked)
+
+    def gather_block(cut):
+        return jax.tree.map(_gather, cut, each)
+
+    def gather(cut):
+        others = jax.tree.map(lambda spec: PartitionSpec(), stacked)
+        return jax.tree.map(_gather, cut, specs | {"body": specs["body"] | ({BLOCKS: others} if stacked else {})})
+
+    return (model.clone(body=model.body.clone(gather=gather_block)) if stacked else model), gather
 
 
-def local_loss(model, mesh: Mesh):
-    """The output's training loss, run by every device on its own rows alone.
+def _gather(a, spec):
+    """All of a matrix of which this device has a part; its gradient is summed over devices onto the parts."""
+    return jax.lax.all_gather(a, FSDP, axis=spec.index(FSDP), tiled=True) if FSDP in spec else a
 
-    The output sorts its tokens by band; under `shard_map` each device sorts only its own and runs its own number of
-    chunks, so no sort, gather or logit crosses devices. Tail dropout differs from device to device.
 
-    Returns:
-        `loss(params, hidden, targets, weights, key) -> (sum of weighted losses, nll [batch, time])`, differentiable in
-        the parameters (of input and output) and in the hidden states.
+def sum_over_rows(mesh: Mesh, values, specs):
+    """Sums over all devices what each has of its own rows: a tree alike `specs`, which say how it is cut.
+
+    What is cut `_gather` has summed over `FSDP` already.
     """
 
-    def on_one_device(params, hidden, targets, weights, key):
-        key = jax.random.fold_in(key, jax.lax.axis_index(DATA))
-        loss, nll = model.apply(
-            {"params": params}, hidden, targets, weights, train=True, method="loss", rngs={"dropout": key}
-        )
-        return loss[None], nll
+    def add(a, spec):
+        axes = tuple(axis for axis in ROWS if axis not in spec and mesh.shape[axis] > 1)
+        return jax.lax.psum(a, axes) if axes else a
 
-    every, rows = PartitionSpec(), PartitionSpec(DATA)
-    # Losses leave the devices one by one and are summed outside, so that the transposition of the unsharded parameters
-    # is the only sum over devices inside; check_vma would ask for casts in the core's loops, which know no axes.
-    mapped = jax.shard_map(
-        on_one_device, mesh=mesh, in_specs=(every, rows, rows, rows, every), out_specs=(rows, rows), check_vma=False
-    )
-
-    def loss(params, *arrays):
-        losses, nll = mapped(_of(params, "input", "output"), *arrays)
-        return losses.sum(), nll
-
-    return loss
-
-
-def _of(params, *parts):
-    return {part: params[part] for part in parts if part in params}
+    return jax.tree.map(add, values, specs)
 
 
 def accumulation(rows: int, rows_per_device: int, devices: int) -> int:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from adaptive_jax import sharding
 from adaptive_jax.model import LanguageModel
@@ -19,15 +20,18 @@ class State(NamedTuple):
 
 
 def initial_state(model: LanguageModel, optimizer: optax.GradientTransformation, seed: int, mesh) -> State:
-    """The state before the first update, whole on every device of `mesh`."""
-    return jax.jit(lambda: _start(model, optimizer, seed), out_shardings=sharding.whole(mesh))()
+    """The state before the first update, laid on `mesh` as `sharding.parameter_specs` says."""
+    like = shape_of_state(model, optimizer, mesh)
+    return jax.jit(lambda: _start(model, optimizer, seed), out_shardings=jax.tree.map(lambda a: a.sharding, like))()
 
 
 def shape_of_state(model: LanguageModel, optimizer: optax.GradientTransformation, mesh) -> State:
     """The state as shapes, types and shardings, which is what `Checkpoints.restore` needs to know."""
+    shapes = jax.eval_shape(lambda: _start(model, optimizer, 0))
     return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding.whole(mesh)),
-        jax.eval_shape(lambda: _start(model, optimizer, 0)),
+        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
+        shapes,
+        sharding.parameter_specs(shapes, mesh),
     )
 
 

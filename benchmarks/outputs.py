@@ -2,13 +2,15 @@
 
     python -m benchmarks.outputs [--sizes=small,large] [--repeats=15] [--json=FILE]
 
-Peers, each computing the summed loss of 2,048 Zipf-distributed targets and its gradient for hidden states and all weights:
+Peers, each computing the summed loss of Zipf-distributed targets and its gradient for hidden states and all weights:
 
 - `banded`: adaptive_jax.outputs.banded.loss, the core of every output layer here.
 - `masked dense`: every band evaluated for every token, then masked: the usual way to write an adaptive softmax with
   static shapes. Differentiated by JAX.
 - `full softmax`: one table [vocabulary, d], logits of all tokens at once. Differentiated by JAX.
 - `torch`: torch.nn.AdaptiveLogSoftmaxWithLoss where torch is installed, on the same device.
+- `product`: a large float32 matrix product, the speed that the machine has at that moment. A last line counts the work that the
+  targets ask for, and says at what share of that speed `banded` does it.
 
 Repeats of all peers are interleaved, so that a busy machine slows them alike; times are medians. Memory is the peak above
 the arguments and results: the compiler's count for JAX, the growth of the process' peak (CPU) or of the allocator's peak
@@ -22,31 +24,40 @@ import statistics
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from adaptive_jax import command
+from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.outputs import banded
 
-SIZES = {  # width, vocabulary, cutoffs
-    "small": (256, 33_278, (2_500, 10_000)),
-    "large": (1024, 267_744, (20_000, 60_000)),
+
+class Case(NamedTuple):
+    """Width of the hidden states, words, first words of the tails, and how many tokens are scored."""
+
+    width: int
+    vocabulary: int
+    cutoffs: tuple[int, ...]
+    tokens: int = 2048
+
+
+SIZES = {
+    "small": Case(256, 33_278, (2_500, 10_000)),
+    "large": Case(1024, 267_744, (20_000, 60_000)),
 }
-TOKENS = 2048
-
-SIZE = flags.DEFINE_list("sizes", ["small", "large"], "Which of small and large to run.")
-REPEATS = flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
-SKIP = flags.DEFINE_list("skip", [], "Peers to leave out.")
-JSON = flags.DEFINE_string("json", None, "File for the numbers.")
+PRODUCT = {"small": 2048, "large": 4096}  # rows and columns of the matrices of `product`, which is to take about as long as banded
 
 
-def arguments(width, vocabulary, cutoffs, seed=0):
-    """Hidden states `[TOKENS, width]`, Zipf targets, bands and clusters, as numpy arrays."""
+def arguments(case, seed=0):
+    """Hidden states `[tokens, width]`, Zipf targets, bands and clusters, as numpy arrays."""
+    width, vocabulary, cutoffs, tokens = case
     rng = np.random.default_rng(seed)
     shares = 1 / np.arange(1, vocabulary + 1)
-    targets = rng.choice(vocabulary, TOKENS, p=shares / shares.sum()).astype(np.int32)
+    targets = rng.choice(vocabulary, tokens, p=shares / shares.sum()).astype(np.int32)
 
     def normal(*shape):
         return (rng.standard_normal(shape) * width**-0.5).astype(np.float32)
@@ -56,7 +67,7 @@ def arguments(width, vocabulary, cutoffs, seed=0):
         (normal(after - before, width // 4**i), None if i == 0 else normal(width // 4**i, width))
         for i, (before, after) in enumerate(itertools.pairwise(ends))
     )
-    return normal(TOKENS, width) * width**0.5, targets, bands, normal(len(cutoffs), width)
+    return normal(tokens, width) * width**0.5, targets, bands, normal(len(cutoffs), width)
 
 
 def masked_dense(hidden, targets, bands, clusters):
@@ -78,11 +89,20 @@ def masked_dense(hidden, targets, bands, clusters):
     return loss
 
 
-def jax_peers(width, vocabulary, cutoffs):
+def gflop(case):
+    """Work that the targets ask of an adaptive softmax, forward and backward: six times each product of a token and a word."""
+    _, targets, bands, clusters = arguments(case)
+    tails = np.diff([*case.cutoffs, case.vocabulary])
+    visits = np.histogram(targets, [*case.cutoffs, case.vocabulary])[0]
+    work = case.tokens * case.width * (case.cutoffs[0] + len(clusters))
+    work += sum(int(n) * len(p) * (int(words) + case.width) for n, words, (_, p) in zip(visits, tails, bands[1:], strict=True))
+    return 6e-9 * work
+
+
+def jax_peers(case, skip=()):
     """Name to (compiled function, arguments)."""
-    hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(width, vocabulary, cutoffs))
-    table = jax.random.normal(jax.random.key(0), (vocabulary, width)) * width**-0.5
-    weights = jnp.ones(TOKENS)
+    hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
+    weights = jnp.ones(case.tokens)
 
     def full(hidden, table, targets):
         return -jnp.take_along_axis(jax.nn.log_softmax(hidden @ table.T), targets[:, None], axis=1).sum()
@@ -90,17 +110,19 @@ def jax_peers(width, vocabulary, cutoffs):
     peers = {
         "banded": (lambda h, b, c, t: banded.loss(h, t, weights, b, c)[0], (hidden, bands, clusters, targets)),
         "masked dense": (lambda h, b, c, t: masked_dense(h, t, b, c), (hidden, bands, clusters, targets)),
-        "full softmax": (full, (hidden, table, targets)),
     }
+    if "full softmax" not in skip:
+        table = jax.random.normal(jax.random.key(0), (case.vocabulary, case.width)) * case.width**-0.5
+        peers["full softmax"] = full, (hidden, table, targets)
     compiled = {}
     for name, (loss, values) in peers.items():
-        if name not in SKIP.value:
+        if name not in skip:
             differentiated = jax.value_and_grad(loss, argnums=tuple(range(len(values) - 1)))
             compiled[name] = jax.jit(differentiated).lower(*values).compile(), values
     return compiled
 
 
-def torch_peer(width, vocabulary, cutoffs):
+def torch_peer(case):
     """A function that runs torch's layer once, or None without torch."""
     try:
         import torch
@@ -109,7 +131,8 @@ def torch_peer(width, vocabulary, cutoffs):
     device = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
     if device == "cpu" and jax.default_backend() == "gpu":
         return None
-    hidden, targets, _, _ = arguments(width, vocabulary, cutoffs)
+    hidden, targets, _, _ = arguments(case)
+    width, vocabulary, cutoffs, _ = case
     layer = torch.nn.AdaptiveLogSoftmaxWithLoss(width, vocabulary, list(cutoffs), div_value=4.0).to(device)
     hidden = torch.tensor(hidden, device=device, requires_grad=True)
     targets = torch.tensor(targets, dtype=torch.long, device=device)
@@ -156,23 +179,33 @@ def torch_memory(run):
     return max(peak) - before
 
 
-def measure(size):
-    """Rows of one size: name, median seconds, tokens a second, peak bytes, ratio of its time to that of banded."""
-    width, vocabulary, cutoffs = SIZES[size]
-    peers = {}
-    memory = {}
-    for name, (compiled, values) in jax_peers(width, vocabulary, cutoffs).items():
+def product_peer(n):
+    """A function that multiplies two float32 matrices `[n, n]`."""
+    square = jnp.ones((n, n))
+    product = jax.jit(jnp.matmul).lower(square, square).compile()
+    return lambda: product(square, square).block_until_ready()
+
+
+def measure(case, repeats, skip=(), beside=None):
+    """A row for each peer: name, median and least seconds, tokens a second, peak bytes, ratio of its time to that of banded.
+
+    beside: functions by name that run between the peers, to compare with; they have neither tokens nor a peak.
+    """
+    peers, memory = {}, {}
+    for name, (compiled, values) in jax_peers(case, skip).items():
         peers[name] = lambda compiled=compiled, values=values: jax.block_until_ready(compiled(*values))
         memory[name] = compiled.memory_analysis().temp_size_in_bytes
-    run_torch = None if "torch" in SKIP.value else torch_peer(width, vocabulary, cutoffs)
+    run_torch = None if "torch" in skip else torch_peer(case)
     if run_torch:
         run_torch()
         memory["torch"] = torch_memory(run_torch)
         peers["torch"] = run_torch
+    beside = {name: run for name, run in (beside or {}).items() if name not in skip}
+    peers |= beside
     seconds = {name: [] for name in peers}
     for run in peers.values():
         run()
-    for _ in range(REPEATS.value):
+    for _ in range(repeats):
         for name, run in peers.items():
             time.sleep(0.3)  # the threads of the peer before may spin for a while, waiting for more work
             start = time.perf_counter()
@@ -181,40 +214,71 @@ def measure(size):
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     return [
         {
-            "size": size,
             "peer": name,
             "seconds": medians[name],
             "fastest": min(seconds[name]),
-            "tokens_per_second": TOKENS / medians[name],
-            "peak_bytes": memory[name],
+            "tokens_per_second": None if name in beside else case.tokens / medians[name],
+            "peak_bytes": memory.get(name),
             "times_banded": medians[name] / medians["banded"],
         }
         for name in peers
     ]
 
 
-def main(argv):
-    """Prints a table of both sizes and writes the JSON."""
-    del argv
-    device = jax.devices()[0]
-    print(
-        f"{device.platform} {device.device_kind}, {platform.machine()}, python {platform.python_version()}, "
-        f"jax {jax.__version__}, {TOKENS} tokens, median of {REPEATS.value}"
+def line(label, row):
+    """A row for the eye, beneath `TITLE`."""
+    speed, peak = row["tokens_per_second"], row["peak_bytes"]
+    speed = "" if speed is None else f"{speed:,.0f}"
+    peak = "" if peak is None else f"{peak / 2**20:,.0f}"
+    return (
+        f"{label:9} {row['peer']:13} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f} {speed:>10} {peak:>9} "
+        f"{row['times_banded']:14.2f}"
     )
+
+
+TITLE = f"{'size':9} {'peer':13} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MiB':>9} {'time / banded':>14}"
+
+
+def machine():
+    """What runs here, in a line."""
+    device = jax.devices()[0]
+    return (
+        f"{device.platform} {device.device_kind}, {platform.machine()}, python {platform.python_version()}, "
+        f"jax {jax.__version__}"
+    )
+
+
+def main(settings):
+    """Prints a table of both sizes and writes the JSON."""
+    check_at_least(1, repeats=settings.repeats)
+    for size in settings.sizes:
+        check_known(f"--sizes={size}", size, SIZES)
+    print(f"{machine()}, median of {settings.repeats}")
+    print(TITLE)
     rows = []
-    print(f"{'size':6} {'peer':13} {'ms':>9} {'tokens/s':>10} {'peak MiB':>9} {'time / banded':>14}")
-    for size in SIZE.value:
-        for row in measure(size):
-            rows.append(row)
-            peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:,.0f}"
-            print(
-                f"{size:6} {row['peer']:13} {row['seconds'] * 1e3:9.1f} {row['tokens_per_second']:10,.0f} {peak:>9} "
-                f"{row['times_banded']:14.2f}",
-                flush=True,
-            )
-    if JSON.value:
-        Path(JSON.value).write_text(json.dumps(rows, indent=2) + "\n")
+    for size in settings.sizes:
+        case, work = SIZES[size], gflop(SIZES[size])
+        found = measure(case, settings.repeats, settings.skip, {"product": product_peer(PRODUCT[size])})
+        for row in found:
+            print(line(size, row), flush=True)
+        rows += [{"size": size} | row for row in found]
+        seconds = {row["peer"]: row["seconds"] for row in found}
+        if "product" in seconds:
+            speed, top = work / seconds["banded"], 2e-9 * PRODUCT[size] ** 3 / seconds["product"]
+            rows[-1] |= {"gflop": work, "banded_gflops": speed, "product_gflops": top}
+            print(f"{size:9} {work:,.1f} GFLOP: banded {speed:,.0f} GFLOP/s, {speed / top:.0%} of the product's {top:,.0f}")
+    if settings.json:
+        Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _define() -> flags.FlagValues:
+    flags.DEFINE_list("sizes", list(SIZES), "Which of small and large to run.")
+    flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
+    flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
+    flags.DEFINE_string("json", None, "File for the numbers.")
+    return flags.FLAGS
 
 
 if __name__ == "__main__":
-    app.run(main)
+    defined = _define()
+    command.run(lambda: main(defined))

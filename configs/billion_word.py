@@ -61,6 +61,7 @@ def get_config(row="adp_t"):
             "dtype": "bfloat16",
             "tokens_per_update": 65_536,
             "tokens_per_device": 2048,
+            "fsdp": 0,
             "log_every": 100,
             "evaluate_every": 5_000,
             "checkpoint_every": 5_000,
@@ -90,6 +91,8 @@ def get_config(row="adp_t"):
                 "attention_dropout": 0.1,
                 "activation_dropout": 0.0,
                 "final_norm": False,
+                "attention": "auto",
+                "remat": "none",
             },
             "optimizer": {  # 16K + 137K (1 + 2 + 4) = 975K updates
                 "learning_rate": 1.0,

@@ -23,6 +23,7 @@ def get_config(row="adp_t"):
             "dtype": "float32",
             "tokens_per_update": 2048,
             "tokens_per_device": 2048,
+            "fsdp": 0,
             "log_every": 20,
             "evaluate_every": 100,
             "checkpoint_every": 200,
@@ -52,6 +53,8 @@ def get_config(row="adp_t"):
                 "attention_dropout": 0.0,
                 "activation_dropout": 0.0,
                 "final_norm": True,
+                "attention": "auto",
+                "remat": "none",
             },
             "output": {
                 "name": "adaptive",

@@ -99,6 +99,7 @@ def get_config(row="adp_t"):
             "dtype": "bfloat16",
             "tokens_per_update": 65_536,
             "tokens_per_device": 4096,
+            "fsdp": 0,
             "log_every": 100,
             "evaluate_every": 2_000,
             "checkpoint_every": 2_000,
@@ -128,6 +129,8 @@ def get_config(row="adp_t"):
                 "attention_dropout": 0.1,
                 "activation_dropout": 0.1,
                 "final_norm": False,
+                "attention": "auto",
+                "remat": "none",
             },
             "optimizer": {  # 16K + 18K (1 + 2 + 4 + 8) = 286K updates
                 "learning_rate": 1.0,

@@ -39,6 +39,7 @@ def get_config(row="adp_t"):
             "dtype": "float32",
             "tokens_per_update": 8_192,
             "tokens_per_device": 8_192,
+            "fsdp": 0,
             "log_every": 50,
             "evaluate_every": 500,
             "checkpoint_every": 500,
@@ -70,6 +71,8 @@ def get_config(row="adp_t"):
                 "attention_dropout": 0.1,
                 "activation_dropout": 0.1,
                 "final_norm": True,
+                "attention": "auto",
+                "remat": "none",
             },
             "optimizer": {  # 500 + 1,000 (1 + 2 + 4) = 7,500 updates
                 "learning_rate": 0.5,

@@ -1,16 +1,19 @@
 """The benchmarks' own parts that can go wrong unseen: the configs they train, the sections they write, what they measure."""
 
+import json
 import math
 import os
 import re
 import shutil
 import sys
 
+import jax
+import numpy as np
 import pytest
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.plan import plan
-from benchmarks import preparation, rows
+from benchmarks import outputs, preparation, rows, vocabulary_growth
 
 
 @pytest.mark.parametrize("size", rows.SIZES)
@@ -142,3 +145,46 @@ def test_a_peer_that_fails_is_named():
     """With its command and status; what it said stands above."""
     with pytest.raises(InputError, match="-c exit.3. ended with status 3"):
         preparation.measure([sys.executable, "-c", "exit(3)"])
+
+
+def test_the_output_layer_against_its_peers():
+    """The peers compute the same loss and gradients; work is counted as the targets ask for it."""
+    case = outputs.Case(16, 101, (11, 40), tokens=30)
+    results = {}
+    for name, (compiled, values) in outputs.jax_peers(case).items():
+        results[name] = compiled(*values)
+    assert list(results) == ["banded", "masked dense", "full softmax"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), results["banded"], results["masked dense"])
+    targets = outputs.arguments(case)[1]
+    first, second = ((targets >= 11) & (targets < 40)).sum(), (targets >= 40).sum()
+    products = 30 * 13 * 16 + first * (29 * 4 + 4 * 16) + second * (61 * 1 + 1 * 16)
+    assert outputs.gflop(case) == pytest.approx(6e-9 * products)
+    rows = outputs.measure(case, 1, ["torch", "full softmax"], {"product": outputs.product_peer(8)})
+    assert [row["peer"] for row in rows] == ["banded", "masked dense", "product"]
+    assert rows[0]["times_banded"] == 1 and rows[-1]["tokens_per_second"] is None
+
+
+def test_growth_with_the_vocabulary(command, tmp_path):
+    """A line for every size and peer, growth beneath, and a plot; peers are left out where they would be too large."""
+    done = command("-m", "benchmarks.vocabulary_growth", "--vocabularies=40,160", "--tokens=8", "--repeats=1", "--skip=torch",
+                   f"--json={tmp_path / 'numbers'}", f"--plot={tmp_path / 'plot.png'}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "numbers").read_text())
+    assert [(row["vocabulary"], row["peer"]) for row in rows] == [
+        (words, peer) for words in (40, 160) for peer in ("banded", "masked dense", "full softmax", "smallest")]
+    growth = [rows[at]["seconds"] / rows[at + 3]["seconds"] for at in (0, 4)]
+    assert f"banded: {growth[0]:.2f}, {growth[1]:.2f} times the time of banded at 40 words" in done.stdout
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+    assert vocabulary_growth.cutoffs_of(1_070_940) == (10_000, 40_000, 160_000, 640_000)
+    assert vocabulary_growth.cutoffs_of(40_000) == (10_000,)
+    assert vocabulary_growth.too_large(267_735, 2048) == [] and len(vocabulary_growth.too_large(535_470, 2048)) == 2
+
+
+@pytest.mark.parametrize("module, argument, says", [
+    ("outputs", "--sizes=tiny", "--sizes=tiny is not one of small, large"),
+    ("vocabulary_growth", "--tokens=0", "tokens=0"), ("vocabulary_growth", "--plot=nowhere/plot.png", "make it first")])
+def test_output_benchmarks_with_bad_input(command, module, argument, says):
+    """One line and status 2."""
+    done = command("-m", f"benchmarks.{module}", argument)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: .+\n", done.stderr) and says in done.stderr, done.stderr

@@ -1,7 +1,6 @@
 """The character CNN against a plain one: word by word, every column, every filter tap, in float64."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -128,46 +127,6 @@ def test_bfloat16_is_near():
     assert half.dtype == jnp.bfloat16
     whole = module().apply({"params": params}, tokens)
     assert 0 < np.abs(half.astype(jnp.float32) - whole).max() < 0.05 * np.abs(whole).max()
-
-
-ON_DEVICES = """
-import json, jax, numpy as np
-from adaptive_jax import sharding
-from adaptive_jax.data.batching import Batch
-from adaptive_jax.data.vocabulary import Vocabulary
-from adaptive_jax.model import build
-from configs import wikitext2
-config = wikitext2.get_config("cnn")
-config.update_from_flattened_dict({"input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.length": 8, "body.features": 8,
-    "body.heads": 1, "body.layers": 1, "body.feed_forward": 8, "body.dropout": 0.0, "body.attention_dropout": 0.0,
-    "body.activation_dropout": 0.0, "output.tail_dropout": 0.0, "output.table.cutoffs": (20,), "output.table.factor": 2})
-model = build(config.to_dict(), Vocabulary.build({chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(60)} | {"<eos>": 2}))
-mesh = sharding.data_mesh()
-ids = np.asarray(jax.random.randint(jax.random.key(0), (8, 12), 0, 61))
-params = jax.jit(model.init)(jax.random.key(1), ids, ids, np.ones(ids.shape, np.float32))["params"]
-vectors, loss = sharding.local_input(model, mesh), sharding.local_loss(model, mesh)
-def value(params, batch):
-    hidden = model.apply({"params": params}, vectors(params, batch.inputs), method="continued")
-    return loss(params, hidden, batch.targets, batch.weights, jax.random.key(2))[0]
-batch = sharding.put_rows(mesh, Batch(ids, ids[:, ::-1], np.ones(ids.shape, np.float32)))
-whole = sharding.whole(mesh)
-step = jax.jit(jax.value_and_grad(value), in_shardings=(whole, sharding.cut(mesh)), out_shardings=whole)
-step = step.lower(params, batch).compile()
-total, gradients = step(params, batch)
-text = step.as_text()
-print(json.dumps({"loss": float(total), "gradients": {jax.tree_util.keystr(k): np.asarray(v).tolist()
-    for k, v in jax.tree.leaves_with_path(gradients)}, "crossing": [name for name in
-    ("all-gather", "all-to-all", "collective-permute", "reduce-scatter") if name in text]}))
-"""
-
-
-def test_eight_devices_give_the_gradients_of_one(command):
-    """Each device computes the distinct words of its own rows; nothing but sums of gradients crosses devices."""
-    one, eight = (json.loads(command("-c", ON_DEVICES, devices=devices).stdout) for devices in (1, 8))
-    assert eight["crossing"] == []
-    np.testing.assert_allclose(eight["loss"], one["loss"], rtol=1e-6)
-    for name, gradient in one["gradients"].items():
-        np.testing.assert_allclose(eight["gradients"][name], gradient, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("fields, says", [

@@ -96,7 +96,7 @@ def test_a_wrong_flag(command, flags, tmp_path, flag, says):
 def test_a_wrong_setting(config, tmp_path, changes, says):
     """An InputError, which the commands print as above, before anything is written."""
     with pytest.raises(InputError) as error:
-        training.dry_run(config(**changes), tmp_path / "run")
+        training.dry_run(config(**changes), tmp_path / "run", memory=int(16e9))
     assert "\n" not in str(error.value)
     assert all(part in str(error.value) for part in says), error.value
     assert not (tmp_path / "run").exists()

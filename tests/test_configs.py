@@ -14,9 +14,10 @@ from adaptive_jax.data.batching import Batch
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
-from adaptive_jax.plan import parameter_shapes, plan
+from adaptive_jax.plan import parameter_shapes, plan, scale
 from adaptive_jax.state import initial_state
-from adaptive_jax.training import make_update
+from adaptive_jax.update import make_update
+from configs import billion_word, wikitext103
 
 FILES = {path.stem: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py")) if path.stem != "factorisation"}
 
@@ -131,7 +132,7 @@ def test_ways_of_batching_are_checked_before_any_long_work(key, value, says):
 def test_no_setting_is_read_by_default(config):
     """A config states every field of the layers it names, so that what a run does can be read in one place."""
     model = build(config, config["data"]["vocabulary_size"])
-    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "spell", "block"}
+    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "spell", "block", "gather"}
     for group, layer in (("input", model.input), ("body", model.body), ("output", model.output)):
         assert set(layer.__dataclass_fields__) - given == set(config[group]) - given
     assert set(model.output.table.__dataclass_fields__) - given == set(config["output"]["table"]) - given
@@ -140,7 +141,7 @@ def test_no_setting_is_read_by_default(config):
 @pytest.mark.parametrize("config", tiny_models())
 def test_tiny_copy_takes_a_step_that_moves_every_parameter(config):
     """One update over all words, every dropout on, gives every entry of every parameter but the keys' bias a momentum."""
-    mesh = sharding.data_mesh()
+    mesh = sharding.device_mesh()
     model = build(config, WORDS)
     optimizer = optim.from_config(config["optimizer"])[0]
     state = initial_state(model, optimizer, 0, mesh)
@@ -177,3 +178,35 @@ def test_dry_run_shapes_are_those_of_a_real_initialisation():
     params = model.init(jax.random.key(0), ids, ids, jnp.ones(ids.shape))["params"]
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(lambda a: a.shape, parameter_shapes(model))
     assert plan(config, 97, 1)["parameters"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def test_plans_for_many_accelerators():
+    """As few devices as hold the model share its parameters; what does not fit or divide is said."""
+    large = billion_word.get_config("very_large").to_dict()
+    numbers = plan(large, 793_471, 8, memory=int(16e9))
+    assert (numbers["fsdp"], numbers["accumulation"], numbers["rows_per_device"]) == (4, 8, 4)
+    halved = plan(large | {"fsdp": 2}, 793_471, 8)["memory_per_device"]
+    assert 1.1 * numbers["memory_per_device"]["total"] < 16e9 < 1.1 * halved["total"]
+    whole = plan(large, 793_471, 8)
+    assert whole["fsdp"] == 1 and "gathered" not in whole["memory_per_device"]
+    assert numbers["memory_per_device"]["state"] < 0.26 * whole["memory_per_device"]["state"]
+
+    lines = scale(large, int(16e9))
+    assert [line.split()[1] for line in lines] == ["8", "32", "64"]
+    assert "8 x 4 rows on each, parameters cut over 4" in lines[0] and "1 x 4 rows" in lines[2] and "too little" not in lines[0]
+    assert "whole on each" in scale(large, int(80e9), counts=(8,))[0]
+    assert "too little; lower tokens_per_device" in scale(large, int(4e9), counts=(8,))[0]
+    assert "cannot share the 24 rows" in scale(wikitext103.get_config("best").to_dict(), int(80e9), counts=(32,))[0]
+    with pytest.raises(InputError, match=r"fsdp=3 does not divide the 8 device\(s\)"):
+        plan(large | {"fsdp": 3}, 793_471, 8)
+
+
+@pytest.mark.parametrize("remat", ["elementwise", "all"])
+def test_less_is_kept_with_rematerialisation(remat):
+    """The plan sees it: `elementwise` keeps fewer activations than `none`, and `all` fewer still."""
+    config = wikitext103.get_config("adp_t")
+    kept = []
+    for value in ("none", "elementwise", "all")[: 2 + (remat == "all")]:
+        config.body.remat = value
+        kept.append(plan(config.to_dict(), 267_735, 1)["memory_per_device"]["activations"])
+    assert kept[-1] < 0.7 * kept[-2]

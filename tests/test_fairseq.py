@@ -24,7 +24,7 @@ from adaptive_jax.fairseq_config import config_of
 from adaptive_jax.fairseq_tensors import parameters_of
 from adaptive_jax.plan import plan
 from adaptive_jax.state import State, shape_of_state
-from adaptive_jax.training import make_update
+from adaptive_jax.update import make_update
 
 FIXTURES = Path(__file__).parent / "fixtures" / "fairseq"
 SHARED = Path(__file__).parents[2] / "shared" / "reference" / "fairseq"
@@ -52,12 +52,12 @@ class ReleasedSoftmax(AdaptiveSoftmax):
     It compares its padding id, 1, with ids counted within each cluster.
     """
 
-    def loss(self, hidden, targets, weights, *, train=False):
+    def loss(self, hidden, targets, weights, rows=None, *, train=False):
         bands, clusters = self._bands()
         sizes = [len(table) for table, _ in bands]
         hit = jnp.stack([targets == start + 1 for start in np.cumsum(sizes[:-1])], axis=-1)
         lost = hit.any(axis=-1)
-        total, nll = super().loss(hidden, targets, jnp.where(lost, 0.0, weights), train=train)
+        total, nll = super().loss(hidden, targets, jnp.where(lost, 0.0, weights), rows, train=train)
         head = jax.nn.log_softmax(hidden @ jnp.concatenate([bands[0][0], clusters]).T)
         in_head = -jnp.sum(hit * head[..., sizes[0]:], axis=-1)
         return total + jnp.sum(weights * in_head), nll
@@ -192,7 +192,7 @@ def test_training(softmax, agrees):
     model = build(config, case["vocab_size"])
     model = LanguageModel(model.input, model.body, softmax(model.output.table))
     optimizer, rate = optim.from_config(config["optimizer"])
-    mesh = sharding.data_mesh()
+    mesh = sharding.device_mesh()
     params = jax.tree.map(jnp.asarray, parameters("init"))
     state = State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     update = make_update(model, optimizer, rate, mesh, seed=0)
@@ -270,14 +270,14 @@ def test_a_converted_run_is_whole(workdirs, path):
     """The config states every field and passes the plan; the state is one that Checkpoints restores, its momentum 0."""
     config = read_config(workdirs[path])
     model = build(config, 1000)
-    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source"}
+    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "gather"}
     for layer, settings in ((model.input, config["input"]), (model.body, config["body"]), (model.output, config["output"]),
                             (model.output.table, config["output"]["table"])):
         assert {field.name for field in dataclasses.fields(layer)} - given == set(settings) - given
     assert plan(config, 1000, 1)["parameters"]["total"] == {LEGACY: 92_048, CURRENT: 28_296}[path]
     optimizer, _ = optim.from_config(config["optimizer"])
     checkpoints = Checkpoints(workdirs[path], read_only=True)
-    state = checkpoints.restore(checkpoints.step("best"), shape_of_state(model, optimizer, sharding.data_mesh()))
+    state = checkpoints.restore(checkpoints.step("best"), shape_of_state(model, optimizer, sharding.device_mesh()))
     checkpoints.close()
     assert state.step == state.optimizer[2].count == 2
     assert not any(leaf.any() for leaf in jax.tree.leaves(state.optimizer[1].trace))

@@ -19,7 +19,7 @@ from adaptive_jax.data.packing import Packed, Pieces, Similar, pack, permutation
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
 from adaptive_jax.state import initial_state
-from adaptive_jax.training import make_update
+from adaptive_jax.update import make_update
 from configs import quickstart
 
 EOS, WORDS = 0, 97
@@ -223,7 +223,7 @@ def hurried(function, *arguments):
 
 def check_packed_equals_plain():
     """Loss and gradients of an update, which plain descent at rate 1 shows. Run in this process, and in one of 8 devices."""
-    mesh, model, optimizer = sharding.data_mesh(), tiny_model(), optax.sgd(1.0)
+    mesh, model, optimizer = sharding.device_mesh(), tiny_model(), optax.sgd(1.0)
     state = initial_state(model, optimizer, 0, mesh)
     before = jax.device_get(state)
     update = make_update(model, optimizer, lambda step: 1.0, mesh, seed=0)

@@ -43,7 +43,7 @@ def ids():
 
 
 def score_blocks(model, params, ids, eos=EOS, mode="none", kind="packed", **how):
-    return score(model, params, sharding.data_mesh(), ids, eos, break_mode=mode, kind=kind, **how)
+    return score(model, params, sharding.device_mesh(), ids, eos, break_mode=mode, kind=kind, **how)
 
 
 @pytest.mark.parametrize("window, context, rows", [

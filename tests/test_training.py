@@ -28,6 +28,7 @@ from adaptive_jax.evaluation.scoring import evaluate
 from adaptive_jax.metrics import Metrics
 from adaptive_jax.model import build
 from adaptive_jax.state import initial_state, shape_of_state
+from adaptive_jax.update import make_update
 from configs import penn_treebank
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +37,7 @@ PTB = ROOT.parent / "shared" / "data" / "ptb"
 
 def metrics(workdir, speeds=True):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    of_speed = () if speeds else ("train/words_per_second", "train/data_wait")
+    of_speed = () if speeds else ("train/words_per_second", "train/step_seconds", "train/data_wait")
     return [{key: value for key, value in line.items() if key not in of_speed} for line in lines]
 
 
@@ -44,7 +45,7 @@ def state_of(workdir, config, step=None):
     """The state in a checkpoint: the last, or that of a step."""
     model = build(config, config["data"]["vocabulary_size"])
     checkpoints = Checkpoints(workdir, config["keep"])
-    like = shape_of_state(model, optim.from_config(config["optimizer"])[0], sharding.data_mesh())
+    like = shape_of_state(model, optim.from_config(config["optimizer"])[0], sharding.device_mesh())
     state = checkpoints.restore(step or checkpoints.latest(), like)
     checkpoints.close()
     return state
@@ -65,11 +66,11 @@ def random_batch(parts, rows, time):
 
 def start_update(config, optimizer=None):
     """`(model, state, update)` with which to make single updates."""
-    mesh = sharding.data_mesh()
+    mesh = sharding.device_mesh()
     model = build(config, config["data"]["vocabulary_size"])
     optimizer = optimizer or optim.from_config(config["optimizer"])[0]
     rate = optim.from_config(config["optimizer"])[1]
-    return model, initial_state(model, optimizer, config["seed"], mesh), training.make_update(model, optimizer, rate, mesh, 0)
+    return model, initial_state(model, optimizer, config["seed"], mesh), make_update(model, optimizer, rate, mesh, 0)
 
 
 def test_one_batch_is_learned_by_heart(config):
@@ -140,7 +141,7 @@ def test_devices_and_accumulation_change_nothing(config, flags, command, tmp_pat
 
     one, parts, eight = (state_of(tmp_path / name, settings) for name in plans)
     model = build(settings, 122)
-    start = initial_state(model, optim.from_config(settings["optimizer"])[0], 0, sharding.data_mesh())
+    start = initial_state(model, optim.from_config(settings["optimizer"])[0], 0, sharding.device_mesh())
     moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), one.params, start.params)
     assert max(jax.tree.leaves(moved)) > 0.05
     assert_close(parts, one, 1e-5)
@@ -243,11 +244,12 @@ def test_sentences_are_continued_in_the_middle_of_an_epoch(config, tmp_path, cap
 def test_waiting_for_data_is_measured(trained, monkeypatch):
     """The share of a window's time that the loop waited; of every window of a run it is one, from 0 to 1."""
     monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=iter([100.0, 108.0, 108.0]).__next__))
-    window = training._Window()
+    window = training._Window(work=1e3)
     window.add(1, {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}, 3)
     window.waited += 2.0
     report = window.close()
-    assert (report["data_wait"], report["words_per_second"]) == (0.25, 3 / 8)
+    assert (report["data_wait"], report["words_per_second"], report["step_seconds"]) == (0.25, 3 / 8, 8)
+    assert "utilisation" not in report  # of a CPU
     assert window.waited == 0
     shares = [line["train/data_wait"] for line in metrics(trained) if "train/data_wait" in line]
     assert len(shares) > 30
@@ -305,7 +307,7 @@ def test_tensorboard_holds_the_metrics(trained):
     (log,) = trained.glob("events.out.tfevents.*")
     expected = {(name, line["step"]): value for line in metrics(trained) for name, value in line.items() if name != "step"}
     assert {name for name, _ in expected} == {
-        "train/nll", "train/perplexity", "train/words_per_second", "train/data_wait", "train/learning_rate",
+        "train/nll", "train/perplexity", "train/words_per_second", "train/step_seconds", "train/data_wait", "train/learning_rate",
         "train/gradient_norm", "validation/nll", "validation/perplexity"}
     assert scalars(log) == pytest.approx(expected)
 
@@ -377,7 +379,7 @@ def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
     settings, workdir = spelt
     vocabulary, ids = corpora.from_config(settings["data"])
     model = build(settings, vocabulary)
-    params = initial_state(model, optim.from_config(settings["optimizer"])[0], 0, sharding.data_mesh()).params
+    params = initial_state(model, optim.from_config(settings["optimizer"])[0], 0, sharding.device_mesh()).params
     rows = Rows(ids["train"], vocabulary.eos, block=16, break_mode="none", kind="packed", rows=32)
     batch = jax.tree.map(lambda a: a[0], rows.batch(0, 0))
     nll = model.apply({"params": params}, *batch)[1]
@@ -396,7 +398,7 @@ def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
 
 def test_words_a_second_are_words_of_the_text():
     """Of 7 units that end 3 words in two updates, 3 count."""
-    window, before = training._Window(), time.perf_counter()
+    window, before = training._Window(work=1e3), time.perf_counter()
     numbers = {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}
     window.add(1, numbers, 1)
     window.add(2, numbers | {"nll": 1.5, "tokens": 4.0}, 2)

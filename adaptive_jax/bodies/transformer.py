@@ -1,12 +1,30 @@
 """Decoder-only transformers, normalised before every sub-block or after it."""
 
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_at_least, check_rates
+from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached
+from adaptive_jax.dropout import Dropout, row_seeds
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+
+
+def _all_but_parameters(primitive, *inputs, **_):
+    """What is gathered is gathered again and matrices are cast again, or those of all blocks would be kept."""
+    return not (primitive.name == "all_gather" or (primitive.name == "convert_element_type" and inputs[0].ndim == 2))
+
+
+REMAT = {
+    "none": _all_but_parameters,
+    "elementwise": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(ATTENDED),
+    ),
+    "all": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 class Cache(NamedTuple):
@@ -26,14 +44,16 @@ class Block(nn.Module):
     dropout: float
     attention_dropout: float
     activation_dropout: float
+    attention: str
     dtype: jnp.dtype
+    train: bool
 
     @nn.compact
-    def __call__(self, x, cache, seen, segments, train):
+    def __call__(self, x, cache, seen, segments, rows):
         """`x [batch, time, features]`, this layer's cached `(keys, values)` or `()`; returns both, brought forward."""
 
         def drop(rate, y):
-            return nn.Dropout(rate, deterministic=not train)(y)
+            return Dropout(rate)(y, rows, train=self.train)
 
         def dense(width, name):
             return nn.Dense(width, kernel_init=nn.initializers.xavier_uniform(), dtype=self.dtype, name=name)
@@ -49,12 +69,13 @@ class Block(nn.Module):
                     jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
                     for old, new in zip(cache, (keys, values), strict=True)
                 )
-            allowed = (jnp.arange(keys.shape[1])[None] <= seen + jnp.arange(time)[:, None])[None, None]
-            if segments is not None:
-                allowed &= (segments[:, :, None] == segments[:, None])[:, None]
-            scores = jnp.einsum("bqhw,bkhw->bhqk", queries * heads[-1] ** -0.5, keys, preferred_element_type=jnp.float32)
-            attention = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf)).astype(self.dtype)
-            mixed = jnp.einsum("bhqk,bkhw->bqhw", drop(self.attention_dropout, attention), values)
+                mixed = cached(queries, keys, values, seen)
+            else:
+                rate = self.attention_dropout if self.train else 0.0
+                seeds = row_seeds(self.make_rng("dropout"), rows) if rate else None
+                mixed = attention(
+                    queries, keys, values, segments=segments, dropout=rate, seeds=seeds, path=self.attention
+                )
             return drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
@@ -94,10 +115,15 @@ class Transformer(nn.Module):
         dropout: on the embeddings and on what each sub-block adds to the residual.
         attention_dropout, activation_dropout: on the attention weights; after the ReLU.
         final_norm: normalise the last hidden states. The released WikiText-103 models do not.
+        attention: how it is computed, a name of `attention.PATHS`: the same numbers, another speed and memory.
+        remat: what the backward pass computes again instead of keeping it, of the blocks: "none"; "elementwise", everything but
+            matrix products with parameters; "all", so that only what stands between blocks is kept, for one more forward
+            pass of work.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
+        gather: takes a block's parameters to what the block computes with; see `sharding.gathering`.
 
     Raises:
-        InputError: heads that do not divide the features, or an odd number of features.
+        InputError: heads that do not divide the features, an odd number of features, a name that does not exist.
     """
 
     features: int
@@ -108,7 +134,10 @@ class Transformer(nn.Module):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     final_norm: bool = True
+    attention: str = "auto"
+    remat: str = "none"
     dtype: jnp.dtype = jnp.float32
+    gather: Callable = lambda params: params
 
     block: ClassVar[type[nn.Module]] = Block
 
@@ -116,6 +145,8 @@ class Transformer(nn.Module):
         super().__post_init__()
         check_at_least(1, layers=self.layers, heads=self.heads, feed_forward=self.feed_forward)
         check_rates(self, "dropout", "attention_dropout", "activation_dropout")
+        check_known(f"body.attention={self.attention!r}", self.attention, PATHS)
+        check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
         if self.features % self.heads or self.features % 2:
             raise InputError(
                 f"{self.heads} heads do not divide {self.features} features into equal even parts: "
@@ -123,23 +154,29 @@ class Transformer(nn.Module):
             )
 
     @nn.compact
-    def __call__(self, vectors: jax.Array, carry=(), *, train: bool = False, segments: jax.Array | None = None):
+    def __call__(self, vectors: jax.Array, carry=(), *, train: bool = False, segments=None, rows=None):
         """Vectors `[batch, time, features]` and a carry to hidden states `[batch, time, features]` and the next carry.
 
         With the carry `()` the rows stand alone and `()` is returned. With a `Cache` from `empty_carry` they continue
         what was seen before, up to the length the cache was made for.
 
         Segments, int32 `[batch, time]`, part the rows: neighbours of one number see each other and nothing else, and their
-        positions count from 0. They are for rows that stand alone.
+        positions count from 0. They are for rows that stand alone. Dropout is drawn by the numbers of the rows, int32 `[batch]`,
+        by default 0, 1, 2 …
         """
+        rows = jnp.arange(len(vectors)) if rows is None else rows
         seen = carry.seen if carry else 0
         time = vectors.shape[1]
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
         positions = sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
         x += positions[None] if segments is None else positions[places(segments)]
-        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        x = Dropout(self.dropout)(x, rows, train=train)
+        def gather(variables):
+            return {name: self.gather(cut) for name, cut in variables.items()}  # none yet, when they are initialised
+
+        block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
-            self.block,
+            nn.remat(block, policy=REMAT[self.remat], prevent_cse=False),
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
@@ -152,10 +189,12 @@ class Transformer(nn.Module):
             self.dropout,
             self.attention_dropout,
             self.activation_dropout,
+            self.attention,
             self.dtype,
+            train,
             name="blocks",
         )
-        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segments, train)
+        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segments, rows)
         if self.final_norm:
             x = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name="norm")(x).astype(self.dtype)
         return x, Cache(*cache, seen + time) if carry else ()

@@ -2,16 +2,17 @@
 
 import functools
 import hashlib
+import math
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import track
 
-from adaptive_jax import optim, sharding
+from adaptive_jax import accelerators, hosts, optim, sharding
 from adaptive_jax.checkpoints import Checkpoints, read_config, write_json
 from adaptive_jax.data import corpora
 from adaptive_jax.data.batching import WindowBatch, windows
@@ -20,6 +21,7 @@ from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.metrics import perplexity
 from adaptive_jax.model import LanguageModel, build
+from adaptive_jax.plan import parameter_shapes
 from adaptive_jax.state import shape_of_state
 
 
@@ -45,7 +47,7 @@ def score(
     (section 4.3). Those of "complete_doc" and "eos" are scored as they are trained on, each seeing nothing else.
 
     Args:
-        params: the model's parameters, whole on every device of `mesh`.
+        params: the model's parameters, laid on `mesh` as `sharding.parameter_specs` says.
         ids: `[tokens]`.
         break_mode, kind, window, context: see `windows`.
         rows: rows of a batch, rounded up to a multiple of the devices.
@@ -111,7 +113,8 @@ def evaluate(
     vocabulary = read_vocabulary(workdir / "vocabulary.txt")
     ids = corpora.from_config(data, vocabulary=vocabulary, splits=(split,)).ids[split]
 
-    mesh = sharding.data_mesh()
+    accelerators.keep_programs(Path(data["cache"]).expanduser())
+    mesh = sharding.device_mesh(math.gcd(config["fsdp"] or 1, jax.device_count()))
     model = build(config, vocabulary)
     checkpoints = Checkpoints(workdir, read_only=True)
     step = checkpoints.step(checkpoint)
@@ -128,12 +131,12 @@ def evaluate(
                      "data_path": data_path, "config": config},
     }  # fmt: skip
     path = _result_file(workdir, result)
-    write_json(path, result)
-    print(
+    if hosts.first():
+        write_json(path, result)
+    hosts.say(
         f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words, "
         f"unigram perplexity {result['unigram_perplexity']:.2f}; step {step:,}, break_mode {break_mode}, "
-        f"window {window}, context {context}\n{path}",
-        flush=True,
+        f"window {window}, context {context}\n{path}"
     )
     return result
 
@@ -186,17 +189,24 @@ def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
 @functools.lru_cache(maxsize=8)
 def _scorer(model, mesh, context):
     def local(params, batch: WindowBatch):
-        variables = {"params": params}
+        variables = {"params": gather(params)}
         columns = batch.first[:, None] + jnp.arange(batch.inputs.shape[1] - context)[None]
-        hidden = model.apply(variables, batch.inputs, batch.segments, method="hidden")
+        hidden = local_model.apply(variables, batch.inputs, batch.segments, method="hidden")
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
-        return model.apply(variables, hidden, jnp.take_along_axis(batch.targets, columns, axis=1), method="nll")
+        return local_model.apply(variables, hidden, jnp.take_along_axis(batch.targets, columns, axis=1), method="nll")
 
-    rows = PartitionSpec(sharding.DATA)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False)
+    shapes = parameter_shapes(model)
+    local_model, gather = sharding.gathering(model, shapes, mesh)
+    specs, rows = sharding.parameter_specs(shapes, mesh), sharding.rows_along(0)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, rows), out_specs=rows, check_vma=False)
     return jax.jit(mapped, out_shardings=sharding.whole(mesh))  # whole, so that every host can read all of it
 
 
 def _bar(batches, count):
     console = Console(stderr=True)
-    return track(batches, description="scoring", total=count, console=console, disable=not console.is_terminal)
+    shown = console.is_terminal and hosts.first()
+    with hosts.stopping() as stop:
+        for number, batch in enumerate(track(batches, description="scoring", total=count, console=console, disable=not shown)):
+            if stop(number):
+                raise KeyboardInterrupt  # on all hosts
+            yield batch

@@ -53,10 +53,10 @@ class AdaptiveInput(nn.Module):
         """Token ids `[...]` to vectors `[..., features]`."""
         vectors, first = 0.0, 0
         for table, projection in self.bands():
-            place = tokens - first
-            inside = (place >= 0) & (place < len(table))
-            # A word of another band reads row 0 here and is zeroed, so that row gets no gradient from it.
-            rows = jnp.where(inside[..., None], table[jnp.where(inside, place, 0)], 0.0)
+            # A word of another band reads behind the table, hence zeros, and the gradient's scatter leaves it out. Were it to read
+            # row 0, most tokens of a batch would add their zeros to that one row, one after another.
+            place = jnp.where(tokens < first, len(table), tokens - first)
+            rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += rows.astype(self.dtype) @ projection.astype(self.dtype)
             first += len(table)
         return vectors

@@ -14,8 +14,8 @@ With one band and no tail it is the full softmax. Everything here is a pure func
 
 How it stays fast with static shapes: tokens are sorted by band once, then every softmax runs over its own tokens only,
 `chunk` tokens at a time, in a loop whose trip count is read off the data. While the logits of a chunk are alive,
-`softmax - onehot` gives the chunk's share of every gradient, so logits are computed once, `[tokens, vocabulary]` never
-exists, and the backward pass only scales.
+`softmax - onehot` gives the chunk's share of every gradient (`adaptive_jax.outputs.chunks`), so logits are computed once,
+`[tokens, vocabulary]` never exists, and the backward pass only scales.
 """
 
 import functools
@@ -25,39 +25,43 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Tokens whose logits are alive at a time. The head, which every token visits, wants rows enough for full speed of its matrix
-# products; a tail pays for the rows of its last chunk that stay empty, so it takes fewer (benchmarks/outputs.py). The logits of a
-# long head would leave the caches, and very long bands are held to 2^25 float32 logits, which are 128 MiB.
+from adaptive_jax import dropout
+from adaptive_jax.outputs.chunks import PLAIN, Regularisation, Softmax, Tokens, logits_of, one_chunk, project
+
+# Tokens whose logits are alive at a time, on a CPU by measurement (benchmarks/outputs.py). The head, which every token visits,
+# wants rows enough for full speed of its matrix products; a tail pays for the rows of its last chunk that stay empty, so it takes
+# fewer. The logits of a long head would leave the caches, and very long bands are held to 2^25 float32 logits, 128 MiB.
 HEAD_CHUNK = 512
 LONG_HEAD_CHUNK = 128
 TAIL_CHUNK = 96
 CHUNK_LOGITS = 2**25
 
+# On accelerators by counting, not yet measured. For a word of width 1, a chunk of n rows computes 6 n FLOP and adds once to the sum
+# of the gradients, 8 to 16 bytes. At 180 FLOP a byte (an H200 in bfloat16) that takes as long as 240 to 480 rows do: the head has
+# ten times as many, and a tail of 800 tokens loses least to sums and empty rows together at sqrt(2 · 800 · 240) = 620 rows.
+FAST_HEAD_CHUNK = 4096
+FAST_TAIL_CHUNK = 512
+FAST_CHUNK_LOGITS = 2**26
+TILE = 128  # rows of a matrix unit
 
-def chunk_size(band: int, words: int) -> int:
-    """Tokens whose logits are alive at a time in a band of so many words; band 0 is the head."""
-    head = HEAD_CHUNK if words * HEAD_CHUNK < CHUNK_LOGITS // 2 else LONG_HEAD_CHUNK
-    return max(8, min(head if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
+# Of tables narrower than this the gradient is summed as its transpose: at width 16 XLA's product on a CPU was 2.6 times as fast
+# when it is the narrow side that is turned. For wider ones turning the sum back costs what is won.
+NARROW = 32
 
 
-class Regularisation(NamedTuple):
-    """What a training loss may add to the plain negative log-likelihood; every field 0 adds nothing.
+def chunk_size(band: int, words: int, backend: str | None = None) -> int:
+    """Tokens whose logits are alive at a time in a band of so many words; band 0 is the head.
 
-    `tail_dropout`: rate of dropout after the first projection of every tail (Baevski & Auli 2019, section 5.4).
-    `label_smoothing`: share of the target's probability that is spread evenly over the columns of each softmax the
-    token visits (the head, and the tail of its word), hence over the whole vocabulary for a full softmax.
-    `z_loss`: weight of the squared log-normaliser of each softmax the token visits.
+    On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512. `backend`: by default JAX's.
     """
-
-    tail_dropout: float = 0.0
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-
-
-PLAIN = Regularisation()
+    if (backend or jax.default_backend()) == "cpu":
+        head = HEAD_CHUNK if words * HEAD_CHUNK < CHUNK_LOGITS // 2 else LONG_HEAD_CHUNK
+        return max(8, min(head if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
+    rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
+    return rows // TILE * TILE or max(8, rows)
 
 
-def loss(hidden, targets, weights, bands, clusters, *, regularisation=PLAIN, key=None, chunk=None):
+def loss(hidden, targets, weights, bands, clusters, *, regularisation: Regularisation = PLAIN, key=None, numbers=None, chunk=None):
     """Weighted sum of the regularised losses of all tokens, its gradients computed in the same pass.
 
     Args:
@@ -67,6 +71,8 @@ def loss(hidden, targets, weights, bands, clusters, *, regularisation=PLAIN, key
         bands, clusters: see the module; `clusters` is None when there is one band.
         regularisation: see `Regularisation`.
         key: a PRNG key, needed when `tail_dropout > 0`.
+        numbers: int32 `[tokens]`, the tokens' numbers in the update, by default 0, 1, 2 …: what tail dropout drops is a function of
+            key, number and unit alone, wherever and in whatever order tokens are visited.
         chunk: tokens whose logits are alive at a time; by default `chunk_size` of each band.
 
     Returns:
@@ -79,7 +85,9 @@ def loss(hidden, targets, weights, bands, clusters, *, regularisation=PLAIN, key
     """
     if regularisation.tail_dropout and key is None:
         raise ValueError(f"tail_dropout={regularisation.tail_dropout} needs a key")
-    total, each = _loss((regularisation, chunk), hidden, weights, tuple(bands), clusters, targets, key)
+    numbers = jnp.arange(len(targets)) if numbers is None else numbers
+    seeds = dropout.row_seeds(key, numbers) if regularisation.tail_dropout else None
+    total, each = _loss((regularisation, chunk), hidden, weights, tuple(bands), clusters, targets, seeds)
     return total, lax.stop_gradient(each)
 
 
@@ -97,34 +105,24 @@ def log_probs(hidden, bands, clusters):
     Builds the matrix it returns: give it the rows of `hidden` that are asked for, and no others.
     """
     bands, clusters = jax.tree.map(lambda a: a.astype(hidden.dtype), (tuple(bands), clusters))
-    logits = [_logits(_project(hidden, projection), table) for table, projection in bands]
+    logits = [logits_of(project(hidden, projection), table) for table, projection in bands]
     words = bands[0][0].shape[0]
     if clusters is not None:
-        x = _project(hidden, bands[0][1])
-        logits[0] = jnp.concatenate([logits[0], _logits(x, clusters)], axis=1)
+        x = project(hidden, bands[0][1])
+        logits[0] = jnp.concatenate([logits[0], logits_of(x, clusters)], axis=1)
     head, *tails = [jax.nn.log_softmax(band, axis=1) for band in logits]
     reached = [head[:, words + i, None] + tail for i, tail in enumerate(tails)]
     return jnp.concatenate([head[:, :words], *reached], axis=1)
 
 
-def _project(hidden, projection):
-    if projection is None:
-        return hidden
-    return jnp.dot(hidden, projection.T)
-
-
-def _logits(x, table):
-    return jnp.dot(x, table.T, preferred_element_type=jnp.float32)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(static, hidden, weights, bands, clusters, targets, key):
-    report = _one_pass(*static, hidden, weights, bands, clusters, targets, key, with_gradients=False)
+def _loss(static, hidden, weights, bands, clusters, targets, seeds):
+    report = _one_pass(*static, hidden, weights, bands, clusters, targets, seeds, with_gradients=False)
     return jnp.sum(weights * report.loss), report.nll
 
 
-def _loss_forward(static, hidden, weights, bands, clusters, targets, key):
-    report = _one_pass(*static, hidden, weights, bands, clusters, targets, key, with_gradients=True)
+def _loss_forward(static, hidden, weights, bands, clusters, targets, seeds):
+    report = _one_pass(*static, hidden, weights, bands, clusters, targets, seeds, with_gradients=True)
     return (jnp.sum(weights * report.loss), report.nll), (report.loss.astype(weights.dtype), report.gradients)
 
 
@@ -163,16 +161,7 @@ class _Report(NamedTuple):
     gradients: tuple | None  # of (hidden, bands, clusters), each of the shape and dtype of its array
 
 
-class _Tokens(NamedTuple):
-    """Tokens in the order of their bands, then room for one chunk, so that a slice of one chunk is always in bounds."""
-
-    hidden: jax.Array  # [tokens + room, features]
-    column: jax.Array  # [tokens + room]: the column that the token scores in the softmax at hand
-    weight: jax.Array  # [tokens + room]
-    row: jax.Array  # [tokens + room]: where the token stood before sorting
-
-
-def _one_pass(regularisation, chunk, hidden, weights, bands, clusters, targets, key, *, with_gradients):
+def _one_pass(regularisation, chunk, hidden, weights, bands, clusters, targets, seeds, *, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens."""
     tokens = hidden.shape[0]
     sizes = [table.shape[0] for table, _ in bands]
@@ -182,23 +171,22 @@ def _one_pass(regularisation, chunk, hidden, weights, bands, clusters, targets, 
     order = jnp.argsort(band, stable=True)
     ends = jnp.searchsorted(band[order], jnp.arange(len(bands)), side="right")
 
-    def in_order(array):
+    def in_order(array):  # with room for one chunk behind, so that a slice of one chunk is always in bounds
         return jnp.pad(array[order], [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
 
     head_column = jnp.where(band == 0, targets, sizes[0] + band - 1)
-    in_head = jax.tree.map(in_order, _Tokens(hidden, head_column, weights, jnp.arange(tokens)))
+    in_head = jax.tree.map(in_order, Tokens(hidden, head_column, weights, seeds))
     in_tail = in_head._replace(column=in_order(targets - starts[band]))
     zeros = jnp.zeros(in_head.weight.shape, jnp.float32)
     outcome = (zeros, zeros, jnp.zeros(in_head.hidden.shape, jnp.float32) if with_gradients else None)
     d_softmaxes = []
     for i, (table, projection) in enumerate(bands):
-        softmax = _Softmax(table, projection, clusters if i == 0 else None)
+        softmax = Softmax(table, projection, clusters if i == 0 else None)
         softmax = jax.tree.map(lambda a: a.astype(hidden.dtype), softmax)  # once, not in every chunk
         # The paper drops units after the first projection of every cluster but the head.
         settings = regularisation._replace(tail_dropout=0.0) if i == 0 else regularisation
-        band_key = jax.random.fold_in(key, i) if settings.tail_dropout else None
         queue, span = (in_head, (0, tokens)) if i == 0 else (in_tail, (ends[i - 1], ends[i]))
-        outcome, d_softmax = _visit(settings, chunks[i], softmax, queue, span, band_key, outcome, with_gradients)
+        outcome, d_softmax = _visit(settings, chunks[i], softmax, queue, span, outcome, with_gradients)
         d_softmaxes.append(d_softmax)
 
     back = jnp.argsort(order)
@@ -211,20 +199,13 @@ def _one_pass(regularisation, chunk, hidden, weights, bands, clusters, targets, 
     return _Report(loss_, nll_, like)
 
 
-class _Softmax(NamedTuple):
-    """The rows that one softmax compares with, or their gradients."""
-
-    table: jax.Array  # [words, width]
-    projection: jax.Array | None  # [width, features]
-    clusters: jax.Array | None  # [tails, width], the head's further rows
-
-
-def _visit(settings, chunk, softmax, queue, span, key, outcome, with_gradients):
+def _visit(settings, chunk, softmax, queue, span, outcome, with_gradients):
     """Runs the tokens of `queue[span]` through one softmax, a chunk at a time.
 
     Adds loss, nll and gradient of the hidden states to `outcome`, and returns it with the gradient of `softmax`.
     """
     begin, end = span
+    narrow = softmax.table.shape[1] < NARROW
 
     def visit_chunk(trip, state):
         outcome, d_softmax = state
@@ -233,7 +214,7 @@ def _visit(settings, chunk, softmax, queue, span, key, outcome, with_gradients):
         inside = at + jnp.arange(chunk) < end
         part = jax.tree.map(cut, queue)
         part = part._replace(weight=jnp.where(inside, part.weight, 0.0))
-        results, d_chunk = _chunk(settings, softmax, part, key, with_gradients)
+        results, d_chunk = one_chunk(settings, softmax, part, narrow, with_gradients)
 
         # Rows behind the band's last token belong to the next band: they get 0 here and their own chunk's result there.
         def put(whole, result):
@@ -242,59 +223,7 @@ def _visit(settings, chunk, softmax, queue, span, key, outcome, with_gradients):
 
         return jax.tree.map(put, outcome, results), jax.tree.map(jnp.add, d_softmax, d_chunk)
 
+    turn = (lambda d: d._replace(table=d.table.T)) if with_gradients and narrow else (lambda d: d)
     zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), softmax) if with_gradients else None
-    return lax.fori_loop(0, (end - begin + chunk - 1) // chunk, visit_chunk, (outcome, zeros))
-
-
-def _chunk(settings, softmax, tokens, key, with_gradients):
-    """One chunk of tokens through one softmax: `((loss, nll, d_hidden), d_softmax)`, gradients weighted."""
-    hidden, column, weight, row = tokens
-    table, projection, clusters = softmax
-    words = table.shape[0]
-    kept = _kept(settings.tail_dropout, key, row, table.shape[1]) if settings.tail_dropout else 1.0
-    x = (_project(hidden, projection) * kept).astype(hidden.dtype)
-    parts = [(_logits(x, rows), rows, first) for rows, first in ((table, 0), (clusters, words)) if rows is not None]
-
-    columns = sum(rows.shape[0] for _, rows, _ in parts)
-    hits = [column[:, None] == first + jnp.arange(rows.shape[0])[None] for _, rows, first in parts]
-    peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, _, _ in parts])
-    total = sum(jnp.exp(logits - peak[:, None]).sum(axis=1) for logits, _, _ in parts)
-    normaliser = peak + jnp.log(total)
-    scored = sum(_at(logits, column - first) for logits, _, first in parts)
-    nll_ = loss_ = normaliser - scored
-    if settings.label_smoothing:
-        mean = sum(logits.sum(axis=1) for logits, _, _ in parts) / columns
-        loss_ = normaliser - (1 - settings.label_smoothing) * scored - settings.label_smoothing * mean
-    if settings.z_loss:
-        loss_ = loss_ + settings.z_loss * normaliser**2
-    if not with_gradients:
-        return (loss_, nll_, None), None
-
-    pull = weight * (1 + 2 * settings.z_loss * normaliser)
-    d_x, d_rows = 0.0, []
-    for (logits, rows, _), hit in zip(parts, hits, strict=True):
-        target = (1 - settings.label_smoothing) * hit + settings.label_smoothing / columns
-        d_logits = pull[:, None] * jnp.exp(logits - normaliser[:, None]) - weight[:, None] * target
-        d_logits = d_logits.astype(x.dtype)
-        d_x += jnp.dot(d_logits, rows, preferred_element_type=jnp.float32)
-        d_rows.append(jnp.dot(d_logits.T, x, preferred_element_type=jnp.float32))
-    d_x = d_x * kept
-    d_table, d_clusters = d_rows if clusters is not None else (*d_rows, None)
-    if projection is None:
-        return (loss_, nll_, d_x), _Softmax(d_table, None, d_clusters)
-    d_x = d_x.astype(x.dtype)
-    d_hidden = jnp.dot(d_x, projection, preferred_element_type=jnp.float32)
-    d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
-    return (loss_, nll_, d_hidden), _Softmax(d_table, d_projection, d_clusters)
-
-
-def _at(logits, column):
-    """`logits[i, column[i]]` for every row i, 0 where the column lies outside."""
-    picked = jnp.take_along_axis(logits, column[:, None], axis=1, mode="fill", fill_value=0.0)[:, 0]
-    return jnp.where(column < 0, 0.0, picked)  # a negative column counts from the end
-
-
-def _kept(rate, key, row, width):
-    """Dropout's factors `[rows, width]`, drawn by the token's place in the batch: no chunk size changes them."""
-    keep = jax.vmap(lambda r: jax.random.bernoulli(jax.random.fold_in(key, r), 1 - rate, (width,)))(row)
-    return keep / (1 - rate)
+    outcome, sums = lax.fori_loop(0, (end - begin + chunk - 1) // chunk, visit_chunk, (outcome, turn(zeros)))
+    return outcome, turn(sums)

@@ -1,8 +1,10 @@
 """The full softmax: one band, no clusters."""
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.dropout import Dropout
 from adaptive_jax.errors import check_rates
 from adaptive_jax.outputs import banded
 
@@ -27,25 +29,28 @@ class Softmax(nn.Module):
         check_rates(self, "input_dropout", "label_smoothing")
 
     def setup(self):
-        self.dropout = nn.Dropout(self.input_dropout)
+        self.dropout = Dropout(self.input_dropout)
 
-    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, *, train: bool = False):
+    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, rows=None, *, train: bool = False):
         """Training loss and its report.
 
         Args:
-            hidden: `[..., features]`.
-            targets: `[...]` word ids.
-            weights: `[...]`, 0 for padding.
+            hidden: `[batch, ..., features]`.
+            targets: `[batch, ...]` word ids.
+            weights: `[batch, ...]`, 0 for padding.
+            rows: int32 `[batch]`, by whose numbers dropout is drawn, by default 0, 1, 2 …
             train: draw dropout (from the rng stream "dropout") and add label smoothing and z-loss.
 
         Returns:
             `(loss, nll)`: the scalar `sum(weights · loss)` in nats, to differentiate, and the plain `nll [...]` in nats,
             which carries no gradient.
         """
-        hidden = self.dropout(hidden, deterministic=not train)
+        hidden = self.dropout(hidden, rows, train=train)
         regularisation = self._regularisation() if train else banded.PLAIN
         key = self.make_rng("dropout") if regularisation.tail_dropout else None
         bands, clusters = self._bands()
+        each = targets.size // len(targets)
+        rows = jnp.arange(len(targets)) if rows is None else rows
         loss, nll = banded.loss(
             hidden.reshape(-1, hidden.shape[-1]),
             targets.ravel(),
@@ -54,6 +59,7 @@ class Softmax(nn.Module):
             clusters,
             regularisation=regularisation,
             key=key,
+            numbers=(rows[:, None] * each + jnp.arange(each)[None]).ravel(),
         )
         return loss, nll.reshape(targets.shape)
 

@@ -1,0 +1,76 @@
+"""The benchmarks of whole updates: that they run, need no more than they say, compare equal models, and end when time is up."""
+
+import json
+
+import numpy as np
+import pytest
+
+from adaptive_jax.plan import plan
+from benchmarks import gpu, scaling
+from configs import billion_word, wikitext103
+
+# What training on prepared ids does not need, made impossible to import.
+BARRED = """
+import runpy, sys
+for name in ("tensorflow_datasets", "tensorflow", "tensorboardX", "filelock", "sentencepiece", "sacremoses", "pythonbible",
+             "array_record", "matplotlib"):
+    sys.modules[name] = None
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def test_the_gpu_parts_need_few_packages(command, tmp_path):
+    """The first part of benchmarks.gpu, at tiny size, with nothing but what its docstring names and what that needs."""
+    name, part = next(iter(gpu.commands(tmp_path, tiny=True).items()))
+    done = command("-c", BARRED, *part, f"--json={tmp_path / 'out.json'}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert name.startswith("adp_t")
+    assert [row["peer"] for row in result["rows"]] == [
+        "adaptive_jax", "its output alone", "without dropout", "attention plain", "attention chunked"]
+    assert all(row["seconds"] >= row["fastest"] > 0 for row in result["rows"])
+    assert result["rows"][0]["times_ours"] == 1 and result["flops_per_update"] > 0
+    assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
+
+
+def test_a_part_is_cut_off_and_said_to_be(tmp_path, capfd):
+    """A part that has no time left has status 124, and the table says so; numbers of the others would stay."""
+    part = gpu.run_part("output layer", ["benchmarks.outputs"], tmp_path, seconds=0)
+    assert (part["status"], part["numbers"]) == (124, None)
+    assert "output layer (1 s, cut off)" in gpu.table({"output layer": part}) and "benchmarks.outputs" in capfd.readouterr().out
+
+
+def test_torch_is_given_an_equal_model():
+    """As many parameters but for the biases and the like that each has, and the loss of a uniform guess."""
+    torch = pytest.importorskip("torch")
+    from benchmarks import throughput, torch_model
+
+    config = throughput.laptop()
+    config["body"] |= {"layers": 2, "features": 32, "heads": 4, "feed_forward": 48}
+    for group in (config["input"], config["output"]["table"]):
+        group["cutoffs"] = (100, 300)
+    config["data"] |= {"vocabulary_size": 700, "block": 16}
+    model = torch_model.TorchModel(config, 700)
+    theirs = sum(p.numel() for p in model.parameters())
+    ours = plan(config | {"tokens_per_update": 32, "tokens_per_device": 32}, 700, 1)["parameters"]["total"]
+    assert ours - theirs == 2 * 32  # the last norm, which theirs does without
+    ids = throughput.zipf(2, 16, 700)
+    update = torch_model.torch_update(config, 700, ids[:, :-1], ids[:, 1:], device="cpu", bfloat16=True)
+    losses = [update().item() for _ in range(3)]
+    assert np.isfinite(losses).all() and abs(losses[0] / np.log(700) - 1) < 0.5
+    with torch.no_grad():
+        moved = [torch.tensor(ids[:, :-1].copy()), torch.tensor(ids[:, 1:].copy()).long()]
+        moved[0][:, -1] = 5
+        first = model(torch.tensor(ids[:, :-1]), moved[1])
+        assert model(moved[0], moved[1]) != first
+
+
+def test_what_the_paper_counts():
+    """Arithmetic halves with twice the devices, sums of gradients do not, and cutting parameters costs three more passes."""
+    config = wikitext103.get_config("adp_t").to_dict()
+    eight, sixteen = (scaling.costs(config, "H200", devices, 1) for devices in (8, 16))
+    assert eight["arithmetic"] == pytest.approx(2 * sixteen["arithmetic"])
+    assert eight["communication"] == pytest.approx(2 * 4 * 246.9e6 * 7 / 8 / 450e9, rel=1e-3)
+    config = billion_word.get_config("very_large").to_dict() | {"tokens_per_device": 16_384}
+    assert scaling.costs(config, "H200", 8, 8)["communication"] == pytest.approx(3 * 4 * 1026.2e6 * 7 / 8 / 450e9, rel=1e-3)
