@@ -1,6 +1,5 @@
 """What accelerators can do at most, by their makers' figures, for utilisation and for plans."""
 
-import ctypes
 import platform
 from pathlib import Path
 from typing import NamedTuple
@@ -33,9 +32,6 @@ ACCELERATORS = {
 }
 
 
-M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1  # malloc.h
-
-
 def accelerator(kind: str) -> Accelerator | None:
     """The figures of a `device_kind`; None for a CPU and whatever else is not listed."""
     return next((figures for name, figures in ACCELERATORS.items() if name in kind), None)
@@ -55,18 +51,6 @@ def keep_programs(cache: Path) -> None:
     if jax.config.jax_compilation_cache_dir is None:
         place = cache / "programs" / (platform.node() if jax.default_backend() == "cpu" else jax.default_backend())
         jax.config.update("jax_compilation_cache_dir", str(place))
-
-
-def keep_memory() -> None:
-    """Has freed memory stay with the process, where programs run on a CPU under glibc, until the process ends.
-
-    The buffers of an update are one block of hundreds of megabytes, which glibc gives back to the system after every update
-    and the system clears anew, page by page, for the next: a tenth of the time of a small model (benchmarks/RESULTS.md).
-    """
-    if jax.default_backend() == "cpu" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):
-            libc.mallopt(parameter, value)
 
 
 def utilisation(flops: float, seconds: float, devices: int, kind: str) -> float | None:

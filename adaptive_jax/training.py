@@ -48,7 +48,6 @@ def train(config: dict, workdir: Path) -> None:
         InputError: anything a user can cure; a loss that is not a number among it. Checkpoints stay as they are.
     """
     check_same_run(workdir, config)
-    accelerators.keep_memory()
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     machine = jax.device_count(), accelerators.memory()
     plan(config, config["data"]["vocabulary_size"], *machine)  # fails on what does not fit, before any long work

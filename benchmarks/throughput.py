@@ -30,7 +30,7 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from adaptive_jax import accelerators, command, optim, sharding
+from adaptive_jax import command, optim, sharding
 from adaptive_jax.bodies.attention import PATHS
 from adaptive_jax.data.batching import Batch
 from adaptive_jax.errors import InputError
@@ -220,7 +220,6 @@ def measure(config: dict, rows: int, *, repeats: int, updates: int, parts: bool 
 
 def main(given: flags.FlagValues) -> None:
     """Prints a table of the peers and writes the JSON."""
-    accelerators.keep_memory()  # as train.py does
     config = given.config.to_dict() if given.config else laptop()
     result = measure(
         config, given.rows, repeats=given.repeats, updates=given.updates, parts=given.parts, profile_to=given.profile

@@ -89,3 +89,5 @@ def test_requirements_are_the_project_and_its_quickstart():
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     listed = [line for line in lines if line and not line.startswith("#")]
     assert sorted(listed) == sorted(project["dependencies"] + project["optional-dependencies"]["quickstart"])
+    lines = (ROOT / "requirements-bench.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == project["optional-dependencies"]["bench"]
