@@ -10,6 +10,7 @@ since a machine that others use is not equally fast for minutes. A peer whose lo
 need more than 8 GiB, or a minute, is left out.
 """
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def main(settings):
     check_at_least(10, **{"the least of --vocabularies": min(vocabularies)})
     if settings.plot and not Path(settings.plot).absolute().parent.is_dir():
         raise InputError(f"--plot={settings.plot} is in no directory that is there: make it first")
+    if settings.plot and not importlib.util.find_spec("matplotlib"):
+        raise InputError("--plot needs matplotlib: pip install -r requirements-bench.txt")
     about = f"{settings.tokens:,} tokens, d {WIDTH}"
     print(f"{outputs.machine()}, {about}, median of {settings.repeats}")
     print(outputs.TITLE.replace("size ", "words"))

@@ -186,7 +186,7 @@ def test_plans_for_many_accelerators():
     numbers = plan(large, 793_471, 8, memory=int(16e9))
     assert (numbers["fsdp"], numbers["accumulation"], numbers["rows_per_device"]) == (4, 8, 4)
     halved = plan(large | {"fsdp": 2}, 793_471, 8)["memory_per_device"]
-    assert 1.1 * numbers["memory_per_device"]["total"] < 16e9 < 1.1 * halved["total"]
+    assert 1.4 * numbers["memory_per_device"]["total"] < 16e9 < 1.4 * halved["total"]
     whole = plan(large, 793_471, 8)
     assert whole["fsdp"] == 1 and "gathered" not in whole["memory_per_device"]
     assert numbers["memory_per_device"]["state"] < 0.26 * whole["memory_per_device"]["state"]
