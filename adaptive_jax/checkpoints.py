@@ -186,8 +186,7 @@ class Checkpoints:
                 full = shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(state))
                 if sharding.over_hosts(full):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
-                with uninterrupted():  # a save that is half begun would leave threads that nothing waits for
-                    self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
+                self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
 
     def latest(self) -> int | None:
         """The last step saved, or None."""
@@ -240,7 +239,8 @@ class Checkpoints:
     @contextlib.contextmanager
     def _writing(self):
         try:
-            yield
+            with uninterrupted():  # Orbax and its threads tell of an interruption in tracebacks
+                yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory)) from error
