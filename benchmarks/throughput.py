@@ -116,6 +116,7 @@ def interleaved(peers: dict, repeats: int, updates: int) -> dict:
     for _ in range(repeats):
         for name, update in peers.items():
             time.sleep(0.3)  # the threads of the peer before may spin for a while, waiting for more work
+            update()  # which takes back the memory and the cache that the peer before had
             start = time.perf_counter()
             for _ in range(updates):
                 update()

@@ -69,7 +69,7 @@ EVERY = [(time, segmented, dropout) for time in (7, 64, 130) for segmented in (F
 @pytest.mark.parametrize("time, segmented, dropout", [(1, False, 0.0), *EVERY, (520, True, RATE), (1100, True, RATE)])
 def test_paths_equal_the_slow_twin(time, segmented, dropout):
     """Values and gradients, of lengths below a chunk, of whole chunks and of a part more, of one group of heads and of several."""
-    shape = batch, time, heads, _ = (3, time, 4, 8) if time < 500 else (1, time, 2, 8)
+    shape = batch, time, heads, _ = {520: (1, time, 3, 8), 1100: (1, time, 4, 8)}.get(time, (3, time, 4, 8))
     arrays = tensors(*shape)
     segments = parts(batch, time) if segmented else None
     seeds = seeds_of(range(batch))
@@ -83,11 +83,11 @@ def test_paths_equal_the_slow_twin(time, segmented, dropout):
 
 
 def test_sizes_of_the_tests_cross_chunks_and_groups():
-    """Or the test above would be of one chunk and one group only."""
+    """Or the test above would be of one chunk and one group only: 3 and 4 groups of one head, 2 of six side by side."""
     counts = []
-    for time in (7, 130, 520):
-        module._in_groups(lambda x: counts.append(len(x)) or x, (jnp.zeros((12, time, 1)),))
-    assert counts == [12, 6, 1]
+    for heads, time in ((12, 7), (12, 130), (3, 520), (4, 1100)):
+        module._in_groups(lambda x: counts.append(len(x)) or x, (jnp.zeros((heads, time, 1)),))
+    assert counts == [12, 6, 6, 1, 1, 1, 1, 1]
     assert module._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
     assert module._stages(1100) == [*((first, first + 256, 128) for first in (0, 256, 512, 768)), (1024, 1100, 76)]
 

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptive_jax"
-LEAVES = {"errors", "files", "cutoffs", "command", "dropout"}
+LEAVES = {"errors", "files", "cutoffs", "command", "dropout", "products"}
 LAYERS = ("inputs", "bodies", "outputs", "data")
 
 

@@ -12,6 +12,7 @@ keys after a block, and in the backward pass makes weights and dropout masks aga
 """
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -241,16 +242,24 @@ def _product(form, left, right):
 
 
 def _in_groups(function, arrays):
-    """`function(*arrays)` of all heads, or of as many at a time as make full use of a processor's cache."""
+    """`function(*arrays)` of all heads, or of as many at a time as make full use of a processor's cache and threads."""
     count, time = arrays[0].shape[:2]
+    on_cpu = jax.default_backend() == "cpu"
     # Float32 weights of a chunk: 256 KiB on a CPU, which computes a head at a time anyway; elsewhere 256 MiB.
-    room = (2**16 if jax.default_backend() == "cpu" else 2**26) // (_stages(time)[0][2] * time)
+    room = (2**16 if on_cpu else 2**26) // (_stages(time)[0][2] * time)
     group = max(size for size in range(1, count + 1) if count % size == 0 and size <= max(room, 1))
     if group == count:
         return function(*arrays)
-    parts = jax.tree.map(lambda x: x.reshape(count // group, group, *x.shape[1:]), arrays)
-    done = jax.lax.map(lambda part: function(*part), parts)
-    return jax.tree.map(lambda x: x.reshape(count, *x.shape[2:]), done)
+    # XLA on a CPU wakes other threads only where many operations wait: four groups side by side, or a device on every thread.
+    alone = on_cpu and jax.local_device_count() == 1
+    beside = max(groups for groups in (1, 2, 4) if (count // group) % groups == 0) if alone else 1
+    parts = jax.tree.map(lambda x: x.reshape(-1, beside, group, *x.shape[1:]), arrays)
+
+    def some(part):
+        done = [function(*jax.tree.map(operator.itemgetter(i), part)) for i in range(beside)]
+        return jax.tree.map(lambda *each: jnp.stack(each), *done)
+
+    return jax.tree.map(lambda x: x.reshape(count, *x.shape[3:]), jax.lax.map(some, parts))
 
 
 def _folded(x):

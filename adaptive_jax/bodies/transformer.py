@@ -10,6 +10,7 @@ from flax import linen as nn
 from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached
 from adaptive_jax.dropout import Dropout, row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.products import dot_general
 
 
 def _all_but_parameters(primitive, *inputs, **_):
@@ -35,6 +36,15 @@ class Cache(NamedTuple):
     seen: jax.Array  # positions filled, a scalar
 
 
+@jax.custom_vjp
+def _relu(x):
+    """Where `jax.nn.relu` keeps a mask for its gradient, this needs but its result, which the next product keeps anyway."""
+    return jnp.maximum(x, 0)
+
+
+_relu.defvjp(lambda x: (_relu(x),) * 2, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
+
+
 class Block(nn.Module):
     """One block: self-attention, then feed-forward; attributes as those of `Transformer`."""
 
@@ -56,14 +66,15 @@ class Block(nn.Module):
             return Dropout(rate)(y, rows, train=self.train)
 
         def dense(width, name):
-            return nn.Dense(width, kernel_init=nn.initializers.xavier_uniform(), dtype=self.dtype, name=name)
+            initial = nn.initializers.xavier_uniform()
+            return nn.Dense(width, kernel_init=initial, dtype=self.dtype, dot_general=dot_general, name=name)
 
         def attend(x):
             nonlocal cache
             batch, time, _ = x.shape
-            heads = (batch, time, 3, self.heads, self.features // self.heads)
             # One product for the three: Xavier over the joint shape is each one's Xavier with gain 1/sqrt(2), as released.
-            queries, keys, values = jnp.moveaxis(dense(3 * self.features, "query_key_value")(x).reshape(heads), 2, 0)
+            three = jnp.split(dense(3 * self.features, "query_key_value")(x), 3, axis=-1)
+            queries, keys, values = (each.reshape(batch, time, self.heads, -1) for each in three)
             if cache:
                 keys, values = cache = tuple(
                     jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
@@ -79,7 +90,7 @@ class Block(nn.Module):
             return drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
-            inner = drop(self.activation_dropout, nn.relu(dense(self.feed_forward, "inner")(x)))
+            inner = drop(self.activation_dropout, _relu(dense(self.feed_forward, "inner")(x)))
             return drop(self.dropout, dense(self.features, "outer")(inner))
 
         x = self.around(attend, self._norm("norm_attention"), x)

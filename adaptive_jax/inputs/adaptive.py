@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.cutoffs import band_sizes, band_widths
+from adaptive_jax.products import product
 
 
 class AdaptiveInput(nn.Module):
@@ -57,7 +58,7 @@ class AdaptiveInput(nn.Module):
             # row 0, most tokens of a batch would add their zeros to that one row, one after another.
             place = jnp.where(tokens < first, len(table), tokens - first)
             rows = table.at[place].get(mode="fill", fill_value=0.0)
-            vectors += rows.astype(self.dtype) @ projection.astype(self.dtype)
+            vectors += product(rows.astype(self.dtype), projection.astype(self.dtype))
             first += len(table)
         return vectors
 

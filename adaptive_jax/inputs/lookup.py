@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import check_at_least
+from adaptive_jax.products import product
 
 
 class Lookup(nn.Module):
@@ -43,7 +44,7 @@ class Lookup(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         vectors = self.table[tokens].astype(self.dtype)
-        return vectors if self.projection is None else vectors @ self.projection.astype(self.dtype)
+        return vectors if self.projection is None else product(vectors, self.projection.astype(self.dtype))
 
     def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
         """The one band `(table [words, width], projection [width, features] | None)`."""
