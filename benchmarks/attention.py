@@ -15,8 +15,6 @@ Memory is the peak above arguments and results: the compiler's count for JAX, th
 import functools
 import json
 import platform
-import statistics
-import time
 from pathlib import Path
 
 import jax
@@ -27,6 +25,7 @@ from absl import app, flags
 from adaptive_jax.bodies.attention import PATHS, attention
 from adaptive_jax.dropout import row_seeds
 from adaptive_jax.errors import InputError
+from benchmarks.timing import interleaved
 
 TIMES = flags.DEFINE_list("times", ["512", "3072"], "Lengths of rows, in tokens.")
 ROWS = flags.DEFINE_integer("rows", None, "Rows; by default as many as make 2,048 tokens on a CPU, 32,768 elsewhere.")
@@ -111,15 +110,6 @@ def measure(length, dropout):
     torch = torch_peer(arrays, dropout)
     if torch:
         peers["torch"], memory["torch"] = torch[0], torch[1]()
-    seconds = {name: [] for name in peers}
-    for run in peers.values():
-        run()
-    for _ in range(REPEATS.value):
-        for name, run in peers.items():
-            time.sleep(0.1)  # the threads of the peer before may spin for a while, waiting for more work
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
     work = 12 * rows * HEADS.value * WIDTH.value * length * (length + 1) / 2
     return [
         {
@@ -127,12 +117,12 @@ def measure(length, dropout):
             "rows": rows,
             "dropout": dropout,
             "path": name,
-            "seconds": statistics.median(times),
-            "fastest": min(times),
-            "gflops_per_second": work / statistics.median(times) / 1e9,
+            "seconds": median,
+            "fastest": least,
+            "gflops_per_second": work / median / 1e9,
             "peak_bytes": memory[name],
         }
-        for name, times in seconds.items()
+        for name, (median, least) in interleaved(peers, REPEATS.value).items()
     ]
 
 

@@ -20,7 +20,6 @@ the arguments and results: the compiler's count for JAX, the growth of the proce
 import itertools
 import json
 import platform
-import statistics
 import threading
 import time
 from pathlib import Path
@@ -34,6 +33,7 @@ from absl import flags
 from adaptive_jax import command
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.outputs import banded
+from benchmarks.timing import interleaved
 
 
 class Case(NamedTuple):
@@ -202,26 +202,17 @@ def measure(case, repeats, skip=(), beside=None):
         peers["torch"] = run_torch
     beside = {name: run for name, run in (beside or {}).items() if name not in skip}
     peers |= beside
-    seconds = {name: [] for name in peers}
-    for run in peers.values():
-        run()
-    for _ in range(repeats):
-        for name, run in peers.items():
-            time.sleep(0.3)  # the threads of the peer before may spin for a while, waiting for more work
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    times = interleaved(peers, repeats)
     return [
         {
             "peer": name,
-            "seconds": medians[name],
-            "fastest": min(seconds[name]),
-            "tokens_per_second": None if name in beside else case.tokens / medians[name],
+            "seconds": median,
+            "fastest": least,
+            "tokens_per_second": None if name in beside else case.tokens / median,
             "peak_bytes": memory.get(name),
-            "times_banded": medians[name] / medians["banded"],
+            "times_banded": median / times["banded"][0],
         }
-        for name in peers
+        for name, (median, least) in times.items()
     ]
 
 

@@ -17,7 +17,6 @@ import gzip
 import json
 import os
 import platform
-import statistics
 import time
 from collections import Counter
 from pathlib import Path
@@ -38,6 +37,7 @@ from adaptive_jax.model import build
 from adaptive_jax.plan import plan
 from adaptive_jax.state import initial_state
 from adaptive_jax.update import make_update
+from benchmarks.timing import interleaved
 from configs import wikitext2
 
 
@@ -106,22 +106,6 @@ def matrix_speed(dtype: str) -> float:
         jax.block_until_ready(chain(x))
         seconds.append(time.perf_counter() - start)
     return times * 2 * size**3 / min(seconds)
-
-
-def interleaved(peers: dict, repeats: int, updates: int) -> dict:
-    """Median and least seconds an update of each peer, a function that ends when its update has."""
-    seconds = {name: [] for name in peers}
-    for update in peers.values():
-        update()
-    for _ in range(repeats):
-        for name, update in peers.items():
-            time.sleep(0.3)  # the threads of the peer before may spin for a while, waiting for more work
-            update()  # which takes back the memory and the cache that the peer before had
-            start = time.perf_counter()
-            for _ in range(updates):
-                update()
-            seconds[name].append((time.perf_counter() - start) / updates)
-    return {name: (statistics.median(times), min(times)) for name, times in seconds.items()}
 
 
 def torch_peers(config: dict, rows: int) -> dict:

@@ -15,8 +15,10 @@ from adaptive_jax.data.examples import examples
 from adaptive_jax.data.subwords import Subwords
 from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import scoring
 from adaptive_jax.evaluation.scoring import evaluate, score, summary
 from adaptive_jax.model import build
+from adaptive_jax.plan import plan
 
 EOS, SIZE = 3, 60
 
@@ -264,6 +266,18 @@ def test_text_can_be_broken_otherwise_than_in_training(run, text, capsys):
         ask(run, break_mode="eos", window=32, context=8)
     with pytest.raises(InputError, match="break_mode='sentences' is not one of"):
         ask(run, break_mode="sentences")
+
+
+def test_devices_that_hold_the_model_together(config, monkeypatch):
+    """As many as one batch needs by the plan, all if none are enough, and what the config says where it says something."""
+    sizes = {"input.cutoffs": (10, 30), "body.features": 64, "body.feed_forward": 512, "body.layers": 8}
+    small = config(**sizes, tokens_per_device=16)
+    batch = small | {"tokens_per_update": 8 * 16}
+    alone, two = (1.4 * plan(batch | {"fsdp": cut}, SIZE, 8)["memory_per_device"]["total"] for cut in (1, 2))
+    monkeypatch.setattr(scoring.jax, "device_count", lambda: 8)
+    for given, memory, cut in (0, None, 1), (0, alone, 1), (0, alone - 1, 2), (0, two - 1, 4), (0, 1, 8), (4, 1, 4), (3, 1, 1):
+        monkeypatch.setattr(scoring.accelerators, "memory", lambda memory=memory: memory)
+        assert scoring._cut(small | {"fsdp": given}, SIZE) == cut
 
 
 def test_eight_devices_score_alike(run, command):

@@ -12,7 +12,6 @@ keys after a block, and in the backward pass makes weights and dropout masks aga
 """
 
 import functools
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -256,8 +255,10 @@ def _in_groups(function, arrays):
     parts = jax.tree.map(lambda x: x.reshape(-1, beside, group, *x.shape[1:]), arrays)
 
     def some(part):
-        done = [function(*jax.tree.map(operator.itemgetter(i), part)) for i in range(beside)]
-        return jax.tree.map(lambda *each: jnp.stack(each), *done)
+        def one(number):
+            return function(*jax.tree.map(lambda x: x[number], part))
+
+        return jax.tree.map(lambda *each: jnp.stack(each), *map(one, range(beside)))
 
     return jax.tree.map(lambda x: x.reshape(count, *x.shape[3:]), jax.lax.map(some, parts))
 

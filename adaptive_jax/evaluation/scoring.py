@@ -21,7 +21,7 @@ from adaptive_jax.data.vocabulary import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.metrics import perplexity
 from adaptive_jax.model import LanguageModel, build
-from adaptive_jax.plan import parameter_shapes
+from adaptive_jax.plan import parameter_shapes, plan
 from adaptive_jax.state import shape_of_state
 
 
@@ -114,7 +114,7 @@ def evaluate(
     ids = corpora.from_config(data, vocabulary=vocabulary, splits=(split,)).ids[split]
 
     accelerators.keep_programs(Path(data["cache"]).expanduser())
-    mesh = sharding.device_mesh(math.gcd(config["fsdp"] or 1, jax.device_count()))
+    mesh = sharding.device_mesh(_cut(config, len(vocabulary)))
     model = build(config, vocabulary)
     checkpoints = Checkpoints(workdir, read_only=True)
     step = checkpoints.step(checkpoint)
@@ -150,6 +150,15 @@ def _result_file(workdir, result):
     if settings["data_path"] is not None:
         name += "-" + hashlib.sha256(str(Path(settings["data_path"]).resolve()).encode()).hexdigest()[:8]
     return workdir / "eval" / f"{name}.json"
+
+
+def _cut(config, words):
+    """Over how many devices parameters are cut: as the config says or, left open, as few as one batch of an update would need."""
+    devices, block = jax.device_count(), config["data"]["block"]
+    if config["fsdp"]:
+        return math.gcd(config["fsdp"], devices)
+    batch = devices * (config["tokens_per_device"] // block) * block
+    return plan(config | {"tokens_per_update": batch}, words, devices, accelerators.memory())["fsdp"]
 
 
 def _data(workdir, config, split, data_path):
