@@ -32,7 +32,7 @@ from ml_collections import config_flags
 from adaptive_jax import command, optim, sharding
 from adaptive_jax.bodies.attention import PATHS
 from adaptive_jax.data.batching import Batch
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model import build
 from adaptive_jax.plan import plan
 from adaptive_jax.state import initial_state
@@ -180,6 +180,7 @@ def measure(config: dict, rows: int, *, repeats: int, updates: int, parts: bool 
         config | {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}, words, 1
     )["flops_per_token"]["training"]  # fmt: skip
     body, device = config["body"], jax.devices()[0]
+    whole = speed if device.platform == "cpu" else speed * jax.device_count()  # devices of a CPU share its cores
     return {
         "device": device.device_kind,
         "jax": jax.__version__,
@@ -194,7 +195,7 @@ def measure(config: dict, rows: int, *, repeats: int, updates: int, parts: bool 
                 "seconds": median,
                 "fastest": least,
                 "tokens_per_second": tokens / median,
-                "utilisation": work / median / speed / jax.device_count(),
+                "utilisation": work / median / whole,
                 "times_ours": median / measured["adaptive_jax"][0],
             }
             for name, (median, least) in measured.items()
@@ -205,6 +206,7 @@ def measure(config: dict, rows: int, *, repeats: int, updates: int, parts: bool 
 
 def main(given: flags.FlagValues) -> None:
     """Prints a table of the peers and writes the JSON."""
+    check_at_least(1, rows=given.rows, repeats=given.repeats, updates=given.updates)
     config = given.config.to_dict() if given.config else laptop()
     result = measure(
         config, given.rows, repeats=given.repeats, updates=given.updates, parts=given.parts, profile_to=given.profile
