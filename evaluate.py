@@ -27,8 +27,8 @@ flags.register_validator("workdir", lambda path: "://" not in (path or ""), "mus
 
 
 def main():
-    from adaptive_jax import hosts
-    from adaptive_jax.evaluation import scoring  # after the flags: --help and their errors should not wait for jax
+    from adaptive_jax.devices import hosts
+    from adaptive_jax.evaluation import scoring
 
     hosts.initialize(COORDINATOR.value, HOSTS.value, HOST.value)
     with hosts.together():

@@ -28,7 +28,8 @@ flags.register_validator("workdir", lambda path: "://" not in (path or ""), "mus
 
 
 def main():
-    from adaptive_jax import hosts, training  # after the flags: --help and their errors should not wait for jax
+    from adaptive_jax.devices import hosts
+    from adaptive_jax.training import loop as training
 
     config, workdir = CONFIG.value.to_dict(), Path(WORKDIR.value)
     hosts.initialize(COORDINATOR.value, HOSTS.value, HOST.value)

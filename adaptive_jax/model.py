@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
-from adaptive_jax.data.spelling import spell
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.vocabulary.spelling import spell
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN

@@ -34,10 +34,10 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.data import corpora
-from adaptive_jax.data.text import SPLITS, Text, local_texts
-from adaptive_jax.data.tokenise import tokeniser
-from adaptive_jax.data.vocabulary import EOS, UNKNOWN
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora.text import SPLITS, Text, local_texts
+from adaptive_jax.data.corpora.tokenise import tokeniser
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, check_at_least
 
 ROOT = Path(__file__).parents[1]

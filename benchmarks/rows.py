@@ -19,11 +19,12 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax import command, training
-from adaptive_jax.checkpoints import check_same_run
+from adaptive_jax import command
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.scoring import evaluate
 from adaptive_jax.files import replacing
+from adaptive_jax.training import loop as training
+from adaptive_jax.workdir.checkpoints import check_same_run
 from configs import wikitext2
 
 RESULTS = Path(__file__).with_name("RESULTS.md")

@@ -11,8 +11,8 @@ scattered: 3 · bytes · 7/8; the sum over the other devices is then of an eight
 
 from absl import app
 
-from adaptive_jax.accelerators import ACCELERATORS
-from adaptive_jax.plan import plan
+from adaptive_jax.devices.accelerators import ACCELERATORS
+from adaptive_jax.plans.costs import plan
 from configs import billion_word, wikitext103
 
 EFFICIENCY = 0.5  # of the peak, in arithmetic

@@ -29,14 +29,16 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from adaptive_jax import command, optim, sharding
+from adaptive_jax import command
 from adaptive_jax.bodies.attention import PATHS
-from adaptive_jax.data.batching import Batch
+from adaptive_jax.data.batches.batching import Batch
+from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model import build
-from adaptive_jax.plan import plan
-from adaptive_jax.state import initial_state
-from adaptive_jax.update import make_update
+from adaptive_jax.plans.costs import plan
+from adaptive_jax.training import optim
+from adaptive_jax.training.state import initial_state
+from adaptive_jax.training.update import make_update
 from benchmarks.timing import interleaved
 from configs import wikitext2
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax import training
+from adaptive_jax.training import loop as training
 from configs import quickstart
 
 # Most programs of the tests run once: less effort for the code generator, whose input stays the same. Read when JAX first runs.

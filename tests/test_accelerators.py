@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from adaptive_jax import accelerators
+from adaptive_jax.devices import accelerators
 
 
 @pytest.mark.parametrize("kind, flops", [

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data import batching
-from adaptive_jax.data.batching import Batch, Rows
-from adaptive_jax.data.examples import BREAK_MODES, examples, ranges
-from adaptive_jax.data.packing import Pieces
+from adaptive_jax.data.batches import batching
+from adaptive_jax.data.batches.batching import Batch, Rows
+from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
+from adaptive_jax.data.batches.packing import Pieces
 from adaptive_jax.errors import InputError
 
 EOS = 99

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.plan import plan
+from adaptive_jax.plans.costs import plan
 from benchmarks import outputs, preparation, rows, vocabulary_growth
 
 

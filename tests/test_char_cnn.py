@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.data.spelling import spell
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.vocabulary.spelling import spell
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs import char_cnn
 from adaptive_jax.inputs.char_cnn import CharacterCNN

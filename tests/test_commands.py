@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from adaptive_jax import training
-from adaptive_jax.checkpoints import uninterrupted
-from adaptive_jax.data import corpora
+from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
+from adaptive_jax.training import loop as training
+from adaptive_jax.workdir.checkpoints import uninterrupted
 
 
 def files(directory):

@@ -8,15 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import optim, sharding
-from adaptive_jax.data import corpora
-from adaptive_jax.data.batching import Batch
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.batches.batching import Batch
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
-from adaptive_jax.plan import parameter_shapes, plan, scale
-from adaptive_jax.state import initial_state
-from adaptive_jax.update import make_update
+from adaptive_jax.plans.costs import parameter_shapes, plan, scale
+from adaptive_jax.training import optim
+from adaptive_jax.training.state import initial_state
+from adaptive_jax.training.update import make_update
 from configs import billion_word, wikitext103
 
 FILES = {path.stem: path for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py")) if path.stem != "factorisation"}

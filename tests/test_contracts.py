@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.model import BODIES, INPUTS, OUTPUTS, TABLES, build
 
 VOCABULARY, FEATURES, BATCH, TIME = 61, 16, 3, 8

@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_jax.data import corpora, shards, sources, subwords
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import shards, sources
+from adaptive_jax.data.vocabulary import subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
 REAL = Path(__file__).parents[2] / "shared" / "data"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from adaptive_jax.cutoffs import band_sizes, band_widths
+from adaptive_jax.bands import band_sizes, band_widths
 from adaptive_jax.errors import InputError
 
 

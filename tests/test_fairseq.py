@@ -15,16 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import AdaptiveSoftmax, LanguageModel, build, fairseq, optim, sharding
+from adaptive_jax import AdaptiveSoftmax, LanguageModel, build
 from adaptive_jax.bodies.transformer import sinusoids
-from adaptive_jax.checkpoints import Checkpoints, read_config
-from adaptive_jax.data.batching import Batch
+from adaptive_jax.data.batches.batching import Batch
+from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation import scoring
-from adaptive_jax.fairseq_config import config_of
-from adaptive_jax.fairseq_tensors import parameters_of
-from adaptive_jax.plan import plan
-from adaptive_jax.state import State, shape_of_state
-from adaptive_jax.update import make_update
+from adaptive_jax.fairseq import command as fairseq
+from adaptive_jax.fairseq.config import config_of
+from adaptive_jax.fairseq.tensors import parameters_of
+from adaptive_jax.plans.costs import plan
+from adaptive_jax.training import optim
+from adaptive_jax.training.state import State, shape_of_state
+from adaptive_jax.training.update import make_update
+from adaptive_jax.workdir.checkpoints import Checkpoints, read_config
 
 FIXTURES = Path(__file__).parent / "fixtures" / "fairseq"
 SHARED = Path(__file__).parents[2] / "shared" / "reference" / "fairseq"

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax import fairseq
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.fairseq_config import config_of
-from adaptive_jax.fairseq_tensors import parameters_of
+from adaptive_jax.fairseq import command as fairseq
+from adaptive_jax.fairseq.config import config_of
+from adaptive_jax.fairseq.tensors import parameters_of
 
 FIXTURES = Path(__file__).parent / "fixtures" / "fairseq"
 LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"

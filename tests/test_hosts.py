@@ -11,12 +11,15 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax import checkpoints, hosts, optim, sharding, training
-from adaptive_jax.data.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import scoring
 from adaptive_jax.model import build
-from adaptive_jax.state import shape_of_state
+from adaptive_jax.training import loop as training
+from adaptive_jax.training import optim
+from adaptive_jax.training.state import shape_of_state
+from adaptive_jax.workdir import checkpoints
 
 STEPS = {"log_every": 1, "evaluate_every": 7, "checkpoint_every": 7, "body.dropout": 0.1, "input.cutoffs": (60,)}
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from adaptive_jax import optim
 from adaptive_jax.errors import InputError
+from adaptive_jax.training import optim
 
 PAPER = {  # Baevski & Auli 2019, section 4.5: warm-up, first cycle, cycles, M, updates in all
     "WikiText-103": (16_000, 18_000, 4, 0.75, 286_000),

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax import sharding
 from adaptive_jax.bodies.transformer import places
-from adaptive_jax.data import examples as breaking
-from adaptive_jax.data.batching import Rows, lay
-from adaptive_jax.data.examples import BREAK_MODES, examples, ranges
-from adaptive_jax.data.packing import Packed, Pieces, Similar, pack, permutation, shuffled
+from adaptive_jax.data.batches import examples as breaking
+from adaptive_jax.data.batches.batching import Rows, lay
+from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
+from adaptive_jax.data.batches.packing import Packed, Pieces, Similar, pack, permutation, shuffled
+from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
-from adaptive_jax.state import initial_state
-from adaptive_jax.update import make_update
+from adaptive_jax.training.state import initial_state
+from adaptive_jax.training.update import make_update
 from configs import quickstart
 
 EOS, WORDS = 0, 97

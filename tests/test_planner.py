@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.data import planner, vocabulary_report
-from adaptive_jax.data.planner import Layer, cost, propose
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.outputs import banded
 from adaptive_jax.outputs.adaptive import AdaptiveSoftmax
 from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.plans import cutoffs as planner
+from adaptive_jax.plans import report as vocabulary_report
+from adaptive_jax.plans.cutoffs import Layer, cost, propose
 
 PAPER = (20_000, 60_000)
 COUNTS = {

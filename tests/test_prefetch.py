@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from adaptive_jax.data import prefetch
-from adaptive_jax.data.prefetch import Ahead
+from adaptive_jax.data.batches import prefetch
+from adaptive_jax.data.batches.prefetch import Ahead
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])

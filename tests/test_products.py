@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.products import dot_general, product
+from adaptive_jax.devices.products import dot_general, product
 
 
 def arrays(shape, width, dtype=np.float64):

@@ -14,9 +14,10 @@ import optax
 import pytest
 from flax import linen as nn
 
-from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, OwnTable, TiedTable, optim
+from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, OwnTable, TiedTable
 from adaptive_jax.bodies.transformer import sinusoids
 from adaptive_jax.outputs import banded
+from adaptive_jax.training import optim
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = json.loads((FIXTURES / "reference.json").read_text())

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import sharding
-from adaptive_jax.data import corpora
-from adaptive_jax.data.examples import examples
-from adaptive_jax.data.subwords import Subwords
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.batches.examples import examples
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import scoring
 from adaptive_jax.evaluation.scoring import evaluate, score, summary
 from adaptive_jax.model import build
-from adaptive_jax.plan import plan
+from adaptive_jax.plans.costs import plan
 
 EOS, SIZE = 3, 60
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from adaptive_jax import sharding
+from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 
 # Rows of a table divide by no number of devices, by some or by all, and so do widths: 16x16, 32x8 and 55x4, of one width 103x4.
@@ -25,12 +25,12 @@ GRIDS = {  # devices, fsdp, batches that make up an update
 PROGRAM = """
 import json, sys
 import jax, numpy as np, optax
-from adaptive_jax import sharding
-from adaptive_jax.data.batching import Batch
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.devices import sharding
+from adaptive_jax.data.batches.batching import Batch
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.model import build
-from adaptive_jax.state import initial_state
-from adaptive_jax.update import make_update
+from adaptive_jax.training.state import initial_state
+from adaptive_jax.training.update import make_update
 
 layers, grids, updates, out = json.loads(sys.argv[1])
 words = Vocabulary.build({chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(102)} | {"<eos>": 2})
@@ -161,12 +161,13 @@ def test_a_grid_that_does_not_divide():
 VERY_LARGE = """
 import json, jax, jax.numpy as jnp
 from jax.sharding import NamedSharding
-from adaptive_jax import optim, sharding
-from adaptive_jax.data.batching import Batch
+from adaptive_jax.training import optim
+from adaptive_jax.devices import sharding
+from adaptive_jax.data.batches.batching import Batch
 from adaptive_jax.model import build
-from adaptive_jax.plan import plan
-from adaptive_jax.state import shape_of_state
-from adaptive_jax.update import make_update
+from adaptive_jax.plans.costs import plan
+from adaptive_jax.training.state import shape_of_state
+from adaptive_jax.training.update import make_update
 from configs import billion_word
 config = billion_word.get_config("very_large").to_dict()
 numbers = plan(config, config["data"]["vocabulary_size"], 8, memory=int(16e9))

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data import corpora, shards, sources
-from adaptive_jax.data.subwords import Subwords
-from adaptive_jax.data.text import Chunk, Text, local_texts
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import shards, sources
+from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
 ROOT = Path(__file__).parents[1]
@@ -178,7 +179,8 @@ def test_a_script_without_a_guard(text, tmp_path):
 
 SCRIPT = """
 import logging, sys
-from adaptive_jax.data import corpora, shards
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import shards
 shards.PIECE = 64
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")

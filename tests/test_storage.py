@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_jax.data import storage
-from adaptive_jax.data.batching import Rows, windows
-from adaptive_jax.data.corpora import Corpus
-from adaptive_jax.data.subwords import Subwords
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.batches.batching import Rows, windows
+from adaptive_jax.data.corpora import storage
+from adaptive_jax.data.corpora.load import Corpus
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
 VOCABULARY = Vocabulary.build({"the": 5, "cat": 2, "h␠at": 1, "<eos>": 3, "<unk>": 0})

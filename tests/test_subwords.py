@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from adaptive_jax.data import subwords
-from adaptive_jax.data.subwords import BYTES, MARK, Subwords, read_vocabulary
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.vocabulary import subwords
+from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
 REAL = Path(__file__).parents[2] / "shared" / "data"

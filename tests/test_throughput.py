@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from adaptive_jax.plan import plan
+from adaptive_jax.plans.costs import plan
 from benchmarks import gpu, scaling
 from configs import billion_word, wikitext103
 

@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from adaptive_jax import torch_files
 from adaptive_jax.errors import InputError
+from adaptive_jax.fairseq import torch_files
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BOTH = [FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"]

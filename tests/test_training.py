@@ -18,17 +18,19 @@ import optax
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from adaptive_jax import optim, sharding, training
-from adaptive_jax.checkpoints import Checkpoints
-from adaptive_jax.data import corpora
-from adaptive_jax.data.batching import Batch, Rows
-from adaptive_jax.data.subwords import Subwords, read_vocabulary
+from adaptive_jax.data.batches.batching import Batch, Rows
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
+from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import evaluate
-from adaptive_jax.metrics import Metrics
 from adaptive_jax.model import build
-from adaptive_jax.state import initial_state, shape_of_state
-from adaptive_jax.update import make_update
+from adaptive_jax.training import loop as training
+from adaptive_jax.training import optim
+from adaptive_jax.training.metrics import Metrics
+from adaptive_jax.training.state import initial_state, shape_of_state
+from adaptive_jax.training.update import make_update
+from adaptive_jax.workdir.checkpoints import Checkpoints
 from configs import penn_treebank
 
 ROOT = Path(__file__).parents[1]

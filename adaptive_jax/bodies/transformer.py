@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached
+from adaptive_jax.devices.products import dot_general
 from adaptive_jax.dropout import Dropout, row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
-from adaptive_jax.products import dot_general
 
 
 def _all_but_parameters(primitive, *inputs, **_):

@@ -13,7 +13,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from adaptive_jax import command
-from adaptive_jax.data import corpora, storage
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import storage
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, with :row where it has rows.", lock_config=True)
 TO = flags.DEFINE_string("to", None, "URL to copy vocabulary and ids to: gs://..., s3://..., file:///...")

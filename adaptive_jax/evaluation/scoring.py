@@ -12,17 +12,18 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.progress import track
 
-from adaptive_jax import accelerators, hosts, optim, sharding
-from adaptive_jax.checkpoints import Checkpoints, read_config, write_json
-from adaptive_jax.data import corpora
-from adaptive_jax.data.batching import WindowBatch, windows
-from adaptive_jax.data.subwords import read_vocabulary
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.batches.batching import WindowBatch, windows
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.metrics import perplexity
 from adaptive_jax.model import LanguageModel, build
-from adaptive_jax.plan import parameter_shapes, plan
-from adaptive_jax.state import shape_of_state
+from adaptive_jax.plans.costs import parameter_shapes, plan
+from adaptive_jax.training import optim
+from adaptive_jax.training.metrics import perplexity
+from adaptive_jax.training.state import shape_of_state
+from adaptive_jax.workdir.checkpoints import Checkpoints, read_config, write_json
 
 
 def score(

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.cutoffs import band_sizes, band_widths
-from adaptive_jax.products import product
+from adaptive_jax.bands import band_sizes, band_widths
+from adaptive_jax.devices.products import product
 
 
 class AdaptiveInput(nn.Module):

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.devices.products import product
 from adaptive_jax.errors import check_at_least
-from adaptive_jax.products import product
 
 
 class Lookup(nn.Module):

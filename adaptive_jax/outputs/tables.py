@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 from flax import linen as nn
 
-from adaptive_jax.cutoffs import band_sizes, band_widths
+from adaptive_jax.bands import band_sizes, band_widths
 from adaptive_jax.errors import InputError
 
 

@@ -177,9 +177,3 @@ def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     numbers = np.fromiter(map(counts.__getitem__, words), np.int64, len(words))
     order = np.argsort(-numbers, kind="stable")
     return list(zip(map(words.__getitem__, order.tolist()), numbers[order].tolist(), strict=True))
-
-
-if __name__ == "__main__":  # run as a program of its own, for its --help, and since this file's class would exist twice
-    import runpy
-
-    runpy.run_module("adaptive_jax.data.vocabulary_report", run_name="__main__", alter_sys=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from adaptive_jax import sharding
+from adaptive_jax.devices import sharding
 from adaptive_jax.model import LanguageModel
 
 

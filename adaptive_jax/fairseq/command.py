@@ -25,13 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from adaptive_jax import command, optim, torch_files
-from adaptive_jax.checkpoints import Checkpoints, write_json
-from adaptive_jax.data.vocabulary import EOS, Vocabulary
+from adaptive_jax import command
+from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.fairseq_config import config_of
-from adaptive_jax.fairseq_tensors import parameters_of, words_of
-from adaptive_jax.state import State
+from adaptive_jax.fairseq import torch_files
+from adaptive_jax.fairseq.config import config_of
+from adaptive_jax.fairseq.tensors import parameters_of, words_of
+from adaptive_jax.training import optim
+from adaptive_jax.training.state import State
+from adaptive_jax.workdir.checkpoints import Checkpoints, write_json
 
 
 class Loaded(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 
 SYMBOLS = (EOS, UNKNOWN)  # words that are not spelt
 

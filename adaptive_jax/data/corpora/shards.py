@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.prefetch import Ahead
-from adaptive_jax.data.text import Chunk, Text
-from adaptive_jax.data.tokenise import tokeniser
-from adaptive_jax.data.vocabulary import EOS, Vocabulary
+from adaptive_jax.data.batches.prefetch import Ahead
+from adaptive_jax.data.corpora.text import Chunk, Text
+from adaptive_jax.data.corpora.tokenise import tokeniser
+from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 

@@ -19,11 +19,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from adaptive_jax.data import sources, subwords
-from adaptive_jax.data.shards import WHOLE, Shards
-from adaptive_jax.data.text import SPLITS, Text, local_texts
-from adaptive_jax.data.tokenise import TOKENISERS
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.corpora import sources
+from adaptive_jax.data.corpora.shards import WHOLE, Shards
+from adaptive_jax.data.corpora.text import SPLITS, Text, local_texts
+from adaptive_jax.data.corpora.tokenise import TOKENISERS
+from adaptive_jax.data.vocabulary import subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_known
 
 logger = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def load(
 
 
 def _stored(url, vocabulary, splits):
-    from adaptive_jax.data import storage  # tensorstore takes a while
+    from adaptive_jax.data.corpora import storage
 
     corpus = storage.open(url, splits)
     if vocabulary is not None and vocabulary.digest != corpus.vocabulary.digest:

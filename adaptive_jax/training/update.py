@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from adaptive_jax import sharding
-from adaptive_jax.data.batching import Batch
+from adaptive_jax.data.batches.batching import Batch
+from adaptive_jax.devices import sharding
 from adaptive_jax.model import LanguageModel
-from adaptive_jax.state import State, shape_of_state
+from adaptive_jax.training.state import State, shape_of_state
 
 
 def make_update(model: LanguageModel, optimizer: optax.GradientTransformation, rate: optax.Schedule, mesh, seed: int):

@@ -15,9 +15,10 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.data import corpora, planner
-from adaptive_jax.data.vocabulary import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.plans import cutoffs as planner
 
 THRESHOLDS = (1, 2, 3, 5, 10, 20, 50, 100)
 LIMITS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)

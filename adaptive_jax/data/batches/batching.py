@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.examples import examples, ranges
-from adaptive_jax.data.packing import Blocks, Packed, Pieces, Similar, of_epochs
+from adaptive_jax.data.batches.examples import examples, ranges
+from adaptive_jax.data.batches.packing import Blocks, Packed, Pieces, Similar, of_epochs
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
 ROWS = {"packed": Packed, "similar": Similar}

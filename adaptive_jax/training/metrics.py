@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from adaptive_jax import hosts
+from adaptive_jax.devices import hosts
 from adaptive_jax.files import replacing
 
 # How the numbers that people watch are shown; the files hold all of them.

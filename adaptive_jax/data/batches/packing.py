@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.examples import ranges
+from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.errors import InputError
 
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 21, 32, 64)  # of a block that rows of similar length are long

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from adaptive_jax.data.vocabulary import EOS, UNKNOWN, Vocabulary, most_frequent_first
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.cutoffs import band_sizes, band_widths
+from adaptive_jax.bands import band_sizes, band_widths
 from adaptive_jax.errors import InputError, check_at_least
 
 # Tokens in a chunk of a tail as the softmax of this project runs them. Stated anew: data knows nothing of outputs.

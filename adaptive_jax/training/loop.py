@@ -7,18 +7,19 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from adaptive_jax import accelerators, hosts, optim, sharding
-from adaptive_jax.checkpoints import Checkpoints, begin, check_same_run, check_same_vocabulary, write_json
-from adaptive_jax.data import corpora
-from adaptive_jax.data.batching import Rows
-from adaptive_jax.data.prefetch import Ahead
+from adaptive_jax.data.batches.batching import Rows
+from adaptive_jax.data.batches.prefetch import Ahead
+from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.scoring import score, summary
-from adaptive_jax.metrics import open_metrics, perplexity
 from adaptive_jax.model import build
-from adaptive_jax.plan import describe, plan, scale
-from adaptive_jax.state import initial_state, shape_of_state
-from adaptive_jax.update import make_update
+from adaptive_jax.plans.costs import describe, plan, scale
+from adaptive_jax.training import optim
+from adaptive_jax.training.metrics import open_metrics, perplexity
+from adaptive_jax.training.state import initial_state, shape_of_state
+from adaptive_jax.training.update import make_update
+from adaptive_jax.workdir.checkpoints import Checkpoints, begin, check_same_run, check_same_vocabulary, write_json
 
 
 def due(step: int, every: int, steps: int) -> bool:

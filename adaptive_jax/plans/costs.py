@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from adaptive_jax.data.batching import ROWS
-from adaptive_jax.data.examples import BREAK_MODES
+from adaptive_jax.data.batches.batching import ROWS
+from adaptive_jax.data.batches.examples import BREAK_MODES
+from adaptive_jax.devices.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.model import LanguageModel, build
 from adaptive_jax.outputs.banded import chunk_size
-from adaptive_jax.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 
 
 def plan(config: dict, vocabulary_size: int, devices: int, memory: int | None = None) -> dict:

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import tensorstore
 
-from adaptive_jax.data import subwords
-from adaptive_jax.data.corpora import SPLITS, Corpus
+from adaptive_jax.data.corpora.load import SPLITS, Corpus
+from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.errors import InputError
 
 FORMAT = 1  # of a copy: count it up when this module writes what its older self cannot read

@@ -13,7 +13,7 @@ from flax import traverse_util
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
-from adaptive_jax.plan import parameter_shapes
+from adaptive_jax.plans.costs import parameter_shapes
 
 # What a model's state holds besides weights: versions, and devices' markers; positions are computed.
 BOOKKEEPING = (

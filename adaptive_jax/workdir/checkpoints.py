@@ -15,9 +15,9 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from adaptive_jax import hosts, sharding
-from adaptive_jax.data.subwords import read_vocabulary
-from adaptive_jax.data.vocabulary import Vocabulary
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 

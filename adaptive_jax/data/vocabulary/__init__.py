@@ -1,0 +1,1 @@
+"""Words and sub-words, most frequent first, and what is known about each."""

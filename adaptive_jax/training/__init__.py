@@ -1,0 +1,1 @@
+"""Training: the loop, one update, optimizers, metrics."""
