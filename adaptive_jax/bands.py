@@ -1,9 +1,29 @@
-"""How cutoffs split a vocabulary ordered by frequency into bands."""
+"""Bands: a vocabulary in order of frequency, cut into ranges of words, each with a table of its own."""
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from adaptive_jax.errors import InputError, check_at_least
+
+if TYPE_CHECKING:  # processes that only read text should not wait for JAX
+    import jax
+
+
+class Band(NamedTuple):
+    """The vectors of one range of words, as inputs hand them over and outputs read them.
+
+    The logit of word w for hidden states h is `(projection @ h) @ table[w] + bias[w]`.
+
+    Attributes:
+        table: `[words, width]`.
+        projection: `[width, features]`, or None where the width is that of the hidden states.
+        bias: `[words]`, or None.
+    """
+
+    table: "jax.Array"
+    projection: "jax.Array | None" = None
+    bias: "jax.Array | None" = None
 
 
 def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
