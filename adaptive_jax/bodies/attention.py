@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from adaptive_jax.dropout import kept, places
+from adaptive_jax.dropout import keep_mask, positions
 from adaptive_jax.errors import InputError, check_known
 
 ATTENDED = "attended"  # by this name a policy of rematerialisation may keep what a chunked forward pass has found
@@ -103,7 +103,7 @@ def _plain(queries, keys, values, seen, dropout, seeds):
     scores = jnp.einsum("bqhw,bkhw->bhqk", _scaled(queries), keys, preferred_element_type=jnp.float32)
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
     if dropout:
-        weights = jnp.where(kept(seeds, places(weights.shape[1:]), dropout), weights / (1 - dropout), 0)
+        weights = jnp.where(keep_mask(seeds, positions(weights.shape[1:]), dropout), weights / (1 - dropout), 0)
     return jnp.einsum("bhqk,bkhw->bqhw", weights.astype(queries.dtype), values)
 
 
@@ -230,7 +230,7 @@ def _dropped(weights, dropout, seeds, numbers, first, time):
     if not dropout:
         return weights
     within = (first + jnp.arange(weights.shape[1]))[:, None] * time + jnp.arange(weights.shape[2])[None]
-    stays = jax.vmap(lambda seed, head: kept(seed, head * time**2 + within.astype(jnp.uint32), dropout))(seeds, numbers)
+    stays = jax.vmap(lambda seed, head: keep_mask(seed, head * time**2 + within.astype(jnp.uint32), dropout))(seeds, numbers)
     return jnp.where(stays, weights / (1 - dropout), 0)
 
 
