@@ -1,14 +1,17 @@
-"""Where rows and parameters lie: rows are cut over all devices, parameters over the axis `FSDP` alone.
+"""Where rows and parameters lie: rows are split over all devices, parameters over the axis `FSDP` only.
 
-Devices form a grid of two axes. With fsdp 1 every device holds all parameters (data parallelism). With fsdp n, n devices hold
-them together, each 1/n of every matrix; a block's are gathered when its turn comes, in both passes, and its gradients
-are summed onto the parts (fully sharded data parallelism; ZeRO, Rajbhandari et al. 2020). Everything that a layer computes it
-computes on the rows of one device, under `shard_map`: no sort, hidden state or logit crosses devices.
+Devices form a grid of two axes. With fsdp 1, every device holds all parameters (data parallelism). With fsdp n, each of n
+devices holds 1/n of every matrix (fully sharded data parallelism; ZeRO, Rajbhandari et al. 2020): a block's matrices are
+gathered just before they are used, in the forward and in the backward pass, and their gradients are summed into shards.
+Layers run under `shard_map` on the rows of one device: no sort, hidden state or logit crosses devices.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -16,42 +19,42 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from adaptive_jax.errors import InputError
 
 DATA, FSDP = "data", "fsdp"
-ROWS = (DATA, FSDP)  # rows go over both axes
-BLOCKS = "blocks"  # the parameters of a body's like layers, stacked along a first axis
+BATCH_AXES = (DATA, FSDP)  # rows are split over both
+BLOCKS = "blocks"  # the parameters of a body's blocks, stacked along a first axis
 
 
 def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Devices, by default all, as a grid [data, fsdp]: those of a host side by side, so its rows are one stretch of a batch.
+    """Devices, all by default, as a grid [data, fsdp]; those of one host are neighbours, so they hold consecutive rows.
 
     Raises:
-        InputError: the number of devices is no multiple of fsdp.
+        InputError: fsdp does not divide the number of devices.
     """
     devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
     if fsdp < 1 or len(devices) % fsdp:
         raise InputError(f"fsdp={fsdp} does not divide the {len(devices)} device(s): choose a number that does")
-    return Mesh(np.reshape(devices, (-1, fsdp)), ROWS, axis_types=(AxisType.Auto, AxisType.Auto))
+    return Mesh(np.reshape(devices, (-1, fsdp)), BATCH_AXES, axis_types=(AxisType.Auto, AxisType.Auto))
 
 
-def whole(mesh: Mesh) -> NamedSharding:
-    """The sharding of what every device holds."""
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array that every device holds completely."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def rows_along(axis: int) -> PartitionSpec:
-    """How a batch is cut whose rows lie along `axis`."""
-    return PartitionSpec(*[None] * axis, ROWS)
+def batch_spec(axis: int) -> PartitionSpec:
+    """The layout of a batch whose rows lie along `axis`."""
+    return PartitionSpec(*[None] * axis, BATCH_AXES)
 
 
-def put_rows(mesh: Mesh, batch, axis: int = 0):
-    """A tree of host arrays as device arrays, the rows along `axis` shared out over the devices."""
-    sharding = NamedSharding(mesh, rows_along(axis))
-    # Not device_put, by which several hosts send each other every array to see that they are equal.
+def put_batch(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
+    """Puts a tree of host arrays on the devices and splits the rows, along `axis`, among them."""
+    sharding = NamedSharding(mesh, batch_spec(axis))
+    # Not device_put: with several hosts it sends every array to all of them, to check that they are equal.
     return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, sharding, lambda index: a[index]), batch)
 
 
-def put_share(mesh: Mesh, batch, axis: int = 0):
-    """As `put_rows`, of a tree that holds only this host's share of the rows, the n-th of as many as there are hosts."""
-    sharding, hosts = NamedSharding(mesh, rows_along(axis)), jax.process_count()
+def put_host_share(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
+    """`put_batch` for a tree that holds only this host's rows: host i of n holds the i-th of n equal shares."""
+    sharding, hosts = NamedSharding(mesh, batch_spec(axis)), jax.process_count()
 
     def put(a):
         shape = (*a.shape[:axis], a.shape[axis] * hosts, *a.shape[axis + 1 :])
@@ -60,16 +63,19 @@ def put_share(mesh: Mesh, batch, axis: int = 0):
     return jax.tree.map(put, batch)
 
 
-def over_hosts(count: int) -> int:
-    """The sum over all hosts of a count that each has of its own."""
-    return int(np.sum(multihost_utils.process_allgather(np.int32(count))))
+def sum_over_hosts(count: int) -> int:
+    """The exact sum of one integer from each host; integers may exceed 32 bits."""
+    # Without x64, jax would cut int64 to 32 bits.
+    words = np.array(divmod(count, 2**30), np.int32)
+    high, low = np.sum(multihost_utils.process_allgather(words), axis=0, dtype=np.int64)
+    return int(high) * 2**30 + int(low)
 
 
-def parameter_specs(tree, mesh: Mesh):
-    """How parameters lie, or a tree that follows theirs (gradients, momentum): a tree of PartitionSpec.
+def parameter_specs(tree: Any, mesh: Mesh) -> Any:
+    """The layout of parameters, or of a tree that has their structure (gradients, momentum): a tree of PartitionSpec.
 
-    Vectors are whole on every device. Matrices are cut over `FSDP` along their first axis that divides; the axis that stacks
-    layers does not count. So a table is cut by rows, or by width where its rows do not divide: as many bytes either way.
+    Vectors are replicated. A matrix is split over `FSDP` along its first axis that fsdp divides, not counting the axis that
+    stacks blocks. So a table is split by rows, or by width if its rows do not divide: as many bytes either way.
     """
     parts = mesh.shape[FSDP]
 
@@ -84,63 +90,76 @@ def parameter_specs(tree, mesh: Mesh):
     return jax.tree_util.tree_map_with_path(spec, tree)
 
 
-def gathering(model, params, mesh: Mesh):
-    """The model and a function of its parameters for use on one device of `mesh`, under `shard_map`.
+def gathering(model: Any, params: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """The model and a function of its parameters, for use on one device of `mesh` under `shard_map`.
 
     Args:
-        params: of the model, or their shapes, as they are when nothing is cut.
+        params: the model's parameters or their shapes, not sharded.
 
     Returns:
-        `(model, gather)`: `model.apply({"params": gather(cut)}, ...)` does with a device's part of the parameters what the
-        model given does with all of them. What the body stacks it gathers layer by layer.
+        `(model, gather)`: `model.apply({"params": gather(shards)}, ...)` computes with a device's shards what the given
+        model computes with all parameters. The body's blocks are gathered one at a time, in the body's dtype.
     """
     specs = parameter_specs(params, mesh)
     if mesh.shape[FSDP] == 1:
-        return model, lambda cut: cut
+        return model, lambda shards: shards
     stacked = specs["body"].get(BLOCKS, {})
-    # Without the axis that stacks.
-    each = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), stacked)
+    of_block = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), stacked)  # without the axis that stacks
 
-    def gather_block(cut):
-        return jax.tree.map(_gather, cut, each)
+    def gather_block(shards):
+        # Blocks cast their matrices to this dtype anyway; to gather first and then cast would move twice the bytes of bfloat16.
+        return jax.tree.map(functools.partial(_gather, dtype=model.body.dtype), shards, of_block)
 
-    def gather(cut):
+    def gather(shards):
+        # Tables stay float32: a lookup adds the gradients of many tokens into one row.
         others = jax.tree.map(lambda spec: PartitionSpec(), stacked)
-        return jax.tree.map(_gather, cut, specs | {"body": specs["body"] | ({BLOCKS: others} if stacked else {})})
+        return jax.tree.map(_gather, shards, specs | {"body": specs["body"] | ({BLOCKS: others} if stacked else {})})
 
     return (model.clone(body=model.body.clone(gather=gather_block)) if stacked else model), gather
 
 
-def _gather(a, spec):
-    """All of a matrix of which this device has a part; its gradient is summed over devices onto the parts."""
-    return jax.lax.all_gather(a, FSDP, axis=spec.index(FSDP), tiled=True) if FSDP in spec else a
+def _gather(shard, spec, dtype=jnp.float32):
+    """The whole matrix in `dtype`; its gradient is summed over devices, in float32, into their shards."""
+    return _all_gather(shard, spec.index(FSDP), jnp.dtype(dtype)) if FSDP in spec else shard
 
 
-def sum_over_rows(mesh: Mesh, values, specs):
-    """Sums over all devices what each has of its own rows: a tree alike `specs`, which say how it is cut.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _all_gather(shard, axis, dtype):
+    return jax.lax.all_gather(shard.astype(dtype), FSDP, axis=axis, tiled=True)
 
-    What is cut `_gather` has summed over `FSDP` already.
+
+def _sum_into_shards(axis, dtype, _, gradient):
+    return (jax.lax.psum_scatter(gradient.astype(jnp.float32), FSDP, scatter_dimension=axis, tiled=True),)
+
+
+_all_gather.defvjp(lambda shard, axis, dtype: (_all_gather(shard, axis, dtype), None), _sum_into_shards)
+
+
+def sum_over_devices(mesh: Mesh, values: Any, specs: Any) -> Any:
+    """Sums over all devices what each computed on its own rows: a tree with the structure of `specs`, their layout.
+
+    Gradients of sharded parameters are already summed over `FSDP`, by `gathering`.
     """
 
     def add(a, spec):
-        axes = tuple(axis for axis in ROWS if axis not in spec and mesh.shape[axis] > 1)
+        axes = tuple(axis for axis in BATCH_AXES if axis not in spec and mesh.shape[axis] > 1)
         return jax.lax.psum(a, axes) if axes else a
 
     return jax.tree.map(add, values, specs)
 
 
 def accumulation(rows: int, rows_per_device: int, devices: int) -> int:
-    """Batches that make up one update of `rows` rows, when a device holds at most `rows_per_device` at a time.
+    """Microbatches of an update of `rows` rows, if a device holds at most `rows_per_device` at a time.
 
-    128 rows at 8 a device make 16 batches on 1 device, 2 on 8 and 1 on 16 or more.
+    128 rows at 8 a device make 16 microbatches on 1 device, 2 on 8 and 1 on 16 or more.
 
     Raises:
-        InputError: the devices cannot share the rows of an update evenly.
+        InputError: the rows of an update do not divide evenly among the devices.
     """
     if rows % devices:
         raise InputError(
             f"{devices} devices cannot share the {rows} rows of an update evenly: "
-            "choose tokens_per_update as a multiple of block x devices"
+            "choose tokens_per_update as a multiple of sequence_length x devices"
         )
     share = rows // devices
     return next(parts for parts in range(1, share + 1) if share % parts == 0 and share // parts <= rows_per_device)
