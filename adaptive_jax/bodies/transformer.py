@@ -1,5 +1,6 @@
 """Decoder-only transformers, normalised before every sub-block or after it."""
 
+import contextlib
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached
 from adaptive_jax.devices.products import dot_general
 from adaptive_jax.dropout import Dropout, row_seeds
@@ -29,11 +31,11 @@ REMAT = {
 
 
 class Cache(NamedTuple):
-    """The transformer's carry when decoding: what was seen, `[layers, batch, length, heads, features / heads]`."""
+    """The decoding memory: keys and values of all tokens so far, `[layers, rows, length, heads, features / heads]`."""
 
     keys: jax.Array
     values: jax.Array
-    seen: jax.Array  # positions filled, a scalar
+    seen: jax.Array  # tokens so far, a scalar
 
 
 @jax.custom_vjp
@@ -165,55 +167,82 @@ class Transformer(nn.Module):
             )
 
     @nn.compact
-    def __call__(self, vectors: jax.Array, carry=(), *, train: bool = False, segments=None, rows=None):
-        """Vectors `[batch, time, features]` and a carry to hidden states `[batch, time, features]` and the next carry.
+    def __call__(self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False):
+        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, features], next carry)`.
 
-        With the carry `()` the rows stand alone and `()` is returned. With a `Cache` from `empty_carry` they continue
-        what was seen before, up to the length the cache was made for.
+        Args:
+            carry: `()`, where every row stands alone, and `()` is returned; or a `Cache`, which the rows continue.
+            batch: its `row_ids` (for dropout) and `segment_ids` are read. Tokens see those of their own segment only, and
+                positions count from 0 in each. None: rows 0, 1, 2 … of one segment each.
 
-        Segments, int32 `[batch, time]`, part the rows: neighbours of one number see each other and nothing else, and their
-        positions count from 0. They are for rows that stand alone. Dropout is drawn by the numbers of the rows, int32 `[batch]`,
-        by default 0, 1, 2 …
+        Raises:
+            InputError: the cache is full, or `batch` has segments or resets, which a cache cannot follow. Inside `jax.jit` the
+                number of tokens in the cache is not known: there the hidden states of a cache that overflows are NaN.
         """
-        rows = jnp.arange(len(vectors)) if rows is None else rows
-        seen = carry.seen if carry else 0
+        row_ids = jnp.arange(len(vectors)) if batch is None else batch.row_ids
+        segment_ids = None if batch is None else batch.segment_ids
         time = vectors.shape[1]
+        if carry:
+            _check_cache(carry, time, batch)
+        seen = carry.seen if carry else 0
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
         positions = sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
-        x += positions[None] if segments is None else positions[places(segments)]
-        x = Dropout(self.dropout)(x, rows, train=train)
+        x += positions[None] if segment_ids is None else positions[positions_in_segments(segment_ids)]
+        x = Dropout(self.dropout)(x, row_ids, train=train)
+
         def gather(variables):
             return {name: self.gather(cut) for name, cut in variables.items()}  # none yet, when they are initialised
 
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
             nn.remat(block, policy=REMAT[self.remat], prevent_cse=False),
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, "penalties": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             out_axes=0,
             length=self.layers,
         )(
-            self.features,
-            self.heads,
-            self.feed_forward,
-            self.dropout,
-            self.attention_dropout,
-            self.activation_dropout,
-            self.attention,
-            self.dtype,
-            train,
+            features=self.features,
+            heads=self.heads,
+            feed_forward=self.feed_forward,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+            attention=self.attention,
+            dtype=self.dtype,
+            train=train,
             name="blocks",
         )
-        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segments, rows)
+        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids)
         if self.final_norm:
             x = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name="norm")(x).astype(self.dtype)
-        return x, Cache(*cache, seen + time) if carry else ()
+        if not carry:
+            return x, ()
+        carry = Cache(*cache, seen + time)
+        return jnp.where(carry.seen > carry.keys.shape[2], jnp.nan, x), carry
 
-    def empty_carry(self, batch: int, length: int) -> Cache:
-        """The carry that stands before the first of at most `length` positions."""
-        shape = (self.layers, batch, length, self.heads, self.features // self.heads)
+    def initial_carry(self, rows: int) -> tuple:
+        """The carry of `rows` rows before training: `()`, since every row stands alone."""
+        return ()
+
+    def cache(self, rows: int, length: int) -> Cache:
+        """An empty decoding memory of `rows` rows and up to `length` tokens each."""
+        shape = (self.layers, rows, length, self.heads, self.features // self.heads)
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros((), jnp.int32))
+
+
+def _check_cache(cache, time, batch):
+    """Refuses what would give wrong hidden states: `time` tokens beyond the cache's end, and rows that do not simply continue."""
+    if batch is not None and (batch.segment_ids is not None or batch.reset is not None):
+        raise InputError("a cache continues every row: leave batch.segment_ids and batch.reset None")
+    length, seen = cache.keys.shape[2], 0
+    with contextlib.suppress(jax.errors.ConcretizationTypeError):
+        seen = int(cache.seen)
+    if seen + time > length:
+        raise InputError(
+            f"the cache holds {seen} of at most {length} tokens and cannot take {time} more: "
+            f"make it longer, body.cache(rows, length={seen + time})"
+        )
 
 
 class PostNormTransformer(Transformer):
@@ -225,10 +254,10 @@ class PostNormTransformer(Transformer):
     block = PostNormBlock
 
 
-def places(segments: jax.Array) -> jax.Array:
-    """How many of its segment stand before each token, `[batch, time]` of both: of 1 1 1 2 2 0, 0 1 2 0 1 0."""
-    columns = jnp.arange(segments.shape[1])[None]
-    begins = jnp.diff(segments, axis=1, prepend=segments[:, :1]) != 0
+def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
+    """The position of each token in its segment, `[rows, time]` to the same shape: 1 1 1 2 2 0 gives 0 1 2 0 1 0."""
+    columns = jnp.arange(segment_ids.shape[1])[None]
+    begins = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
     return columns - jax.lax.cummax(jnp.where(begins, columns, 0), axis=1)
 
 
