@@ -1,111 +1,67 @@
 """Billion Word (768M words, vocabulary 793,471): the rows of Baevski & Auli 2019, Tables 1 and 4.
 
-| row          | published in | input and output layers                        | test  | valid | parameters | hours, V100 |
-|--------------|--------------|------------------------------------------------|-------|-------|------------|-------------|
-| `bpe_t`      | Table 4      | 32K sub-words of 1024, tied full softmax       | 27.51 | 27.44 | 234.7M     | 34 on 32    |
-| `bpe`        | Table 4      | the same, not tied                             | 27.13 | 27.02 | 267.8M     | 35 on 32    |
-| `asm`        | Table 4      | words of 256, adaptive softmax                 | 27.06 | 26.97 | 532.8M     | 62 on 32    |
-| `cnn`        | Table 4      | character CNN, adaptive softmax                | 26.25 | 26.13 | 365.8M     | 92 on 32    |
-| `adp`        | Table 4      | adaptive input, adaptive softmax               | 26.49 | 26.38 | 458.4M     | 65 on 32    |
-| `adp_t`      | Table 4      | the same, embeddings tied, projections not     | 25.58 | 25.51 | 330.8M     | 43 on 32    |
-| `cnn_131k`   | Table 1      | `cnn`, 131K tokens an update                   | 25.88 |       | 366M       | 79 on 64    |
-| `adp_t_131k` | Table 1      | `adp_t`, 131K tokens an update                 | 25.22 |       | 331M       | 55 on 64    |
-| `large`      | Table 1      | 20 blocks, feed-forward 6144                   | 23.91 |       | 465M       | 72 on 64    |
-| `very_large` | Table 1      | 24 blocks of width 1536, feed-forward 8192     | 23.02 |       | 1026M      | 145 on 64   |
+`ROWS` holds the published numbers; hours are those of 32 V100 GPUs in Table 4, of 64 in Table 1. To print them as a table:
 
-The last four make updates of 131K tokens, the others of 65K. The text gives 24.14 where Table 1 has 23.91.
-None has been trained to the end here yet. The commands, with a directory of the corpus' train, valid and test text:
+    python -c "from configs import base, billion_word; print(base.table(billion_word.ROWS))"
+
+The text of the paper gives 24.14 where Table 1 has 23.91. None has been trained to the end here yet. The commands, with a
+directory of the corpus' train, valid and test text:
 
     python train.py --config=configs/billion_word.py:adp_t --workdir=runs/bw --config.data.path=DIR
     python evaluate.py --workdir=runs/bw --split=test
 
-Sentences are shuffled, so each is an example that sees no other, in training and in evaluation; as many as fit are packed
-into a row of 512 tokens, with less than 1 % of padding. The paper batches sentences of similar length:
-`--config.data.rows=similar`. Of a sentence of more than 512 tokens, each 512 are an example.
+The corpus is shuffled sentences. Each is an example that sees no other, in training and in evaluation; a row of 512 tokens packs
+as many as fit, with less than 1 % of padding. The paper batches sentences of similar length: `--config.batches.layout=similar`.
+A sentence of more than 512 tokens is split into examples of 512.
 """
 
-from ml_collections import ConfigDict
+from configs import base
+from configs.base import Paper, Row
 
-from adaptive_jax.errors import check_known
-from configs.factorisation import factorisation
-
+SETTINGS = {
+    "steps": 975_000,
+    "dtype": "bfloat16",
+    "tokens_per_update": 65_536,
+    "tokens_per_device": 2048,
+    "log_every": 100,
+    "evaluate_every": 5_000,
+    "checkpoint_every": 5_000,
+    "keep": 2,
+    "data.corpus": "billion_word",
+    "data.threshold": 3,
+    "data.vocabulary_size": 793_471,
+    "batches.sequence_length": 512,
+    "batches.break_mode": "eos",
+    "body.layers": 16,
+    "body.features": 1024,
+    "body.heads": 16,
+    "body.feed_forward": 4096,
+    "body.final_norm": False,
+    "schedule.warmup_steps": 16_000,  # 16K + 137K (1 + 2 + 4) = 975K updates
+    "schedule.cycle_steps": 137_000,
+    "schedule.shrink": 0.6,
+}
+LAYERS = base.layers(cutoffs=(60_000, 160_000), width=64, narrow=256, characters={"highway_layers": 2})
 BPE = {"data.threshold": 1, "data.codes": 32_000, "data.vocabulary_size": 32_347}
 OWN_PROJECTIONS = {"output.table.share_projections": False}
 MORE_TOKENS = {"tokens_per_update": 131_072}
+LARGE = {"body.layers": 20, "body.feed_forward": 6144}
+VERY_LARGE = {"body.layers": 24, "body.features": 1536, "body.feed_forward": 8192}
 
-ROWS = {  # layers of `factorisation`, and what else differs
-    "bpe_t": ("bpe_t", BPE),
-    "bpe": ("bpe", BPE),
-    "asm": ("asm", {}),
-    "cnn": ("cnn", {}),
-    "adp": ("adp", {}),
-    "adp_t": ("adp_t", OWN_PROJECTIONS),
-    "cnn_131k": ("cnn", MORE_TOKENS),
-    "adp_t_131k": ("adp_t", OWN_PROJECTIONS | MORE_TOKENS),
-    "large": ("adp_t", OWN_PROJECTIONS | MORE_TOKENS | {"body.layers": 20, "body.feed_forward": 6144}),
-    "very_large": (
-        "adp_t",
-        OWN_PROJECTIONS | MORE_TOKENS | {"body.layers": 24, "body.features": 1536, "body.feed_forward": 8192},
-    ),
+ROWS = {
+    "bpe_t": Row("bpe_t", BPE, Paper(27.44, 27.51, 234.7, 34, "Table 4")),
+    "bpe": Row("bpe", BPE, Paper(27.02, 27.13, 267.8, 35, "Table 4")),
+    "asm": Row("asm", paper=Paper(26.97, 27.06, 532.8, 62, "Table 4")),
+    "cnn": Row("cnn", paper=Paper(26.13, 26.25, 365.8, 92, "Table 4")),
+    "adp": Row("adp", paper=Paper(26.38, 26.49, 458.4, 65, "Table 4")),
+    "adp_t": Row("adp_t", OWN_PROJECTIONS, Paper(25.51, 25.58, 330.8, 43, "Table 4")),
+    "cnn_131k": Row("cnn", MORE_TOKENS, Paper(None, 25.88, 366, 79, "Table 1")),
+    "adp_t_131k": Row("adp_t", OWN_PROJECTIONS | MORE_TOKENS, Paper(None, 25.22, 331, 55, "Table 1")),
+    "large": Row("adp_t", OWN_PROJECTIONS | MORE_TOKENS | LARGE, Paper(None, 23.91, 465, 72, "Table 1")),
+    "very_large": Row("adp_t", OWN_PROJECTIONS | MORE_TOKENS | VERY_LARGE, Paper(None, 23.02, 1026, 145, "Table 1")),
 }
 
 
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
-    check_known(f"row {row!r} of configs/billion_word.py", row, ROWS)
-    layers, changes = ROWS[row]
-    config = ConfigDict(
-        {
-            "steps": 975_000,
-            "seed": 0,
-            "dtype": "bfloat16",
-            "tokens_per_update": 65_536,
-            "tokens_per_device": 2048,
-            "fsdp": 0,
-            "log_every": 100,
-            "evaluate_every": 5_000,
-            "checkpoint_every": 5_000,
-            "keep": 2,
-            "data": {
-                "corpus": "billion_word",
-                "path": "",
-                "cache": "~/.cache/adaptive_jax",
-                "threshold": 3,
-                "limit": 0,
-                "codes": 0,
-                "tokeniser": "none",
-                "lower": False,
-                "vocabulary_size": 793_471,
-                "block": 512,
-                "break_mode": "eos",
-                "rows": "packed",
-            },
-            **factorisation(layers, cutoffs=(60_000, 160_000), width=64, narrow=256, highway_layers=2),
-            "body": {
-                "name": "transformer",
-                "layers": 16,
-                "features": 1024,
-                "heads": 16,
-                "feed_forward": 4096,
-                "dropout": 0.1,
-                "attention_dropout": 0.1,
-                "activation_dropout": 0.0,
-                "final_norm": False,
-                "attention": "auto",
-                "remat": "none",
-            },
-            "optimizer": {  # 16K + 137K (1 + 2 + 4) = 975K updates
-                "learning_rate": 1.0,
-                "min_learning_rate": 1e-5,
-                "warmup_from": 1e-7,
-                "warmup_steps": 16_000,
-                "cycle_steps": 137_000,
-                "cycles": 3,
-                "shrink": 0.6,
-                "momentum": 0.99,
-                "clip_norm": 0.1,
-            },
-        }
-    )
-    config.update_from_flattened_dict(changes)
-    return config
+    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

@@ -1,0 +1,196 @@
+"""Every key of a config with its default, and what the config files share: rows of a paper's table, and their layers.
+
+A config file states what differs from the defaults, by dotted keys, and has a row for each model (see `config_of`):
+
+    SETTINGS = {"steps": 600, "data.corpus": "embedded", "body.layers": 2}
+    LAYERS = base.layers(cutoffs=(1_000, 4_000), width=128, narrow=64)
+    ROWS = {"adp_t": Row("adp_t"), "adp": Row("adp", {"body.dropout": 0.2}, paper=Paper(valid=20.95, table="Table 3"))}
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from adaptive_jax.errors import check_known
+
+FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))  # (characters spanned, features)
+TRANSFORMER = {
+    "layers": 6,
+    "features": 256,
+    "heads": 8,
+    "feed_forward": 1024,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.0,
+    "final_norm": True,
+    "attention": "auto",  # how attention is computed; the numbers stay the same
+    "remat": "none",  # what the backward pass recomputes to save memory: none, elementwise or all
+}
+TABLES = {
+    "own": {"cutoffs": (), "factor": 4, "width": 0},
+    "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": ()},
+}
+OUTPUT = {
+    "table": {"name": "own"} | TABLES["own"],
+    "tail_dropout": 0.0,
+    "input_dropout": 0.0,
+    "label_smoothing": 0.0,
+    "z_loss": 0.0,
+}
+# Groups whose key "name" picks a class; the other keys are the fields of that class.
+NAMED = {
+    "input": {
+        "lookup": {"width": 0},  # 0: the width of the body
+        "adaptive": {"cutoffs": (), "factor": 4, "width": 0},
+        "char_cnn": {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50},
+    },
+    "body": {"transformer": TRANSFORMER, "transformer_post_norm": TRANSFORMER},
+    "output": {"softmax": OUTPUT, "adaptive": OUTPUT},
+    "output.table": TABLES,
+    "optimizer": {"nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1}},
+    "schedule": {
+        "cosine_cycles": {
+            "min_learning_rate": 1e-5,
+            "warmup_from": 1e-7,
+            "warmup_steps": 500,
+            "cycle_steps": 1_000,  # of the first cycle; each of the others takes twice as many steps as the one before
+            "cycles": 3,
+            "shrink": 0.75,  # of the highest learning rate, from cycle to cycle
+        }
+    },
+}
+DEFAULTS = {
+    "steps": 7_500,  # updates
+    "seed": 0,
+    "dtype": "float32",  # of activations and matrix products: float32 or bfloat16
+    "tokens_per_update": 8_192,
+    "tokens_per_device": 8_192,  # at most, at a time; an update accumulates gradients over as many microbatches as it needs
+    "fsdp": 0,  # devices that share one copy of the parameters; 0: as few as hold the model
+    "log_every": 50,  # updates, as the next two
+    "evaluate_every": 500,
+    "checkpoint_every": 500,
+    "keep": 1,  # latest checkpoints; the best one is kept beside them
+    "data": {
+        "corpus": "",
+        "path": "",  # a directory with a local copy; empty: download the corpus
+        "cache": "~/.cache/adaptive_jax",
+        "threshold": 1,  # occurrences that a word of the vocabulary needs
+        "limit": 0,  # words in the vocabulary; 0: no limit
+        "codes": 0,  # byte-pair merges; 0: words
+        "tokeniser": "none",  # none: split at white space; or moses
+        "lower": False,
+        "vocabulary_size": 0,  # as prepared, for plans made without the corpus; 0: unknown
+    },
+    "batches": {
+        "sequence_length": 256,
+        "break_mode": "none",  # what an example is: a window of the text (none), or sentences (complete, complete_doc, eos)
+        "layout": "packed",  # how examples become rows: packed or similar
+    },
+    "input": {"name": "adaptive"} | NAMED["input"]["adaptive"],
+    "body": {"name": "transformer"} | NAMED["body"]["transformer"],
+    "output": {"name": "adaptive"} | NAMED["output"]["adaptive"],
+    "optimizer": {"name": "nag"} | NAMED["optimizer"]["nag"],
+    "schedule": {"name": "cosine_cycles"} | NAMED["schedule"]["cosine_cycles"],
+}
+
+
+class Paper(NamedTuple):
+    """Published numbers of a row, None where the paper gives none.
+
+    valid, test: perplexity. parameters: millions, to the last digit printed. hours: training time, on the devices that the
+    file's docstring names. table: where they are printed.
+    """
+
+    valid: float | None = None
+    test: float | None = None
+    parameters: float | None = None
+    hours: float | None = None
+    table: str | None = None
+
+
+class Row(NamedTuple):
+    """A model: the name of its input and output layers in `layers`, the other settings that differ, the published numbers."""
+
+    layers: str
+    changes: Mapping[str, object] = {}
+    paper: Paper = Paper()
+
+
+def config(*changes: Mapping[str, object]) -> ConfigDict:
+    """The defaults with changes by dotted key, later ones last. Setting a group's `name` gives the group its defaults.
+
+    Raises:
+        InputError: a key or a name that does not exist.
+    """
+    settings = copy.deepcopy(DEFAULTS)
+    for flat in changes:
+        for key in sorted(flat, key=lambda key: (not key.endswith(".name"), key)):  # names first, outer groups first
+            _set(settings, key, flat[key])
+    return ConfigDict(settings)
+
+
+def config_of(row: str, file: str, rows: Mapping[str, Row], layers: Mapping[str, dict], settings: dict) -> ConfigDict:
+    """The config of a row of a file: the file's settings, the row's layers, the row's changes.
+
+    Raises:
+        InputError: the file has no such row; or as `config`.
+    """
+    check_known(f"row {row!r} of {file}", row, rows)
+    return config(settings, layers[rows[row].layers], rows[row].changes)
+
+
+def layers(
+    cutoffs, width: int, narrow: int, tail_dropout: float = 0.0, characters: Mapping | None = None
+) -> dict[str, dict]:
+    """The input and output layers that Baevski & Auli 2019 compare, at any size: settings by the papers' names.
+
+    `sm`: words of `width`, full softmax. `bpe`: sub-words as wide as the body, full softmax. `asm`: words of `narrow`,
+    adaptive softmax. `cnn`: character CNN, adaptive softmax. `adp`: adaptive input, adaptive softmax. With `_t`, tied:
+    input and output share embeddings and, in `adp_t`, the projections of the tails. `asm_t` has words of `width` in all bands.
+
+    cutoffs: of every adaptive layer, whose bands narrow from the body's width by a factor of 4.
+    characters: settings of the character CNN that differ from the defaults.
+    """
+    own = {"output.name": "softmax", "output.table.name": "own"}
+    tied = own | {"output.table.name": "tied"}
+    to_bands = {"output.name": "adaptive", "output.tail_dropout": tail_dropout}
+    own_bands = own | to_bands | {"output.table.cutoffs": cutoffs}
+    words, lookup = {"input.name": "lookup", "input.width": width}, {"input.name": "lookup"}
+    adaptive = {"input.name": "adaptive", "input.cutoffs": cutoffs}
+    cnn = {"input.name": "char_cnn"} | {f"input.{key}": value for key, value in (characters or {}).items()}
+    return {
+        "sm": words | own | {"output.table.width": width},
+        "sm_t": words | tied,
+        "bpe": lookup | own,
+        "bpe_t": lookup | tied,
+        "asm": words | {"input.width": narrow} | own_bands,
+        "asm_t": words | tied | to_bands | {"output.table.cutoffs": cutoffs},
+        "cnn": cnn | own_bands,
+        "adp": adaptive | own_bands,
+        "adp_t": adaptive | tied | to_bands,
+    }
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """The rows as a Markdown table: layers, changes and published numbers."""
+    lines = [["row", "layers", "changes", *Paper._fields]]
+    lines.append(["---"] * len(lines[0]))
+    for name, row in rows.items():
+        changes = ", ".join(f"{key}={value}" for key, value in row.changes.items())
+        lines.append([f"`{name}`", row.layers, changes, *("" if value is None else str(value) for value in row.paper)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _set(settings, key, value):
+    group, _, last = key.rpartition(".")
+    if last == "name" and group in NAMED:
+        check_known(f"config.{key}={value!r}", value, NAMED[group])
+        key, value = group, {"name": value} | copy.deepcopy(NAMED[group][value])
+    *outer, last = key.split(".")
+    for name in outer:
+        check_known(f"config.{key}", name, settings)
+        settings = settings[name]
+    check_known(f"config.{key}", last, settings)
+    settings[last] = value
