@@ -123,8 +123,7 @@ def _gather(shard, spec, dtype=jnp.float32):
     return _all_gather(shard, spec.index(FSDP), jnp.dtype(dtype)) if FSDP in spec else shard
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _all_gather(shard, axis, dtype):
+def _cast_and_gather(shard, axis, dtype):
     return jax.lax.all_gather(shard.astype(dtype), FSDP, axis=axis, tiled=True)
 
 
@@ -132,7 +131,9 @@ def _sum_into_shards(axis, dtype, _, gradient):
     return (jax.lax.psum_scatter(gradient.astype(jnp.float32), FSDP, scatter_dimension=axis, tiled=True),)
 
 
-_all_gather.defvjp(lambda shard, axis, dtype: (_all_gather(shard, axis, dtype), None), _sum_into_shards)
+_all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2))
+# The plain function: rematerialisation must see the gather, to repeat it in the backward pass, and not a custom_vjp.
+_all_gather.defvjp(lambda *arguments: (_cast_and_gather(*arguments), None), _sum_into_shards)
 
 
 def sum_over_devices(mesh: Mesh, values: Any, specs: Any) -> Any:
