@@ -1,14 +1,15 @@
-"""Reads files that torch.save wrote, without torch and without running anything that is in them.
+"""Reads files written by torch.save, without torch and without running anything in them.
 
-Such a file is a pickle, which may name any function of any module and have it called. Here a name is looked up in a short
-list of what checkpoints are made of, and stands for something inert of this module or of the standard library; any other
-name ends the reading. Nothing is imported, and no tensor is trusted to lie within its storage.
+Such a file is a pickle, and a pickle can name any function of any module and have it called. This reader accepts only the
+names in a short list, which covers what checkpoints contain, and replaces each by something inert of this module or of the
+standard library; any other name is an error. It imports no module, and it checks that every tensor lies within its storage.
 
-Both formats are read: the zip archive (torch 1.6 and later), whose storages are members `data/N`, and the older stream,
-in which pickles follow each other and the storages come last.
+It reads both formats: the zip archive (torch 1.6 and later), with one member `data/N` for each storage, and the older
+stream, which is several pickles followed by the storages.
 """
 
 import collections
+import math
 import pickle
 import types
 import zipfile
@@ -19,7 +20,7 @@ import numpy as np
 
 from adaptive_jax.errors import InputError
 
-# Types of storages, by name. They stay names in the unpickler's hands: a str cannot be called or changed.
+# The unpickler passes types of storages on as these names: a str cannot be called or changed.
 DTYPES = {
     "DoubleStorage": np.dtype("float64"),
     "FloatStorage": np.dtype("float32"),
@@ -33,22 +34,33 @@ DTYPES = {
     "BoolStorage": np.dtype("bool"),
 }
 
-# What else may be named. Classes with attributes become a bare namespace of them.
-INERT = {
+
+def _plain(key):
+    """Checks a key of a dict or an entry of a set: hashing a tuple may never end if it is nested deeply or repeats itself."""
+    if not isinstance(key, str | int | float | bytes | None):
+        raise ValueError(f"a {type(key).__name__} as a key")
+    return key
+
+
+# The names that a file may contain, besides storages and functions that rebuild tensors.
+KNOWN = {
     "torch.Size": tuple,
+    "collections.OrderedDict": lambda items=(): collections.OrderedDict((_plain(key), value) for key, value in items),
+    "builtins.set": lambda entries=(): set(map(_plain, entries)),
+    "__builtin__.set": lambda entries=(): set(map(_plain, entries)),
     "argparse.Namespace": types.SimpleNamespace,
-    # Counters of time and loss that checkpoints before 2019 carry along.
+    # Checkpoints from before 2019 contain these counters of time and loss.
     "fairseq.meters.AverageMeter": types.SimpleNamespace,
     "fairseq.meters.StopwatchMeter": types.SimpleNamespace,
     "fairseq.meters.TimeMeter": types.SimpleNamespace,
 }
 
-# Codes of a pickle that torch does not write: registered extensions, old instances, buffers of any announced size.
-NEEDLESS = {
+# Opcodes that torch does not write: registered extensions, instances in the oldest form, sets, buffers of a declared size.
+REFUSED = {
     code[0]
     for code in (
-        pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.INST, pickle.OBJ,
-        pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
+        pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.INST, pickle.OBJ, pickle.EMPTY_SET, pickle.ADDITEMS,
+        pickle.FROZENSET, pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
     )
 }  # fmt: skip
 
@@ -57,14 +69,13 @@ STREAM_PROTOCOL = 1001
 
 
 def read(path: Path):
-    """What `torch.save` was given, with tensors as NumPy arrays of their dtype, shape and strides.
+    """The object that was given to `torch.save`, with tensors as NumPy arrays of the same dtype, shape and strides.
 
-    Tensors that shared a storage share memory. Objects of the classes `argparse.Namespace` come back as
-    `types.SimpleNamespace`.
+    Tensors that shared a storage share memory. An `argparse.Namespace` becomes a `types.SimpleNamespace`.
 
     Raises:
-        InputError: a file that is missing, cut short, damaged, not of torch.save, or that names something else than the
-            parts of a checkpoint.
+        InputError: the file is missing, truncated, damaged or not from torch.save, or it contains a name that no
+            checkpoint needs.
     """
     try:
         with path.open("rb") as file:
@@ -75,23 +86,26 @@ def read(path: Path):
         raise InputError(f"{path}: {error}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}; give the path of a checkpoint") from None
-    except Exception as error:  # bytes that are wrong fail in the unpickler and here in any of many ways
+    except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise InputError(
-            f"{path} cannot be read ({reason}): it is cut short, damaged, or no file of torch.save; copy or download it again"
+            f"cannot read {path} ({reason}): it is truncated, damaged or not a file of torch.save; copy or download it again"
         ) from None
 
 
 class _Unpickler(pickle._Unpickler):
     """Builds containers, numbers, strings and arrays, and nothing else.
 
-    The standard library's unpickler in Python, not in C: there a few bytes can ask for any amount of memory, and attributes
-    can be set on whatever was named.
+    It extends the unpickler that the standard library has in Python. With the one in C, a few bytes can ask for any amount of
+    memory, and a file can set attributes of everything it names.
+
+    Args:
+        make_storage: `make_storage(key, dtype, length)` makes the array of a storage; called once for each key.
     """
 
-    dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code not in NEEDLESS}  # noqa: RUF012
+    dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code not in REFUSED}  # noqa: RUF012
 
-    def __init__(self, file, storage):
+    def __init__(self, file, make_storage=None):
         def readline():
             line = file.readline()
             if not line.endswith(b"\n"):
@@ -99,168 +113,139 @@ class _Unpickler(pickle._Unpickler):
             return line
 
         super().__init__(types.SimpleNamespace(read=file.read, readline=readline), encoding="utf-8")
-        self.storage = storage
+        self.make_storage, self.storages = make_storage, {}
 
     def find_class(self, module, name):
         if module in ("torch", "torch.cuda") and name in DTYPES:
             return name
-        whole = f"{module}.{name}"
-        builders = {
+        path = f"{module}.{name}"
+        known = KNOWN | {
             "torch._utils._rebuild_tensor": self.tensor,
             "torch._utils._rebuild_tensor_v2": self.tensor,
-            "torch._utils._rebuild_parameter": self.parameter,
+            "torch._utils._rebuild_parameter": lambda data, *_: data,
         }
-        known = INERT | CONTAINERS | builders
-        if whole not in known:
+        if path not in known:
             raise InputError(
-                f"it names {whole[:100]!r}, which is no part of a checkpoint's weights and options, so nothing of it was read: "
-                "get the file from a source you trust, or save it again with plain dicts and tensors alone"
+                f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options, so none of it was read: "
+                "get the file from a source you trust, or save it again with only plain dicts and tensors"
             )
-        return known[whole]
+        return known[path]
 
     def persistent_load(self, pid):
         tag, type_name, key, _, length, *view = pid
         if tag != "storage" or not isinstance(type_name, str) or not isinstance(key, str | int):
-            raise ValueError("a reference to something else than a storage")
-        array = self.storage(str(key), DTYPES[type_name], int(length))
+            raise ValueError("a reference to something that is not a storage")
+        key, dtype, length = str(key), DTYPES[type_name], int(length)
+        if key not in self.storages:
+            self.storages[key] = self.make_storage(key, dtype, length)
+        array = self.storages[key]
+        if (array.dtype, len(array)) != (dtype, length):
+            raise ValueError("two types or lengths for one storage")
         if not view or view[0] is None:
             return array
         _, start, count = view[0]
-        if not 0 <= start <= start + count <= len(array):
-            raise ValueError("a storage reaches beyond another")
+        if not 0 <= start <= start + count <= length:
+            raise ValueError("a storage extends beyond the one that contains it")
         return array[start : start + count]
 
     def tensor(self, storage, offset, shape, strides, *_):
-        # `storage` is whatever the file gives; an array of storages has one axis, a tensor given again may have none.
+        # A file may give anything as `storage`. A storage has one axis; a tensor in its place may have none.
         if not isinstance(storage, np.ndarray) or storage.ndim != 1:
             raise ValueError("a tensor without a storage")
-        # Python's own integers: a file may give arrays, whose sums overflow.
+        # Python integers do not overflow; the file may give NumPy's.
         offset, shape, strides = int(offset), tuple(map(int, shape)), tuple(map(int, strides))
         if len(shape) != len(strides) or min((offset, *shape, *strides)) < 0:
-            raise ValueError("a tensor of impossible shape")
+            raise ValueError("a tensor of an impossible shape")
         last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        if 0 not in shape and last >= len(storage):
-            raise ValueError("a tensor reaches beyond its storage")
+        # A tensor may not repeat its storage either: with strides of 0, a few bytes would become any number of entries.
+        if 0 not in shape and (last >= len(storage) or math.prod(shape) > len(storage)):
+            raise ValueError("a tensor extends beyond its storage")
         steps = [stride * storage.itemsize for stride in strides]
         return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps)
-
-    def parameter(self, data, *_):
-        return data
 
     def load_dict(self):
         items = self.pop_mark()
         self.append(dict(zip(map(_plain, items[::2]), items[1::2], strict=True)))
 
     def load_setitem(self):
-        value, key = self.stack.pop(), self.stack.pop()
-        self.stack[-1][_plain(key)] = value
+        self._set(self.stack.pop(-2), self.stack.pop())
 
     def load_setitems(self):
         items = self.pop_mark()
-        self.stack[-1].update(zip(map(_plain, items[::2]), items[1::2], strict=True))
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self._set(key, value)
 
-    def load_additems(self):
-        items = self.pop_mark()
-        self.stack[-1].update(map(_plain, items))
-
-    def load_frozenset(self):
-        self.append(frozenset(map(_plain, self.pop_mark())))
+    def _set(self, key, value):
+        if not isinstance(self.stack[-1], dict):  # a set would hash the value, an array copy it
+            raise ValueError(f"entries of a {type(self.stack[-1]).__name__}")
+        self.stack[-1][_plain(key)] = value
 
     def load_build(self):
         state, instance = self.stack.pop(), self.stack[-1]
-        if isinstance(instance, types.SimpleNamespace):
+        if isinstance(instance, types.SimpleNamespace) and isinstance(state, dict):
             vars(instance).update(state)
-        elif not isinstance(
-            instance, collections.OrderedDict
-        ):  # of which torch keeps versions of modules, not needed here
+        # An OrderedDict's attributes are the versions of torch's modules, which are not needed here.
+        elif not isinstance(instance, collections.OrderedDict):
             raise ValueError(f"attributes of a {type(instance).__name__}")
 
     dispatch |= {
         pickle.DICT[0]: load_dict,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
-        pickle.ADDITEMS[0]: load_additems,
-        pickle.FROZENSET[0]: load_frozenset,
         pickle.BUILD[0]: load_build,
     }
-
-
-def _plain(key):
-    """A key of a dict or an entry of a set. A tuple may be nested so deep, or so often in itself, that its hash never ends."""
-    if not isinstance(key, str | int | float | bytes | None):
-        raise ValueError(f"a {type(key).__name__} as a key")
-    return key
-
-
-def _set(entries=()):
-    return set(map(_plain, entries))
-
-
-def _ordered(items=()):
-    return collections.OrderedDict((_plain(key), value) for key, value in items)
-
-
-CONTAINERS = {"collections.OrderedDict": _ordered, "builtins.set": _set, "__builtin__.set": _set}
 
 
 def _read_zip(file):
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-            raise ValueError("torch.save compresses nothing, and this archive is compressed")
+            raise ValueError("the archive is compressed, and torch.save never compresses")
         roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(roots) != 1:
-            raise ValueError(f"an archive with {len(roots)} members data.pkl")
+            raise ValueError(f"the archive has {len(roots)} members data.pkl")
         [root] = roots
         if root + "byteorder" in archive.namelist():
             _check_byte_order(archive.read(root + "byteorder") == b"little")
-        storages = {}
 
-        def storage(key, dtype, length):
-            if key not in storages:
-                member = archive.getinfo(f"{root}data/{key}")
-                if member.file_size != length * dtype.itemsize:
-                    raise ValueError(f"storage {key[:50]} has {member.file_size} bytes")
-                storages[key] = np.empty(length, dtype)
-                with archive.open(member) as source:
-                    _fill(source, storages[key])
-                    if source.read(1):  # to the end, where the checksum is compared
-                        raise ValueError(f"storage {key[:50]} is too long")
-            return _as_first_read(storages[key], dtype, length)
+        def make_storage(key, dtype, length):
+            member = archive.getinfo(f"{root}data/{key}")
+            if member.file_size != length * dtype.itemsize:
+                raise ValueError(f"storage {key[:50]} has {member.file_size} bytes")
+            array = np.empty(length, dtype)
+            with archive.open(member) as source:
+                _fill(source, array)
+                if source.read(1):  # zipfile compares the checksum at the member's end
+                    raise ValueError(f"storage {key[:50]} is too long")
+            return array
 
         with archive.open(root + "data.pkl") as pickled:
-            return _Unpickler(pickled, storage).load()
+            return _Unpickler(pickled, make_storage).load()
 
 
 def _read_stream(file, size):
-    storages = {}
+    def make_storage(key, dtype, length):
+        if not 0 <= length * dtype.itemsize <= size:
+            raise ValueError(f"storage {key[:50]} is longer than the file")
+        return np.empty(length, dtype)  # filled below: the numbers follow after the pickles
 
-    def storage(key, dtype, length):
-        if key not in storages:
-            if not 0 <= length * dtype.itemsize <= size:
-                raise ValueError(f"storage {key[:50]} is longer than the file")
-            storages[key] = np.empty(length, dtype)  # filled below: in this format the numbers come after the pickle
-        return _as_first_read(storages[key], dtype, length)
-
-    def load():
-        return _Unpickler(file, storage).load()
-
-    if load() != STREAM_MAGIC or load() != STREAM_PROTOCOL:
-        raise ValueError("it does not begin as one")
-    _check_byte_order(load()["little_endian"])
-    content, keys = load(), load()
-    if set(keys) != set(storages):
+    if _Unpickler(file).load() != STREAM_MAGIC or _Unpickler(file).load() != STREAM_PROTOCOL:
+        raise ValueError("it does not begin like one")
+    _check_byte_order(_Unpickler(file).load()["little_endian"])
+    unpickler = _Unpickler(file, make_storage)
+    content, keys = unpickler.load(), _Unpickler(file).load()
+    if set(keys) != set(unpickler.storages):
         raise ValueError("its storages are not those of its tensors")
     for key in keys:
-        length = np.empty(1, "<i8")
+        length, array = np.empty(1, "<i8"), unpickler.storages[key]
         _fill(file, length)
-        if length[0] != len(storages[key]):
-            raise ValueError(f"storage {key[:50]} has another length than its tensors")
-        _fill(file, storages[key])
+        if length[0] != len(array):
+            raise ValueError(f"storage {key[:50]} is not as long as its tensors say")
+        _fill(file, array)
     return content
 
 
 def _fill(source, array):
-    """Reads bytes straight into an array, until it is full."""
+    """Fills an array with the next bytes of a file, without a copy in between."""
     rest = memoryview(array.view(np.uint8))
     while len(rest):
         count = source.readinto(rest)
@@ -269,12 +254,6 @@ def _fill(source, array):
         rest = rest[count:]
 
 
-def _as_first_read(array, dtype, length):
-    if (array.dtype, len(array)) != (dtype, length):
-        raise ValueError("two types or lengths for one storage")
-    return array
-
-
 def _check_byte_order(little):
     if not little:
-        raise InputError("it was written on a big-endian machine: load and save it again with torch on this one")
+        raise InputError("it was written on a big-endian machine: load it with torch on this machine and save it again")
