@@ -24,7 +24,7 @@ def main():
     """Prepares, and prints what there is then."""
     data = CONFIG.value.to_dict()["data"]
     start = time.perf_counter()
-    corpus = corpora.from_config(data)
+    corpus = corpora.load(data)
     tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in corpus.ids.items())
     print(f"{data['corpus']}: vocabulary {len(corpus.vocabulary):,}; tokens {tokens}; {time.perf_counter() - start:.1f} s")
     if TO.value:

@@ -1,4 +1,4 @@
-"""Examples: how a split is broken into parts that do not see each other, by fairseq's names of its --sample-break-mode."""
+"""Examples: the parts of a split that do not see each other. Break modes have the names of fairseq's --sample-break-mode."""
 
 import numpy as np
 
@@ -8,88 +8,87 @@ BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 PART = 1 << 22  # tokens looked at in one go: ids may be larger than memory
 
 
-def examples(ids: np.ndarray, eos: int, break_mode: str, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the examples of a split start, and how many tokens each has, 1 to `block`.
+def examples(ids: np.ndarray, eos: int, break_mode: str, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Breaks a split into examples of 1 to `longest` tokens: returns their starts and lengths.
 
-    ids a b . c . . d e f ., where . is <eos>, block 5:
-        none          [a b . c .] [. d e f .]      blocks of the stream, wherever they cut
+    ids a b . c . . d e f ., where . is <eos>, longest 5:
+        none          [a b . c .] [. d e f .]      cut after every fifth token
         complete      [a b . c .] [. d e f .]      as many whole sentences as fit
-        complete_doc  [a b . c .] [d e f .]        the same; a document ends at an empty line, which is left out
-        eos           [a b .] [c .] [.] [d e f .]  every sentence alone
+        complete_doc  [a b . c .] [d e f .]        the same, but an empty line ends a document and is left out
+        eos           [a b .] [c .] [.] [d e f .]  one sentence each
 
-    A sentence of more than `block` tokens is cut into pieces of `block` tokens, the last of them shorter, and each is an
-    example of its own, where fairseq makes one longer row: here, rows have one shape.
+    A sentence of more than `longest` tokens becomes several examples, all but the last of `longest` tokens. fairseq makes one
+    longer row of it; here, rows have one shape.
 
     Args:
-        ids: int32 [n], an array or whatever has a length and can be sliced; read in parts.
+        ids: int32 `[n]`, an array or anything with a length and slices; read in parts.
 
     Returns:
-        Starts and lengths, both int32 [examples] (int64 starts from 2^31 tokens on), in the order of ids.
+        Starts and lengths, both int32 `[examples]` (starts int64 from 2^31 tokens on), in the order of ids.
 
     Raises:
-        InputError: an unknown break_mode, an empty split, or one that has nothing but empty lines for complete_doc.
+        InputError: an unknown break_mode, `longest` below 1, an empty split, or only empty lines for complete_doc.
     """
-    check_known(f"data.break_mode={break_mode!r}", break_mode, BREAK_MODES)
-    check_at_least(1, block=block)
+    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
+    check_at_least(1, **{"batches.sequence_length": longest})
     if not len(ids):
         raise InputError("the split has 0 tokens; give one with at least 1")
-    index = np.dtype(np.int32 if len(ids) < 2**31 - block else np.int64)
+    index = np.dtype(np.int32 if len(ids) < 2**31 - longest else np.int64)
     if break_mode == "none":
-        ends = np.append(np.arange(block, len(ids), block, index), index.type(len(ids)))
+        ends = np.append(np.arange(longest, len(ids), longest, index), index.type(len(ids)))
     else:
-        ends, separators = _sentences(ids, eos, index)
+        ends, empty_lines = _sentences(ids, eos, index)
     starts = np.concatenate([index.type([0]), ends[:-1]])
-    if break_mode == "complete":
-        starts, ends = _filled(starts, ends, block, separators[:0])
-    elif break_mode == "complete_doc":
-        starts, ends = _filled(starts, ends, block, separators)
-        if not len(starts):
-            raise InputError("the split has empty lines only; give text, or data.break_mode='eos'")
-    return _cut(starts, ends, block)
+    if break_mode in ("complete", "complete_doc"):
+        separators = empty_lines if break_mode == "complete_doc" else empty_lines[:0]
+        starts, ends = _merge(starts, ends, longest, separators)
+    if not len(starts):
+        raise InputError("the split has empty lines only; give text, or batches.break_mode='eos'")
+    return _split(starts, ends, longest)
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Runs of whole numbers, one after the other: starts 5 0, counts 2 3 give 5 6 0 1 2, int64 [sum of counts]."""
+    """Concatenates ranges: starts 5 0, counts 2 3 give 5 6 0 1 2, int64 `[sum of counts]`."""
     begins = np.cumsum(counts, dtype=np.int64) - counts
     return np.repeat(starts - begins, counts) + np.arange(np.sum(counts, dtype=np.int64))
 
 
 def _sentences(ids, eos, index):
-    """Where each sentence ends, and the numbers of those that are an `<eos>` alone."""
+    """The ends of the sentences, and the numbers of those that are only an `<eos>`."""
     found = [
         (begin + 1 + np.flatnonzero(np.asarray(ids[begin : begin + PART]) == eos)).astype(index)
         for begin in range(0, len(ids), PART)
     ]
     ends = np.concatenate(found)
-    separators = np.flatnonzero(np.diff(ends, prepend=index.type(0)) == 1).astype(index)
+    empty_lines = np.flatnonzero(np.diff(ends, prepend=index.type(0)) == 1).astype(index)
     # The last sentence of a text that was cut off has no <eos>.
-    return np.append(ends, index.type(len(ids))) if not len(ends) or ends[-1] < len(ids) else ends, separators
+    return np.append(ends, index.type(len(ids))) if not len(ends) or ends[-1] < len(ids) else ends, empty_lines
 
 
-def _filled(starts, ends, block, separators):
-    """Starts and ends of runs of sentences that fit a block, as greedily as fairseq; no run holds a separator."""
+def _merge(starts, ends, longest, separators):
+    """Starts and ends of runs of sentences that fit, as greedily as fairseq. No run holds a separator."""
     first = np.arange(len(starts), dtype=starts.dtype)
-    # For every sentence, the number of the one after the run that would begin with it: one long sentence is a run, too.
-    after = np.maximum(np.searchsorted(ends, starts + starts.dtype.type(block), side="right"), first + 1)
+    # For every sentence, the number of the one after a run that begins with it. One long sentence is a run, too.
+    after = np.maximum(np.searchsorted(ends, starts + starts.dtype.type(longest), side="right"), first + 1)
     if len(separators):
         limits = np.append(separators, starts.dtype.type(len(starts)))
         after = np.minimum(after, limits[np.searchsorted(separators, first)])
         after[separators] = separators + 1
-    walk, jump = [0], memoryview(after)  # whose items come faster than an array's
+    walk, jump = [0], memoryview(after)  # a memoryview yields items faster than an array
     while walk[-1] < len(after):
         walk.append(jump[walk[-1]])
     walk = np.array(walk)
-    runs = ~np.isin(walk[:-1], separators)
-    return starts[walk[:-1][runs]], ends[walk[1:][runs] - 1]
+    keep = ~np.isin(walk[:-1], separators)
+    return starts[walk[:-1][keep]], ends[walk[1:][keep] - 1]
 
 
-def _cut(starts, ends, block):
-    """Starts and lengths of examples, those that are too long in pieces."""
+def _split(starts, ends, longest):
+    """Starts and lengths of examples, after splitting those that are too long."""
     lengths = ends - starts
-    if lengths.max() > block:
-        pieces = -(-lengths // block)
+    if lengths.max() > longest:
+        pieces = -(-lengths // longest)
         number = ranges(np.zeros_like(pieces), pieces)
         starts, ends = np.repeat(starts, pieces), np.repeat(ends, pieces)
-        starts = (starts + number * block).astype(ends.dtype)
-        lengths = np.minimum(ends - starts, block)
+        starts = (starts + number * longest).astype(ends.dtype)
+        lengths = np.minimum(ends - starts, longest)
     return starts, lengths.astype(np.int32)

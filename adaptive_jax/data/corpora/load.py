@@ -1,6 +1,6 @@
 """Corpora by name: the vocabulary, and the ids of each split as memory-mapped arrays.
 
-corpus = load("text_files", path="my_corpus", threshold=3)
+corpus = load({"corpus": "text_files", "path": "my_corpus", "threshold": 3})
 corpus.ids["train"]            # int32 [tokens], one <eos> after each line
 corpus.vocabulary.words[0]     # the most frequent word
 """
@@ -19,33 +19,28 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from adaptive_jax.data.corpora import sources
-from adaptive_jax.data.corpora.shards import WHOLE, Shards
-from adaptive_jax.data.corpora.text import SPLITS, Text, local_texts
+from adaptive_jax.data.corpora import sources, storage
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
+from adaptive_jax.data.corpora.shards import COMPLETE, Shards
+from adaptive_jax.data.corpora.text import Text, local_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.files import replacing
 
 logger = logging.getLogger(__name__)
 
 COUNTS = "counts.txt"
-PREPARED_BY_TFDS = "~/tensorflow_datasets"  # where lm1b is looked for if no path is given
-FORMAT = 2  # part of every source's name: count it up when the same text is to give other shards or ids
+PREPARED_BY_TFDS = "~/tensorflow_datasets"  # where to look for lm1b without a path
+FORMAT = 2  # part of every source's name: increase it when the same text is to give other shards or ids
 
 
 class Published(NamedTuple):
-    """What the literature gives of a corpus, `<eos>` included: words of the vocabulary (0: nothing) and, if known, per split."""
+    """What the literature says of a corpus: words of the vocabulary (0 if nothing) and words of each split, `<eos>` included."""
 
     vocabulary: int
     words: Mapping[str, int]
-
-
-class Corpus(NamedTuple):
-    """A vocabulary, and int32 [tokens] for each split, read-only and memory-mapped."""
-
-    vocabulary: Vocabulary
-    ids: dict[str, np.ndarray]
 
 
 _WIKITEXT2 = dict(zip(SPLITS, (2_088_628, 217_646, 245_569), strict=True))
@@ -63,45 +58,61 @@ CORPORA: dict[str, Published | None] = {
 }
 
 
-def load(
-    corpus: str,
-    path: str = "",
-    cache: str = "~/.cache/adaptive_jax",
-    threshold: int = 1,
-    limit: int = 0,
-    codes: int = 0,
-    tokeniser: str = "none",
-    lower: bool = False,
-    vocabulary: Vocabulary | None = None,
-    splits: Collection[str] = SPLITS,
-) -> Corpus:
-    """Vocabulary and ids of a corpus, prepared at first use and only mapped into memory after that.
+class Settings(NamedTuple):
+    """The group `data` of a config.
 
-    Several processes that need the same at once prepare it once: one does, the others wait. A preparation that was stopped
-    goes on where it was.
-
-    path: a local copy, see `local_texts`; of billion_word also a directory in which tensorflow-datasets prepared `lm1b`;
-        empty: the published copy; or a URL to which a prepared corpus was copied, see `storage`: its vocabulary was chosen
-        then, and the settings below choose nothing.
-    threshold, limit: see `Vocabulary.build`; the train split is counted.
-    codes: 0 for words; or the number of merges to learn from the train split for sub-word units, see `Subwords`.
-    tokeniser: "none" for text whose words are set apart by spaces, or "moses"; lower: in lower case.
-    vocabulary: encode with this one instead, as when a trained model is evaluated; no train split is needed then.
-    Raises InputError for an unknown name, a missing or unreadable file, and a word the vocabulary cannot take.
+    corpus: one of `CORPORA`.
+    path: a local copy, see `local_texts`; for billion_word also a directory where tensorflow-datasets prepared `lm1b`. Empty:
+        the published copy. Or a URL that holds a prepared corpus, see `storage`: then its vocabulary is fixed, and the
+        settings below have no effect.
+    cache: the directory for what is prepared.
+    threshold, limit: see `Vocabulary.build`, which counts the train split.
+    codes: 0 for words, or the number of merges to learn from the train split for sub-word units, see `Subwords`.
+    tokeniser, lower: "none" for text whose words are separated by spaces, or "moses"; whether to lower-case it.
+    vocabulary_size: not used here. Plans need it before the corpus is read.
     """
+
+    corpus: str
+    path: str = ""
+    cache: str = "~/.cache/adaptive_jax"
+    threshold: int = 1
+    limit: int = 0
+    codes: int = 0
+    tokeniser: str = "none"
+    lower: bool = False
+    vocabulary_size: int = 0
+
+
+def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collection[str] = SPLITS) -> Corpus:
+    """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
+
+    If several processes need the same corpus, one prepares it and the others wait. A preparation that was stopped resumes.
+
+    Args:
+        data: the settings by name, see `Settings`; those left out keep their defaults.
+        vocabulary: encode with this vocabulary, as when a trained model is evaluated. No train split is needed then.
+
+    Raises:
+        InputError: an unknown name, a missing or unreadable file, a word that the vocabulary cannot encode, a URL that holds
+            another vocabulary.
+    """
+    for key in data:
+        check_known(f"data.{key}", key, Settings._fields)
+    settings = Settings(**data)
+    corpus, path = settings.corpus, settings.path
     check_known(f"data.corpus={corpus!r}", corpus, CORPORA)
-    check_known(f"data.tokeniser={tokeniser!r}", tokeniser, TOKENISERS)
-    if codes and (threshold, limit) != (1, 0):
+    check_known(f"data.tokeniser={settings.tokeniser!r}", settings.tokeniser, TOKENISERS)
+    if settings.codes and (settings.threshold, settings.limit) != (1, 0):
         raise InputError(
-            f"data.codes={codes} needs data.threshold=1 and data.limit=0, not {threshold} and {limit}: "
-            "sub-word units spell every word, so none is folded"
+            f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not {settings.threshold} and "
+            f"{settings.limit}: sub-word units can spell every word, so none becomes <unk>"
         )
     if "://" in path:
         return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
-    cache = Path(cache).expanduser()
+    cache = Path(settings.cache).expanduser()
     texts = _texts(corpus, path, needed)
-    home = cache / corpus / _source(corpus, texts, tokeniser, lower)
+    home = cache / corpus / _source(corpus, texts, settings.tokeniser, settings.lower)
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -111,21 +122,22 @@ def load(
 
     @functools.cache
     def shards(split):
-        return _shards(home / "shards" / split, lambda: published()[split], f"{corpus} {split}", tokeniser, lower)
+        name, text = f"{corpus} {split}", lambda: published()[split]
+        return _shards(home / "shards" / split, text, name, settings.tokeniser, settings.lower)
 
     if vocabulary is None:
         if not (home / COUNTS).exists():
-            for split in reversed(needed):  # the train split last: what is wrong with the short ones should not wait for it
+            for split in reversed(needed):  # the train split last, so that errors in the short ones are found first
                 shards(split)
-        vocabulary = _vocabulary(home, lambda: shards("train"), threshold, limit, codes)
-    ids = {s: _ids(home / vocabulary.digest / f"{s}.npy", vocabulary, functools.partial(shards, s)) for s in SPLITS if s in splits}
-    _report(corpus, vocabulary, ids)
+        vocabulary = _vocabulary(home, lambda: shards("train"), settings)
+    home /= vocabulary.digest
+    ids = {s: _ids(home / f"{s}.npy", vocabulary, functools.partial(shards, s)) for s in SPLITS if s in splits}
+    logger.info("%s: vocabulary %s, tokens %s", corpus, len(vocabulary), {split: len(i) for split, i in ids.items()})
+    _compare_with_published(corpus, vocabulary, ids, home)
     return Corpus(vocabulary, ids)
 
 
 def _stored(url, vocabulary, splits):
-    from adaptive_jax.data.corpora import storage
-
     corpus = storage.open(url, splits)
     if vocabulary is not None and vocabulary.digest != corpus.vocabulary.digest:
         raise InputError(
@@ -136,18 +148,18 @@ def _stored(url, vocabulary, splits):
 
 
 def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
-    """The splits that there are: of a local copy, those found there. InputError as `load`."""
+    """Returns the splits that a corpus has; for a local copy, those found there. Raises InputError as `load`."""
     return tuple(_texts(corpus, path, ()) or SPLITS)
 
 
 def _texts(corpus, path, needed):
-    """What lies on this machine; {} where that is a published copy, which may be yet to download."""
+    """The text on this machine; {} for a published copy, which may have to be downloaded first."""
     found = sources.prepared_lm1b(Path(path or PREPARED_BY_TFDS).expanduser()) if corpus == "billion_word" else {}
     return found or (local_texts(corpus, path, needed) if path else {})
 
 
 def _source(corpus, texts, *settings) -> str:
-    """16 hexadecimal digits that change with the text and what is made of it."""
+    """16 hexadecimal digits that change with the text and with the settings that turn it into words."""
     text = [texts[s].identity for s in SPLITS if s in texts] if texts else sources.version(corpus)
     return hashlib.sha256(repr((FORMAT, corpus, text, *settings)).encode()).hexdigest()[:16]
 
@@ -159,7 +171,7 @@ def _shards(directory: Path, text: Callable[[], Text], name: str, *settings) -> 
         with _bar(f"reading {name}") as show:
             Shards.make(found, directory, *settings, show)
 
-    _once(directory / WHOLE, make)
+    _once(directory / COMPLETE, make)
     return Shards(directory)
 
 
@@ -172,11 +184,11 @@ def _ids(path: Path, vocabulary: Vocabulary, shards: Callable[[], Shards]) -> np
     return np.load(path, mmap_mode="r")
 
 
-def _vocabulary(home, shards: Callable[[], Shards], threshold, limit, codes) -> Vocabulary:
-    """Of the train split; its counts, and the units learnt from it, are kept for the next time."""
+def _vocabulary(home, shards: Callable[[], Shards], settings: Settings) -> Vocabulary:
+    """The vocabulary of the train split. Counts and sub-word units are kept for the next time."""
 
     @functools.cache
-    def whole():
+    def uncut():
         fresh = []
 
         def count():
@@ -187,23 +199,23 @@ def _vocabulary(home, shards: Callable[[], Shards], threshold, limit, codes) -> 
         _once(home / COUNTS, count)
         return fresh[0] if fresh else Vocabulary.read(home / COUNTS)
 
-    if not codes:
-        return whole().cut(threshold, limit)
-    units = home / f"subwords-{subwords.FORMAT}-{codes}" / "vocabulary.txt"
+    if not settings.codes:
+        return uncut().cut(settings.threshold, settings.limit)
+    units = home / f"subwords-{subwords.FORMAT}-{settings.codes}" / "vocabulary.txt"
 
     def learn():
-        counts = dict(zip(whole().words, whole().counts.tolist(), strict=True))
-        subwords.Subwords.build(counts, codes).write(units)
+        counts = dict(zip(uncut().words, uncut().counts.tolist(), strict=True))
+        subwords.Subwords.build(counts, settings.codes).write(units)
 
     _once(units, learn)
     return subwords.read_vocabulary(units)
 
 
 def _once(path: Path, make: Callable[[], None]) -> None:
-    """Has `make` make a file that is not there; of several processes that want it, one makes it and the others wait."""
+    """Calls `make` if its file is missing. If several processes want the file, one makes it and the others wait."""
     if path.exists():
         return
-    # A process of ours that runs the script anew, as spawned ones do, would wait for the one that waits for it.
+    # A spawned process that runs the script again would wait for its parent, which waits for it.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError('in a script of your own load corpora under `if __name__ == "__main__":`')
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +227,7 @@ def _once(path: Path, make: Callable[[], None]) -> None:
         lock.acquire()
     try:
         if not path.exists():
-            for unfinished in set(path.parent.glob(f".{path.name}.*")) - {Path(lock.lock_file)}:  # of a process that was killed
+            for unfinished in set(path.parent.glob(f".{path.name}.*")) - {Path(lock.lock_file)}:  # left by a killed process
                 unfinished.unlink()
             make()
     finally:
@@ -224,7 +236,7 @@ def _once(path: Path, make: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _bar(what: str) -> Iterator[Callable[[float], None]]:
-    """`show(share)` draws a progress bar on a terminal, with the time that is left."""
+    """Yields `show(share)`, which draws a progress bar with the time left if stderr is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -232,19 +244,23 @@ def _bar(what: str) -> Iterator[Callable[[float], None]]:
         yield lambda share: progress.update(task, completed=share)
 
 
-def _report(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray]) -> None:
-    """Logs the sizes, and warns if a local copy is not the published text: perplexities would not compare."""
-    published = CORPORA[corpus]
-    words = {split: vocabulary.count_words(tokens) for split, tokens in ids.items()}
-    for split, count in words.items():
-        if published and count != published.words.get(split, count):
-            message = "%s %s has %s words, <eos> included, the published one %s"
-            logger.warning(message, corpus, split, count, published.words[split])
-    tokens = {split: len(i) for split, i in ids.items()}
-    logger.info("%s: vocabulary %s, words %s, tokens %s", corpus, len(vocabulary), words, tokens)
+def _compare_with_published(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray], home: Path) -> None:
+    """Warns if a copy is not the published text: perplexities would not compare."""
+    published = CORPORA[corpus].words if CORPORA[corpus] else {}
+    for split in ids.keys() & published.keys():
+        count, expected = _count_words(vocabulary, ids[split], home / f"{split}.words"), published[split]
+        if count != expected:
+            logger.warning("%s %s has %s words, <eos> included; the published one has %s", corpus, split, count, expected)
 
 
-def from_config(data: Mapping, **how) -> Corpus:
-    """`load` with the settings of a config's group `data`; `how` are further arguments of `load`."""
-    others = ("vocabulary_size", "block", "break_mode", "rows")
-    return load(**{key: value for key, value in data.items() if key not in others}, **how)
+def _count_words(vocabulary: Vocabulary, ids: np.ndarray, path: Path) -> int:
+    """Words of a split. Counting those of sub-word units reads all ids, so the number is kept in a file."""
+    if not isinstance(vocabulary, subwords.Subwords):
+        return len(ids)
+
+    def make():
+        with replacing(path) as file:
+            file.write(str(vocabulary.count_words(ids)).encode())
+
+    _once(path, make)
+    return int(path.read_text())

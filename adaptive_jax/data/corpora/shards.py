@@ -34,7 +34,7 @@ from adaptive_jax.files import replacing
 
 PIECE = 1 << 23  # bytes of text: some 70 MiB in the memory of a process while its words are counted
 PROCESSES = 8  # at most: memory is theirs times their number, and one process reads for them all
-WHOLE = "whole.json"
+COMPLETE = "whole.json"
 NEWLINE = b"\n"
 
 
@@ -95,7 +95,7 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
         yield piece(len(buffer))
 
 
-class _Places(dict[str, int]):
+class _Numbering(dict[str, int]):
     """Word to its place in the order of first appearance."""
 
     def __missing__(self, word: str) -> int:
@@ -114,7 +114,7 @@ def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> N
     if tokeniser_name != "none" or lower:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
     words = itertools.chain.from_iterable(map(str.split, text.replace("\n", f" {EOS}\n").split("\n")))
-    places = _Places()
+    places = _Numbering()
     ids = np.fromiter(map(places.__getitem__, words), np.int32)
     # No word has a line feed: it would part words.
     names = np.array(bytearray("\n".join(places).encode("utf-8")), np.uint8)
@@ -127,7 +127,7 @@ class Shards:
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.number = json.loads((directory / WHOLE).read_text())["shards"]
+        self.number = json.loads((directory / COMPLETE).read_text())["shards"]
 
     @classmethod
     def make(
@@ -151,13 +151,13 @@ class Shards:
                 show(piece.done)
         if not words:
             raise InputError(f"{text.files[0]} has no words; put text in it, one sentence or paragraph a line")
-        with replacing(directory / WHOLE) as file:
+        with replacing(directory / COMPLETE) as file:
             file.write(json.dumps({"shards": number}).encode())
         return cls(directory)
 
     def counts(self, show: Callable = lambda done: None) -> dict[str, int]:
         """How often each word occurs; `<eos>`: the number of lines. In memory, some 230 bytes a distinct word."""
-        places, total = _Places(), np.zeros(1 << 20, np.int64)
+        places, total = _Numbering(), np.zeros(1 << 20, np.int64)
         for i in range(self.number):
             words, counts = self._read(i, "words", "counts")
             at = np.fromiter(map(places.__getitem__, _split(words)), np.int64, len(counts))
@@ -172,7 +172,7 @@ class Shards:
 
         def tokens_of(number):
             words, ids = self._read(number, "words", "ids")
-            return _spell(*vocabulary.spell(_split(words)), ids).astype("<i4", copy=False)
+            return _spell(*vocabulary.encode_words(_split(words)), ids).astype("<i4", copy=False)
 
         with replacing(path) as file, Ahead(tokens_of, range(self.number)) as parts:
             length = 0

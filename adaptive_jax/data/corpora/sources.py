@@ -14,7 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from adaptive_jax.data.corpora.text import SPLITS, Chunk, Text, published_texts
+from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.text import Chunk, Text, published_texts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 

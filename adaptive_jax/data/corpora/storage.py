@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import tensorstore
 
-from adaptive_jax.data.corpora.load import SPLITS, Corpus
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.errors import InputError
 

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.errors import InputError
 
-SPLITS = ("train", "validation", "test")
 NAMES = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
 SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")

@@ -107,7 +107,7 @@ class Subwords(Vocabulary):
         """Ids of the units of the words of a line, `<eos>` last."""
         return [i for word in (*line.split(), EOS) for i in self._spelt[word]]
 
-    def spell(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The units of words, one word after another, int32 [units], and how many each has, int32 [words]."""
         spelt = list(map(self._spelt.__getitem__, words))
         lengths = np.fromiter(map(len, spelt), np.int32, len(spelt))

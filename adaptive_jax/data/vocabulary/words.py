@@ -115,9 +115,9 @@ class Vocabulary:
 
     def encode_lines(self, lines: Iterable[str]) -> np.ndarray:
         """Ids of many lines, one `<eos>` after each: int32 [tokens]. Like `encode`, but fast."""
-        return self.spell([word for line in lines for word in (*line.split(), EOS)])[0]
+        return self.encode_words([word for line in lines for word in (*line.split(), EOS)])[0]
 
-    def spell(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of words, one word after another, int32 [tokens], and how many each has, int32 [words]: here, one."""
         return np.fromiter(map(self.index.__getitem__, words), np.int32, len(words)), np.ones(len(words), np.int32)
 

@@ -1,0 +1,208 @@
+"""Layouts: how examples become rows. One example a row, many packed into one, or examples of similar length together.
+
+A layout numbers the rows of an epoch. It says which rows an update reads, and which spans of the split they hold:
+
+    layout = Packed(*examples(ids, eos, "eos", 512), 512, rows=128)
+    epochs, numbers, time = layout.update(seed, step)
+    starts, lengths, rows = layout.spans(numbers, seed, epoch)     # for rows of one epoch
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from adaptive_jax.data.batches.examples import ranges
+from adaptive_jax.data.batches.rows import Spans
+from adaptive_jax.errors import InputError
+
+DIVISORS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 21, 32, 64)  # of the sequence length, for rows of similar length
+
+
+class Single:
+    """One example a row.
+
+    Attributes:
+        count: rows of an epoch.
+        row_lengths: the lengths that rows have, ascending; one or several.
+        capacity: how many tokens the rows of an epoch have room for.
+        segmented: whether a row may hold several examples, which must not see each other.
+    """
+
+    segmented = False
+
+    def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
+        """Takes starts and lengths of examples, `[examples]`, each at most `sequence_length` long. An update has `rows`."""
+        self.starts, self.lengths, self.rows, self.row_lengths = starts, lengths, rows, [sequence_length]
+        self.count, self.capacity = len(starts), len(starts) * sequence_length
+
+    def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Returns the epochs and the numbers, int64 `[rows]`, of the rows that update `step` reads, and their length.
+
+        Updates walk through the rows without end, in a new order each epoch. With 3 rows and 2 an update, updates 0, 1, 2 may
+        read (2 0), (1 | 0), (2 1): the second ends one epoch and begins the next.
+        """
+        epochs, index = np.divmod(np.arange(step * self.rows, (step + 1) * self.rows), self.count)
+        numbers = [permutation(self.count, seed, epoch)[index[run]] for epoch, run in runs(epochs)]
+        return epochs, np.concatenate(numbers), self.row_lengths[0]
+
+    def spans(self, numbers: np.ndarray, seed: int | None, epoch: int) -> Spans:
+        """Returns the spans in the rows `numbers` of an epoch. Without a seed nothing is shuffled."""
+        return Spans(self.starts[numbers], self.lengths[numbers], np.arange(len(numbers)))
+
+    def in_order(self) -> list[tuple[range, int, int]]:
+        """Returns batches of all rows in order: numbers of the rows that hold something, rows of the batch, their length."""
+        begins = range(0, self.count, self.rows)
+        return [(range(i, min(i + self.rows, self.count)), self.rows, self.row_lengths[0]) for i in begins]
+
+
+class Packed(Single):
+    """As many examples in a row as fit. Each epoch draws anew which examples of a length share a row.
+
+    Lengths 3 3 2 1 1 in rows of 5 make two rows: 3 2 and 3 1 1.
+    """
+
+    segmented = True
+
+    def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
+        """As `Single`."""
+        self.rows, self.row_lengths = rows, [sequence_length]
+        counts = np.bincount(lengths, minlength=sequence_length + 1)
+        # Rows take examples from this list, sorted by length. A stable sort of 16 bits is several times faster.
+        self.starts = starts[np.argsort(lengths.astype(np.min_scalar_type(sequence_length)), kind="stable")]
+        self.order = functools.lru_cache(maxsize=2)(functools.partial(shuffled, counts))
+        patterns = pack(counts, sequence_length)
+        repeats = np.array([count for _, count in patterns])
+        self.last = np.cumsum(repeats)  # the row after the last of each pattern
+        self.count, self.capacity = int(self.last[-1]), int(self.last[-1]) * sequence_length
+        # The first row of a pattern takes the example at `index` for each of its lengths, the next row the one after that.
+        self.sizes = np.array([len(lengths) for lengths, _ in patterns])
+        self.lengths = np.concatenate([lengths for lengths, _ in patterns]).astype(np.int32)
+        taken, by_length = np.repeat(repeats, self.sizes), np.argsort(self.lengths, kind="stable")
+        self.index = np.empty(len(taken), np.int64)
+        self.index[by_length] = np.cumsum(taken[by_length]) - taken[by_length]
+
+    def spans(self, numbers: np.ndarray, seed: int | None, epoch: int) -> Spans:
+        """As `Single.spans`."""
+        pattern = np.searchsorted(self.last, numbers, side="right")
+        sizes = self.sizes[pattern]
+        slot, row = ranges(np.cumsum(self.sizes)[pattern] - sizes, sizes), np.repeat(np.arange(len(numbers)), sizes)
+        index = self.index[slot] + (numbers - np.append(0, self.last)[pattern])[row]
+        index = index if seed is None else self.order(seed, epoch)[index]
+        return Spans(self.starts[index], self.lengths[slot], row)
+
+
+class Similar(Single):
+    """One example a row, and updates of equally long rows: for bodies that cannot keep segments apart.
+
+    Rows are 1, 1/2, 1/3 … of the sequence length long, in multiples of 8, and an update has 1, 2, 3 … times as many of them.
+    So updates have about as many tokens each, devices that can share the longest rows can share all, and few programs are
+    compiled. Empty rows fill up the last update of each length.
+    """
+
+    def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
+        """As `Single`; an update has `rows` of the longest rows."""
+        shorter = {sequence_length // n // 8 * 8 for n in DIVISORS if sequence_length // n >= 8}
+        self.row_lengths = sorted(shorter | {sequence_length})
+        self.rows = rows * (sequence_length // np.array(self.row_lengths))
+        group = np.searchsorted(self.row_lengths, lengths).astype(np.uint8)
+        by_group = np.argsort(group, kind="stable")
+        self.starts, self.lengths = starts[by_group], lengths[by_group]
+        examples = np.bincount(group, minlength=len(self.row_lengths))
+        self.order = functools.lru_cache(maxsize=2)(functools.partial(shuffled, examples))
+        updates = -(-examples // self.rows)
+        # Up to the end of each length: examples, rows.
+        self.examples, self.last = np.cumsum(examples), np.cumsum(updates * self.rows)
+        self.count, self.capacity = int(self.last[-1]), int((updates * self.rows) @ self.row_lengths)
+        shapes = zip(self.rows.tolist(), self.row_lengths, updates, strict=True)
+        each = [(rows, time) for rows, time, many in shapes for _ in range(many)]
+        ends = itertools.accumulate(rows for rows, _ in each)
+        self.updates = [(range(end - rows, end), rows, time) for end, (rows, time) in zip(ends, each, strict=True)]
+
+    def in_order(self) -> list[tuple[range, int, int]]:
+        """As `Single.in_order`, but the numbers include empty rows."""
+        return self.updates
+
+    def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """As `Single.update`, but all rows belong to one epoch."""
+        epoch, index = divmod(step, len(self.updates))
+        numbers, rows, time = self.updates[permutation(len(self.updates), seed, epoch)[index]]
+        return np.full(rows, epoch), np.asarray(numbers), time
+
+    def spans(self, numbers: np.ndarray, seed: int | None, epoch: int) -> Spans:
+        """As `Single.spans`; the last rows of a length may be empty."""
+        group = np.searchsorted(self.last, numbers, side="right")
+        index = numbers - np.append(0, self.last)[group] + np.append(0, self.examples)[group]
+        filled = np.flatnonzero(index < self.examples[group])
+        index = index[filled] if seed is None else self.order(seed, epoch)[index[filled]]
+        return Spans(self.starts[index], self.lengths[index], filled)
+
+
+# For each name the layout of a stream (break mode "none"), where every example fills its row, and that of other examples.
+LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar)}
+
+
+def pack(counts: np.ndarray, sequence_length: int) -> list[tuple[tuple[int, ...], int]]:
+    """Packs examples into rows by best fit decreasing: the longest first, each into the fullest row that has room for it.
+
+    counts: int `[sequence_length + 1]`, examples of each length. Rows that hold the same lengths are handled together, so the
+        work does not grow with the number of examples.
+
+    Returns:
+        The patterns of rows: the lengths in such a row, longest first, and how many such rows there are.
+    """
+    patterns = [[] for _ in range(sequence_length + 1)]  # by the room that is left
+    for length in range(sequence_length, 0, -1):
+        examples, room = int(counts[length]), length
+        while examples:
+            while room < sequence_length and not patterns[room]:
+                room += 1
+            lengths, rows = patterns[room].pop() if patterns[room] else ((), examples)
+            # The next example of this length fits best where this one went, as long as there is room.
+            each = min(room // length, examples)
+            used = min(rows, examples // each)
+            examples -= each * used
+            if lengths and rows > used:
+                patterns[room].append((lengths, rows - used))
+            patterns[room - each * length].append((lengths + (length,) * each, used))
+    return [pattern for of_room in patterns for pattern in of_room]
+
+
+def runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
+    """Yields each distinct value of an ascending array and its slice: 3 3 4 gives 3, slice(0, 2) and 4, slice(2, 3)."""
+    bounds = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        yield int(values[begin]), slice(begin, end)
+
+
+@functools.lru_cache(maxsize=4)
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns the order of `count` things in an epoch: int64 `[count]`, the same on every machine and in every NumPy.
+
+    It sorts random bits, because the order of Generator.permutation may change with the version of NumPy.
+    """
+    order = np.argsort(_bits(seed, epoch, 0).random_raw(count), kind="stable")
+    order.flags.writeable = False  # callers share it through the cache
+    return order
+
+
+def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """Shuffles things within their groups, which have `counts` members: int32 `[sum of counts]`, int64 from 2^31 on.
+
+    counts 3 2: the first three are 0 1 2 in some order, the last two 3 4.
+    """
+    total, bits = int(np.sum(counts)), _bits(seed, epoch, 1)
+    order = np.empty(total, np.int32 if total < 2**31 else np.int64)
+    begin = 0
+    for count in map(int, counts):
+        order[begin : begin + count] = begin + np.argsort(bits.random_raw(count), kind="stable")
+        begin += count
+    order.flags.writeable = False
+    return order
+
+
+def _bits(seed, epoch, stream):
+    if seed < 0:
+        raise InputError(f"seed={seed} must be 0 or more")
+    return np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))

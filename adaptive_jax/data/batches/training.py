@@ -1,0 +1,78 @@
+"""Training batches as pure functions of (ids, seed, step): a run resumes anywhere, without the state of an iterator."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.batches.examples import examples
+from adaptive_jax.data.batches.layouts import LAYOUTS, runs
+from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.errors import check_at_least, check_known
+
+
+class Layout(NamedTuple):
+    """How a split becomes rows: the group `batches` of a config.
+
+    sequence_length: tokens of a row, and the most that an example has.
+    break_mode: what an example is; see `examples`.
+    layout: "packed" or "similar"; see `layouts`. With break_mode "none" both put one example in each row.
+    """
+
+    sequence_length: int
+    break_mode: str
+    layout: str
+
+
+class TrainingBatches:
+    """The batches that train on a split.
+
+    Args:
+        ids: int32 `[n]`, the split. Targets are its tokens. The input for token k is token k − 1, or `<eos>` for the first.
+        eos: the id of `<eos>`.
+        rows: rows of an update. Layout "similar" has more where rows are shorter.
+        microbatches: how many microbatches make up an update.
+
+    Attributes:
+        per_microbatch: rows of a microbatch; of the longest rows if lengths differ.
+        examples, tokens: how many of each an epoch has.
+        layout: the object that numbers the rows, one of `layouts`.
+
+    Raises:
+        InputError: an empty split, a size below 1, an unknown name.
+    """
+
+    def __init__(self, ids: np.ndarray, eos: int, layout: Layout, rows: int, microbatches: int = 1):
+        length, break_mode, name = layout
+        check_known(f"batches.layout={name!r}", name, LAYOUTS)
+        check_at_least(1, rows=rows, microbatches=microbatches)
+        starts, lengths = examples(ids, eos, break_mode, length)
+        self.ids, self.eos, self.microbatches, self.per_microbatch = ids, eos, microbatches, rows // microbatches
+        of_stream, of_examples = LAYOUTS[name]
+        self.layout = (of_stream if break_mode == "none" else of_examples)(starts, lengths, length, rows)
+        self.examples, self.tokens = len(starts), int(lengths.sum(dtype=np.int64))
+
+    def batch(self, seed: int, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
+        """Returns the batch of update `step`, `[microbatches, rows, ...]`. Every epoch reads each token of an example once.
+
+        share: (i, n) returns only the rows of host i of n: the i-th of n equal parts of each microbatch. `row_ids` number the
+            rows of the whole update.
+        """
+        epochs, numbers, time = self.layout.update(seed, step)
+        index, hosts = share
+        row_ids = np.arange(len(numbers), dtype=np.int32).reshape(self.microbatches, hosts, -1)[:, index]
+        epochs, numbers = epochs[row_ids.ravel()], numbers[row_ids.ravel()]
+        spans = []
+        for epoch, run in runs(epochs):
+            starts, lengths, rows = self.layout.spans(numbers[run], seed, epoch)
+            spans.append((starts, lengths, rows + run.start))
+        spans = Spans(*map(np.concatenate, zip(*spans, strict=True)))
+        batch = fill_rows(self.ids, self.eos, spans, (row_ids.size, time), self.layout.segmented)
+        arrays = batch._replace(row_ids=row_ids.ravel())
+        return Batch(*(None if a is None else a.reshape(*row_ids.shape, *a.shape[1:]) for a in arrays))
+
+    def __str__(self):
+        shortest, longest = self.layout.row_lengths[0], self.layout.row_lengths[-1]
+        length = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+        padding = 1 - self.tokens / self.layout.capacity
+        return f"{self.examples:,} examples in {self.layout.count:,} rows of {length} tokens, padding {padding:.2%}"

@@ -1,0 +1,83 @@
+"""Windows for evaluation: every token of a split is scored exactly once, after as much context as asked for."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.batches.examples import examples, ranges
+from adaptive_jax.data.batches.layouts import LAYOUTS, Single
+from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.errors import InputError, check_at_least, check_known
+
+
+class Windows(NamedTuple):
+    """How a split is scored.
+
+    window: tokens of a row, the first `context` of which are only read.
+    break_mode: what an example is; see `examples`.
+    layout: "packed" or "similar"; how to place examples that must see nothing else (break_mode "complete_doc" or "eos").
+    rows: rows of a batch. Layout "similar" has more where rows are shorter.
+    """
+
+    window: int
+    context: int
+    break_mode: str
+    layout: str
+    rows: int
+
+
+class WindowBatch(NamedTuple):
+    """A batch `[rows, time]` to score, and `first` int32 `[rows]`: the column of the first target that counts.
+
+    The columns that count are within the window − context columns from `first` on, so the output layer can skip the others.
+    """
+
+    batch: Batch
+    first: np.ndarray
+
+
+def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:
+    """Cuts a split into windows, so that every token of an example is scored exactly once.
+
+    ids a b c d e, window 3, context 1 (so each row scores 2), break_mode "none":
+        inputs [<eos> a .], [a b c], [c d .];  targets [a b .], [b c d], [d e .];  weights [1 1 0], [0 1 1], [0 1 0]; first 0 1 1
+
+    A row holds one example of at most window − context tokens, after the `context` tokens that precede it in the split.
+    Examples that must see nothing else need context 0, and rows hold them as `layout` says. Rows that only fill up the last
+    batch have weight 0.
+
+    Returns:
+        The number of batches, and an iterator over pairs of a batch and the positions in `ids` that it scores: int64
+        [tokens], row by row.
+
+    Raises:
+        InputError: window <= context, a context for examples that must see nothing else, and as `TrainingBatches`.
+    """
+    window, context, break_mode, name, rows = settings
+    check_known(f"batches.layout={name!r}", name, LAYOUTS)
+    check_at_least(1, rows=rows)
+    if not 0 <= context < window:
+        raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
+    alone = break_mode in ("complete_doc", "eos")
+    if context and alone:
+        raise InputError(
+            f"context={context} shows an example the tokens before it, but batches.break_mode={break_mode!r} forbids that: "
+            "give context 0, or break_mode none or complete"
+        )
+    starts, lengths = examples(ids, eos, break_mode, window - context)
+    layout = (LAYOUTS[name][1] if alone else Single)(starts, lengths, window - context, rows)
+
+    def read(numbers, rows, time):
+        scored = layout.spans(np.asarray(numbers), None, 0)
+        before = np.minimum(scored.starts, context)
+        shown = Spans(scored.starts - before, scored.lengths + before, scored.rows)
+        batch = fill_rows(ids, eos, shown, (rows, time + context), layout.segmented)
+        first = np.zeros(rows, np.int32)
+        first[scored.rows] = before
+        counts = np.arange(time + context) >= first[:, None]
+        return WindowBatch(batch._replace(weights=batch.weights * counts), first), ranges(scored.starts, scored.lengths)
+
+    batches = layout.in_order()
+    return len(batches), (read(*batch) for batch in batches)
