@@ -1,4 +1,4 @@
-"""The one kind of error that a user can cause, and cure."""
+"""The one kind of error that a user causes and can fix."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 class InputError(ValueError):
     """Bad input: a setting, a file or a corpus. The message is one line with the value and the cure.
 
-    `train.py` and `evaluate.py` print it without a traceback and exit with status 2.
+    The scripts print it without a traceback and exit with status 2.
     """
 
 
-def check_rates(layer, *fields: str) -> None:
-    """Refuses a dropout rate, smoothing share or the like outside [0, 1).
+def check_rates(layer: object, *fields: str) -> None:
+    """Checks that these fields of a layer, its dropout rates or shares, are in [0, 1).
 
     Raises:
         InputError: names the field and its value.
@@ -23,7 +23,7 @@ def check_rates(layer, *fields: str) -> None:
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Refuses values below `least`: `check_at_least(1, steps=0)`.
+    """Checks that no value is below `least`: `check_at_least(1, steps=0)` fails.
 
     Raises:
         InputError: names the value.
@@ -34,14 +34,12 @@ def check_at_least(least: int, **values: int) -> None:
 
 
 def check_known(what: str, name: str, known: Iterable[str]) -> None:
-    """Refuses a name that is not known: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`.
+    """Checks that `name` is known, and suggests the closest known name if it is not.
 
     Raises:
-        InputError: as above; `what` begins the line.
+        InputError: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`, where `what` starts the line.
     """
     known = list(known)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
-        raise InputError(
-            f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close[0]}"?' if close else "")
-        )
+        raise InputError(f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close[0]}"?' if close else ""))

@@ -1,4 +1,4 @@
-"""What accelerators can do at most, by their makers' figures, for utilisation and for plans."""
+"""Peak performance and memory of accelerators, used for utilisation and plans; and the cache of compiled programs."""
 
 import platform
 from pathlib import Path
@@ -10,14 +10,14 @@ from jax.experimental import multihost_utils
 
 
 class Accelerator(NamedTuple):
-    """One device: matrix products in bfloat16, dense, in FLOP/s; bytes of memory; bytes a second to and from it."""
+    """The maker's figures of one device: dense bfloat16 FLOP/s, bytes of memory, memory bandwidth in bytes/s."""
 
     flops: float
     memory: float
     bandwidth: float
 
 
-# By a part of `jax.Device.device_kind`; the first that is found counts.
+# The first name that is part of `jax.Device.device_kind` counts.
 ACCELERATORS = {
     "B200": Accelerator(2250e12, 180e9, 8.0e12),
     "H200": Accelerator(989e12, 141e9, 4.8e12),
@@ -33,20 +33,20 @@ ACCELERATORS = {
 
 
 def accelerator(kind: str) -> Accelerator | None:
-    """The figures of a `device_kind`; None for a CPU and whatever else is not listed."""
+    """The figures of a `device_kind`; None for a CPU or any other device that is not listed."""
     return next((figures for name, figures in ACCELERATORS.items() if name in kind), None)
 
 
 def memory() -> int | None:
-    """Bytes that programs may use on the device that has least, of all hosts; None where it does not say, as a CPU does not."""
+    """Bytes that programs may use on the smallest device of all hosts; None if a device does not report it, as a CPU."""
     mib = min((device.memory_stats() or {}).get("bytes_limit", 0) // 2**20 for device in jax.local_devices())
     return int(np.min(multihost_utils.process_allgather(np.int32(mib)))) * 2**20 or None
 
 
 def keep_programs(cache: Path) -> None:
-    """Has compiled programs kept below `cache` and found again by later runs, unless JAX was told of a place already.
+    """Keeps compiled programs below `cache` for later runs, unless JAX already has a compilation cache.
 
-    Those for a CPU are kept by machine, since they may use what another CPU lacks.
+    Each machine has its own directory of programs for a CPU, because they may use instructions that another CPU lacks.
     """
     if jax.config.jax_compilation_cache_dir is None:
         place = cache / "programs" / (platform.node() if jax.default_backend() == "cpu" else jax.default_backend())
@@ -54,12 +54,10 @@ def keep_programs(cache: Path) -> None:
 
 
 def utilisation(flops: float, seconds: float, devices: int, kind: str) -> float | None:
-    """Model FLOP utilisation: matrix work that the model calls for, over what the devices could do in the time.
+    """Model FLOP utilisation (Chowdhery et al. 2022, appendix B): `flops / (seconds · devices · peak FLOP/s in bfloat16)`.
 
-        flops / (seconds · devices · peak FLOP/s in bfloat16)
-
-    flops are those of a forward pass times three, by `plan`: nothing that is computed again counts, nor does anything but
-    matrix products (Chowdhery et al. 2022, appendix B). None for a device that is not listed.
+    `flops` are those of all matrix products of a forward pass, times three; recomputation does not count. None for a device
+    that is not listed.
     """
     figures = accelerator(kind)
     return figures and flops / (seconds * devices * figures.flops)
