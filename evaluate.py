@@ -27,20 +27,13 @@ flags.register_validator("workdir", lambda path: "://" not in (path or ""), "mus
 
 
 def main():
-    from adaptive_jax.devices import hosts
-    from adaptive_jax.evaluation import scoring
+    from adaptive_jax.devices import hosts  # after the flags: --help and their errors should not wait for jax
+    from adaptive_jax.evaluation.evaluate import Request, evaluate
 
+    request = Request(SPLIT.value, WINDOW.value, CONTEXT.value, CHECKPOINT.value, DATA_PATH.value, BREAK_MODE.value)
     hosts.initialize(COORDINATOR.value, HOSTS.value, HOST.value)
     with hosts.together():
-        scoring.evaluate(
-            Path(WORKDIR.value),
-            split=SPLIT.value,
-            window=WINDOW.value,
-            context=CONTEXT.value,
-            checkpoint=CHECKPOINT.value,
-            data_path=DATA_PATH.value,
-            break_mode=BREAK_MODE.value,
-        )
+        evaluate(Path(WORKDIR.value), request)
 
 
 if __name__ == "__main__":

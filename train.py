@@ -28,16 +28,16 @@ flags.register_validator("workdir", lambda path: "://" not in (path or ""), "mus
 
 
 def main():
-    from adaptive_jax.devices import hosts
-    from adaptive_jax.training import loop as training
+    from adaptive_jax.devices import hosts  # after the flags: --help and their errors should not wait for jax
+    from adaptive_jax.training import loop
 
     config, workdir = CONFIG.value.to_dict(), Path(WORKDIR.value)
     hosts.initialize(COORDINATOR.value, HOSTS.value, HOST.value)
     with hosts.together():
         if DRY_RUN.value:
-            training.dry_run(config, workdir, int(MEMORY.value * 1e9))
+            loop.dry_run(config, workdir, int(MEMORY.value * 1e9))
         else:
-            training.train(config, workdir)
+            loop.train(config, workdir)
 
 
 if __name__ == "__main__":

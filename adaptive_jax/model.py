@@ -1,129 +1,136 @@
-"""The language model: input → body → output, three free choices."""
+"""The language model: input → body → output, three independent choices."""
 
-import dataclasses
-import functools
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
-from adaptive_jax.data.vocabulary.spelling import spell
-from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.lookup import Lookup
-from adaptive_jax.outputs.adaptive import AdaptiveSoftmax
-from adaptive_jax.outputs.softmax import Softmax
+from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
+from adaptive_jax.registry import make
 
 INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN}
 BODIES = {"transformer": Transformer, "transformer_post_norm": PostNormTransformer}
 TABLES = {"own": OwnTable, "tied": TiedTable}
-OUTPUTS = {"softmax": Softmax, "adaptive": AdaptiveSoftmax}
+OUTPUTS = {"softmax": Softmax, "adaptive": Softmax}
 
 
 class LanguageModel(nn.Module):
-    """Next-word model: input, body and output are three free choices."""
+    """A next-word model.
+
+    `apply` takes these collections: "params"; "lexicon", what `wants` asks for; and, to compute vectors that are composed from
+    other parameters once and not at every call, "tables", which `compose` makes.
+    """
 
     input: nn.Module
     body: nn.Module
     output: nn.Module
 
-    def __call__(self, tokens, targets, weights, segments=None, *, rows=None, train: bool = False):
-        """`(loss, nll [batch, time])` of ids, targets and weights, all `[batch, time]`; see `Softmax.loss` and `hidden`."""
-        return self.loss(self.hidden(tokens, segments, rows=rows, train=train), targets, weights, rows, train=train)
+    def __call__(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[Loss, object]:
+        """The loss of a batch, see `Softmax.loss`, and the body's next carry."""
+        hidden, carry = self.hidden(batch, carry, train=train)
+        return self.output.loss(hidden, batch.targets, batch.weights, batch.row_ids, train=train), carry
 
-    def hidden(self, tokens: jax.Array, segments: jax.Array | None = None, *, rows=None, train: bool = False) -> jax.Array:
-        """Hidden states `[batch, time, features]` of token ids `[batch, time]`, every row on its own.
+    def hidden(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[jax.Array, object]:
+        """Hidden states `[rows, time, features]`, and the body's next carry.
 
-        Segments, int32 `[batch, time]`, part the rows: each run of one number is on its own. Dropout is drawn by the numbers
-        of the rows in the update, int32 `[batch]`, by default 0, 1, 2 …
+        With the carry `()` every row stands alone and `()` is returned.
         """
-        return self.body(self.input(tokens), train=train, segments=segments, rows=rows)[0]
+        return self.body(self.input(batch.inputs, batch, train=train), carry, batch, train=train)
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
-        """Hidden states of tokens that continue `carry`, and the next carry; `body.empty_carry` is the first."""
+        """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry; `body.cache` makes the first."""
         return self.body(self.input(tokens), carry)
-
-    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, rows=None, *, train: bool = False):
-        """See `Softmax.loss`."""
-        return self.output.loss(hidden, targets, weights, rows, train=train)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """See `Softmax.nll`."""
         return self.output.nll(hidden, targets)
 
-    def log_probs(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        """Log-probabilities `[batch, positions, vocabulary]` of the word after each position asked for.
+    def log_probs(self, batch: Batch, positions: jax.Array) -> jax.Array:
+        """Log-probabilities `[rows, positions, vocabulary]` of the word after each position asked for.
 
-        `positions [batch, asked]` are columns of `tokens [batch, time]`; nothing is built for the others.
+        `positions [rows, asked]` are columns of `batch.inputs`; nothing is computed for the others.
         """
-        hidden = jnp.take_along_axis(self.hidden(tokens), positions[..., None], axis=1)
-        return self.output.log_probs(hidden)
+        hidden, _ = self.hidden(batch)
+        return self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
+
+    def compose(self, words: jax.Array) -> None:
+        """Puts the vectors of `words [n]` that are computed from other parameters into the collection "tables".
+
+        Afterwards token ids are rows of these tables: `words` are all words in order, or `inputs` are indices into `words`;
+        `composed_words` says which.
+        """
+        for layer in (self.input, self.output.table):
+            if hasattr(layer, "compose"):
+                layer.compose(words)
+
+    def composed_words(self) -> str:
+        """Which words' vectors `compose` must make: "none", those of the "inputs", or "all"."""
+        table = self.output.table
+        if hasattr(table, "compose") or (hasattr(self.input, "compose") and getattr(table, "source", None) is self.input):
+            return "all"
+        return "inputs" if hasattr(self.input, "compose") else "none"
+
+    def wants(self) -> dict:
+        """What the layers want to know about words, by layer: the argument of `adaptive_jax.data.vocabulary.lexicon.lexicon`."""
+        table = {"table": self.output.table.wants} if hasattr(self.output.table, "wants") else {}
+        wants = {"input": getattr(self.input, "wants", {}), "output": table}
+        return {name: inner for name, inner in wants.items() if inner}
 
 
-def build(config: Mapping, vocabulary: Vocabulary | int) -> LanguageModel:
-    """The model that `config` describes: the groups `input`, `body` and `output`, and `dtype`.
+def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
+    """The model that a config describes: its groups `input`, `body` and `output`, and `dtype`.
 
-    A group's `name` picks the class, its other keys are that class's fields. The output's group `table` is either
+    A group's `name` picks the class; its other keys are that class's fields. The output's group `table` is
     `{"name": "tied", ...}`, the input's own table, or `{"name": "own", ...}`.
-
-    Args:
-        vocabulary: the words; or only their number, which gives a model of the right shapes whose inputs cannot spell.
 
     Raises:
         InputError: a name or a field that does not exist, or values that do not fit together.
     """
-    vocabulary_size = vocabulary if isinstance(vocabulary, int) else len(vocabulary)
     check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
-    dtype = jnp.dtype(config["dtype"])
-    features = config["body"]["features"]
-    given = {"char_cnn": {"spell": functools.partial(spell, vocabulary)}}.get(config["input"]["name"], {})
-    given |= {"vocabulary_size": vocabulary_size, "features": features, "dtype": dtype}
-    source = _make("input", INPUTS, config["input"], **given)
-    body = _make("body", BODIES, config["body"], dtype=dtype)
+    dtype, features = jnp.dtype(config["dtype"]), config["body"]["features"]
+    source = make("input", INPUTS, config["input"], vocabulary_size=vocabulary_size, features=features, dtype=dtype)
+    body = make("body", BODIES, config["body"], dtype=dtype)
     settings = dict(config["output"])
     table = settings.pop("table")
-    given = {"tied": {"source": source}, "own": {"vocabulary_size": vocabulary_size}}
-    table = _make("output.table", TABLES, table, features=features, **given.get(table["name"], {}))
-    output = _make("output", OUTPUTS, settings, table=table)
-    model = LanguageModel(source, body, output)
-    _check(model, config)
+    given = {"tied": {"source": source}, "own": {"vocabulary_size": vocabulary_size}}.get(table["name"], {})
+    table = make("output.table", TABLES, table, features=features, **given)
+    model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table))
+    _check(model, config["output"]["name"])
     return model
 
 
-def _make(group, classes, settings, **given):
-    settings = {key: _tuples(value) for key, value in settings.items()}
-    name = settings.pop("name")
-    check_known(f"config.{group}.name={name!r}", name, classes)
-    fields = {
-        f.name: f.default is dataclasses.MISSING
-        for f in dataclasses.fields(classes[name])
-        if f.name not in ("parent", "name", "gather", *given)  # what is gathered is for sharding.py to say
-    }
-    for key in settings:
-        check_known(f"config.{group}.{key}, for {name!r},", key, fields)
-    for key, required in fields.items():
-        if required and key not in settings:
-            raise InputError(f"config.{group}.{key} is missing, and {name!r} has no default for it")
-    return classes[name](**given, **settings)
+def variable_shapes(model: LanguageModel) -> dict:
+    """The collections "params" and, if the model wants one, "lexicon", as shapes."""
+    ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    batch = Batch(ids, ids, jax.ShapeDtypeStruct((1, 2), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.int32))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+    return {name: shapes[name] for name in ("params", "lexicon") if name in shapes}
 
 
-def _tuples(value):
-    """Lists as tuples: JSON knows lists only, and a module's fields are to be hashable."""
-    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+def parameter_shapes(model: LanguageModel) -> dict:
+    """The model's parameters, as shapes."""
+    return variable_shapes(model)["params"]
 
 
-def _check(model, config):
+def init_params(model: LanguageModel, seed: int) -> dict:
+    """Fresh parameters."""
+    ids = jnp.zeros((1, 2), jnp.int32)
+    return model.init(jax.random.key(seed), Batch(ids, ids, jnp.ones((1, 2)), jnp.zeros(1, jnp.int32)))["params"]
+
+
+def _check(model, output):
     """Runs the layers' own checks, which raise one-line errors, before anything is compiled."""
-    bands = jax.eval_shape(
-        lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.table.bands())[0]
-    )
-    if config["output"]["name"] == "softmax" and len(bands) > 1:
+    bands = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.table.bands())[0])
+    if output == "softmax" and len(bands) > 1:
         raise InputError(
-            f"config.output.name='softmax' is built on one band, and its table has {len(bands)}: "
+            f"config.output.name='softmax' takes a table of one band, and this one has {len(bands)}: "
             "use config.output.name='adaptive'"
         )

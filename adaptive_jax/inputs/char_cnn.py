@@ -1,53 +1,51 @@
-"""Character CNN: a word's vector is computed from its spelling, once for every distinct word of a batch."""
+"""Character CNN: a word's vector is computed from its spelling, once for every distinct word that is asked for."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jax import lax
 
+from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least
 
-# Distinct words whose characters are alive at a time.
+# Distinct words whose characters are in memory at a time.
 CHUNK = 256
-# A chunk of words no longer than this is convolved over so many columns only; the last resort is the full length.
+# The convolutions over a chunk of words no longer than this cover only that many columns; longer words take the full length.
 SHORT = (8, 16)
 
 
 class CharacterCNN(nn.Module):
     """Word vectors from spelling (Kim et al. 2016, as in Baevski & Auli 2019, section 4.4).
 
-    Every byte of a word has a vector; filters of several lengths run over them, and the largest response of each, after a
-    ReLU, passes highway layers and a linear projection with bias. Bytes beyond `length` are not read. `<eos>` and `<unk>`
-    have vectors of their own.
+    Every byte of a word has a vector. Filters of several lengths run over them; the largest response of each, after a ReLU,
+    passes highway layers and a linear projection with bias. Bytes beyond `length` are not read. `<eos>` and `<unk>` have
+    vectors of their own. Initial weights follow the paper's public code.
 
-    The work is that of the distinct words: they are sorted by length and computed `CHUNK` at a time, in a loop whose trip
-    count is read off the data; the backward pass runs the same loop and computes each chunk again.
+    The spelling of all words is the variable `spelling` of the collection "lexicon", see `adaptive_jax.data.vocabulary.spelling`:
+    `apply({"params": ..., "lexicon": {"spelling": ...}}, tokens)`.
 
-    Fresh weights are spread as in the paper's public code.
+    Cost: each distinct word is computed once. Words are sorted by length and computed `CHUNK` at a time, in a loop whose trip
+    count depends on the data; the backward pass repeats the loop and recomputes each chunk. Where the collection "tables" holds
+    vectors that `compose` made, they are looked up instead.
 
     Attributes:
-        vocabulary_size: words.
-        features: width of what `__call__` returns.
-        spell: for a length, gives the letters `[vocabulary_size, length]` of all words, and the `symbol [vocabulary_size]` of
-            those that are not spelt; see `adaptive_jax.data.spelling.spell`.
-        width: of a character's vector (the paper's 128).
-        filters: of each filter the characters it spans and the features it gives: `((1, 128), (2, 256), ...)`.
+        vocabulary_size: number of words.
+        features: width of the vectors that `__call__` returns.
+        width: width of a character's vector (the paper's 128).
+        filters: for each filter, the characters it spans and the features it gives: `((1, 128), (2, 256), ...)`.
         highway_layers: 1 for WikiText-103, 2 for Billion Word.
         length: bytes of a word that are read (released code: 50), at least the span of the longest filter.
-        dtype: of the matrix products; parameters are float32.
+        dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
-        InputError: filters that are no pairs of numbers from 1, a length that does not hold the longest of them.
+        InputError: filters that are not pairs of positive integers; a length shorter than the longest filter; no lexicon.
     """
 
     vocabulary_size: int
     features: int
-    spell: Callable[[int], tuple[np.ndarray, np.ndarray]]
     width: int
     filters: Sequence[Sequence[int]]
     highway_layers: int
@@ -62,9 +60,17 @@ class CharacterCNN(nn.Module):
             raise InputError(f"filters={self.filters} must be pairs of characters and features: ((1, 128), (2, 256))")
         longest = max(span for span, _ in self.filters)
         if self.length < longest:
-            raise InputError(f"length={self.length} does not hold a filter over {longest} characters: give {longest} or more")
+            raise InputError(f"length={self.length} is shorter than a filter over {longest} characters: give {longest} or more")
+
+    @property
+    def wants(self) -> dict:
+        """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        return {"spelling": {"length": self.length}}
 
     def setup(self):
+        if not (self.is_initializing() or self.has_variable("lexicon", "spelling")):
+            raise InputError('a character CNN needs its words\' spelling: apply({"params": ..., "lexicon": lexicon(...)}, ...)')
+        self.spelling = self.variable("lexicon", "spelling", self._blank)
         init = nn.initializers
         pooled = sum(out for _, out in self.filters)
         self.characters = self.param("characters", init.xavier_normal(), (256, self.width))
@@ -86,11 +92,26 @@ class CharacterCNN(nn.Module):
         self.projection = self.param("projection", init.xavier_uniform(), (pooled, self.features))
         self.projection_bias = self.param("projection_bias", init.zeros, (self.features,))
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Token ids `[...]` to vectors `[..., features]`."""
-        letters, symbol = self.spell(self.length)
-        lengths = (letters > 0).sum(axis=1)
-        by_length = np.argsort(lengths, kind="stable")
+    def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
+        """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows `[...]`."""
+        if self.has_variable("tables", "vectors"):
+            return self.get_variable("tables", "vectors")[tokens].astype(self.dtype)
+        return self._encode(tokens.ravel()).reshape(*tokens.shape, self.features)
+
+    def compose(self, words: jax.Array) -> None:
+        """Puts the vectors of `words [n]`, float32 `[n, features]`, into the collection "tables".
+
+        Float32, because the gradients of a word's many occurrences are summed in it.
+        """
+        self.put_variable("tables", "vectors", self._encode(words).astype(jnp.float32))
+
+    def bands(self) -> list[Band]:
+        """The one band, `[words, features]`: the vectors of all words, composed before or computed now."""
+        if self.has_variable("tables", "vectors"):
+            return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
+        return [Band(self._encode(jnp.arange(self.vocabulary_size)))]
+
+    def _encode(self, words):
         weights = {
             "characters": self.characters,
             "symbols": self.symbols,
@@ -98,29 +119,20 @@ class CharacterCNN(nn.Module):
             "highways": self.highways,
             "projection": (self.projection, self.projection_bias),
         }
-        spelling = _Spelling(*(jnp.asarray(array[by_length]) for array in (letters, symbol, lengths)))
+        spelling = self.spelling.value
         # Words are known by their places in the order of length, so that the distinct ones come out sorted by it.
-        places = jnp.asarray(np.argsort(by_length, kind="stable"))[tokens.ravel()]
-        chunk = min(CHUNK, len(places), self.vocabulary_size)
-        vectors = _of_distinct((self.dtype, chunk), weights, places, spelling)
-        return vectors.reshape(*tokens.shape, self.features)
+        chunk = min(CHUNK, len(words), self.vocabulary_size)
+        return _of_distinct((self.dtype, chunk), weights, spelling["places"][words], spelling)
 
-    def bands(self) -> list[tuple[jax.Array, None]]:
-        """The one band `(table [words, features], None)`: the vectors of all words, computed here and now."""
-        return [(self(jnp.arange(self.vocabulary_size)), None)]
-
-
-class _Spelling(NamedTuple):
-    """Every array from the shortest word to the longest."""
-
-    letters: jax.Array  # [words, length]
-    symbol: jax.Array  # [words]
-    lengths: jax.Array  # [words]
+    def _blank(self):
+        words = jnp.zeros(self.vocabulary_size, jnp.int32)
+        letters = jnp.zeros((self.vocabulary_size, self.length), jnp.uint8)
+        return {"letters": letters, "symbols": words.astype(jnp.int8), "lengths": words, "places": words}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _of_distinct(static, weights, places, spelling):
-    """Vectors `[tokens, features]` of the words at `places [tokens]` of `spelling`, each distinct one computed once."""
+    """Vectors `[tokens, features]` of the words at `places [tokens]` of `spelling`, each distinct word computed once."""
     dtype, chunk = static
     words, index = _distinct(places, spelling, chunk)
 
@@ -159,24 +171,24 @@ _of_distinct.defvjp(_forward, _backward)
 
 
 def _distinct(places, spelling, chunk):
-    """The distinct places in rising order, with room for whole chunks, and where each token's stands there."""
-    known = len(spelling.lengths)
+    """The distinct places in ascending order, padded to whole chunks, and the index of each token's place among them."""
+    known = len(spelling["lengths"])
     room = -(-min(len(places), known) // chunk) * chunk
     return jnp.unique(places, return_inverse=True, size=room, fill_value=known)
 
 
 def _runs(weights, words, spelling, chunk):
-    """`(columns, begin, end)`: chunks `begin` to `end - 1` of `words` are spelt by so many columns, those that hold a word.
+    """Yields `(columns, begin, end)`: chunks `begin` to `end - 1` of `words` need that many columns of letters.
 
-    Loops one after another, and not one loop that branches: jaxlib 0.11 crashes when it compiles that for many CPU devices.
+    One loop for each number of columns, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU devices.
     """
-    full, known = spelling.letters.shape[1], len(spelling.lengths)
+    full, known = spelling["letters"].shape[1], len(spelling["lengths"])
     widest = max(kernel.shape[0] for kernel, _ in weights["convolutions"])
-    longest = spelling.lengths.at[words].get(mode="fill", fill_value=0).reshape(-1, chunk).max(axis=1)
+    longest = spelling["lengths"].at[words].get(mode="fill", fill_value=0).reshape(-1, chunk).max(axis=1)
     used = (words < known).reshape(-1, chunk).any(axis=1)
     begin = 0
     for most in (*SHORT, full):
-        # So many columns that a word is followed by a window of empty ones alone exactly where the full length has one.
+        # Enough columns that a filter sees only padding after a word exactly where it would with the full length.
         if most == full or most + widest < full:
             end = jnp.sum(used & (longest <= most))
             yield min(most + widest, full), begin, end
@@ -184,16 +196,16 @@ def _runs(weights, words, spelling, chunk):
 
 
 def _vectors(dtype, weights, rows, spelling, columns):
-    """Vectors `[chunk, features]` of rows of `spelling`; a row beyond its end gives what nobody reads."""
-    letters, symbol = (array.at[rows].get(mode="fill", fill_value=0) for array in (spelling.letters, spelling.symbol))
-    vectors = _spell(dtype, weights, letters.astype(jnp.int32), columns=columns)
+    """Vectors `[chunk, features]` of rows of `spelling`; rows beyond its end are padding."""
+    letters, symbol = (spelling[name].at[rows].get(mode="fill", fill_value=0) for name in ("letters", "symbols"))
+    vectors = _read_letters(dtype, weights, letters.astype(jnp.int32), columns=columns)
     own = weights["symbols"].astype(dtype)[jnp.maximum(symbol, 0)]
     return jnp.where(symbol[:, None] >= 0, own, vectors)
 
 
-def _spell(dtype, weights, letters, *, columns):
-    """Vectors `[chunk, features]` of words `[chunk, length]`, of which the first `columns` letters say everything."""
-    # Cast after the look-up: the gradients of a character's many occurrences are summed in float32.
+def _read_letters(dtype, weights, letters, *, columns):
+    """Vectors `[chunk, features]` of words whose letters `[chunk, length]` all stand in the first `columns`."""
+    # Cast after the lookup: the gradients of a character's many occurrences are summed in float32.
     x = jnp.pad(weights["characters"], [(1, 0), (0, 0)])[letters[:, :columns]].astype(dtype)
     weights = jax.tree.map(lambda a: a.astype(dtype), weights)
     pooled = []
@@ -220,5 +232,5 @@ def _uniform(bound):
 
 
 def _carry_first(key, shape):
-    """The biases of a highway layer: its gates start mostly open for what came in."""
+    """Biases of a highway layer: at first its gates mostly pass their input on."""
     return jnp.repeat(jnp.array([0.0, 1.0]), shape[0] // 2)

@@ -1,25 +1,31 @@
-"""The loop: corpus, model, optimizer, restore or start, then for each step one update, and log, evaluate, save when due."""
+"""The loop: corpus, model, optimizer, restore or start; then for each step one update, and log, evaluate, save when due."""
 
-import math
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from adaptive_jax.data.batches.batching import Rows
 from adaptive_jax.data.batches.prefetch import Ahead
-from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.corpora.load import CORPORA, load
 from adaptive_jax.devices import accelerators, hosts, sharding
-from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.evaluation.scoring import score, summary
+from adaptive_jax.errors import check_known
+from adaptive_jax.evaluation.runs import Run, put_lexicon
+from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.model import build
-from adaptive_jax.plans.costs import describe, plan, scale
+from adaptive_jax.plans.costs import Plan, describe, dry_run_lines, make_plan
 from adaptive_jax.training import optim
-from adaptive_jax.training.metrics import open_metrics, perplexity
-from adaptive_jax.training.state import initial_state, shape_of_state
+from adaptive_jax.training.metrics import Interval, check_finite, open_metrics
+from adaptive_jax.training.state import State, initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
-from adaptive_jax.workdir.checkpoints import Checkpoints, begin, check_same_run, check_same_vocabulary, write_json
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, write_json
+
+VALIDATED = ("evaluate_every", "checkpoint_every")  # a checkpoint needs a validation loss, so that the best one is known
 
 
 def due(step: int, every: int, steps: int) -> bool:
@@ -28,153 +34,137 @@ def due(step: int, every: int, steps: int) -> bool:
 
 
 def dry_run(config: dict, workdir: Path, memory: int) -> None:
-    """Prints the plan of `config` for its published vocabulary, needing no corpus, and writes it to workdir/plan.json.
+    """Prints the plan of `config` for its published vocabulary, without its corpus, and writes it to workdir/plan.json.
 
-    memory: bytes of an accelerator, for `plan.scale`.
+    memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them.
     """
     check_same_run(workdir, config)
-    check_known(f"data.corpus={config['data']['corpus']!r}", config["data"]["corpus"], corpora.CORPORA)
-    costs = plan(config, config["data"]["vocabulary_size"], jax.device_count())
-    hosts.say(describe(costs))
-    for line in scale(config, memory):
+    check_known(f"data.corpus={config['data']['corpus']!r}", config["data"]["corpus"], CORPORA)
+    plan, lines = dry_run_lines(config, jax.device_count(), memory)
+    for line in lines:
         hosts.say(line)
-    if hosts.first():
-        write_json(workdir / "plan.json", costs)
+    if plan is not None and hosts.first():
+        write_json(workdir / "plan.json", plan._asdict())
+
+
+class Job(NamedTuple):
+    """What the loop works with."""
+
+    config: dict
+    plan: Plan
+    run: Run  # the model; its parameters are None, as those of the state change
+    corpus: Corpus
+    batches: TrainingBatches
+    optimizer: optim.Optimizer
+    checkpoints: Checkpoints
 
 
 def train(config: dict, workdir: Path) -> None:
     """Trains to `config["steps"]` updates, from the workdir's last checkpoint if there is one.
 
     Raises:
-        InputError: anything a user can cure; a loss that is not a number among it. Checkpoints stay as they are.
+        InputError: anything a user can cure, a loss that is not finite among it. Checkpoints stay as they are.
     """
     check_same_run(workdir, config)
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
-    machine = jax.device_count(), accelerators.memory()
-    plan(config, config["data"]["vocabulary_size"], *machine)  # fails on what does not fit, before any long work
-    corpus = corpora.from_config(config["data"])
-    vocabulary = corpus.vocabulary
+    _check(config)
+    corpus = load(config["data"])
+    vocabulary, batches = corpus.vocabulary, config["batches"]
     check_same_vocabulary(workdir, vocabulary)
-    costs = plan(config, len(vocabulary), *machine)
-    mesh = sharding.device_mesh(costs["fsdp"])
-    hosts.say(describe(costs))
-    begin(workdir, config, costs, vocabulary)
+    plan = make_plan(config, len(vocabulary), jax.device_count(), accelerators.memory())
+    mesh = sharding.device_mesh(plan.fsdp)
+    hosts.say(describe(plan))
+    begin(workdir, config, plan._asdict(), vocabulary)
 
-    data = config["data"]
-    rows = Rows(corpus.ids["train"], vocabulary.eos, block=data["block"], break_mode=data["break_mode"], kind=data["rows"],
-                rows=costs["rows_per_update"], parts=costs["accumulation"])  # fmt: skip
-    hosts.say(f"rows         {rows}")
-    model = build(config, vocabulary)
-    optimizer, rate = optim.from_config(config["optimizer"])
+    batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, Layout(**batches), plan.rows_per_update, plan.accumulation)
+    hosts.say(f"rows         {batches}")
+    model, optimizer = build(config, len(vocabulary)), optim.from_config(config)
+    run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
     checkpoints = Checkpoints(workdir, config["keep"])
-    if (step := checkpoints.latest()) is None:
+    step = checkpoints.latest()
+    layout = shape_of_state(model, optimizer, mesh)
+    if step is None:
         state = initial_state(model, optimizer, config["seed"], mesh)
     else:
-        state = checkpoints.restore(step, shape_of_state(model, optimizer, mesh))
+        steps_done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
+        state = State(steps_done, **checkpoints.restore(step, layout.items()))
         hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
-    update = make_update(model, optimizer, rate, mesh, config["seed"])
     metrics = open_metrics(workdir, step or 0, config["steps"])
-    run(config, costs, mesh, model, update, state, corpus, rows, checkpoints, metrics)
+    update = make_update(model, optimizer, mesh, config["seed"], layout)
+    loop(Job(config, plan, run, corpus, batches, optimizer, checkpoints), update, state, metrics)
 
 
-def run(config, costs, mesh, model, update, state, corpus, rows, checkpoints, metrics) -> None:
-    """The loop itself, from `state` to the last update; closes `checkpoints` and `metrics`."""
-    steps, data, ends, validation_ids = config["steps"], config["data"], corpus.vocabulary.ends, corpus.ids["validation"]
+def _check(config):
+    """Finds what is wrong with the layers, the optimizer or the schedule before a long preparation of the corpus."""
+    cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
+    build(config, max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
+    optim.from_config(config)
+
+
+def loop(job: Job, update, state: State, metrics) -> None:
+    """Updates from `state` to the last one; closes the checkpoints and `metrics`."""
+    config, steps, ends = job.config, job.config["steps"], job.corpus.vocabulary.ends
     share = jax.process_index(), jax.process_count()
 
     def batch(step):
         """This host's share of an update, on its devices, and the number of words of the text that end in it."""
-        local = rows.batch(config["seed"], step - 1, share)
+        local = job.batches.batch(config["seed"], step - 1, share)
         words = int(np.sum(ends[local.targets] & (local.weights > 0)))
-        return sharding.put_share(mesh, local, axis=1), words
+        return sharding.put_host_share(job.run.mesh, local, axis=1), words
+
+    def validate(state, step):
+        """The validation loss in nats a word, and the state after the optimizer has been told of it."""
+        nll = _validation_nll(job, state, step, metrics)
+        optimizer_state = job.optimizer.after_evaluation(state.optimizer, nll)
+        return nll, state._replace(optimizer=optimizer_state)
 
     try:
-        work = costs["flops_per_token"]["training"]
-        window, numbers, programs = _Window(work), None, {}
-        with Ahead(batch, range(int(state.step) + 1, steps + 1)) as batches, hosts.stopping() as stop:
+        first = int(state.step)
+        # A run that was stopped saved its state first, and left out an evaluation that was due.
+        if first and any(due(first, config[key], steps) for key in VALIDATED) and not job.checkpoints.evaluated(first):
+            _, state = validate(state, first)
+        interval, before, programs = Interval(job.plan.flops_per_token["training"]), None, {}
+        with Ahead(batch, range(first + 1, steps + 1)) as batches, hosts.stopping() as stop:
             for step, (arrays, words) in batches:
                 if (shape := arrays.inputs.shape) in programs:
-                    window.waited += batches.waited
+                    interval.waited += batches.waited
                 else:
                     start = time.perf_counter() - batches.waited
-                    programs[shape] = update.lower(state, arrays).compile()
-                    window.start += time.perf_counter() - start  # getting under way counts neither as waiting nor as work
+                    programs[shape] = update.lower(state, job.run.lexicon, arrays).compile()
+                    interval.start += time.perf_counter() - start  # starting up counts neither as waiting nor as work
                 with jax.transfer_guard("disallow"):
-                    state, following = programs[shape](state, arrays)
-                # The step is under way; now there is time to read the numbers of the one before.
-                if numbers is not None:
-                    window.add(step - 1, *jax.device_get(numbers))
-                numbers = following, words
-                stopped = stop(step)
-                evaluate, save = (due(step, config[key], steps) for key in ("evaluate_every", "checkpoint_every"))
-                save = save or stopped
-                if evaluate or save or due(step, config["log_every"], steps):
-                    window.add(step, *jax.device_get(numbers))
-                    numbers = None
-                    metrics.write(step, "train", window.close())
+                    state, following = programs[shape](state, job.run.lexicon, arrays)
+                # The step has been dispatched; now there is time to read the metrics of the one before.
+                if before is not None:
+                    interval.add(step - 1, *jax.device_get(before))
+                before, stopped = (following, words), stop(step)
+                evaluate, save = (due(step, config[key], steps) for key in VALIDATED)
+                if evaluate or save or stopped or due(step, config["log_every"], steps):
+                    interval.add(step, *jax.device_get(before))
+                    before = None
+                    metrics.write(step, "train", interval.close())
                 metrics.advance(step)
+                if stopped:
+                    job.checkpoints.save(step, state.items(), None)
+                    raise KeyboardInterrupt  # on all hosts
                 if evaluate or save:
-                    nll = score(model, state.params, mesh, validation_ids, corpus.vocabulary.eos, window=data["block"],
-                                context=0, rows=rows.per_batch, break_mode=data["break_mode"], kind=data["rows"])  # fmt: skip
-                    validation = summary(nll, validation_ids, corpus.vocabulary)
-                    check_finite(step, validation=validation["nll"])
-                    metrics.write(step, "validation", {key: validation[key] for key in ("nll", "perplexity")})
+                    nll, state = validate(state, step)
                     if save:
-                        checkpoints.save(step, state, validation["nll"])
-                    if stopped:
-                        raise KeyboardInterrupt  # on all hosts
-                    window = _Window(work)  # neither scoring nor saving counts in words a second
+                        job.checkpoints.save(step, state.items(), nll)
+                    interval = Interval(interval.work)  # neither scoring nor saving counts in words a second
     finally:
         metrics.close()
-        checkpoints.close()
+        job.checkpoints.close()
 
 
-def check_finite(step: int, **numbers: float) -> None:
-    """Stops a run that has diverged, before anything of it is saved.
-
-    Raises:
-        InputError: with the step, the numbers and the cure.
-    """
-    if not all(map(math.isfinite, numbers.values())):
-        shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in numbers.items())
-        raise InputError(
-            f"update {step:,} gives {shown}: lower optimizer.learning_rate or lengthen optimizer.warmup_steps, and train in a "
-            "new --workdir; the checkpoints saved before are whole"
-        )
-
-
-class _Window:
-    """Means over the updates since the last log line; `work` is FLOPs a token."""
-
-    def __init__(self, work: float):
-        self.start, self.work = time.perf_counter(), work
-        self.nll, self.words, self.waited, self.tokens, self.updates = 0.0, 0, 0.0, 0.0, 0
-        self.last = {}
-
-    def add(self, step, numbers, words):
-        check_finite(step, loss=float(numbers["loss"]), gradient_norm=float(numbers["gradient_norm"]))
-        self.nll += float(numbers["nll"]) * float(numbers["tokens"])
-        self.tokens += float(numbers["tokens"])
-        self.updates += 1
-        self.words += words
-        self.last = numbers
-
-    def close(self):
-        seconds = time.perf_counter() - self.start
-        words = sharding.over_hosts(self.words)
-        # One word may be longer than a batch.
-        nll = self.nll / words if words else math.inf
-        report = {
-            "nll": nll,
-            "perplexity": perplexity(nll),
-            "words_per_second": words / seconds,
-            "step_seconds": seconds / self.updates,
-            "data_wait": self.waited / seconds,
-            "learning_rate": float(self.last["learning_rate"]),
-            "gradient_norm": float(self.last["gradient_norm"]),
-        }
-        utilisation = accelerators.utilisation(
-            self.work * self.tokens, seconds, jax.device_count(), jax.devices()[0].device_kind
-        )
-        self.__init__(self.work)
-        return report if utilisation is None else report | {"utilisation": utilisation}
+def _validation_nll(job, state, step, metrics):
+    """Scores the validation split, records the result and returns the loss in nats a word."""
+    ids, vocabulary = job.corpus.ids["validation"], job.corpus.vocabulary
+    length, break_mode, layout = Layout(**job.config["batches"])
+    params = job.optimizer.params_to_evaluate(state.optimizer, state.params)
+    settings = Windows(length, 0, break_mode, layout, job.batches.per_microbatch)
+    nll = plain(job.run._replace(params=params, step=step), ids, settings, lambda batches, count: batches)
+    result = summary(nll, ids, vocabulary)
+    check_finite(step, validation=result["nll"])
+    metrics.write(step, "validation", {key: result[key] for key in ("nll", "perplexity")})
+    return result["nll"]

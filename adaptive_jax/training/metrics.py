@@ -1,16 +1,21 @@
-"""Numbers of a run: to TensorBoard, to metrics.jsonl, and to the terminal."""
+"""Metrics of a run: to TensorBoard, to metrics.jsonl, and to the terminal."""
 
 import json
 import math
+import time
 from pathlib import Path
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from adaptive_jax.devices import hosts
+from adaptive_jax.devices import accelerators, hosts, sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import replacing
+from adaptive_jax.workdir.settings import to_json
 
-# How the numbers that people watch are shown; the files hold all of them.
+# How the terminal shows the metrics that people watch; the files hold all of them.
 SHOWN = {
     "nll": "loss {:.3f}",
     "perplexity": "perplexity {:,.1f}",
@@ -18,26 +23,21 @@ SHOWN = {
     "learning_rate": "lr {:.3g}",
     "data_wait": "waiting for data {:.0%}",
 }
-LEAST = {"data_wait": 0.01}  # below which a number is nothing to look at
+LEAST = {"data_wait": 0.01}  # below this the terminal leaves a metric out
 
 
-def perplexity(nll: float) -> float:
-    """e^nll per word, infinite where that overflows."""
-    return math.exp(nll) if nll < 700 else math.inf
+def open_metrics(workdir: Path, first_step: int, steps: int) -> "Metrics | NoMetrics":
+    """The metrics of a run on the first host, which writes and shows them; on the others, an object that does nothing."""
+    return Metrics(workdir, first_step, steps) if hosts.first() else NoMetrics()
 
 
-def open_metrics(workdir: Path, first_step: int, steps: int) -> "Metrics | Unwritten":
-    """The metrics of a run, which one host writes and shows; what the others are told goes nowhere."""
-    return Metrics(workdir, first_step, steps) if hosts.first() else Unwritten()
-
-
-class Unwritten:
-    """What stands for `Metrics` on all hosts but the first."""
+class NoMetrics:
+    """Stands for `Metrics` on all hosts but the first."""
 
     def advance(self, step: int) -> None:
         """Does nothing."""
 
-    def write(self, step: int, group: str, numbers: dict[str, float]) -> None:
+    def write(self, step: int, group: str, metrics: dict[str, float]) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -45,9 +45,9 @@ class Unwritten:
 
 
 class Metrics:
-    """Writes what is measured at a step, and shows progress: a bar on a terminal, lines elsewhere.
+    """Writes metrics and shows progress: a bar on a terminal, lines elsewhere.
 
-    A run that is continued drops what was written after the step it continues from, so every step stands once.
+    A run that is resumed drops what was written after the step it resumes from, so every step occurs once.
     """
 
     def __init__(self, workdir: Path, first_step: int, steps: int):
@@ -55,64 +55,116 @@ class Metrics:
         from tensorboardX import SummaryWriter
 
         path = workdir / "metrics.jsonl"
-        continued = path.exists()
-        kept = _lines_until(path, first_step) if continued else []
+        resumed = path.exists()
+        lines = _lines_until(path, first_step) if resumed else []
         with replacing(path) as file:
-            file.write("".join(kept).encode())
+            file.write("".join(lines).encode())
         self.file = path.open("a")
-        # A killed run may have left TensorBoard without its last numbers: metrics.jsonl has them, so they are told again.
-        self.board = SummaryWriter(str(workdir), purge_step=1 if continued else None, flush_secs=5)
-        for line in map(json.loads, kept):
+        # A killed run may have left TensorBoard without its last metrics: metrics.jsonl has them, so write them again.
+        self.board = SummaryWriter(str(workdir), purge_step=1 if resumed else None, flush_secs=5)
+        for line in map(json.loads, lines):
             self._plot(line.pop("step"), line)
         self.steps = steps
         console = Console(stderr=True)
         self.bar = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[metrics]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("train", total=steps, completed=first_step, numbers="starting")
+        self.task = self.bar.add_task("train", total=steps, completed=first_step, metrics="starting")
         self.bar.start()
 
     def advance(self, step: int) -> None:
         """Moves the bar to `step` updates done."""
         self.bar.update(self.task, completed=step)
 
-    def write(self, step: int, group: str, numbers: dict[str, float]) -> None:
-        """Records `numbers` of `group` ("train" or "validation") after `step` updates."""
-        named = {f"{group}/{name}": value for name, value in numbers.items()}
-        self.file.write(json.dumps({"step": step} | named) + "\n")
+    def write(self, step: int, group: str, metrics: dict[str, float]) -> None:
+        """Records the metrics of `group` ("train" or "validation") after `step` updates."""
+        named = {f"{group}/{name}": value for name, value in metrics.items()}
+        self.file.write(to_json({"step": step} | named) + "\n")
         self.file.flush()
         self._plot(step, named)
-        text = "  ".join(SHOWN[name].format(value) for name, value in numbers.items()
+        text = "  ".join(SHOWN[name].format(value) for name, value in metrics.items()
                          if name in SHOWN and value >= LEAST.get(name, -math.inf))  # fmt: skip
         line = f"step {step:,}/{self.steps:,}  {group}  {text}"
         if self.bar.disable:
             print(line, flush=True)
         elif group == "train":
-            self.bar.update(self.task, numbers=text)
+            self.bar.update(self.task, metrics=text)
         else:
             self.bar.console.print(line, highlight=False)
 
     def _plot(self, step, named):
         for name, value in named.items():
-            self.board.add_scalar(name, value, step)
+            if value is not None:  # metrics.jsonl writes an infinity as null
+                self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Ends the bar and the files."""
+        """Ends the bar and closes the files."""
         self.bar.stop()
         self.board.close()
         self.file.close()
 
 
 def _lines_until(path, step):
-    """The whole lines of a metrics.jsonl that report no later step."""
+    """The complete lines of a metrics.jsonl that report no later step."""
     return [
         line
         for line in path.read_text().splitlines(keepends=True)
         if line.endswith("\n") and json.loads(line)["step"] <= step
     ]
+
+
+def check_finite(step: int, **metrics: float) -> None:
+    """Stops a run that has diverged, before anything of it is saved.
+
+    Raises:
+        InputError: with the step, the metrics and the cure.
+    """
+    if not all(map(math.isfinite, metrics.values())):
+        shown = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in metrics.items())
+        raise InputError(
+            f"update {step:,} gives {shown}: lower optimizer.learning_rate or lengthen schedule.warmup_steps, and train in a "
+            "new --workdir; earlier checkpoints are intact"
+        )
+
+
+class Interval:
+    """Means over the updates since the last log line. `work` is FLOPs a token."""
+
+    def __init__(self, work: float):
+        self.start, self.work = time.perf_counter(), work
+        self.nll, self.words, self.waited, self.tokens, self.updates = 0.0, 0, 0.0, 0.0, 0
+        self.last = {}
+
+    def add(self, step: int, metrics: dict, words: int) -> None:
+        """Adds an update's metrics and the words of the text that this host's rows of it end."""
+        check_finite(step, loss=float(metrics["loss"]), gradient_norm=float(metrics["gradient_norm"]))
+        self.nll += float(metrics["nll"]) * float(metrics["tokens"])
+        self.tokens += float(metrics["tokens"])
+        self.updates += 1
+        self.words += words
+        self.last = metrics
+
+    def close(self) -> dict[str, float]:
+        """The metrics of the interval; the next one starts."""
+        seconds = time.perf_counter() - self.start
+        words = sharding.sum_over_hosts(self.words)
+        nll = self.nll / words if words else math.inf  # one word may be longer than a batch
+        metrics = {
+            "nll": nll,
+            "perplexity": perplexity(nll),
+            "words_per_second": words / seconds,
+            "step_seconds": seconds / self.updates,
+            "data_wait": self.waited / seconds,
+            "learning_rate": float(self.last["learning_rate"]),
+            "gradient_norm": float(self.last["gradient_norm"]),
+        }
+        kind = jax.devices()[0].device_kind
+        utilisation = accelerators.utilisation(self.work * self.tokens, seconds, jax.device_count(), kind)
+        self.__init__(self.work)
+        return metrics if utilisation is None else metrics | {"utilisation": utilisation}

@@ -1,11 +1,38 @@
-"""The paper's optimisation as one optax chain (Baevski & Auli 2019, section 4.5)."""
+"""Optimizers and schedules, by name."""
+
+from collections.abc import Mapping
 
 import optax
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.registry import make
 
 
-def schedule(
+class Optimizer:
+    """An optax transformation, and what training asks of an optimizer besides.
+
+    Args:
+        transformation: from gradients to changes of the parameters.
+        schedule: the learning rate after so many updates.
+    """
+
+    def __init__(self, transformation: optax.GradientTransformation, schedule: optax.Schedule):
+        self.init, self.update, self.schedule = transformation.init, transformation.update, schedule
+
+    def rate(self, state, step):
+        """The learning rate of the update after `step` updates."""
+        return self.schedule(step)
+
+    def after_evaluation(self, state, nll: float):
+        """The optimizer's next state, given the validation loss in nats a word: a schedule may wait for it to fall."""
+        return state
+
+    def params_to_evaluate(self, state, params):
+        """The parameters to score and to publish, which may be averages of those that are trained."""
+        return params
+
+
+def cosine_cycles(
     *,
     learning_rate: float,
     min_learning_rate: float,
@@ -28,7 +55,7 @@ def schedule(
         InputError: no cycle, or a cycle of no length.
     """
     if cycles < 1 or cycle_steps < 1:
-        raise InputError(f"optimizer.cycles={cycles} of optimizer.cycle_steps={cycle_steps:,}: both must be 1 or more")
+        raise InputError(f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: both must be 1 or more")
     return optax.sgdr_schedule(
         [
             dict(
@@ -43,17 +70,27 @@ def schedule(
     )
 
 
-def optimizer(rate: optax.Schedule, *, clip_norm: float, momentum: float) -> optax.GradientTransformation:
-    """Gradients clipped to a global norm, then Nesterov's accelerated gradient at `rate`."""
-    return optax.chain(
-        optax.clip_by_global_norm(clip_norm),
-        optax.trace(decay=momentum, nesterov=True),
-        optax.scale_by_learning_rate(rate),
-    )
+def nag(schedule: optax.Schedule, *, momentum: float, clip_norm: float | None) -> Optimizer:
+    """Nesterov's accelerated gradient of gradients clipped to a global norm (Baevski & Auli 2019, section 4.5).
+
+    clip_norm: None does not clip.
+    """
+    clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
+    steps = optax.trace(decay=momentum, nesterov=True), optax.scale_by_learning_rate(schedule)
+    return Optimizer(optax.chain(clip, *steps), schedule)
 
 
-def from_config(settings: dict) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The optimizer of a config's group `optimizer`, and its schedule: the fields of `optimizer` and of `schedule`."""
-    rates = {key: value for key, value in settings.items() if key not in ("clip_norm", "momentum")}
-    rate = schedule(**rates)
-    return optimizer(rate, clip_norm=settings["clip_norm"], momentum=settings["momentum"]), rate
+OPTIMIZERS = {"nag": nag}
+SCHEDULES = {"cosine_cycles": cosine_cycles}
+
+
+def from_config(config: Mapping) -> Optimizer:
+    """The optimizer that a config's groups `optimizer` and `schedule` describe; `optimizer.learning_rate` is the schedule's.
+
+    Raises:
+        InputError: a name or a key that does not exist or is missing, or a value out of range.
+    """
+    settings = dict(config["optimizer"])
+    rate = {"learning_rate": settings.pop("learning_rate")} if "learning_rate" in settings else {}
+    schedule = make("schedule", SCHEDULES, config["schedule"], **rate)
+    return make("optimizer", OPTIMIZERS, settings, schedule=schedule)

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.devices import sharding
-from adaptive_jax.model import LanguageModel
+from adaptive_jax.model import LanguageModel, init_params
+from adaptive_jax.training.optim import Optimizer
 
 
 class State(NamedTuple):
@@ -16,26 +16,41 @@ class State(NamedTuple):
 
     step: jax.Array  # updates done, a scalar
     params: dict
-    optimizer: optax.OptState
+    optimizer: object  # the optimizer's state
+    carry: object = ()  # the body's state of the rows, [microbatches, rows, ...]; () where rows stand alone
+
+    def items(self) -> dict:
+        """What a checkpoint holds; its name is the step."""
+        return {"params": self.params, "optimizer": self.optimizer, "carry": self.carry}
 
 
-def initial_state(model: LanguageModel, optimizer: optax.GradientTransformation, seed: int, mesh) -> State:
-    """The state before the first update, laid on `mesh` as `sharding.parameter_specs` says."""
-    like = shape_of_state(model, optimizer, mesh)
-    return jax.jit(lambda: _start(model, optimizer, seed), out_shardings=jax.tree.map(lambda a: a.sharding, like))()
+def shape_of_state(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, rows: tuple[int, int] | None = None) -> State:
+    """The state as shapes, dtypes and shardings.
 
-
-def shape_of_state(model: LanguageModel, optimizer: optax.GradientTransformation, mesh) -> State:
-    """The state as shapes, types and shardings, which is what `Checkpoints.restore` needs to know."""
-    shapes = jax.eval_shape(lambda: _start(model, optimizer, 0))
+    rows: microbatches, and rows of each, of which the body carries a state; None where rows stand alone.
+    """
+    shapes = jax.eval_shape(lambda: _start(model, optimizer, 0, rows))
+    specs = sharding.parameter_specs(shapes._replace(carry=()), mesh)
+    specs = specs._replace(carry=jax.tree.map(lambda a: sharding.batch_spec(1), shapes.carry))
     return jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
-        sharding.parameter_specs(shapes, mesh),
+        specs,
+        is_leaf=lambda a: isinstance(a, PartitionSpec),
     )
 
 
-def _start(model, optimizer, seed):
-    ids = jnp.zeros((1, 2), jnp.int32)
-    params = model.init(jax.random.key(seed), ids, ids, jnp.ones(ids.shape))["params"]
-    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+def initial_state(
+    model: LanguageModel, optimizer: Optimizer, seed: int, mesh: Mesh, rows: tuple[int, int] | None = None
+) -> State:
+    """The state before the first update, laid out on `mesh` as `shape_of_state` says."""
+    shardings = jax.tree.map(lambda a: a.sharding, shape_of_state(model, optimizer, mesh, rows))
+    return jax.jit(lambda: _start(model, optimizer, seed, rows), out_shardings=shardings)()
+
+
+def _start(model, optimizer, seed, rows):
+    params, carry = init_params(model, seed), ()
+    if rows is not None:
+        microbatches, count = rows
+        carry = jax.tree.map(lambda a: jnp.stack([a] * microbatches), model.body.initial_carry(count))
+    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), carry)

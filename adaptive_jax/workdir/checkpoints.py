@@ -1,134 +1,29 @@
-"""What a run leaves in its workdir to be continued and evaluated: config, vocabulary and Orbax checkpoints."""
+"""Checkpoints of a run, by Orbax: items that are saved together and read one by one."""
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import shutil
 import signal
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
-from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import hosts, sharding
+from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
 
-# Settings of a run that may change when it is continued: none changes an update.
-FREE = {
-    "steps",
-    "log_every",
-    "evaluate_every",
-    "checkpoint_every",
-    "keep",
-    "tokens_per_device",
-    "fsdp",
-    "body.attention",
-    "body.remat",
-    "data.path",
-    "data.cache",
-}
-
-SEEN = 100  # seconds until hosts see what one of them has written: NFS may remember for 60 that a file was not there
-
-
-def write_json(path: Path, content) -> None:
-    """Writes `content` as readable JSON, wholly or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write((json.dumps(content, indent=2) + "\n").encode())
-
-
-def read_config(workdir: Path) -> dict:
-    """The config that a run was started with.
-
-    Raises:
-        InputError: there is no run in `workdir`.
-    """
-    try:
-        return {"fsdp": 0} | json.loads((workdir / "config.json").read_text())  # runs of before it could be chosen
-    except FileNotFoundError:
-        raise InputError(
-            f"{workdir} holds no config.json, so no run: give --workdir of a run that train.py made"
-        ) from None
-    except ValueError as error:
-        raise InputError(
-            f"{workdir / 'config.json'} cannot be read ({error}): restore it or start in a new workdir"
-        ) from None
-
-
-def check_same_run(workdir: Path, config: dict) -> None:
-    """Refuses to continue a run under settings that would make other updates than those it has made.
-
-    Raises:
-        InputError: names each setting that differs, with both values.
-    """
-    if not (workdir / "config.json").exists():
-        return
-    old, new = flat(read_config(workdir)), flat(json.loads(json.dumps(config)))
-    differ = [
-        f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
-        for key in sorted({*old, *new} - FREE)
-        if old.get(key) != new.get(key)
-    ]
-    if differ:
-        raise InputError(f"{workdir} holds a run of another config: {'; '.join(differ)}. Use another --workdir")
-
-
-def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
-    """Refuses to continue a run on a corpus that has come to give other word ids.
-
-    Raises:
-        InputError: with the sizes of both vocabularies.
-    """
-    path = workdir / "vocabulary.txt"
-    if path.exists() and (old := read_vocabulary(path)).digest != vocabulary.digest:
-        raise InputError(
-            f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the same ones in the same order: "
-            "restore the corpus or use another --workdir"
-        )
-
-
-def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> None:
-    """Writes what a run is: one host does, and the others go on once they see it.
-
-    Raises:
-        InputError: they do not, as the disk is not shared; they see another config, as their flags differ.
-    """
-    hosts.wait("before the workdir")  # all have looked for another run there
-    if hosts.first():
-        workdir.mkdir(parents=True, exist_ok=True)
-        vocabulary.write(workdir / "vocabulary.txt")
-        write_json(workdir / "plan.json", plan)
-        write_json(workdir / "config.json", config)
-    hosts.wait("the workdir")
-    deadline = time.monotonic() + SEEN
-    while not (workdir / "config.json").exists():
-        if time.monotonic() > deadline:
-            raise InputError(f"{workdir} is not the same on all hosts: give a --workdir on a disk that they share")
-        time.sleep(1)
-    check_same_run(workdir, config)
-
-
-def flat(config: dict, prefix: str = "") -> dict:
-    """`{"data": {"block": 8}}` as `{"data.block": 8}`."""
-    items = {}
-    for key, value in config.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return items
+WHOLE = "default"  # the one item of checkpoints made before there were several
 
 
 @contextlib.contextmanager
-def uninterrupted():
-    """Puts off Ctrl-C until the end of the block."""
-    if threading.current_thread() is not threading.main_thread():  # which is never interrupted
+def uninterrupted() -> Iterator[None]:
+    """Delays Ctrl-C until the end of the block."""
+    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
         yield
         return
     pressed = []
@@ -142,9 +37,11 @@ def uninterrupted():
 
 
 class Checkpoints:
-    """The checkpoints of a run: the latest `keep`, and the best by validation.
+    """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
-    To read them beside a run that is still training, `read_only` leaves everything in the directory as it is.
+    Items are "params", "optimizer" and "carry", those that have arrays in them.
+
+    read_only: leaves the directory as it is, to read beside a run that is still training.
 
     Raises:
         InputError: `read_only` where nothing has been saved.
@@ -157,36 +54,40 @@ class Checkpoints:
         self.directory = (workdir / "checkpoints").absolute()
         if read_only and not self.directory.is_dir():
             raise InputError(f"{self.directory} does not exist: train.py has saved no checkpoint yet")
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what cannot be written is told once, by `_writing`
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # `_writing` reports once what cannot be written
+        best = BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         self.manager = ocp.CheckpointManager(
             self.directory,
             options=ocp.CheckpointManagerOptions(
                 best_fn=loss,
                 best_mode="min",
-                single_host_load_and_broadcast=True,  # what one host sees, all see
+                single_host_load_and_broadcast=True,  # all hosts see what the first one sees
                 read_only=read_only,
                 create=not read_only,
                 cleanup_tmp_directories=not read_only,
-                preservation_policy=AnyPreservationPolicy(
-                    [LatestN(n=keep), BestN(get_metric_fn=loss, reverse=True, n=1)]
-                ),
+                preservation_policy=AnyPreservationPolicy([LatestN(n=keep), best]),
             ),
         )
 
-    def save(self, step: int, state, nll: float) -> None:
-        """Saves in the background the state after `step` updates, with its validation loss in nats per word.
+    def save(self, step: int, items: dict, nll: float | None) -> None:
+        """Saves items after `step` updates, in the background.
+
+        nll: the validation loss in nats a word; None if it was not computed, and the checkpoint is never the best one.
 
         Raises:
             OSError: this checkpoint, or the one before, does not fit on the disk.
         """
-        if step not in self.manager.all_steps():
-            with self._writing():
-                self.manager.wait_until_finished()
-                # Asked beforehand, because a disk that fills in the middle comes with tracebacks from many threads.
-                full = shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(state))
-                if sharding.over_hosts(full):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
-                self.manager.save(step, args=ocp.args.StandardSave(state), metrics={"nll": nll})
+        if step in self.manager.all_steps():
+            return
+        items = {name: item for name, item in items.items() if jax.tree.leaves(item)}
+        with self._writing():
+            self.manager.wait_until_finished()
+            # Checked beforehand, because a disk that fills up during a save causes tracebacks from many threads.
+            full = shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(items))
+            if sharding.sum_over_hosts(full):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
+            saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+            self.manager.save(step, args=ocp.args.Composite(**saved), metrics=None if nll is None else {"nll": nll})
 
     def latest(self) -> int | None:
         """The last step saved, or None."""
@@ -194,15 +95,21 @@ class Checkpoints:
 
     def best(self) -> int | None:
         """The saved step of lowest validation loss, or None."""
-        return _plain(self.manager.best_step())
+        best = _plain(self.manager.best_step())
+        return None if best is None or not self.evaluated(best) else best
+
+    def evaluated(self, step: int) -> bool:
+        """Whether the checkpoint has a validation loss."""
+        return self.manager.metrics(step) is not None
 
     def step(self, name: str) -> int:
-        """The step that "best", "latest" or a number names.
+        """The step that "best", "latest" or a number names; "best" is the latest where none has a validation loss.
 
         Raises:
             InputError: there is no such checkpoint.
         """
-        step = {"best": self.best, "latest": self.latest}.get(name, lambda: int(name) if name.isdecimal() else name)()
+        named = {"best": lambda: self.best() or self.latest(), "latest": self.latest}
+        step = named.get(name, lambda: int(name) if name.isdecimal() else name)()
         saved = sorted(self.manager.all_steps())
         if step not in saved:
             raise InputError(
@@ -211,19 +118,25 @@ class Checkpoints:
             )
         return step
 
-    def restore(self, step: int, like):
-        """The state saved at `step`, with the shapes and shardings of `like` (arrays or their descriptions).
+    def restore(self, step: int, like: dict) -> dict:
+        """Reads the items that `like` names, saved at `step`, with its shapes and shardings; it holds arrays or their shapes.
 
         Raises:
-            InputError: a checkpoint that is damaged or of another model.
+            InputError: a damaged checkpoint, or one of another model.
         """
+        wanted = {name: item for name, item in like.items() if jax.tree.leaves(item)}
         try:
-            return self.manager.restore(step, args=ocp.args.StandardRestore(like))
+            if (self.directory / str(step) / WHOLE).exists():
+                arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
+                args = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
+            else:
+                args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in wanted.items()})
+            return like | dict(self.manager.restore(step, args=args).items())
         except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             raise InputError(
                 f"checkpoint {self.directory / str(step)} cannot be read ({reason}): "
-                "move it away to go on from the one before it"
+                "move it away to use the one before it"
             ) from error
 
     def close(self) -> None:
@@ -239,7 +152,7 @@ class Checkpoints:
     @contextlib.contextmanager
     def _writing(self):
         try:
-            with uninterrupted():  # Orbax and its threads tell of an interruption in tracebacks
+            with uninterrupted():  # Orbax and its threads answer an interruption with tracebacks
                 yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
@@ -248,5 +161,5 @@ class Checkpoints:
 
 
 def _plain(step):
-    """Steps that one host has told the others come as numpy's integers, which JSON does not know."""
+    """An int of Python's: steps that were broadcast come as NumPy's, which JSON does not know."""
     return None if step is None else int(step)

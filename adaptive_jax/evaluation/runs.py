@@ -1,0 +1,80 @@
+"""A trained model, opened for evaluation."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import accelerators, sharding
+from adaptive_jax.model import LanguageModel, build, parameter_shapes
+from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.settings import read_config
+
+
+class Run(NamedTuple):
+    """A model with its parameters and words, on devices.
+
+    Attributes:
+        params: laid out on `mesh` as `sharding.parameter_specs` says.
+        lexicon: arrays about the words, replicated; see `adaptive_jax.data.vocabulary.lexicon`.
+        step: updates that made the parameters.
+    """
+
+    model: LanguageModel
+    params: dict
+    lexicon: dict
+    mesh: Mesh
+    vocabulary: Vocabulary
+    config: dict
+    step: int
+
+
+def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | None = None) -> Run:
+    """Opens a run of train.py: reads its parameters and nothing else of the training state.
+
+    Args:
+        checkpoint: "best" by validation, "latest", or a step.
+        vocabulary: score over these words instead of the run's own; the model must compose its vectors from what the lexicon
+            says of a word, so that its parameters fit any vocabulary.
+
+    Raises:
+        InputError: no run or checkpoint there, or a vocabulary that the parameters do not fit.
+    """
+    config = read_config(workdir)
+    vocabulary = vocabulary or read_vocabulary(workdir / "vocabulary.txt")
+    accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
+    model = build(config, len(vocabulary))
+    mesh = sharding.device_mesh(_fsdp(config, len(vocabulary)))
+    checkpoints = Checkpoints(workdir, read_only=True)
+    step = checkpoints.step(checkpoint)
+    shapes = parameter_shapes(model)
+    like = jax.tree.map(
+        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
+        shapes,
+        sharding.parameter_specs(shapes, mesh),
+    )
+    params = checkpoints.restore(step, {"params": like})["params"]
+    checkpoints.close()
+    return Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, step)
+
+
+def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dict:
+    """The arrays about words that a model wants, on every device."""
+    arrays, whole = lexicon(vocabulary, model.wants()), sharding.replicated(mesh)
+    # Not device_put, by which several hosts send each other every array to check that they are equal.
+    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, whole, lambda index: a[index]), arrays)
+
+
+def _fsdp(config, words):
+    """Devices that hold the parameters together: as the config says or, left open, as few as one microbatch would need."""
+    devices, length = jax.device_count(), config["batches"]["sequence_length"]
+    if config["fsdp"]:
+        return math.gcd(config["fsdp"], devices)
+    microbatch = devices * (config["tokens_per_device"] // length) * length
+    return make_plan(config | {"tokens_per_update": microbatch}, words, devices, accelerators.memory()).fsdp

@@ -1,0 +1,72 @@
+"""Loss and gradients of a batch, over microbatches and devices: what an update of training starts from."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from adaptive_jax.composition import compose_for_update
+from adaptive_jax.devices import sharding
+from adaptive_jax.model import LanguageModel, parameter_shapes
+
+
+class Sums(NamedTuple):
+    """Sums over the tokens of a batch, in nats but for the last."""
+
+    loss: jax.Array  # weighted, with regularisation and penalties
+    nll: jax.Array  # weighted, plain, dropout on
+    tokens: jax.Array  # of the weights
+
+
+def make_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
+    """Returns `gradients(params, lexicon, step, batch, carry) -> (gradients, carry, Sums)`, to be called under `jax.jit`.
+
+    `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's state of as many rows, `[microbatches, rows,
+    ...]`, both sharded by rows; `params` and gradients are sharded as `sharding.parameter_specs` says, `lexicon` is replicated.
+    Gradients are those of `Sums.loss`: of the weighted sum over tokens of the loss and of what layers sow as "penalties".
+
+    Each device sums the gradients of its own rows, microbatch after microbatch; they cross devices once, at the end. Dropout is
+    a function of seed, step and row id, so no layout of devices and microbatches changes it.
+    """
+    specs = sharding.parameter_specs(parameter_shapes(model), mesh)
+    local_model, gather = sharding.gathering(model, parameter_shapes(model), mesh)
+    tables_for = compose_for_update(local_model, gather, mesh)
+
+    def loss_of(params_and_tables, lexicon, batch, carry, key):
+        params, tables = params_and_tables
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
+        (loss, carry), sown = local_model.apply(
+            variables, batch, carry, train=True, rngs={"dropout": key}, mutable=["penalties"]
+        )
+        penalties = sum(jnp.sum(batch.weights * penalty) for penalty in jax.tree.leaves(sown))
+        return loss.total + penalties, (carry, jnp.sum(loss.nll * batch.weights))
+
+    def on_one_device(params, lexicon, step, batch, carry):
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        tables, inputs, pull = tables_for(params, lexicon, batch.inputs)
+
+        def add(total, part):
+            microbatch, carry = part
+            (loss, (carry, nll)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+                (params, tables), lexicon, microbatch, carry, key
+            )
+            sums = Sums(loss, nll, jnp.sum(microbatch.weights))
+            return jax.tree.map(jnp.add, total, (gradients, sums)), carry
+
+        zeros = jax.tree.map(jnp.zeros_like, (params, tables)), Sums(0.0, 0.0, 0.0)
+        ((gradients, of_tables), sums), carry = jax.lax.scan(add, zeros, (batch._replace(inputs=inputs), carry))
+        if tables:
+            gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
+        gradients, sums = sharding.sum_over_devices(mesh, (gradients, sums), (specs, Sums(whole, whole, whole)))
+        return gradients, carry, sums
+
+    whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
+    return jax.shard_map(
+        on_one_device,
+        mesh=mesh,
+        in_specs=(specs, whole, whole, by_rows, by_rows),
+        out_specs=(specs, by_rows, whole),
+        check_vma=False,
+    )

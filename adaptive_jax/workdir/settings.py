@@ -1,0 +1,149 @@
+"""What a run is: config.json, plan.json and the vocabulary in its workdir."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import hosts
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+
+# Settings that may change when a run is resumed: none of them changes an update.
+FREE = {
+    "steps",
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+    "keep",
+    "tokens_per_device",
+    "fsdp",
+    "body.attention",
+    "body.remat",
+    "data.path",
+    "data.cache",
+    "data.vocabulary_size",
+}
+
+VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
+
+
+def write_json(path: Path, content) -> None:
+    """Writes `content` as readable JSON, atomically; see `to_json`."""
+    with replacing(path) as file:
+        file.write((to_json(content, indent=2) + "\n").encode())
+
+
+def to_json(content, **how) -> str:
+    """Standard JSON, which has no infinity and no NaN: those become null."""
+    return json.dumps(_finite(content), allow_nan=False, **how)
+
+
+def _finite(content):
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def read_config(workdir: Path) -> dict:
+    """The config that a run was started with, in the keys of today.
+
+    Raises:
+        InputError: `workdir` holds no run, a damaged config, or one of a version that cannot be read any more.
+    """
+    path = workdir / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        return config if "batches" in config else _renamed(config)
+    except FileNotFoundError:
+        raise InputError(f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py made") from None
+    except KeyError as error:
+        raise InputError(f"{path} has no {error.args[0]}, so it is of an older version: add it, or train anew") from None
+    except ValueError as error:
+        raise InputError(f"{path} cannot be read ({error}): restore it, or start in a new workdir") from None
+
+
+def _renamed(config):
+    """A config of before the groups `batches` and `schedule` existed."""
+    data, optimizer, output = dict(config["data"]), dict(config["optimizer"]), dict(config["output"])
+    for key in ("break_mode", "rows"):
+        if key not in data:
+            raise KeyError(f"data.{key}")
+    batches = {"sequence_length": data.pop("block"), "break_mode": data.pop("break_mode"), "layout": data.pop("rows")}
+    kept = {key: optimizer.pop(key) for key in ("learning_rate", "momentum", "clip_norm")}
+    if kept["clip_norm"] == math.inf:
+        kept["clip_norm"] = None
+    new = {
+        "data": data,
+        "batches": batches,
+        "optimizer": {"name": "nag"} | kept,
+        "schedule": {"name": "cosine_cycles"} | optimizer,
+        "output": {"tail_dropout": 0.0} | output,
+    }
+    return {"fsdp": 0} | config | new
+
+
+def check_same_run(workdir: Path, config: dict) -> None:
+    """Refuses to resume a run with settings that would change its updates.
+
+    Raises:
+        InputError: names each setting that differs, with both values.
+    """
+    if not (workdir / "config.json").exists():
+        return
+    old, new = flat(read_config(workdir)), flat(json.loads(to_json(config)))
+    differ = [
+        f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
+        for key in sorted({*old, *new} - FREE)
+        if old.get(key) != new.get(key)
+    ]
+    if differ:
+        raise InputError(f"{workdir} holds a run of another config: {'; '.join(differ)}. Use another --workdir")
+
+
+def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
+    """Refuses to resume a run on a corpus whose words have got other ids.
+
+    Raises:
+        InputError: with the sizes of both vocabularies.
+    """
+    path = workdir / "vocabulary.txt"
+    if path.exists() and (old := read_vocabulary(path)).digest != vocabulary.digest:
+        raise InputError(
+            f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the same ones in the same order: "
+            "restore the corpus or use another --workdir"
+        )
+
+
+def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> None:
+    """Writes what the run is; the first host does, and the others wait until they see it.
+
+    Raises:
+        InputError: the hosts do not share a disk, or their flags differ.
+    """
+    hosts.wait("before the workdir")  # all have checked for another run there
+    if hosts.first():
+        workdir.mkdir(parents=True, exist_ok=True)
+        vocabulary.write(workdir / "vocabulary.txt")
+        write_json(workdir / "plan.json", plan)
+        write_json(workdir / "config.json", config)
+    hosts.wait("the workdir")
+    deadline = time.monotonic() + VISIBLE
+    while not (workdir / "config.json").exists():
+        if time.monotonic() > deadline:
+            raise InputError(f"{workdir} is not the same on all hosts: give a --workdir on a disk that they share")
+        time.sleep(1)
+    check_same_run(workdir, config)
+
+
+def flat(config: dict, prefix: str = "") -> dict:
+    """`{"body": {"layers": 8}}` as `{"body.layers": 8}`."""
+    items = {}
+    for key, value in config.items():
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return items
