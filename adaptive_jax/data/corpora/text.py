@@ -1,4 +1,4 @@
-"""The text of a corpus as one stream of bytes a split, from files, compressed files, directories and archives.
+"""The text of each split as one stream of bytes, from files, compressed files, directories and archives.
 
 texts = local_texts("text_files", "my_corpus")      # {"train": Text(files=(.../train.txt.xz,)), ...}
 for chunk in texts["train"].chunks(): ...           # Chunk(name=".../train.txt.xz", data=b"the cat ...", done=0.01)
@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """name: of the file or the member of an archive; data: its next bytes; done: share of the split read, 0 to 1."""
+    """name: of the file or archive member; data: its next bytes; done: the share of the split read so far, 0 to 1."""
 
     name: str
     data: bytes
@@ -35,8 +35,8 @@ class Chunk(NamedTuple):
 class Text(NamedTuple):
     """One split of a corpus.
 
-    files: plain, .xz or .gz files, read one after another as if they were one, each ending its last line; or archives.
-    members: pattern of the members of an archive that are read, in the archive's order.
+    files: plain, .xz or .gz files, read as one, where the end of each file ends its last line; or archives.
+    members: the pattern of the members of an archive to read, in the archive's order.
     """
 
     files: tuple[Path, ...]
@@ -44,18 +44,18 @@ class Text(NamedTuple):
 
     @property
     def identity(self) -> tuple:
-        """Changes with the path, the size and the time of change of a file."""
+        """Changes with the path, the size and the modification time of a file."""
         stats = [(str(file), file.stat()) for file in self.files]
         return (self.members, *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
 
     @property
     def size(self) -> int:
-        """Bytes of the files, as they lie on the disk."""
+        """Bytes of the files on the disk."""
         return sum(file.stat().st_size for file in self.files)
 
     def chunks(self) -> Iterator[Chunk]:
-        """The text, a MiB at a time. InputError: a file that cannot be read to its end."""
-        before, whole = 0, max(self.size, 1)
+        """Yields the text, a MiB at a time. InputError: a file that cannot be read to its end."""
+        before, total = 0, max(self.size, 1)
         for file in self.files:
             name, read = str(file), 0
             try:
@@ -63,10 +63,10 @@ class Text(NamedTuple):
                     for name, stream in _streams(file, raw, self.members):
                         while data := stream.read(CHUNK):
                             read += len(data)
-                            yield Chunk(name, data, min(1.0, (before + raw.tell()) / whole))
+                            yield Chunk(name, data, min(1.0, (before + raw.tell()) / total))
             except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
                 raise InputError(
-                    f"cannot read {name} after {read:,} bytes of text: {error}; replace it by a whole copy"
+                    f"cannot read {name} after {read:,} bytes of text: {error}; replace it by a complete copy"
                 ) from error
             before += file.stat().st_size
 
@@ -94,7 +94,7 @@ def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, Bin
         raise OSError(f"it has no member {members}")
 
 
-# How the published copies name their splits, for those who have unpacked them or have the archive.
+# The names of the splits in the published copies, for those who unpacked one or have the archive.
 _WIKITEXT = ("wiki.train.{}", "wiki.valid.{}", "wiki.test.{}")
 _SHARDS = "{}-monolingual.tokenized.shuffled/news.en"
 PUBLISHED_NAMES = {
@@ -113,17 +113,17 @@ PUBLISHED_NAMES = {
 
 
 def published_texts(corpus: str, archive: Path) -> dict[str, Text]:
-    """The splits within the published archive of a corpus."""
-    names = dict(zip(SPLITS, PUBLISHED_NAMES[corpus], strict=True))
-    return {split: Text((archive,), f"*/{name}") for split, name in names.items()}
+    """Returns the splits in the published archive of a corpus."""
+    names = zip(SPLITS, PUBLISHED_NAMES[corpus], strict=True)
+    return {split: Text((archive,), f"*/{name}") for split, name in names}
 
 
 def local_texts(corpus: str, path: str, needed: Collection[str]) -> dict[str, Text]:
-    """The text of each split that is there.
+    """Returns the text of each split found.
 
-    path: the published archive of the corpus, or a directory that holds for each split one of
+    path: the published archive of the corpus, or a directory that holds, for each split, one of
         train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; the published names.
-    needed: splits without which there is an InputError, as there is for one that is there twice.
+    Raises InputError if a split in `needed` is missing or a split is found twice.
     """
     place = Path(path).expanduser().resolve()
     if place.is_file() and place.name.endswith(ARCHIVES) and corpus in PUBLISHED_NAMES:
@@ -131,9 +131,8 @@ def local_texts(corpus: str, path: str, needed: Collection[str]) -> dict[str, Te
     if not place.is_dir():
         raise InputError(f"data.path={path} is not a directory; give one with train.txt, valid.txt and test.txt")
     texts = {}
-    for number, split in enumerate(SPLITS):
+    for split, published in zip(SPLITS, PUBLISHED_NAMES.get(corpus, ("", "", "")), strict=True):
         files = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
-        published = PUBLISHED_NAMES[corpus][number] if corpus in PUBLISHED_NAMES else ""
         found = {name: Text((place / name,)) for name in files if (place / name).is_file()}
         found |= {f"{name}/": _directory(place / name) for name in NAMES[split] if (place / name).is_dir()}
         if published and (shards := sorted(place.glob(published))):
@@ -149,7 +148,7 @@ def local_texts(corpus: str, path: str, needed: Collection[str]) -> dict[str, Te
 
 
 def _directory(directory: Path) -> Text:
-    """All files of a directory but hidden ones, by name."""
+    """All files of a directory in order of name, except hidden ones."""
     files = sorted(file for file in directory.iterdir() if file.is_file() and not file.name.startswith("."))
     if not files:
         raise InputError(f"{directory} has no files; put text into it, or remove it")

@@ -1,4 +1,4 @@
-"""Words of a line of running text, set apart by spaces: what corpora that are already tokenised do without."""
+"""Tokenisers: they separate the words of a line of running text by spaces."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from adaptive_jax.errors import check_known
 
 
 def moses() -> Callable[[str], str]:
-    """The tokeniser of Moses, as ported by sacremoses, for English: `"Mr Smith's."` becomes `"Mr Smith 's ."`."""
+    """Returns the tokeniser of Moses for English, as ported by sacremoses: `"Mr Smith's."` becomes `"Mr Smith 's ."`."""
     import sacremoses
 
     tokenizer = sacremoses.MosesTokenizer(lang="en")
@@ -19,9 +19,9 @@ TOKENISERS = {"none": lambda: str, "moses": moses}
 
 @functools.cache
 def tokeniser(name: str, lower: bool) -> Callable[[str], str]:
-    """Line to line, by the name of a tokeniser, and in lower case or not.
+    """Returns the function of this name from line to line, which lower-cases if asked to. InputError: an unknown name.
 
-    The case is lowered last: to a tokeniser a capital tells where a sentence begins. Raises InputError for other names.
+    It lower-cases last: capitals tell a tokeniser where sentences begin.
     """
     check_known(f"data.tokeniser={name!r}", name, TOKENISERS)
     split = TOKENISERS[name]()

@@ -1,7 +1,7 @@
-"""Byte-pair encoding: words spelt in units learnt from the train split, a vocabulary like any other.
+"""Byte-pair encoding: words written in units learnt from the train split, a vocabulary like any other.
 
 Baevski & Auli 2019, section 4.4, after Sennrich et al. 2016. The unit that ends a word carries a mark, so a word's
-probability is the product of those of its units, and perplexity stays per word of the text:
+probability is the product of those of its units, and perplexity remains per word of the text:
 
     lowest .    low  est▁  .▁  <eos>
 """
@@ -24,50 +24,50 @@ from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, most_fr
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
-FORMAT = 1  # part of where learnt units are kept: count it up when the same text and codes are to give others
+FORMAT = 1  # part of the path of learnt units: increase it when the same text and codes are to give others
 MARK = "▁"  # U+2581
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FILE = "subwords.model"
-SEAL = bytes([0xC2, 0x0C, 32])  # of a protocol buffer: 32 bytes follow, as field 200
-# Three units for one character in ten thousand cost nothing; a unit for each would be thousands, seen a few times.
+SEAL = bytes([0xC2, 0x0C, 32])  # of a protocol buffer: field 200, of 32 bytes
+# Three units for one character in ten thousand cost nothing. A unit for each would add thousands that are seen a few times.
 COVERAGE = 0.9999
 LONGEST = 512  # characters of a unit: the most that sentencepiece takes
-# No unit may read like one of those that are not learnt, nor hold what sentencepiece gives a meaning of its own.
+# No learnt unit may read like one of the fixed units, or contain what sentencepiece gives a meaning of its own.
 RESERVED = re.compile(f"{EOS}|{UNKNOWN}|<0x[0-9A-F]{{2}}>|[\0{MARK}\u2585]")
 
 
-class _Spelt(dict[str, tuple[int, ...]]):
-    """Word to the ids of its units, worked out once."""
+class _UnitsOfWords(dict[str, tuple[int, ...]]):
+    """Word to the ids of its units, computed once."""
 
-    def __init__(self, spell: Callable[[str], tuple[int, ...]]):
-        self.spell = spell
+    def __init__(self, split: Callable[[str], tuple[int, ...]]):
+        self.split = split
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        self[word] = ids = self.spell(word)
+        self[word] = ids = self.split(word)
         return ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subwords(Vocabulary):
-    """Units of words, most frequent first, those that the train split never needs last.
+    """Units of words, most frequent first; units that the train split never uses are last.
 
     >>> subwords = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, codes=10)
     >>> [subwords.words[i] for i in subwords.encode("lowest")]
     ['low', 'est▁', '<eos>']
 
-    words: the units: learnt ones, characters, the mark "▁" alone, the 256 bytes "<0x00>" to "<0xFF>", `<eos>`, and
-        `<unk>` if the train split has it as a word; these two are never spelt, and any other text can be.
-    model: learnt by sentencepiece, which finds the units of a word.
+    words: the units: learnt ones, characters, the mark "▁" alone, the 256 bytes "<0x00>" to "<0xFF>", `<eos>`, and `<unk>` if
+        it is a word of the train split. These two are never split; all other text can be.
+    model: the model of sentencepiece that finds the units of a word.
     """
 
     model: bytes = dataclasses.field(repr=False)
 
     @classmethod
     def build(cls, counts: Mapping[str, int], codes: int) -> "Subwords":
-        """Learns `codes` merges of neighbouring units, each the most frequent pair of its time, or all that there are.
+        """Learns `codes` merges, or as many as there are, each of the neighbouring units that are most frequent at that time.
 
-        counts: occurrences of each word; that of `<eos>` is the number of lines.
-        Raises InputError for codes < 1, and where no word can be learnt from.
+        counts: occurrences of each word; for `<eos>` the number of lines.
+        Raises InputError for codes < 1, and if there is no word to learn from.
         """
         if codes < 1:
             raise InputError(f"data.codes={codes} must be 1 or more, or 0 for a vocabulary of words")
@@ -76,7 +76,7 @@ class Subwords(Vocabulary):
         draft = cls(names, np.zeros(len(names), np.int64), model)
         times = [0] * len(names)
         for word, count in counts.items():
-            for i in draft._spelt[word]:
+            for i in draft._units[word]:
                 times[i] += count
         words, numbers = zip(*most_frequent_first(dict(zip(names, times, strict=True))), strict=True)
         return cls(words, np.array(numbers, np.int64), model)
@@ -98,34 +98,30 @@ class Subwords(Vocabulary):
         return cls(plain.words, plain.counts, model)
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes one `unit count` a line, UTF-8, most frequent first, and the model beside it as subwords.model."""
+        """Writes a `unit count` line for each unit, UTF-8, most frequent first, and the model beside it as subwords.model."""
         with replacing(Path(path).with_name(FILE)) as file:
             file.write(self.model)
-        super().write(path)  # last: where it is, the model is too
-
-    def encode(self, line: str) -> list[int]:
-        """Ids of the units of the words of a line, `<eos>` last."""
-        return [i for word in (*line.split(), EOS) for i in self._spelt[word]]
+        super().write(path)  # last, so that the model exists wherever this file does
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The units of words, one word after another, int32 [units], and how many each has, int32 [words]."""
-        spelt = list(map(self._spelt.__getitem__, words))
-        lengths = np.fromiter(map(len, spelt), np.int32, len(spelt))
-        return np.fromiter(itertools.chain.from_iterable(spelt), np.int32, lengths.sum()), lengths
+        """Returns the units of words, int32 `[units]`, and how many each word has, int32 `[words]`."""
+        units = list(map(self._units.__getitem__, words))
+        lengths = np.fromiter(map(len, units), np.int32, len(units))
+        return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
 
     @property
     def chances(self) -> np.ndarray:
-        """float64 [V]: how likely each unit is by its count. All share one more: open text may need a unit never used."""
+        """float64 `[V]`: the probability of each unit by its count. All share one extra count, for open text may need any."""
         return (self.counts + 1 / len(self)) / (self.counts.sum() + 1)
 
     def count_words(self, ids: np.ndarray) -> int:
-        """How many words of the text, `<eos>` included, end in ids [tokens]."""
+        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`. Reads all of them."""
         part = 1 << 20  # a split may be larger than memory
         return sum(int(self.ends[ids[i : i + part]].sum()) for i in range(0, len(ids), part))
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """bool [V]: whether a unit ends a word."""
+        """bool `[V]`: whether a unit ends a word."""
         return np.array([word.endswith(MARK) or word in (EOS, UNKNOWN) for word in self.words])
 
     @functools.cached_property
@@ -135,7 +131,7 @@ class Subwords(Vocabulary):
 
     @functools.cached_property
     def spellings(self) -> tuple[bytes, ...]:
-        """What each unit spells, UTF-8 with the mark: joined over a word, that word and one mark."""
+        """The letters of each unit, UTF-8 with the mark. Those of a word's units give that word and one mark."""
         single = {name: bytes([byte]) for byte, name in enumerate(BYTES)}
         return tuple(single.get(word) or word.encode("utf-8") for word in self.words)
 
@@ -145,33 +141,33 @@ class Subwords(Vocabulary):
         return hashlib.sha256(self._text.encode("utf-8") + self.model).hexdigest()[:16]
 
     @functools.cached_property
-    def _spelt(self) -> dict[str, tuple[int, ...]]:
+    def _units(self) -> _UnitsOfWords:
         processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-        places = [self.index.get(processor.id_to_piece(i)) for i in range(processor.vocab_size())]
-        whole = {word: (self.index[word],) for word in (EOS, UNKNOWN) if word in self.index}
+        ids_of_pieces = [self.index.get(processor.id_to_piece(i)) for i in range(processor.vocab_size())]
+        special = {word: (self.index[word],) for word in (EOS, UNKNOWN) if word in self.index}
 
-        def spell(word: str) -> tuple[int, ...]:
-            if word in whole:
-                return whole[word]
+        def split(word: str) -> tuple[int, ...]:
+            if word in special:
+                return special[word]
             text, mark = word.encode("utf-8"), MARK.encode("utf-8")
-            ids = tuple(places[i] for i in processor.encode(word))
+            ids = tuple(ids_of_pieces[i] for i in processor.encode(word))
             if MARK not in word and b"".join(self.spellings[i] for i in ids) == text + mark:
                 return ids
-            # Such as a mark within the word, which sentencepiece takes for the end of one.
+            # For example a mark within the word, which sentencepiece takes for the end of one.
             return (*(self.index[BYTES[byte]] for byte in text), self.index[MARK])
 
-        return _Spelt(spell)
+        return _UnitsOfWords(split)
 
 
 def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
     """Reads a vocabulary of words or of sub-word units, whichever was written. Raises InputError for anything else."""
     plain = Vocabulary.read(path)
-    # Told by its units, not by the model beside it: a model that is missing is an error, one left over is not.
+    # Its units decide, not the model beside it: a missing model is an error, a left-over one is not.
     return Subwords.read(path) if all(name in plain.index for name in (MARK, *BYTES)) else plain
 
 
 def _learn(counts: Mapping[str, int], codes: int) -> bytes:
-    """A sentencepiece model of `codes` merges, or of all that there are."""
+    """A sentencepiece model of `codes` merges, or of as many as there are."""
     words = {w: n for w, n in counts.items() if len(w) < LONGEST and not RESERVED.search(w)}
     characters: collections.Counter[str] = collections.Counter()
     for word, count in words.items():
@@ -183,10 +179,10 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     reached = np.cumsum([count for _, count in ranked])
     common = {c for c, _ in ranked[: 1 + np.searchsorted(reached, COVERAGE * reached[-1])]}
     words = {w: n for w, n in words.items() if common.issuperset(w)}
-    codes = min(codes, sum(map(len, words)))  # each merge takes one character or more
+    codes = min(codes, sum(map(len, words)))  # each merge takes at least one character
     others = 1 + len(BYTES) + 1 + len(set("".join(words)))  # sentencepiece's own <unk>, bytes, mark, characters
     model = _train(words, others + codes)
-    # Once every word is whole, sentencepiece goes on with pairs that no longer occur.
+    # When every word is one unit, sentencepiece goes on with pairs that no longer occur.
     merges = {piece: k for k, piece in enumerate(_pieces(model)[len(BYTES) : len(BYTES) + codes], start=1)}
     needed = [merges.get(word + MARK, codes) for word in words]
     return model if max(needed) == codes else _train(words, others + max(needed))
@@ -222,5 +218,5 @@ def _pieces(model: bytes) -> list[str]:
 
 
 def _sealed(model: bytes) -> bytes:
-    """The model followed by its SHA-256, as an extension field of its format: other programs pass over it."""
+    """The model followed by its SHA-256, as an extension field of its format that other programs skip."""
     return model + SEAL + hashlib.sha256(model).digest()
