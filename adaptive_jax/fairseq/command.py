@@ -1,13 +1,13 @@
-"""Reads a language model that fairseq trained, into a workdir that evaluate.py scores.
+"""Converts a language model trained with fairseq into a workdir for evaluate.py.
 
     python -m adaptive_jax.fairseq CHECKPOINT DICT OUT_WORKDIR
     python evaluate.py --workdir=OUT_WORKDIR --data_path=DIRECTORY --window=512 --context=480
 
-CHECKPOINT is a .pt file of a `transformer_lm`, with `args` (until 2020) or `cfg`; nothing in it is run. DICT is the dict.txt
-it was trained with. OUT_WORKDIR is a directory to be made. DIRECTORY holds test.txt, tokenised like the training text.
+CHECKPOINT is a .pt file of a `transformer_lm`, with `args` (until 2020) or `cfg`; no code in it is run. DICT is the dict.txt
+that the model was trained with. OUT_WORKDIR is a new directory. DIRECTORY has a test.txt, tokenised like the training text.
 
-Every tensor of the checkpoint is used exactly once, or nothing is written. The workdir is there to be scored: train.py does
-not go on with it, since a corpus gives no words `<s>` and `<pad>`. Its config keeps the training settings for the record.
+The command uses every tensor of the checkpoint exactly once, or writes nothing. train.py cannot resume the workdir, because
+no corpus gives the words `<s>` and `<pad>`; the config keeps the training settings as a record.
 """
 
 import io
@@ -23,33 +23,38 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from adaptive_jax import command
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.fairseq import torch_files
 from adaptive_jax.fairseq.config import config_of
-from adaptive_jax.fairseq.tensors import parameters_of, words_of
-from adaptive_jax.training import optim
-from adaptive_jax.training.state import State
-from adaptive_jax.workdir.checkpoints import Checkpoints, write_json
+from adaptive_jax.fairseq.tensors import parameters_of, vocabulary_size_of
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.settings import write_json
 
 
 class Loaded(NamedTuple):
-    """A checkpoint: options by name, the model's state by name, updates done, validation loss in nats (or infinity)."""
+    """The content of a checkpoint.
+
+    Attributes:
+        options: settings of training by name.
+        state: tensors of the model by name.
+        updates: number of updates done.
+        nll: validation loss in nats a word, None if the checkpoint has none.
+    """
 
     options: dict
     state: dict[str, np.ndarray]
     updates: int
-    nll: float
+    nll: float | None
 
 
 def read(path: Path) -> Loaded:
-    """What a checkpoint of fairseq holds; the groups of a `cfg` are laid flat, as `args` are.
+    """Reads a checkpoint of fairseq. The groups of a `cfg` are merged into one dict, like `args`.
 
     Raises:
-        InputError: no checkpoint of fairseq's, or one that is damaged.
+        InputError: the file is damaged or not a checkpoint of fairseq.
     """
     content = torch_files.read(path)
     parts = content if isinstance(content, dict) else {}
@@ -62,13 +67,10 @@ def read(path: Path) -> Loaded:
         options = _fields(parts.get("args"))
     state = parts.get("model")
     if not options or not isinstance(state, dict) or not all(isinstance(a, np.ndarray) for a in state.values()):
-        raise InputError(
-            f"{path} has no model with its args or cfg: give a checkpoint that fairseq saved while training"
-        )
+        raise InputError(f"{path} has no model with its args or cfg: give a checkpoint that fairseq saved during training")
     history, extra = (parts.get("optimizer_history") or [{}])[-1], parts.get("extra_state") or {}
-    loss = extra.get("val_loss") if options.get("best_checkpoint_metric", "loss") == "loss" else None
-    nll = math.inf if loss is None else float(loss) * math.log(2)  # fairseq reports bits
-    return Loaded(options, dict(state), int(history.get("num_updates", 0)), nll)
+    bits = extra.get("val_loss") if options.get("best_checkpoint_metric", "loss") == "loss" else None
+    return Loaded(options, dict(state), int(history.get("num_updates", 0)), None if bits is None else float(bits) * math.log(2))
 
 
 def _fields(group):
@@ -76,14 +78,14 @@ def _fields(group):
 
 
 def read_dictionary(path: Path) -> Vocabulary:
-    """The vocabulary of a dict.txt: fairseq's four words `<s> <pad> </s> <unk>`, then the file's, so that ids stay.
+    """The vocabulary of a dict.txt with the same ids: fairseq's own `<s> <pad> </s> <unk>`, then the words of the file.
 
-    `</s>` is called `<eos>` here. The file has no counts for the four: they get the largest in it, so that the unigram
-    perplexity of a converted model is only a rough number. A word that a later line overwrites (`#fairseq:overwrite`)
-    keeps its id under a name that no text can contain.
+    `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the largest count in it, so the
+    unigram perplexity of a converted model is only a rough number. A word that a later line overwrites
+    (`#fairseq:overwrite`) keeps its id under a name that cannot occur in a text.
 
     Raises:
-        InputError: with the number of the line.
+        InputError: gives the number of the wrong line.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -91,26 +93,27 @@ def read_dictionary(path: Path) -> Vocabulary:
         raise InputError(f"cannot read {path}: {error.strerror}; give the model's dict.txt") from None
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {number}: not UTF-8; give the dict.txt that came with the checkpoint") from None
+        raise InputError(f"{path}, line {number}: not UTF-8; give the dict.txt of the checkpoint") from None
     words, counts = ["<s>", "<pad>", "</s>", "<unk>"], []
     ids = {word: i for i, word in enumerate(words)}
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
-        line, at = line.rstrip(), f"{path}, line {number}: {line.rstrip()!r}"
+        line = line.rstrip()
         entry = line.removesuffix(" #fairseq:overwrite")
         word, _, count = entry.rpartition(" ")
-        if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
-            raise InputError(f"{at} must be a word, one space and its count; give the dict.txt of the checkpoint")
-        if word == EOS:
-            raise InputError(
-                f"{at}: the end of a sentence, fairseq's </s>, has this name here; rename the word, in the text too"
-            )
-        if word in ids and entry == line:
-            raise InputError(f"{at} stands twice; give the dict.txt of the checkpoint")
-        if counts and int(count) > counts[-1]:
-            raise InputError(
-                f"{at} follows a count of {counts[-1]}; fairseq sorts by count, so give counts that do not rise "
-                "(they only enter the unigram perplexity) and leave the order of the words"
-            )
+        try:
+            if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
+                raise InputError("must be a word, one space and its count; give the dict.txt of the checkpoint")
+            if word == EOS:
+                raise InputError("has the name of fairseq's </s> in this project; rename the word, also in the text")
+            if word in ids and entry == line:
+                raise InputError("repeats a word; give the dict.txt of the checkpoint")
+            if counts and int(count) > counts[-1]:
+                raise InputError(
+                    f"follows a count of {counts[-1]}, and fairseq sorts by count; keep the order of the words and lower "
+                    "this count (counts are used for the unigram perplexity only)"
+                )
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {line!r} {error}") from None
         if word in ids:
             words[ids[word]] = f"{word} (until line {number})"
         ids[word] = len(words)
@@ -123,34 +126,30 @@ def read_dictionary(path: Path) -> Vocabulary:
 
 
 def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
-    """Writes a checkpoint of fairseq as a workdir: config.json, vocabulary.txt and one checkpoint without momentum.
+    """Writes a checkpoint of fairseq as a workdir: config.json, vocabulary.txt and one checkpoint with the parameters.
 
     Raises:
-        InputError: anything wrong with one of the files, a workdir that holds something; nothing is written then.
+        InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
     """
     workdir = Path(workdir).absolute()
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-        raise InputError(f"{workdir} is there already: give a directory to be made")
+        raise InputError(f"{workdir} already exists: give a new directory")
     vocabulary = read_dictionary(Path(dictionary))
     try:
         loaded = read(Path(checkpoint))
         config = config_of(loaded.options, loaded.state, len(vocabulary))
-        words = words_of(loaded.state)
-        if words not in (0, len(vocabulary)):
+        size = vocabulary_size_of(loaded.state)
+        if size not in (0, len(vocabulary)):
             raise InputError(
-                f"{dictionary} has {len(vocabulary):,} words, fairseq's own four included, and the checkpoint {words:,}: "
-                "give the dict.txt that it was trained with"
+                f"{dictionary} has {len(vocabulary):,} words, including fairseq's own four, and the checkpoint {size:,}: "
+                "give the dict.txt that the model was trained with"
             )
         params = jax.tree.map(jnp.asarray, parameters_of(loaded.state, config))
     except InputError:
         raise
-    except Exception as error:  # options and tensors of any type and shape fail in many ways for one reason
+    except Exception as error:  # options and tensors can have any type and shape, which fails in many ways
         reason = " ".join(f"{type(error).__name__} {error}".split())[:150]
-        raise InputError(f"{checkpoint} is damaged or no model that can be converted ({reason})") from error
-    optimizer = optim.from_config(config["optimizer"])[0].init(params)
-    step = jnp.asarray(loaded.updates, jnp.int32)
-    # The schedule goes on from the checkpoint's update.
-    state = State(step, params, optax.tree_utils.tree_set(optimizer, count=step))
+        raise InputError(f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; give another") from error
 
     workdir.parent.mkdir(parents=True, exist_ok=True)
     unfinished = workdir.with_name(f".{workdir.name}.{uuid.uuid4().hex}")
@@ -159,14 +158,14 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
         write_json(unfinished / "config.json", config)
         vocabulary.write(unfinished / "vocabulary.txt")
         checkpoints = Checkpoints(unfinished)
-        checkpoints.save(loaded.updates, state, loaded.nll)
+        checkpoints.save(loaded.updates, {"params": params}, loaded.nll)
         checkpoints.close()
         os.replace(unfinished, workdir)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(
-        f"{workdir}: {size:,} parameters, {len(vocabulary):,} words, after {loaded.updates:,} updates\n"
+        f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, {len(vocabulary):,} words, "
+        f"after {loaded.updates:,} updates\n"
         f"python evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    # that holds test.txt",
         flush=True,
     )
