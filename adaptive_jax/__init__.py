@@ -1,26 +1,43 @@
 """adaptive_jax: language models with very large vocabularies, in JAX."""
 
 import importlib
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "AdaptiveInput": "inputs.adaptive",
-    "AdaptiveSoftmax": "outputs.adaptive",
-    "LanguageModel": "model",
-    "Lookup": "inputs.lookup",
-    "OwnTable": "outputs.tables",
-    "Softmax": "outputs.softmax",
-    "TiedTable": "outputs.tables",
-    "build": "model",
-}
-__all__ = list(_HOMES)
+__all__ = ["AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "InputError", "LanguageModel", "Lookup", "Loss",
+           "OwnTable", "Softmax", "TiedTable", "Transformer", "build"]  # fmt: skip
 
+if TYPE_CHECKING:
+    from adaptive_jax.bands import Band
+    from adaptive_jax.batch import Batch
+    from adaptive_jax.bodies.transformer import Transformer
+    from adaptive_jax.errors import InputError
+    from adaptive_jax.inputs.adaptive import AdaptiveInput
+    from adaptive_jax.inputs.char_cnn import CharacterCNN
+    from adaptive_jax.inputs.lookup import Lookup
+    from adaptive_jax.model import LanguageModel, build
+    from adaptive_jax.outputs.softmax import AdaptiveSoftmax, Loss, Softmax
+    from adaptive_jax.outputs.tables import OwnTable, TiedTable
+else:  # a type checker that saw this function would believe that every name exists
+    _MODULES = {
+        "bands": ("Band",),
+        "batch": ("Batch",),
+        "bodies.transformer": ("Transformer",),
+        "errors": ("InputError",),
+        "inputs.adaptive": ("AdaptiveInput",),
+        "inputs.char_cnn": ("CharacterCNN",),
+        "inputs.lookup": ("Lookup",),
+        "model": ("LanguageModel", "build"),
+        "outputs.softmax": ("AdaptiveSoftmax", "Loss", "Softmax"),
+        "outputs.tables": ("OwnTable", "TiedTable"),
+    }
 
-def __getattr__(name: str):
-    """The layers, imported when asked for: processes that prepare text should not wait for JAX, nor hold it."""
-    if name not in _HOMES:
+    def __getattr__(name: str) -> object:
+        """Imports an export when it is first used: processes that prepare text should not wait for JAX or load it."""
+        for module, names in _MODULES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"{__name__}.{module}"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return [*globals(), *__all__]
