@@ -1,13 +1,17 @@
 """Bands: a vocabulary in order of frequency, cut into ranges of words, each with a table of its own."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from adaptive_jax.errors import InputError, check_at_least
 
 if TYPE_CHECKING:  # processes that only read text should not wait for JAX
     import jax
+
+
+# From so many bands of one kind on, the core visits them in one loop, and an own table of one width is one array.
+MANY_BANDS = 8
 
 
 class Band(NamedTuple):
@@ -65,3 +69,27 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
             "give fewer cutoffs, a smaller factor or a larger width"
         )
     return widths
+
+
+def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
+    """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …; `initializer(width)` gives their start.
+
+    The layer has the fields vocabulary_size, features, cutoffs, factor and width. A table of `MANY_BANDS` or more of one width is
+    one parameter, `table`, which starts as the table of a full softmax does.
+
+    Raises:
+        InputError: as `band_sizes` and `band_widths`.
+    """
+    sizes = band_sizes(layer.vocabulary_size, layer.cutoffs)
+    widths = band_widths(layer.width or layer.features, layer.factor, len(sizes))
+    if len(sizes) < MANY_BANDS or len(set(widths)) > 1:
+        shapes = zip(sizes, widths, strict=True)
+        return [layer.param(f"table_{i}", initializer(shape[1]), shape) for i, shape in enumerate(shapes)]
+    return split_rows(layer.param("table", initializer(widths[0]), (layer.vocabulary_size, widths[0])), sizes)
+
+
+def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":
+    """An array's rows as several arrays of so many; their gradients are put together in one operation."""
+    from jax import lax  # processes that only read text should not wait for JAX
+
+    return lax.split(array, sizes)

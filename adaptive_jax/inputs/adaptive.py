@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.bands import band_sizes, band_widths
+from adaptive_jax.bands import Band, make_tables
 from adaptive_jax.devices.products import product
 
 
 class AdaptiveInput(nn.Module):
     """Adaptive input representations (Baevski & Auli 2019, section 3 and Figure 1).
 
-    The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of `width / factor^i`,
-    which a linear map of the band's own takes to `features`; the first band has one too.
+    The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of `width / factor^i`;
+    a linear map for each band, the first included, takes them to `features`.
 
     Tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's public code. The vectors are not
     scaled here: the body does that.
@@ -39,29 +39,23 @@ class AdaptiveInput(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def setup(self):
-        sizes = band_sizes(self.vocabulary_size, self.cutoffs)
-        widths = band_widths(self.width or self.features, self.factor, len(sizes))
-        self.tables = [
-            self.param(f"table_{i}", nn.initializers.normal(width**-0.5), (words, width))
-            for i, (words, width) in enumerate(zip(sizes, widths, strict=True))
-        ]
-        self.projections = [
-            self.param(f"projection_{i}", nn.initializers.xavier_uniform(), (width, self.features))
-            for i, width in enumerate(widths)
-        ]
+        tables = make_tables(self, lambda width: nn.initializers.normal(width**-0.5))
+        shapes = [(table.shape[1], self.features) for table in tables]
+        init = nn.initializers.xavier_uniform()
+        self.own = [Band(t, self.param(f"projection_{i}", init, shapes[i])) for i, t in enumerate(tables)]
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         vectors, first = 0.0, 0
-        for table, projection in self.bands():
-            # A word of another band reads behind the table, hence zeros, and the gradient's scatter leaves it out. Were it to read
-            # row 0, most tokens of a batch would add their zeros to that one row, one after another.
+        for table, projection, _ in self.own:
+            # A word of another band reads behind the table: it gets zeros, and the gradient's scatter leaves it out. If it read
+            # row 0, the gradients of most tokens of a batch would be added to that one row, one after another.
             place = jnp.where(tokens < first, len(table), tokens - first)
             rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += product(rows.astype(self.dtype), projection.astype(self.dtype))
             first += len(table)
         return vectors
 
-    def bands(self) -> list[tuple[jax.Array, jax.Array]]:
-        """Every band's `(table [words_i, width_i], projection [width_i, features])`, frequent words first."""
-        return list(zip(self.tables, self.projections, strict=True))
+    def bands(self) -> list[Band]:
+        """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent words first."""
+        return list(self.own)

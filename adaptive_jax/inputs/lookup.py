@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.bands import Band
 from adaptive_jax.devices.products import product
 from adaptive_jax.errors import check_at_least
 
@@ -35,17 +36,15 @@ class Lookup(nn.Module):
     def setup(self):
         width = self.width or self.features
         self.table = self.param("table", nn.initializers.normal(width**-0.5), (self.vocabulary_size, width))
-        self.projection = (
-            None
-            if width == self.features
-            else self.param("projection", nn.initializers.xavier_uniform(), (width, self.features))
-        )
+        shape = (width, self.features)
+        init = nn.initializers.xavier_uniform()
+        self.projection = None if width == self.features else self.param("projection", init, shape)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         vectors = self.table[tokens].astype(self.dtype)
         return vectors if self.projection is None else product(vectors, self.projection.astype(self.dtype))
 
-    def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
-        """The one band `(table [words, width], projection [width, features] | None)`."""
-        return [(self.table, self.projection)]
+    def bands(self) -> list[Band]:
+        """The one band, `table [words, width]` and, where that is not the features' width, `projection [width, features]`."""
+        return [Band(self.table, self.projection)]

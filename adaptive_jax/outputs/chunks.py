@@ -7,30 +7,37 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax import dropout
+from adaptive_jax.bands import Band
 
 
-class Regularisation(NamedTuple):
-    """What a training loss may add to the plain negative log-likelihood; every field 0 adds nothing.
+class Settings(NamedTuple):
+    """Static settings of the core. The defaults give the plain negative log-likelihood.
 
-    `tail_dropout`: rate of dropout after the first projection of every tail (Baevski & Auli 2019, section 5.4).
-    `label_smoothing`: share of the target's probability that is spread evenly over the columns of each softmax the
-    token visits (the head, and the tail of its word), hence over the whole vocabulary for a full softmax.
-    `z_loss`: weight of the squared log-normaliser of each softmax the token visits.
+    Attributes:
+        tail_dropout: rate of dropout after the projection of every tail (Baevski & Auli 2019, section 5.4).
+        label_smoothing: share of the target's probability that is spread evenly over the columns of each softmax the token
+            visits (the head, and the tail of its word), hence over the whole vocabulary for a full softmax.
+        z_loss: weight of the squared log-normaliser of each softmax the token visits.
+        chunk: tokens whose logits are alive at a time; None chooses a size for each softmax.
     """
 
     tail_dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    chunk: int | None = None
 
 
-PLAIN = Regularisation()
+PLAIN = Settings()
 
 
 class Tokens(NamedTuple):
     """Tokens that wait for a softmax, or a chunk of them.
 
-    `hidden [tokens, features]`; `column [tokens]`: the column that the token scores; `weight [tokens]`; `seeds`: uint32
-    `[tokens, 2]`, those of the token's dropout, or None.
+    Attributes:
+        hidden: `[tokens, features]`.
+        column: `[tokens]`, the column of the target in the softmax.
+        weight: `[tokens]`.
+        seeds: uint32 `[tokens, 2]`, the seeds of each token's tail dropout, or None.
     """
 
     hidden: jax.Array
@@ -39,86 +46,85 @@ class Tokens(NamedTuple):
     seeds: jax.Array | None
 
 
-class Softmax(NamedTuple):
-    """The rows that one softmax compares with, or their gradients.
-
-    `table [words, width]`; `projection [width, features]` or None; `clusters [tails, width]`, the head's further rows, or None.
-    """
-
-    table: jax.Array
-    projection: jax.Array | None
-    clusters: jax.Array | None
-
-
-def project(hidden, projection):
+def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
     """Hidden states `[tokens, features]` in the width of a band."""
     return hidden if projection is None else jnp.dot(hidden, projection.T)
 
 
-def logits_of(x, rows):
-    """Float32 logits `[tokens, words]` of projected states `[tokens, width]` and `rows [words, width]`."""
-    return jnp.dot(x, rows.T, preferred_element_type=jnp.float32)
+def logits_of(x: jax.Array, band: Band) -> jax.Array:
+    """Float32 logits `[tokens, words]` of states `[tokens, width]` that are already projected."""
+    logits = jnp.dot(x, band.table.T, preferred_element_type=jnp.float32)
+    return logits if band.bias is None else logits + band.bias[None].astype(jnp.float32)
 
 
-def one_chunk(settings, softmax, tokens, narrow, with_gradients):
+def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradients=True):
     """Loss and gradients of one chunk.
 
+    Args:
+        softmax: `(band, clusters)`, both of type `Band`; `clusters` holds further rows of the head, or is None.
+        own: bool `[words]`, the columns of the band that exist; None: all. The others are words of a neighbour.
+        narrow: return the gradient of the band's table as its transpose.
+
     Returns:
-        `((loss, nll, d_hidden), d_softmax)`: `loss` and `nll [tokens]` of each token, the gradients weighted and in float32, that
-        of the table as its transpose if `narrow`. Without gradients `d_hidden` and `d_softmax` are None.
+        `((loss, nll [tokens], d_hidden), d_softmax)`: gradients are weighted and in float32, or None if not asked for.
     """
     hidden, column, weight, seeds = tokens
-    table, projection, clusters = softmax
-    words = table.shape[0]
-    kept = _kept(settings.tail_dropout, seeds, table.shape[1]) if settings.tail_dropout else 1.0
-    x = (project(hidden, projection) * kept).astype(hidden.dtype)
-    parts = [(logits_of(x, rows), rows, first) for rows, first in ((table, 0), (clusters, words)) if rows is not None]
+    band, clusters = softmax
+    mask = _scaled_mask(settings.tail_dropout, seeds, band.table.shape[1]) if settings.tail_dropout else 1.0
+    x = (project(hidden, band.projection) * mask).astype(hidden.dtype)
+    parts = [(logits_of(x, part), part, at) for part, at in ((band, 0), (clusters, len(band.table))) if part is not None]
+    if own is not None:
+        parts = [(jnp.where(own[None], logits, -jnp.inf), part, first) for logits, part, first in parts]
 
-    columns = sum(rows.shape[0] for _, rows, _ in parts)
+    columns = sum(len(part.table) for _, part, _ in parts) if own is None else own.sum()
     scored = sum(_at(logits, column - first) for logits, _, first in parts)
     peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, _, _ in parts])
     powers = [jnp.exp(logits - peak[:, None]) for logits, _, _ in parts]
     total = sum(power.sum(axis=1) for power in powers)
-    normaliser = peak + jnp.log(total)
-    nll = normaliser - scored
+    logsumexp = peak + jnp.log(total)
+    nll = logsumexp - scored
     share, loss = settings.label_smoothing, nll
     if share:
-        mean = sum(logits.sum(axis=1) for logits, _, _ in parts) / columns
-        loss = normaliser - (1 - share) * scored - share * mean
+        sums = [(logits if own is None else jnp.where(own[None], logits, 0.0)).sum(axis=1) for logits, _, _ in parts]
+        loss = logsumexp - (1 - share) * scored - share * (sum(sums) / columns)
     if settings.z_loss:
-        loss = loss + settings.z_loss * normaliser**2
+        loss = loss + settings.z_loss * logsumexp**2
     if not with_gradients:
         return (loss, nll, None), None
 
-    # softmax - target times the sum of the powers: what differs by token alone is multiplied into its vectors, which are short.
+    # softmax - target times the sum of the powers: factors of a whole token are multiplied into its vectors, which are short.
     scale = weight / total
     scaled = (x * scale[:, None]).astype(x.dtype)
-    d_x, d_rows = 0.0, []
-    for power, (_, rows, first) in zip(powers, parts, strict=True):
-        hit = column[:, None] == first + jnp.arange(rows.shape[0])[None]
+    d_x, d_parts = 0.0, []
+    for power, (_, part, first) in zip(powers, parts, strict=True):
+        hit = column[:, None] == first + jnp.arange(len(part.table))[None]
         target = (1 - share) * hit + share / columns
+        if share and own is not None:
+            target = jnp.where(own[None], target, 0.0)
         if settings.z_loss:
-            power = power * (1 + 2 * settings.z_loss * normaliser)[:, None]
-        d_logits = (power - total[:, None] * target).astype(x.dtype)
-        d_x += jnp.dot(d_logits, rows, preferred_element_type=jnp.float32)
-        sides = (scaled, d_logits) if narrow and rows is table else (d_logits, scaled)
-        d_rows.append(jnp.dot(sides[0].T, sides[1], preferred_element_type=jnp.float32))
-    d_x = d_x * scale[:, None] * kept
-    d_table, d_clusters = d_rows if clusters is not None else (*d_rows, None)
-    if projection is None:
-        return (loss, nll, d_x), Softmax(d_table, None, d_clusters)
+            power = power * (1 + 2 * settings.z_loss * logsumexp)[:, None]
+        exact = power - total[:, None] * target
+        d_logits = exact.astype(x.dtype)
+        d_x += jnp.dot(d_logits, part.table, preferred_element_type=jnp.float32)
+        left, right = (scaled, d_logits) if narrow and part is band else (d_logits, scaled)
+        d_table = jnp.dot(left.T, right, preferred_element_type=jnp.float32)
+        d_parts.append(Band(d_table, None, None if part.bias is None else jnp.sum(exact * scale[:, None], axis=0)))
+    d_x = d_x * scale[:, None] * mask
+    d_band, d_clusters = (*d_parts, None)[:2]
+    if band.projection is None:
+        return (loss, nll, d_x), (d_band, d_clusters)
     d_x = d_x.astype(x.dtype)
-    d_hidden = jnp.dot(d_x, projection, preferred_element_type=jnp.float32)
+    d_hidden = jnp.dot(d_x, band.projection, preferred_element_type=jnp.float32)
     d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
-    return (loss, nll, d_hidden), Softmax(d_table, d_projection, d_clusters)
+    return (loss, nll, d_hidden), (d_band._replace(projection=d_projection), d_clusters)
 
 
 def _at(logits, column):
     """`logits[i, column[i]]` for every row i, 0 where the column lies outside."""
     picked = jnp.take_along_axis(logits, column[:, None], axis=1, mode="fill", fill_value=0.0)[:, 0]
-    return jnp.where(column < 0, 0.0, picked)  # a negative column counts from the end
+    return jnp.where(column < 0, 0.0, picked)  # take_along_axis counts a negative column from the end
 
 
-def _kept(rate, seeds, width):
+def _scaled_mask(rate, seeds, width):
     """Dropout's factors `[tokens, width]` of the tokens with these seeds."""
-    return dropout.kept(seeds, dropout.places((width,)), rate) / (1 - rate)
+    return dropout.keep_mask(seeds, dropout.positions((width,)), rate) / (1 - rate)

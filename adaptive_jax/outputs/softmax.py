@@ -1,82 +1,100 @@
-"""The full softmax: one band, no clusters."""
+"""The softmax output: full over a table of one band, adaptive over a table of several."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.dropout import Dropout
+from adaptive_jax import dropout
+from adaptive_jax.bands import Band
 from adaptive_jax.errors import check_rates
 from adaptive_jax.outputs import banded
 
 
+class Loss(NamedTuple):
+    """Loss of a batch and its report.
+
+    Attributes:
+        total: the scalar `sum(weights · loss)` in nats, to be differentiated.
+        nll: the plain negative log-likelihood of each target in nats, `[batch, ...]`; it carries no gradient.
+    """
+
+    total: jax.Array
+    nll: jax.Array
+
+
 class Softmax(nn.Module):
-    """Softmax over all words of a table of one band, its logits never held for all tokens at once.
+    """Softmax over all words of a table; the logits of all tokens never exist at once.
+
+    With one band this is the full softmax. With several it is the adaptive softmax (Grave et al. 2017): its head holds the words of
+    band 0 and, for every further band, a row of its own, the parameter `clusters [tails, width_0]`, Xavier-uniform at first.
+
+    The table decides what is tied: `TiedTable(input, features)` for ADP-T, `OwnTable(...)` for ADP.
 
     Attributes:
         table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
+        tail_dropout: rate of dropout after the projection of every tail (Baevski & Auli 2019, section 5.4; Table 6: 0.2).
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has none; its released code
             sets it to the tail dropout.
-        label_smoothing, z_loss: see `adaptive_jax.outputs.banded.Regularisation`.
+        label_smoothing, z_loss: see `adaptive_jax.outputs.chunks.Settings`.
+
+    Raises:
+        InputError: a rate or label_smoothing outside [0, 1).
     """
 
     table: nn.Module
+    tail_dropout: float = 0.0
     input_dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
-        check_rates(self, "input_dropout", "label_smoothing")
+        check_rates(self, "tail_dropout", "input_dropout", "label_smoothing")
 
     def setup(self):
-        self.dropout = Dropout(self.input_dropout)
+        self.dropout = dropout.Dropout(self.input_dropout)
+        head, *tails = self.table.bands()
+        shape = (len(tails), head.table.shape[1])
+        self.clusters = Band(self.param("clusters", nn.initializers.xavier_uniform(), shape)) if tails else None
 
-    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, rows=None, *, train: bool = False):
-        """Training loss and its report.
+    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, row_ids=None, *, train: bool = False) -> Loss:
+        """The training loss.
 
         Args:
             hidden: `[batch, ..., features]`.
             targets: `[batch, ...]` word ids.
             weights: `[batch, ...]`, 0 for padding.
-            rows: int32 `[batch]`, by whose numbers dropout is drawn, by default 0, 1, 2 …
+            row_ids: int32 `[batch]`, the rows' numbers in the update, on which dropout depends; by default 0, 1, 2 …
             train: draw dropout (from the rng stream "dropout") and add label smoothing and z-loss.
-
-        Returns:
-            `(loss, nll)`: the scalar `sum(weights · loss)` in nats, to differentiate, and the plain `nll [...]` in nats,
-            which carries no gradient.
         """
-        hidden = self.dropout(hidden, rows, train=train)
-        regularisation = self._regularisation() if train else banded.PLAIN
-        key = self.make_rng("dropout") if regularisation.tail_dropout else None
-        bands, clusters = self._bands()
-        each = targets.size // len(targets)
-        rows = jnp.arange(len(targets)) if rows is None else rows
-        loss, nll = banded.loss(
-            hidden.reshape(-1, hidden.shape[-1]),
-            targets.ravel(),
-            weights.ravel(),
-            bands,
-            clusters,
-            regularisation=regularisation,
-            key=key,
-            numbers=(rows[:, None] * each + jnp.arange(each)[None]).ravel(),
-        )
-        return loss, nll.reshape(targets.shape)
+        hidden = self.dropout(hidden, row_ids, train=train)
+        settings, seeds = banded.PLAIN, None
+        if train:
+            tail_dropout = self.tail_dropout if self.clusters else 0.0
+            settings = banded.Settings(tail_dropout, self.label_smoothing, self.z_loss)
+        if settings.tail_dropout:
+            row_ids = jnp.arange(len(targets)) if row_ids is None else row_ids
+            per_row = targets.size // len(targets)
+            numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
+            seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
+        bands, clusters = self.table.bands(), self.clusters
+        total, nll = banded.loss(_flat(hidden), targets.ravel(), weights.ravel(), bands, clusters, settings, seeds)
+        return Loss(total, nll.reshape(targets.shape))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target in nats, `[...]`, in the order given."""
-        bands, clusters = self._bands()
-        flat = banded.nll(hidden.reshape(-1, hidden.shape[-1]), targets.ravel(), bands, clusters)
-        return flat.reshape(targets.shape)
+        return banded.nll(_flat(hidden), targets.ravel(), self.table.bands(), self.clusters).reshape(targets.shape)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are asked for."""
-        bands, clusters = self._bands()
-        flat = banded.log_probs(hidden.reshape(-1, hidden.shape[-1]), bands, clusters)
+        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are needed."""
+        flat = banded.log_probs(_flat(hidden), self.table.bands(), self.clusters)
         return flat.reshape(*hidden.shape[:-1], -1)
 
-    def _regularisation(self):
-        return banded.Regularisation(label_smoothing=self.label_smoothing, z_loss=self.z_loss)
 
-    def _bands(self):
-        return tuple(self.table.bands()), None
+AdaptiveSoftmax = Softmax  # the paper's name for it where the table has several bands
+
+
+def _flat(hidden):
+    return hidden.reshape(-1, hidden.shape[-1])

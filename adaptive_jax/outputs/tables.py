@@ -1,7 +1,6 @@
 """Tables that an output is built on: its own, or one shared with the input.
 
-A table answers `bands() -> [(table [words_i, width_i], projection [width_i, features] | None), ...]`, frequent words
-first. Every input of this project is one too.
+A table answers `bands() -> list[Band]`, frequent words first. Every input of this project is one too.
 
 Where band 0 is narrower or wider than the hidden states, one linear projection without bias brings the hidden states to
 its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's own projection starts from that width.
@@ -9,10 +8,9 @@ its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's 
 
 from collections.abc import Sequence
 
-import jax
 from flax import linen as nn
 
-from adaptive_jax.bands import band_sizes, band_widths
+from adaptive_jax.bands import MANY_BANDS, Band, band_sizes, make_tables, split_rows
 from adaptive_jax.errors import InputError
 
 
@@ -36,17 +34,13 @@ class OwnTable(nn.Module):
     width: int = 0
 
     def setup(self):
-        sizes = band_sizes(self.vocabulary_size, self.cutoffs)
-        widths = band_widths(self.width or self.features, self.factor, len(sizes))
-        tables = [
-            self.param(f"table_{i}", nn.initializers.xavier_uniform(), (words, width))
-            for i, (words, width) in enumerate(zip(sizes, widths, strict=True))
-        ]
-        self.pairs = list(zip(tables, _own_projections(self, widths, {}), strict=True))
+        tables = make_tables(self, lambda width: nn.initializers.xavier_uniform())
+        projections = _own_projections(self, [table.shape[1] for table in tables], {})
+        self.own = list(map(Band, tables, projections))
 
-    def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
+    def bands(self) -> list[Band]:
         """See the module."""
-        return self.pairs
+        return list(self.own)
 
 
 class TiedTable(nn.Module):
@@ -77,14 +71,14 @@ class TiedTable(nn.Module):
         bands = self.source.bands()
         if self.cutoffs:
             bands = _cut(bands, self.cutoffs)
-        given = [self.share_head_projection] + [self.share_projections] * (len(bands) - 1)
-        shared = {i: bands[i][1] for i, take in enumerate(given) if take and not (i and self.cutoffs)}
-        projections = _own_projections(self, [table.shape[1] for table, _ in bands], shared)
-        self.pairs = [(table, projection) for (table, _), projection in zip(bands, projections, strict=True)]
+        take = [self.share_head_projection] + [self.share_projections and not self.cutoffs] * (len(bands) - 1)
+        shared = {i: band.projection for i, band in enumerate(bands) if take[i]}
+        projections = _own_projections(self, [band.table.shape[1] for band in bands], shared)
+        self.shared = [band._replace(projection=projection) for band, projection in zip(bands, projections, strict=True)]
 
-    def bands(self) -> list[tuple[jax.Array, jax.Array | None]]:
+    def bands(self) -> list[Band]:
         """See the module."""
-        return self.pairs
+        return list(self.shared)
 
 
 def _cut(bands, cutoffs):
@@ -94,27 +88,30 @@ def _cut(bands, cutoffs):
             f"output.table.cutoffs={tuple(cutoffs)} cannot cut an input that has {len(bands)} bands: leave them empty, or use "
             "input.name='lookup'"
         )
-    [(table, projection)] = bands
-    band_sizes(table.shape[0], cutoffs)  # refuses what does not fit
-    firsts, ends = (0, *cutoffs), (*cutoffs, table.shape[0])
-    return [(table[first:end], projection) for first, end in zip(firsts, ends, strict=True)]
+    [(table, projection, bias)] = bands
+    sizes = band_sizes(table.shape[0], cutoffs)
+    biases = [None] * len(sizes) if bias is None else split_rows(bias, sizes)
+    return [Band(rows, projection, one) for rows, one in zip(split_rows(table, sizes), biases, strict=True)]
 
 
 def _own_projections(module, widths, shared):
-    """A projection `[width_i, features]` for every band: that of `shared`, or one of the module's own, or None.
+    """A projection `[width_i, features]` for every band: the one in `shared`, or one of the module's own, or None.
 
     Where the hidden states are first projected to the width of band 0, a tail's own projection starts from there, so the
-    two are multiplied: a product of weights alone, small beside one of tokens.
+    two are multiplied: a product of weights alone, small beside one of tokens. The projections of many tails are one parameter.
     """
 
-    def own(i, inner):
-        return module.param(f"projection_{i}", nn.initializers.xavier_uniform(), (widths[i], inner))
-
-    outer = None if 0 in shared or widths[0] == module.features else own(0, module.features)
-    projections = [shared.get(0, outer)]
-    for i in range(1, len(widths)):
-        if i in shared:
-            projections.append(shared[i])
-        else:
-            projections.append(own(i, module.features) if outer is None else own(i, widths[0]) @ outer)
-    return projections
+    init = nn.initializers.xavier_uniform
+    outer, inner = None, module.features
+    if 0 not in shared and widths[0] != inner:
+        outer, inner = module.param("projection_0", init(), (widths[0], inner)), widths[0]
+    projections, tails = {0: outer} | shared, range(1, len(widths))
+    own = [i for i in tails if i not in shared]
+    if len(own) == len(tails) >= MANY_BANDS and len(set(widths)) == 1:
+        matrices = module.param("projections", init(batch_axis=(0,)), (len(own), widths[0], inner)).reshape(-1, inner)
+        matrices = split_rows(matrices if outer is None else matrices @ outer, widths[1:])
+    else:
+        matrices = [module.param(f"projection_{i}", init(), (widths[i], inner)) for i in own]
+        matrices = matrices if outer is None else [matrix @ outer for matrix in matrices]
+    projections |= zip(own, matrices, strict=True)
+    return [projections[i] for i in range(len(widths))]
