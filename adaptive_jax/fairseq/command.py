@@ -69,8 +69,9 @@ def read(path: Path) -> Loaded:
     if not options or not isinstance(state, dict) or not all(isinstance(a, np.ndarray) for a in state.values()):
         raise InputError(f"{path} has no model with its args or cfg: give a checkpoint that fairseq saved during training")
     history, extra = (parts.get("optimizer_history") or [{}])[-1], parts.get("extra_state") or {}
-    bits = extra.get("val_loss") if options.get("best_checkpoint_metric", "loss") == "loss" else None
-    return Loaded(options, dict(state), int(history.get("num_updates", 0)), None if bits is None else float(bits) * math.log(2))
+    loss = extra.get("val_loss") if options.get("best_checkpoint_metric", "loss") == "loss" else None
+    nll = math.inf if loss is None else float(loss) * math.log(2)  # fairseq reports bits
+    return Loaded(options, dict(state), int(history.get("num_updates", 0)), nll if math.isfinite(nll) else None)
 
 
 def _fields(group):

@@ -1,4 +1,4 @@
-"""What can be wrong with the files and options of fairseq, and how its dictionary is read."""
+"""Reading the files of fairseq: checkpoints of every age, the dictionary, and one line for whatever is wrong with them."""
 
 import argparse
 import functools
@@ -16,23 +16,25 @@ import pytest
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.fairseq import command as fairseq
+from adaptive_jax.fairseq import tensors
 from adaptive_jax.fairseq.config import config_of
 from adaptive_jax.fairseq.tensors import parameters_of
+from adaptive_jax.model import build, parameter_shapes
 
-FIXTURES = Path(__file__).parent / "fixtures" / "fairseq"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
 LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"
 CURRENT = FIXTURES / "lm_post_norm.pt"
 
 
 @functools.cache
 def legacy():
-    """A checkpoint and its config, not to be changed."""
+    """A checkpoint and its config, to be read only."""
     checkpoint = fairseq.read(LEGACY)
     return checkpoint, config_of(checkpoint.options, checkpoint.state, 1000)
 
 
 def refused(function, *arguments):
-    """The one line of the error that a call ends with."""
+    """The one-line error of a call."""
     with pytest.raises(InputError) as error:
         function(*arguments)
     assert "\n" not in str(error.value)
@@ -40,7 +42,7 @@ def refused(function, *arguments):
 
 
 def write_zip(path, content):
-    """A file such as torch.save writes, of content without tensors."""
+    """A file as torch.save writes it, of content without tensors."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(content, 2))
 
@@ -51,21 +53,22 @@ def write_zip(path, content):
                            "model": {"_name": "transformer_lm", "decoder_layers": 3}}},
     {"args": None, "cfg": {"dataset": {"max_tokens": 5}, "model": argparse.Namespace(arch="transformer_lm", decoder_layers=3)}},
 ], ids=["args", "cfg", "cfg with args"])
-@pytest.mark.parametrize("extra, nll", [({"val_loss": 3.0}, 3 * math.log(2)), ({"val_loss": None}, math.inf), (None, math.inf)])
-def test_where_options_and_progress_stand(options, extra, nll, tmp_path):
-    """The same options from every format; updates, and the validation loss from bits to nats where there is one."""
+@pytest.mark.parametrize("extra, nll", [
+    ({"val_loss": 3.0}, pytest.approx(3 * math.log(2))), ({"val_loss": None}, None), ({"val_loss": math.inf}, None), (None, None)])
+def test_options_and_progress(options, extra, nll, tmp_path):
+    """The same options from every format; the number of updates, and the validation loss, if there is one, in nats."""
     content = {"model": {}, "optimizer_history": [{"num_updates": 3}, {"num_updates": 7}], "extra_state": extra}
     write_zip(tmp_path / "lm.pt", content | options)
     loaded = fairseq.read(tmp_path / "lm.pt")
     assert {name: loaded.options[name] for name in ("arch", "max_tokens", "decoder_layers")} == {
         "arch": "transformer_lm", "max_tokens": 5, "decoder_layers": 3}
-    assert (loaded.state, loaded.updates, loaded.nll) == ({}, 7, pytest.approx(nll))
+    assert (loaded.state, loaded.updates, loaded.nll) == ({}, 7, nll)
 
 
 @pytest.mark.parametrize("content", [[1, 2], {}, {"model": {}}, {"model": {}, "args": 3}, {"model": [], "args": {"arch": "x"}},
                                      {"model": {"a": 1}, "args": {"arch": "x"}}], ids=str)
 def test_content_of_another_kind(content, tmp_path):
-    """A file of torch.save that is no checkpoint of fairseq's."""
+    """A file of torch.save that is not a checkpoint of fairseq."""
     write_zip(tmp_path / "lm.pt", content)
     assert "lm.pt has no model with its args or cfg" in refused(fairseq.read, tmp_path / "lm.pt")
 
@@ -86,7 +89,7 @@ def test_names_of_2018():
 @pytest.mark.parametrize("case", json.loads((FIXTURES / "dictionary.json").read_text())["cases"],
                          ids=lambda case: f"threshold {case['threshold']}, words {case['nwords']}")
 def test_dictionary(case, tmp_path):
-    """Ids, counts and encoded lines are fairseq's; a vocabulary built here has its words in the same order."""
+    """Ids, counts and encoded lines equal fairseq's; a vocabulary that is built here has the words in the same order."""
     (tmp_path / "dict.txt").write_text(case["dict_txt"])
     vocabulary = fairseq.read_dictionary(tmp_path / "dict.txt")
     vocabulary.write(tmp_path / "vocabulary.txt")
@@ -108,7 +111,7 @@ def test_dictionary(case, tmp_path):
 
 
 def test_a_word_that_is_overwritten(tmp_path):
-    """The later line gets the word, the earlier id stays in its place; `</s>` in the text is then a word like any other."""
+    """The word gets the later line's id, and the earlier id stays without a word; `</s>` in a text becomes an ordinary word."""
     (tmp_path / "dict.txt").write_text("the 9\n<unk> 7 #fairseq:overwrite\n</s> 5 #fairseq:overwrite\nthe 2 #fairseq:overwrite\n")
     vocabulary = fairseq.read_dictionary(tmp_path / "dict.txt")
     assert len(vocabulary) == 8
@@ -120,8 +123,8 @@ def test_a_word_that_is_overwritten(tmp_path):
     (b"the 5\nof 1.5\n", ["line 2", "of 1.5"]),
     (b"the 5\nof -3\n", ["line 2", "of -3"]),
     (b"the 5\n\nof 3\n", ["line 2", "''"]),
-    (b"the 5\nof 3\nthe 1\n", ["line 3", "the 1", "twice"]),
-    (b"the 5\n</s> 3\n", ["line 2", "</s>", "twice"]),
+    (b"the 5\nof 3\nthe 1\n", ["line 3", "the 1", "repeats"]),
+    (b"the 5\n</s> 3\n", ["line 2", "</s>", "repeats"]),
     (b"the 5\n<eos> 3\n", ["line 2", "<eos>", "rename"]),
     (b"the 5\nof 6\n", ["line 2", "of 6", "a count of 5"]),
     (b"the 5\n\xff 3\n", ["line 2", "UTF-8"]),
@@ -129,7 +132,7 @@ def test_a_word_that_is_overwritten(tmp_path):
     (b"", ["no words"]),
 ])
 def test_a_wrong_dictionary(tmp_path, text, says):
-    """One line, with the file and the number of the line."""
+    """One line with the file and the number of the line."""
     path = tmp_path / "dict.txt"
     path.write_bytes(text)
     line = refused(fairseq.read_dictionary, path)
@@ -153,7 +156,7 @@ def test_a_wrong_dictionary(tmp_path, text, says):
       "share_decoder_input_output_embed": True}, ["adaptive_input=True"]),
 ])
 def test_an_option_that_cannot_be_converted(changes, says):
-    """Each is named with its value."""
+    """The message has each option with its value."""
     checkpoint, _ = legacy()
     line = refused(config_of, checkpoint.options | changes, checkpoint.state, 1000)
     assert all(part in line for part in says), line
@@ -164,7 +167,7 @@ def test_an_option_that_cannot_be_converted(changes, says):
     (3, {"decoder_final_norm": False}, False), (3, {"decoder_normalize_before": False}, False),
     (3, {"no_tie_adaptive_proj": True}, False)])
 def test_the_last_norm(version, changes, norm):
-    """The version of fairseq's decoder and four options, one after the other over the years, decide on it."""
+    """It depends on the version of fairseq's decoder and on four options, which replaced each other over the years."""
     checkpoint, _ = legacy()
     options = {name: value for name, value in checkpoint.options.items() if name != "no_decoder_final_norm"} | changes
     state = checkpoint.state | {"decoder.version": np.full(1, version, np.float32)}
@@ -176,14 +179,14 @@ def test_the_last_norm(version, changes, norm):
 
 
 def test_the_oldest_adaptive_softmax():
-    """fairseq itself reads none without a version."""
+    """Without a version, fairseq itself cannot read it."""
     checkpoint, _ = legacy()
     state = {name: tensor for name, tensor in checkpoint.state.items() if name != "decoder.adaptive_softmax.version"}
     assert "older than fairseq itself can read" in refused(config_of, checkpoint.options, state, 1000)
 
 
 def changed(**changes):
-    """The legacy state with tensors changed, added, or taken away (None); `__` stands for a dot."""
+    """The legacy state with tensors changed, added or, if None, removed; `__` stands for a dot."""
     state = legacy()[0].state | {f"decoder.{name.replace('__', '.')}": tensor for name, tensor in changes.items()}
     return {name: tensor for name, tensor in state.items() if tensor is not None}
 
@@ -194,21 +197,24 @@ def changed(**changes):
     ({"layers__0__fc2__weight": np.ones((64, 127), np.float32)}, ["decoder.layers.0.fc2.weight [64, 127], not [64, 128]"]),
     ({"layers__0__self_attn__in_proj_weight": np.ones((190, 64), np.float32)}, ["v_proj.weight [62, 64], not [64, 64]"]),
     ({"adaptive_softmax__head__word_proj__weight": np.ones((200, 64), np.float32)}, [
-        "embeddings.0.0.weight and decoder.adaptive_softmax.head.word_proj.weight are tied", "differ"]),
+        "tie decoder.embed_tokens.embeddings.0.0.weight and decoder.adaptive_softmax.head.word_proj.weight", "differ"]),
     ({f"layers__2__{i}": np.ones(i, np.float32) for i in range(1, 7)}, ["decoder.layers.2.4 [4] and 2 more"]),
     ({"embed_tokens__embeddings__2__0__weight": None, "extra": np.ones(1, np.float32)}, [
         "left over in the checkpoint: decoder.adaptive_softmax.tail.1.2.weight [500, 4], decoder.extra [1];",
         "missing in it: decoder.embed_tokens.embeddings.2.0.weight [500, 4]"]),
 ])
 def test_tensors_of_another_model(changes, says):
-    """What is left on either side, with shapes, in one line."""
+    """The message lists the differences of both sides, with shapes, in one line."""
     line = refused(parameters_of, changed(**changes), legacy()[1])
     assert all(part in line for part in says), line
 
 
-def test_every_tensor_is_needed_and_counts():
-    """Without any one of its tensors (one layer's are tried) a checkpoint is refused; each changes what it is worth."""
+def test_every_tensor_is_needed_and_used(monkeypatch):
+    """A checkpoint without one of its tensors is refused; if one is doubled, the parameters change by as much. Tries one layer."""
     checkpoint, config = legacy()
+    shapes = parameter_shapes(build(config, 1000))
+    monkeypatch.setattr(tensors, "build", lambda *_: None)
+    monkeypatch.setattr(tensors, "parameter_shapes", lambda _: shapes)  # tracing the model would take longest
     params = parameters_of(checkpoint.state, config)
     book = ("version", "_float_tensor")
     partners = ("word_proj.weight", "tail.0.0.weight", "tail.0.2.weight", "tail.1.0.weight", "tail.1.2.weight")
@@ -223,16 +229,16 @@ def test_every_tensor_is_needed_and_counts():
 
 
 @pytest.mark.parametrize("spoil, says", [
-    (lambda d: (d / "lm.pt").write_bytes((d / "lm.pt").read_bytes()[:200_000]), ["lm.pt", "cut short"]),
+    (lambda d: (d / "lm.pt").write_bytes((d / "lm.pt").read_bytes()[:200_000]), ["lm.pt", "truncated"]),
     (lambda d: shutil.copy(FIXTURES.parent / "torch_zip.pt", d / "lm.pt"), ["lm.pt", "give a checkpoint that fairseq saved"]),
     (lambda d: (d / "lm.pt").unlink(), ["cannot read", "lm.pt"]),
-    (lambda d: (d / "dict.txt").write_text("the 5\n"), ["5 words", "1,000", "dict.txt that it was trained with"]),
+    (lambda d: (d / "dict.txt").write_text("the 5\n"), ["5 words", "1,000", "dict.txt that the model was trained with"]),
     (lambda d: (d / "dict.txt").unlink(), ["cannot read", "dict.txt"]),
-    (lambda d: (d / "run").mkdir() or (d / "run" / "config.json").touch(), ["run is there already"]),
-    (lambda d: (d / "run").touch(), ["run is there already"]),
-], ids=["cut short", "not fairseq's", "no checkpoint", "another dict", "no dict", "a run", "a file"])
+    (lambda d: (d / "run").mkdir() or (d / "run" / "config.json").touch(), ["run already exists"]),
+    (lambda d: (d / "run").touch(), ["run already exists"]),
+], ids=["truncated", "not fairseq's", "no checkpoint", "another dict", "no dict", "a run", "a file"])
 def test_nothing_is_written_after_bad_input(tmp_path, spoil, says):
-    """One line that names the file, and the directory as it was."""
+    """One line with the name of the file; the directory stays as it was."""
     shutil.copy(CURRENT, tmp_path / "lm.pt")
     shutil.copy(FIXTURES / "dict.txt", tmp_path)
     spoil(tmp_path)
