@@ -1,212 +1,280 @@
-"""What a config will cost, before anything is run: parameters, tokens, accumulation, FLOPs and memory."""
+"""The plan of a config, before anything runs: parameters, division of an update over devices, FLOPs and memory.
 
+    plan = make_plan(config, vocabulary_size=267_735, devices=8, memory=int(80e9))
+    print(describe(plan))
+
+A model is traced once; plans of it for other numbers of devices are arithmetic.
+"""
+
+import functools
+import itertools
 import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AbstractMesh
 
-from adaptive_jax.data.batches.batching import ROWS
+from adaptive_jax.bands import Band
+from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import BREAK_MODES
+from adaptive_jax.data.batches.layouts import LAYOUTS
 from adaptive_jax.devices.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.model import LanguageModel, build
+from adaptive_jax.model import build, variable_shapes
 from adaptive_jax.outputs.banded import chunk_size
+from adaptive_jax.plans.flops import product_flops, softmax_flops, zipf_rows
+
+MARGIN = 1.4  # memory that a device should have for each byte of the estimate; see `_memory`
 
 
-def plan(config: dict, vocabulary_size: int, devices: int, memory: int | None = None) -> dict:
-    """Counts what one update of `config` takes, from shapes alone.
+class Plan(NamedTuple):
+    """What one update of a config takes.
 
-    Args:
-        memory: bytes of a device, by which `fsdp` is chosen where the config leaves it open (0): on as few devices as hold
-            the model together. None, where it is not known, means 1.
+    Attributes:
+        parameters: numbers in all ("total") and in each of "input", "body" and "output"; a tied table counts as the input's.
+        accumulation: microbatches of an update.
+        rows_per_device: rows of a microbatch on each device.
+        fsdp: devices that share one copy of the parameters; see `adaptive_jax.devices.sharding`.
+        flops_per_token: FLOPs of matrix products, "forward" and "training" (three times as many). Tails of the output count
+            by Zipf's law; a character CNN counts as if every row had 256 distinct words, or fewer if it has fewer tokens.
+        memory_per_device: estimated bytes, "total" and by use.
+    """
 
-    Returns:
-        `parameters`: `total`, and what each of `input`, `body` and `output` owns; a tied table counts as the input's.
-        `tokens_per_update`, `rows_per_update`, `devices`, `accumulation` and `rows_per_device`: see `sharding.accumulation`.
-        `fsdp`: devices that hold the parameters together, see `sharding`.
-        `flops_per_token`: matrix work of one `forward`, and of `training`, three times that. The output's tails are
-        weighted by how often Zipf's law, p(word of rank r) proportional to 1/r, sends a token there. A character CNN counts
-        as if every row had 256 distinct words, or as many as tokens if those are fewer.
-        `memory_per_device`: an estimate in bytes; see `_memory`.
+    parameters: dict[str, int]
+    vocabulary_size: int
+    tokens_per_update: int
+    rows_per_update: int
+    devices: int
+    accumulation: int
+    rows_per_device: int
+    fsdp: int
+    flops_per_token: dict[str, float]
+    memory_per_device: dict[str, int]
+
+
+def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int | None = None) -> Plan:
+    """Plans an update of `config`.
+
+    memory: bytes of a device. If the config leaves `fsdp` open (0), as few devices share the parameters as can hold the model
+    together; without `memory`, one.
 
     Raises:
-        InputError: as `model.build`, and where tokens, block and devices do not fit together.
+        InputError: as `model.build`; sizes of an update that do not fit together or cannot be shared by the devices.
     """
-    block = config["data"]["block"]
-    check_at_least(1, steps=config["steps"], keep=config["keep"], **{"data.block": block})
-    for key, known in ("break_mode", BREAK_MODES), ("rows", ROWS):
-        check_known(f"data.{key}={config['data'][key]!r}", config["data"][key], known)
-    rows, rest = divmod(config["tokens_per_update"], block)
-    if rest or not rows:
-        raise InputError(
-            f"tokens_per_update={config['tokens_per_update']:,} is not a multiple of data.block={block:,}: "
-            f"take {max(rows, 1) * block:,}"
-        )
-    if config["tokens_per_device"] < block:
-        raise InputError(
-            f"tokens_per_device={config['tokens_per_device']:,} does not hold one block of {block:,} tokens: "
-            f"take {block:,} or more"
-        )
-    parts = accumulation(rows, config["tokens_per_device"] // block, devices)
-    local = rows // parts // devices
+    rows, microbatches = _division(config, devices)
+    length, per_device = config["batches"]["sequence_length"], rows // microbatches // devices
     model = build(config, vocabulary_size)
-    shapes = parameter_shapes(model)
-    parameters = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
-    forward = _flops(model, shapes, block)
-    activations = _activations(model, shapes, local, block)
+    shapes, bands = _variables(model)["params"], _bands(model)
+    parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
+    forward = _hidden_flops(model, length) + softmax_flops(bands, zipf_rows(bands))
 
-    def needed(fsdp):
-        return _memory(model, shapes, (devices, fsdp), local, block, activations)
+    def uses(fsdp):
+        return _memory(model, length, (rows // devices, per_device), (devices, fsdp))
 
-    fsdp = config["fsdp"] or _least(needed, devices, memory)
+    fsdp = config["fsdp"] or _least(lambda fsdp: sum(uses(fsdp).values()), devices, memory)
     if devices % fsdp:
         raise InputError(f"fsdp={fsdp} does not divide the {devices} device(s): choose a number that does, or 0")
-    return {
-        "parameters": {"total": _count(shapes)} | parameters,
-        "vocabulary_size": vocabulary_size,
-        "tokens_per_update": rows * block,
-        "rows_per_update": rows,
-        "devices": devices,
-        "accumulation": parts,
-        "rows_per_device": local,
-        "fsdp": fsdp,
-        "flops_per_token": {"forward": forward, "training": 3 * forward},
-        "memory_per_device": needed(fsdp),
-    }
+    return Plan(
+        parameters={"total": _count(shapes)} | parts,
+        vocabulary_size=vocabulary_size,
+        tokens_per_update=rows * length,
+        rows_per_update=rows,
+        devices=devices,
+        accumulation=microbatches,
+        rows_per_device=per_device,
+        fsdp=fsdp,
+        flops_per_token={"forward": forward, "training": 3 * forward},
+        memory_per_device={"total": sum(uses(fsdp).values())} | uses(fsdp),
+    )
 
 
-def parameter_shapes(model: LanguageModel) -> dict:
-    """The tree of the model's parameters, as shapes."""
-    ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    weights = jax.ShapeDtypeStruct((1, 2), jnp.float32)
-    return jax.eval_shape(model.init, jax.random.key(0), ids, ids, weights)["params"]
+def choose_fsdp(config: Mapping, vocabulary_size: int, devices: int, memory: int | None = None) -> int:
+    """Devices that share one copy of the parameters to evaluate: the config's `fsdp`, or as few as can hold the model.
+
+    memory: bytes of a device; None: one device holds the model. Nothing of an update is traced: a forward pass keeps no
+    activations, gradients or momentum.
+    """
+    if config["fsdp"]:
+        return math.gcd(config["fsdp"], devices)
+    model, length = build(config, vocabulary_size), config["batches"]["sequence_length"]
+    tokens = max(1, config["tokens_per_device"] // length) * length
+    others = _composed_bytes(model, vocabulary_size) + _output_bytes(model, tokens)
+    return _least(lambda fsdp: sum(_parameter_bytes(model, devices, fsdp)) + others, devices, memory)
 
 
-def describe(numbers: dict) -> str:
-    """The plan as the few lines that `--dry_run` prints."""
-    parameters, memory = numbers["parameters"], numbers["memory_per_device"]
+def describe(plan: Plan) -> str:
+    """The plan in a few lines."""
+    parameters, uses, training = plan.parameters, plan.memory_per_device, plan.flops_per_token["training"]
     own = ", ".join(f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output"))
-    parts = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in memory.items() if name != "total")
+    parts = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in uses.items() if name != "total")
     return "\n".join(
         [
             f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})",
-            f"vocabulary   {numbers['vocabulary_size']:,} words",
-            f"update       {numbers['tokens_per_update']:,} tokens = {numbers['accumulation']} x {numbers['rows_per_device']} rows "
-            f"x {numbers['devices']} device(s)" + f", parameters cut over {numbers['fsdp']}" * (numbers["fsdp"] > 1),
-            f"work         {numbers['flops_per_token']['training'] / 1e6:,.1f} MFLOP a token to train, "
-            f"{numbers['flops_per_token']['training'] * numbers['tokens_per_update'] / 1e12:,.2f} TFLOP an update",
-            f"memory       about {memory['total'] / 2**30:,.2f} GiB a device ({parts})",
+            f"vocabulary   {plan.vocabulary_size:,} words",
+            _update_line(plan.tokens_per_update, plan.accumulation, plan.rows_per_device, plan.devices)
+            + f", parameters sharded over {plan.fsdp}" * (plan.fsdp > 1),
+            f"work         {training / 1e6:,.1f} MFLOP a token to train, "
+            f"{training * plan.tokens_per_update / 1e12:,.2f} TFLOP an update",
+            f"memory       about {uses['total'] / 2**30:,.2f} GiB a device ({parts})",
         ]
     )
 
 
-def scale(config: dict, memory: int, counts=(8, 32, 64)) -> list[str]:
-    """A line for each number of accelerators with `memory` bytes each: how they would hold an update of `config`."""
+def scale(config: Mapping, memory: int, counts: Sequence[int] = (8, 32, 64)) -> list[str]:
+    """One line for each number of accelerators, of `memory` bytes each: how they would hold an update of `config`."""
     lines = []
     for devices in counts:
         try:
-            numbers = plan(config, config["data"]["vocabulary_size"], devices, memory)
+            plan = make_plan(config, config["data"]["vocabulary_size"], devices, memory)
         except InputError as error:
             lines.append(f"on {devices:<10}{error}")
             continue
-        need, cut = numbers["memory_per_device"]["total"], numbers["fsdp"]
+        needed = plan.memory_per_device["total"]
         lines.append(
-            f"on {devices:<10}{numbers['accumulation']} x {numbers['rows_per_device']} rows on each, parameters "
-            + (f"cut over {cut}" if cut > 1 else "whole on each")
-            + f", about {need / 1e9:,.1f} of {memory / 1e9:,.0f} GB"
-            + ": too little; lower tokens_per_device or set body.remat=all" * (need > memory)
+            f"on {devices:<10}{plan.accumulation} x {plan.rows_per_device} rows on each, parameters "
+            + (f"sharded over {plan.fsdp}" if plan.fsdp > 1 else "replicated")
+            + f", about {needed / 1e9:,.1f} of {memory / 1e9:,.0f} GB"
+            + ": too little memory; lower tokens_per_device or set body.remat=all" * (needed > memory)
         )
     return lines
+
+
+def dry_run_lines(config: Mapping, devices: int, memory: int) -> list[str]:
+    """The lines of a dry run: the plan for `devices`, then for 8, 32 and 64 accelerators of `memory` bytes each.
+
+    If the config does not state the size of the vocabulary, one line says what depends on it. Raises InputError as `make_plan`.
+    """
+    if words := config["data"]["vocabulary_size"]:
+        return [*describe(make_plan(config, words, devices)).splitlines(), *scale(config, memory)]
+    rows, microbatches = _division(config, devices)
+    return [
+        _update_line(config["tokens_per_update"], microbatches, rows // microbatches // devices, devices),
+        "unknown      parameters, work and memory, since data.vocabulary_size=0; give the number of words, or train: the plan "
+        "follows when the corpus has been read",
+    ]
+
+
+def _update_line(tokens, microbatches, rows, devices):
+    return f"update       {tokens:,} tokens = {microbatches} x {rows} rows x {devices} device(s)"
+
+
+def _division(config, devices):
+    """Rows of an update, and its microbatches; the settings of an update are checked here."""
+    length, break_mode, layout = (config["batches"][key] for key in ("sequence_length", "break_mode", "layout"))
+    check_at_least(1, steps=config["steps"], keep=config["keep"], **{"batches.sequence_length": length})
+    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
+    check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
+    rows, rest = divmod(config["tokens_per_update"], length)
+    if rest or not rows:
+        raise InputError(
+            f"tokens_per_update={config['tokens_per_update']:,} is not a multiple of batches.sequence_length={length:,}: "
+            f"take {max(rows, 1) * length:,}"
+        )
+    if config["tokens_per_device"] < length:
+        raise InputError(
+            f"tokens_per_device={config['tokens_per_device']:,} does not hold one row of {length:,} tokens: "
+            f"take {length:,} or more"
+        )
+    return rows, accumulation(rows, config["tokens_per_device"] // length, devices)
 
 
 def _count(shapes):
     return sum(math.prod(a.shape) for a in jax.tree.leaves(shapes))
 
 
-def _flops(model, shapes, block):
-    """Forward FLOPs a token of a row of `block` tokens."""
-    tokens = jax.ShapeDtypeStruct((1, block), jnp.int32)
-    jaxpr = jax.make_jaxpr(lambda p, t: model.apply({"params": p}, t, method="hidden"))(shapes, tokens)
-    return _products(jaxpr.jaxpr) / block + _output_flops(_bands(model, shapes))
-
-
-def _products(jaxpr):
-    """FLOPs of all matrix products in a jaxpr; what a scan repeats counts as often as it runs.
-
-    Of loops of unknown length the dearest counts, once: of the character CNN, a chunk of long words.
-    """
-    total, loops = 0, [0]
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            (contracted, _), _ = eqn.params["dimension_numbers"]
-            depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
-            total += 2 * math.prod(eqn.outvars[0].aval.shape) * depth
-        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-        inner = sum(_products(inner) for inner in jax.extend.core.jaxprs_in_params(eqn.params))
-        if eqn.primitive.name == "while":
-            loops.append(inner)
-        else:
-            total += times * inner
-    return total + max(loops)
-
-
-def _bands(model, shapes):
-    return jax.eval_shape(lambda p: model.apply({"params": p}, method=lambda m: m.output.table.bands()), shapes)
-
-
-def _output_flops(bands):
-    reached = 1 / np.arange(1, sum(table.shape[0] for table, _ in bands) + 1)
-    ends = np.cumsum([table.shape[0] for table, _ in bands])
-    shares = np.diff(np.cumsum(reached)[ends - 1], prepend=0) / reached.sum()
-    total = 0
-    for i, ((table, projection), share) in enumerate(zip(bands, shares, strict=True)):
-        words, width = table.shape
-        columns = words + len(bands) - 1 if i == 0 else words
-        work = 2 * width * (columns + (projection.shape[1] if projection is not None else 0))
-        total += work if i == 0 else share * work
-    return float(total)
-
-
 def _least(needed, devices, memory):
-    """The fewest devices that hold the model together, each with room for 1.4 times what is estimated; see `_memory`."""
+    """The smallest number of devices that divides all and leaves a margin over what is `needed(number)`; or all devices."""
     choices = [n for n in range(1, devices + 1) if devices % n == 0]
-    return next((n for n in choices if memory is None or 1.4 * needed(n)["total"] <= memory), devices)
+    return next((n for n in choices if memory is None or MARGIN * needed(n) <= memory), devices)
 
 
-def _memory(model, shapes, grid, rows, block, activations):
-    """Bytes a device needs at the height of an update, an estimate: XLA's own count on a CPU was 2% to 36% higher.
+def _memory(model, length, rows, grid):
+    """Bytes by use on one device at the peak of an update: an estimate, and XLA's own count on a CPU was 2% to 36% higher.
 
-    `state`: parameters and momentum, float32. `gradients`: those of one batch and the sum over batches. `gathered`: matrices
-    that are whole for a while only, with their gradients: the tables, and one block's. `activations`:
-    what the forward pass of input and body keeps for the backward pass, by shape, before the compiler saves any. `output`:
-    the largest chunk of logits with its gradient, and the hidden states in order of their bands with theirs.
+    `state`: parameters and momentum, float32. `gradients`: those of a microbatch, and their sum. `gathered`: sharded matrices
+    while they are in use, with their gradients. `composed`: word vectors that are computed from other parameters, with both
+    gradients. `activations`: what the forward pass of input and body keeps for the backward pass, by shape, before the compiler
+    saves any. `output`: the largest chunk of logits and the hidden states, with their gradients.
+
+    rows: of one device, (in an update, in a microbatch). grid: (devices, fsdp).
     """
-    devices, fsdp = grid
+    held, gathered = _parameter_bytes(model, *grid)
+    fixed, per_row = _activations(model, length)
+    parts = {"state": 2 * held, "gradients": 2 * held}
+    parts |= {"gathered": 2 * gathered} if gathered else {}
+    parts |= {"composed": 3 * composed} if (composed := _composed_bytes(model, rows[0] * length)) else {}
+    return parts | {"activations": fixed + per_row * rows[1], "output": 2 * _output_bytes(model, rows[1] * length)}
+
+
+def _parameter_bytes(model, devices, fsdp):
+    """Bytes of one device's parameters, and of the matrices that it gathers at a time: all tables, and one block's matrices."""
+    shapes = _variables(model)["params"]
     specs = parameter_specs(shapes, AbstractMesh((devices // fsdp, fsdp), (DATA, FSDP)))
-    cut = jax.tree.map(lambda a, spec: a if FSDP in spec else jax.ShapeDtypeStruct((0,), a.dtype), shapes, specs)
-    stacked = _count(cut.get("body", {}).get(BLOCKS, {}))
-    parameters = 4 * (_count(shapes) - _count(cut) * (fsdp - 1) // fsdp)
-    sizes = [table.shape[0] for table, _ in _bands(model, shapes)]
-    logits = max(min(rows * block, chunk_size(i, words)) * words for i, words in enumerate(sizes))
-    parts = {"state": 2 * parameters, "gradients": 2 * parameters}
-    if fsdp > 1:
-        parts["gathered"] = 2 * 4 * (_count(cut) - stacked + stacked // model.body.layers)
-    parts |= {"activations": activations, "output": 2 * 4 * logits + 2 * 4 * rows * block * model.body.features}
-    return {"total": sum(parts.values())} | parts
+    sharded = jax.tree.map(lambda a, spec: math.prod(a.shape) * (FSDP in spec), shapes, specs)
+    total, blocks = (sum(jax.tree.leaves(tree)) for tree in (sharded, sharded.get("body", {}).get(BLOCKS, {})))
+    block = blocks // model.body.layers * jnp.dtype(model.body.dtype).itemsize if blocks else 0
+    return 4 * (_count(shapes) - total * (fsdp - 1) // fsdp), 4 * (total - blocks) + block
 
 
-def _activations(model, shapes, rows, block):
-    tokens = jax.ShapeDtypeStruct((rows, block), jnp.int32)
+def _composed_bytes(model, tokens):
+    words = model.input.vocabulary_size
+    composed = {"none": 0, "inputs": min(tokens, words), "all": words}[model.composed_words()]
+    return 4 * composed * model.input.features
 
-    def kept(params, tokens):
-        def hidden(p):
-            return model.apply({"params": p}, tokens, train=True, method="hidden", rngs={"dropout": jax.random.key(0)})
+
+def _output_bytes(model, tokens):
+    sizes = [band.table.shape[0] for band in _bands(model)]
+    logits = max(min(tokens, chunk_size(i, words)) * words for i, words in enumerate(sizes))
+    return 4 * (logits + tokens * model.body.features)
+
+
+_variables = functools.lru_cache(maxsize=8)(variable_shapes)
+
+
+@functools.lru_cache(maxsize=8)
+def _bands(model) -> list[Band]:
+    return jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.table.bands()), _variables(model))
+
+
+def _batch(rows, length):
+    ids, row_ids = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, length), (rows,)))
+    return Batch(ids, ids, jax.ShapeDtypeStruct((rows, length), jnp.float32), row_ids)
+
+
+@functools.lru_cache(maxsize=8)
+def _hidden_flops(model, length):
+    """FLOPs per token of the forward pass of input and body, in a row of `length` tokens."""
+
+    def hidden(variables, batch):
+        return model.apply(variables, batch, model.body.initial_carry(1), method="hidden")
+
+    return product_flops(jax.make_jaxpr(hidden)(_variables(model), _batch(1, length)).jaxpr) / length
+
+
+@functools.lru_cache(maxsize=8)
+def _activations(model, length):
+    """Bytes that the forward pass of input and body keeps for the backward pass: `(fixed, per row)`.
+
+    One trace tells both apart: its number of rows has no factor in common with any other size, so an array grows with the rows
+    exactly if the number divides its size.
+    """
+    variables = _variables(model)
+    weights = jax.tree.leaves(variables["params"])
+    sizes = {length, *(size for a in weights for size in a.shape)}
+    rows = next(n for n in itertools.count(61) if all(math.gcd(n, size) == 1 for size in sizes))
+
+    def kept(params, others, batch):
+        def hidden(params):
+            rngs, carry = {"dropout": jax.random.key(0)}, model.body.initial_carry(rows)
+            return model.apply({**others, "params": params}, batch, carry, train=True, method="hidden", rngs=rngs)
 
         return jax.vjp(hidden, params)[1]
 
-    weights = {(a.shape, a.dtype) for a in jax.tree.leaves(shapes)}
-    residuals = jax.tree.leaves(jax.eval_shape(kept, shapes, tokens))
-    return sum(math.prod(a.shape) * a.dtype.itemsize for a in residuals if (a.shape, a.dtype) not in weights)
+    others = {name: tree for name, tree in variables.items() if name != "params"}
+    arrays = jax.tree.leaves(jax.eval_shape(kept, variables["params"], others, _batch(rows, length)))
+    weights = {(a.shape, a.dtype) for a in weights}
+    found = [(a.size, a.size * a.dtype.itemsize) for a in arrays if (a.shape, a.dtype) not in weights]
+    per_row = sum(size for count, size in found if count % rows == 0) // rows
+    return sum(size for count, size in found if count % rows), per_row
