@@ -25,30 +25,11 @@ def test_order_is_by_count_then_code_point_whoever_came_first():
     assert Vocabulary.build(COUNTS).counts.dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, {"the": 5, "<eos>": 3, "a": 2, "b": 2, "hat": 1, "mat": 1}),
-        ({"threshold": 2}, {"the": 5, "<eos>": 3, "<unk>": 2, "a": 2, "b": 2}),
-        ({"limit": 6}, {"the": 5, "<eos>": 3, "a": 2, "b": 2, "hat": 1, "mat": 1}),  # fits: nothing is folded
-        ({"limit": 5}, {"the": 5, "<eos>": 3, "<unk>": 2, "a": 2, "b": 2}),
-        ({"limit": 4}, {"the": 5, "<unk>": 4, "<eos>": 3, "a": 2}),
-        ({"threshold": 3, "limit": 5}, {"<unk>": 6, "the": 5, "<eos>": 3}),
-        ({"threshold": 99}, {"<unk>": 11, "<eos>": 3}),
-    ],
-)
-def test_folding_keeps_the_total_and_the_size(options, expected):
-    vocabulary = Vocabulary.build(COUNTS, **options)
-    assert list(as_dict(vocabulary).items()) == list(expected.items())
-    assert vocabulary.counts.sum() == sum(COUNTS.values())
-
-
-def test_the_unknown_word_of_the_corpus_is_kept_and_grows():
-    counts = COUNTS | {"<unk>": 1}
-    assert as_dict(Vocabulary.build(counts))["<unk>"] == 1
-    assert as_dict(Vocabulary.build(counts, threshold=3))["<unk>"] == 7
-    assert len(Vocabulary.build(counts, limit=7)) == 7
-    assert len(Vocabulary.build(counts, limit=6)) == 6
+def test_rare_words_are_folded_by_example():
+    vocabulary = Vocabulary.build(COUNTS, threshold=2)
+    assert as_dict(vocabulary) == {"the": 5, "<eos>": 3, "<unk>": 2, "a": 2, "b": 2}
+    assert vocabulary.words == ("the", "<eos>", "<unk>", "a", "b")
+    assert as_dict(Vocabulary.build(COUNTS, threshold=3, limit=5)) == {"<unk>": 6, "the": 5, "<eos>": 3}
 
 
 @pytest.mark.parametrize("options", [{"threshold": 0}, {"limit": 2}, {"limit": -1}])
@@ -57,23 +38,20 @@ def test_impossible_sizes_are_named(options):
         Vocabulary.build(COUNTS, **options)
 
 
-def test_encoding_a_line_and_many_lines_agree():
+def test_lines_become_ids():
+    """Any white space parts words, and every line ends in <eos>."""
     vocabulary = Vocabulary.build(COUNTS, threshold=2)
-    lines = ["the cat  in the\that\r", "", "a b"]
-    assert [vocabulary.words[i] for i in vocabulary.encode(lines[0])] == [
-        "the", "<unk>", "<unk>", "the", "<unk>", "<eos>",
-    ]  # fmt: skip
-    ids = vocabulary.encode_lines(lines)
+    line = "the cat  in the\that\r"
+    assert [vocabulary.words[i] for i in vocabulary.encode(line)] == ["the", "<unk>", "<unk>", "the", "<unk>", "<eos>"]
+    ids = vocabulary.encode_lines([line, "", "a b"])
     assert ids.dtype == np.int32
-    assert ids.tolist() == [i for line in lines for i in vocabulary.encode(line)]
-    assert (ids == vocabulary.eos).sum() == len(lines)
+    assert ids.tolist() == [0, 2, 2, 0, 2, 1, 1, 3, 4, 1]
+    assert vocabulary.count_words(ids) == vocabulary.ends[ids].sum() == 10
 
 
 def test_an_unknown_word_without_unk_is_named_with_the_cure():
-    vocabulary = Vocabulary.build(COUNTS)
-    for encode in (vocabulary.encode, lambda line: vocabulary.encode_lines([line])):
-        with pytest.raises(InputError, match=r"'cat' is not .*data\.threshold=2"):
-            encode("the cat")
+    with pytest.raises(InputError, match=r"'cat' is not .*data\.threshold=2"):
+        Vocabulary.build(COUNTS).encode("the cat")
 
 
 def test_unigram_nll_is_the_mean_cost_of_the_counts():
@@ -81,13 +59,6 @@ def test_unigram_nll_is_the_mean_cost_of_the_counts():
     assert vocabulary.unigram_nll(np.array([0, 0, 1])) == pytest.approx(-(2 * math.log(0.75) + math.log(0.25)) / 3)
     assert Vocabulary(("a", "<eos>"), np.array([4, 0])).unigram_nll(np.array([1])) == math.inf
     assert Vocabulary(("a", "<eos>"), np.array([4, 0])).unigram_nll(np.array([0])) == 0.0
-
-
-def test_every_token_is_a_word():
-    vocabulary = Vocabulary.build(COUNTS)
-    ids = vocabulary.encode_lines(["the hat", "a"])
-    assert vocabulary.ends.tolist() == [True] * 6
-    assert vocabulary.count_words(ids) == vocabulary.ends[ids].sum() == 5
 
 
 def test_a_written_file_is_read_back_the_same(tmp_path):
@@ -110,7 +81,7 @@ def test_a_written_file_is_read_back_the_same(tmp_path):
         (b"the 5\n\n<eos> 1\n", "line 2: '' must be"),
         (b"the 5\ncat -1\n", "line 2: 'cat -1' must be"),
         (b"the 5\n<eos> 3\ncat 4\n", "line 3: 'cat 4' follows a count of 3; sort"),
-        (b"the 5\nthe 4\n<eos> 1\n", "line 2: 'the' stands twice"),
+        (b"the 5\nthe 4\n<eos> 1\n", "line 2: 'the' occurs twice"),
         (b"the 5\n<eos> 3\n\xff 2\n", "line 3: not UTF-8"),
         (b"the 5\n", "<eos> is missing"),
         (b"", "line 1: '' must be"),
@@ -122,13 +93,10 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, message):
     with pytest.raises(InputError) as error:
         Vocabulary.read(path)
     assert message in str(error.value)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"none\.txt: No such file"):
-        Vocabulary.read(tmp_path / "none.txt")
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    path.unlink()
+    with pytest.raises(InputError, match=r"v\.txt: No such file"):
+        Vocabulary.read(path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
@@ -154,7 +122,7 @@ def plainly_cut(counts, threshold, limit):
     return sorted(left.items(), key=lambda item: (-item[1], item[0]))
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=100)
 @given(counts=st.dictionaries(st.sampled_from("abcdefgé日"), st.integers(0, 6)), eos=st.integers(1, 6),
        unknown=st.none() | st.integers(0, 6), threshold=st.integers(1, 5), limit=st.just(0) | st.integers(3, 9))  # fmt: skip
 def test_cut_against_a_plain_loop(counts, eos, unknown, threshold, limit):
