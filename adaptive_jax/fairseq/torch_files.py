@@ -22,17 +22,11 @@ from adaptive_jax.errors import InputError
 
 # The unpickler passes types of storages on as these names: a str cannot be called or changed.
 DTYPES = {
-    "DoubleStorage": np.dtype("float64"),
-    "FloatStorage": np.dtype("float32"),
-    "HalfStorage": np.dtype("float16"),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    "LongStorage": np.dtype("int64"),
-    "IntStorage": np.dtype("int32"),
-    "ShortStorage": np.dtype("int16"),
-    "CharStorage": np.dtype("int8"),
-    "ByteStorage": np.dtype("uint8"),
+    "DoubleStorage": np.dtype("float64"), "FloatStorage": np.dtype("float32"), "HalfStorage": np.dtype("float16"),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16), "LongStorage": np.dtype("int64"), "IntStorage": np.dtype("int32"),
+    "ShortStorage": np.dtype("int16"), "CharStorage": np.dtype("int8"), "ByteStorage": np.dtype("uint8"),
     "BoolStorage": np.dtype("bool"),
-}
+}  # fmt: skip
 
 
 def _plain(key):
@@ -56,13 +50,10 @@ KNOWN = {
 }
 
 # Opcodes that torch does not write: registered extensions, instances in the oldest form, sets, buffers of a declared size.
-REFUSED = {
-    code[0]
-    for code in (
-        pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.INST, pickle.OBJ, pickle.EMPTY_SET, pickle.ADDITEMS,
-        pickle.FROZENSET, pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
-    )
-}  # fmt: skip
+REFUSED = (
+    pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.INST, pickle.OBJ, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
+    pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
+)  # fmt: skip
 
 STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 STREAM_PROTOCOL = 1001
@@ -103,7 +94,7 @@ class _Unpickler(pickle._Unpickler):
         make_storage: `make_storage(key, dtype, length)` makes the array of a storage; called once for each key.
     """
 
-    dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if code not in REFUSED}  # noqa: RUF012
+    dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in REFUSED}  # noqa: RUF012
 
     def __init__(self, file, make_storage=None):
         def readline():
