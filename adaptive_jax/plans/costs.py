@@ -3,11 +3,9 @@
     plan = make_plan(config, vocabulary_size=267_735, devices=8, memory=int(80e9))
     print(describe(plan))
 
-A model is traced once; plans of it for other numbers of devices are arithmetic.
+Plans of one model for several numbers of devices trace it once; the rest is arithmetic.
 """
 
-import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,15 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from adaptive_jax.bands import Band
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import BREAK_MODES
 from adaptive_jax.data.batches.layouts import LAYOUTS
 from adaptive_jax.devices.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.model import build, variable_shapes
+from adaptive_jax.model import build
 from adaptive_jax.outputs.banded import chunk_size
-from adaptive_jax.plans.flops import product_flops, softmax_flops, zipf_rows
+from adaptive_jax.plans import traced
 
 MARGIN = 1.4  # memory that a device should have for each byte of the estimate; see `_memory`
 
@@ -63,12 +59,12 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     Raises:
         InputError: as `model.build`; sizes of an update that do not fit together or cannot be shared by the devices.
     """
-    rows, microbatches = _division(config, devices)
+    rows, microbatches = divide_update(config, devices)
     length, per_device = config["batches"]["sequence_length"], rows // microbatches // devices
     model = build(config, vocabulary_size)
-    shapes, bands = _variables(model)["params"], _bands(model)
+    shapes = traced.variables(model)["params"]
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
-    forward = _hidden_flops(model, length) + softmax_flops(bands, zipf_rows(bands))
+    forward = traced.forward_flops(model, length)
 
     def uses(fsdp):
         return _memory(model, length, (rows // devices, per_device), (devices, fsdp))
@@ -109,16 +105,14 @@ def describe(plan: Plan) -> str:
     parameters, uses, training = plan.parameters, plan.memory_per_device, plan.flops_per_token["training"]
     own = ", ".join(f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output"))
     parts = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in uses.items() if name != "total")
-    return "\n".join(
-        [
-            f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})",
-            f"vocabulary   {plan.vocabulary_size:,} words",
-            _update_line(plan.tokens_per_update, plan.accumulation, plan.rows_per_device, plan.devices)
-            + f", parameters sharded over {plan.fsdp}" * (plan.fsdp > 1),
-            f"work         {training / 1e6:,.1f} MFLOP a token to train, "
-            f"{training * plan.tokens_per_update / 1e12:,.2f} TFLOP an update",
-            f"memory       about {uses['total'] / 2**30:,.2f} GiB a device ({parts})",
-        ]
+    update = _update_line(plan.tokens_per_update, plan.accumulation, plan.rows_per_device, plan.devices)
+    return (
+        f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})\n"
+        f"vocabulary   {plan.vocabulary_size:,} words\n"
+        f"{update}{f', parameters sharded over {plan.fsdp}' * (plan.fsdp > 1)}\n"
+        f"work         {training / 1e6:,.1f} MFLOP a token to train, "
+        f"{training * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\n"
+        f"memory       about {uses['total'] / 2**30:,.2f} GiB a device ({parts})"
     )
 
 
@@ -141,18 +135,20 @@ def scale(config: Mapping, memory: int, counts: Sequence[int] = (8, 32, 64)) -> 
     return lines
 
 
-def dry_run_lines(config: Mapping, devices: int, memory: int) -> list[str]:
-    """The lines of a dry run: the plan for `devices`, then for 8, 32 and 64 accelerators of `memory` bytes each.
+def dry_run_lines(config: Mapping, devices: int, memory: int) -> tuple[Plan | None, list[str]]:
+    """The plan for `devices`, and the lines of a dry run: that plan, and those for accelerators with `memory` bytes; see `scale`.
 
-    If the config does not state the size of the vocabulary, one line says what depends on it. Raises InputError as `make_plan`.
+    If the config leaves the size of the vocabulary open (0), there is no plan, and one line says what depends on that size.
+    Raises InputError as `make_plan`.
     """
     if words := config["data"]["vocabulary_size"]:
-        return [*describe(make_plan(config, words, devices)).splitlines(), *scale(config, memory)]
-    rows, microbatches = _division(config, devices)
-    return [
+        plan = make_plan(config, words, devices)
+        return plan, [*describe(plan).splitlines(), *scale(config, memory)]
+    rows, microbatches = divide_update(config, devices)
+    return None, [
         _update_line(config["tokens_per_update"], microbatches, rows // microbatches // devices, devices),
-        "unknown      parameters, work and memory, since data.vocabulary_size=0; give the number of words, or train: the plan "
-        "follows when the corpus has been read",
+        "unknown      parameters, work and memory: they depend on data.vocabulary_size, which is 0. Set it, or train: the plan is "
+        "printed once the corpus is read",
     ]
 
 
@@ -160,8 +156,12 @@ def _update_line(tokens, microbatches, rows, devices):
     return f"update       {tokens:,} tokens = {microbatches} x {rows} rows x {devices} device(s)"
 
 
-def _division(config, devices):
-    """Rows of an update, and its microbatches; the settings of an update are checked here."""
+def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
+    """Rows and microbatches of an update. Needs no corpus, so wrong settings are found before one is prepared.
+
+    Raises:
+        InputError: sizes that do not fit together or cannot be shared by the devices, or an unknown way of making rows.
+    """
     length, break_mode, layout = (config["batches"][key] for key in ("sequence_length", "break_mode", "layout"))
     check_at_least(1, steps=config["steps"], keep=config["keep"], **{"batches.sequence_length": length})
     check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
@@ -201,7 +201,7 @@ def _memory(model, length, rows, grid):
     rows: of one device, (in an update, in a microbatch). grid: (devices, fsdp).
     """
     held, gathered = _parameter_bytes(model, *grid)
-    fixed, per_row = _activations(model, length)
+    fixed, per_row = traced.activations(model, length)
     parts = {"state": 2 * held, "gradients": 2 * held}
     parts |= {"gathered": 2 * gathered} if gathered else {}
     parts |= {"composed": 3 * composed} if (composed := _composed_bytes(model, rows[0] * length)) else {}
@@ -210,7 +210,7 @@ def _memory(model, length, rows, grid):
 
 def _parameter_bytes(model, devices, fsdp):
     """Bytes of one device's parameters, and of the matrices that it gathers at a time: all tables, and one block's matrices."""
-    shapes = _variables(model)["params"]
+    shapes = traced.variables(model)["params"]
     specs = parameter_specs(shapes, AbstractMesh((devices // fsdp, fsdp), (DATA, FSDP)))
     sharded = jax.tree.map(lambda a, spec: math.prod(a.shape) * (FSDP in spec), shapes, specs)
     total, blocks = (sum(jax.tree.leaves(tree)) for tree in (sharded, sharded.get("body", {}).get(BLOCKS, {})))
@@ -225,56 +225,6 @@ def _composed_bytes(model, tokens):
 
 
 def _output_bytes(model, tokens):
-    sizes = [band.table.shape[0] for band in _bands(model)]
+    sizes = [band.table.shape[0] for band in traced.output_bands(model)]
     logits = max(min(tokens, chunk_size(i, words)) * words for i, words in enumerate(sizes))
     return 4 * (logits + tokens * model.body.features)
-
-
-_variables = functools.lru_cache(maxsize=8)(variable_shapes)
-
-
-@functools.lru_cache(maxsize=8)
-def _bands(model) -> list[Band]:
-    return jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.table.bands()), _variables(model))
-
-
-def _batch(rows, length):
-    ids, row_ids = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, length), (rows,)))
-    return Batch(ids, ids, jax.ShapeDtypeStruct((rows, length), jnp.float32), row_ids)
-
-
-@functools.lru_cache(maxsize=8)
-def _hidden_flops(model, length):
-    """FLOPs per token of the forward pass of input and body, in a row of `length` tokens."""
-
-    def hidden(variables, batch):
-        return model.apply(variables, batch, model.body.initial_carry(1), method="hidden")
-
-    return product_flops(jax.make_jaxpr(hidden)(_variables(model), _batch(1, length)).jaxpr) / length
-
-
-@functools.lru_cache(maxsize=8)
-def _activations(model, length):
-    """Bytes that the forward pass of input and body keeps for the backward pass: `(fixed, per row)`.
-
-    One trace tells both apart: its number of rows has no factor in common with any other size, so an array grows with the rows
-    exactly if the number divides its size.
-    """
-    variables = _variables(model)
-    weights = jax.tree.leaves(variables["params"])
-    sizes = {length, *(size for a in weights for size in a.shape)}
-    rows = next(n for n in itertools.count(61) if all(math.gcd(n, size) == 1 for size in sizes))
-
-    def kept(params, others, batch):
-        def hidden(params):
-            rngs, carry = {"dropout": jax.random.key(0)}, model.body.initial_carry(rows)
-            return model.apply({**others, "params": params}, batch, carry, train=True, method="hidden", rngs=rngs)
-
-        return jax.vjp(hidden, params)[1]
-
-    others = {name: tree for name, tree in variables.items() if name != "params"}
-    arrays = jax.tree.leaves(jax.eval_shape(kept, variables["params"], others, _batch(rows, length)))
-    weights = {(a.shape, a.dtype) for a in weights}
-    found = [(a.size, a.size * a.dtype.itemsize) for a in arrays if (a.shape, a.dtype) not in weights]
-    per_row = sum(size for count, size in found if count % rows == 0) // rows
-    return sum(size for count, size in found if count % rows), per_row

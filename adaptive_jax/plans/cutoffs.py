@@ -1,11 +1,11 @@
-"""Where to cut a vocabulary into bands: the expected work of an adaptive softmax, and the cutoffs that make it least.
+"""Where to divide a vocabulary into bands: the expected work of an adaptive softmax, and the cutoffs that need least of it.
 
-    layer = Layer(features=1024, factor=4, tokens=4096)
-    cost(counts, (20_000, 60_000), layer)     # FLOP a token, to train
-    propose(counts, 3, layer)                 # the cheapest two cutoffs, after Grave et al. 2017, section 4
+    workload = Workload(features=1024, factor=4, tokens=4096)
+    cost(counts, (20_000, 60_000), workload)     # FLOPs per token, to train
+    propose(counts, 3, workload)                 # the cheapest two cutoffs, after Grave et al. 2017, section 4
 
-Work is all that counts here, and least work alone cuts off bands of a few words, which only make the next ones narrower.
-Nobody has shown such bands to be accurate; `smallest_band` is the smallest that Baevski & Auli (2019) found no worse.
+Only work counts here. Least work alone separates bands of a few words, which only make the next bands narrower, and nobody has
+shown such bands to be accurate; `smallest_band` is the smallest that Baevski & Auli (2019) found no worse.
 """
 
 from collections.abc import Sequence
@@ -15,70 +15,64 @@ import numpy as np
 
 from adaptive_jax.bands import band_sizes, band_widths
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.plans.flops import band_flops
 
-# Tokens in a chunk of a tail as the softmax of this project runs them. Stated anew: data knows nothing of outputs.
-FLOOR = 96
+LEAST_ROWS = 96  # tokens in a chunk of a tail, on a CPU; not imported from the outputs, which would import JAX
 PAPERS = {"wikitext103": (20_000, 60_000), "billion_word": (60_000, 160_000)}  # Baevski & Auli 2019, section 4.2
-PAPERS_WORDS = 267_735  # of WikiText-103, whose proportions other corpora are given
-ALL_POSITIONS = 512  # a vocabulary of so many words or fewer may be cut anywhere
-GRID = 800
+PAPERS_WORDS = 267_735  # of WikiText-103, whose proportions serve other corpora
+ALL_POSITIONS = 512  # every position is a candidate in vocabularies of at most this many words
+GRID = 800  # candidates in a larger one, before rounding merges some
 
 
-class Layer(NamedTuple):
+class Workload(NamedTuple):
     """The adaptive softmax whose work is counted.
 
     features: width of the hidden states.
     factor: band i has vectors of `width / factor^i`.
-    width: that of band 0; 0: `features`. If it is another, the head projects the hidden states first.
-    tokens: tokens that one device scores at a time.
-    floor: a matrix product of fewer rows than this costs as much as one of so many. It stands for the partly empty chunk
-        in which a tail ends, and for the rows that a device needs to be busy at all; 0: rows cost what they are.
+    width: of band 0; 0 means `features`. If it differs from `features`, the head projects the hidden states first.
+    tokens: that one device scores at a time.
+    least_rows: a matrix product of fewer rows costs as much as one of this many. It stands for the partly empty last chunk of a
+        tail, and for the rows that keep a device busy.
     """
 
     features: int = 1024
     factor: int = 4
     width: int = 0
     tokens: int = 4096
-    floor: int = FLOOR
+    least_rows: int = LEAST_ROWS
 
     def widths(self, bands: int) -> list[int]:
-        """Width of each band. InputError: a setting that is too small, or a band without width."""
+        """Width of each band. Raises InputError for a setting that is too small, or a band without width."""
         check_at_least(1, features=self.features, tokens=self.tokens, bands=bands)
-        check_at_least(0, width=self.width, floor=self.floor)
+        check_at_least(0, width=self.width, least_rows=self.least_rows)
         return band_widths(self.width or self.features, self.factor, bands)
 
 
-def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], layer: Layer) -> float:
-    """Expected work of the softmax, FLOP a token, forward and backward (three times the forward products).
+def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], workload: Workload) -> float:
+    """Expected FLOPs per token of the softmax, forward and backward.
 
-    A batch of B tokens has expected `n_0 = B` rows in the head and `n_i = B · p_i` in tail i, where p_i is the share of
-    tokens whose word is in band i. With d features and k_i words of width w_i in band i, the batch costs
+    Of `tokens` tokens, all visit the head, and a share `p_i` visits tail i: the share of tokens whose word is in band i. The
+    matrix products are those of `flops.band_flops`, with at least `least_rows` rows, three times. Exponentials, sorting
+    and the sums into the gradients of the tables are left out.
 
-        6 · Σ_i  max(n_i, floor) · w_i · (columns_i + d)        columns_0 = k_0 + tails,  columns_i = k_i
-
-    and a token 1/B of that; the `d` is that of the projection, and band 0 has it only if `w_0` is not d. Left out are
-    exponentials, sorting, and the sums into the gradients of the tables, which grow with the vocabulary alone.
-
-    counts: `[V]`, how often each word occurs (or its share), most frequent first. No cutoffs: the full softmax.
+    counts: `[V]`, how often each word occurs, or its share, most frequent first. No cutoffs: the full softmax.
 
     Raises:
-        InputError: counts that rise, are negative or all zero, cutoffs that do not fit them, or a band without width.
+        InputError: counts that rise, are negative or all zero; cutoffs that do not fit them; a band without width.
     """
     reached = np.append(0.0, _cumulative(counts))
     sizes = band_sizes(len(reached) - 1, cutoffs)
-    widths = layer.widths(len(sizes))
-    ends = np.cumsum([0, *sizes])
-    work = [_work(i, ends[i], ends[i + 1], reached, widths, layer) for i in range(len(sizes))]
-    return float(sum(work)) / layer.tokens
+    widths, ends = workload.widths(len(sizes)), np.cumsum([0, *sizes])
+    flops = (_flops(i, ends[i], ends[i + 1], reached, widths, workload) for i in range(len(sizes)))
+    return float(sum(flops)) / workload.tokens
 
 
-def parameters(vocabulary_size: int, cutoffs: Sequence[int], layer: Layer) -> int:
-    """Parameters of tables, projections and cluster rows, of a softmax that shares none of them."""
+def parameters(vocabulary_size: int, cutoffs: Sequence[int], workload: Workload) -> int:
+    """Parameters of a softmax that shares none: tables, projections, and the rows of the head that stand for tails."""
     sizes = band_sizes(vocabulary_size, cutoffs)
-    widths = layer.widths(len(sizes))
-    tables = sum(words * width for words, width in zip(sizes, widths, strict=True))
-    head = widths[0] * layer.features if widths[0] != layer.features else 0
-    return tables + head + widths[0] * (len(sizes) - 1) + sum(width * widths[0] for width in widths[1:])
+    first, *others = widths = workload.widths(len(sizes))
+    head = first * workload.features if first != workload.features else 0
+    return int(np.dot(sizes, widths)) + head + first * (len(others) + sum(others))
 
 
 def band_shares(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int]) -> list[float]:
@@ -89,23 +83,22 @@ def band_shares(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int]) ->
 
 
 def propose(
-    counts: Sequence[float] | np.ndarray, bands: int, layer: Layer, smallest: int = 1, also: Sequence[int] = ()
+    counts: Sequence[float] | np.ndarray, bands: int, workload: Workload, smallest: int = 1, also: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], float]:
-    """The `bands - 1` cutoffs of least `cost`, and that cost, in FLOP a token; of several equal ones, any.
+    """The `bands - 1` cutoffs of least `cost`, and that cost. If several are equal, any of them.
 
-    A dynamic programme over (band, end), since what a band costs depends on where it begins and ends, on its number,
-    and on nothing else. It is exact over its candidates: every position of a vocabulary of 512 words or fewer, of a
-    larger one some 600 positions, 1 to 2 in a hundred apart and rounded to three digits, and those in `also`.
+    A dynamic programme over (band, end): the cost of a band depends only on its number and on where it begins and ends. It is
+    exact over its candidates: every position of a vocabulary of at most 512 words; in a larger one some 600 positions, 1% to 2%
+    apart and rounded to three digits, and those in `also`.
 
-    smallest: words that each band has at least, see `smallest_band`.
+    smallest: words that each band has at least; see `smallest_band`.
 
     Raises:
         InputError: as `cost`; more bands than words, or too few words for bands of `smallest`.
     """
     check_at_least(1, smallest=smallest)
     reached = np.append(0.0, _cumulative(counts))
-    words = len(reached) - 1
-    widths = layer.widths(bands)
+    words, widths = len(reached) - 1, workload.widths(bands)
     if bands > words:
         raise InputError(f"bands={bands} are more than the {words:,} words: ask for {words:,} or fewer")
     if bands * smallest > words:
@@ -114,27 +107,25 @@ def propose(
             f"give smallest={words // bands:,} or less, or fewer bands"
         )
     ends = np.append(_candidates(words, smallest * np.arange(1, bands), also), words)
-    best = np.where(ends >= smallest, _work(0, 0, ends, reached, widths, layer), np.inf)
-    choices = []
-    wide = ends[None] - ends[:, None] >= smallest
+    best = np.where(ends >= smallest, _flops(0, 0, ends, reached, widths, workload), np.inf)
+    wide, choices = ends[None] - ends[:, None] >= smallest, []
     for band in range(1, bands):
-        tail = _work(band, ends[:, None], ends[None], reached, widths, layer)
+        tail = _flops(band, ends[:, None], ends[None], reached, widths, workload)
         total = np.where(wide, best[:, None] + tail, np.inf)
         choices.append(total.argmin(axis=0))
         best = total.min(axis=0)
-    at, cutoffs = len(ends) - 1, []
+    at, found = len(ends) - 1, ()
     for choice in reversed(choices):
         at = choice[at]
-        cutoffs.append(int(ends[at]))
-    found = tuple(reversed(cutoffs))
-    return found, cost(counts, found, layer)
+        found = int(ends[at]), *found
+    return found, cost(counts, found, workload)
 
 
 def paper_cutoffs(corpus: str, vocabulary_size: int) -> tuple[int, int] | None:
     """Cutoffs of Baevski & Auli (2019) for WikiText-103 and the Billion Word benchmark.
 
-    Another corpus, or one of these cut below the paper's bands, gets the proportions of WikiText-103: 7.5% and 22.4% of
-    its words. None where that leaves a band empty.
+    Another corpus, or one of these with too few words for the paper's cutoffs, gets the proportions of WikiText-103: 7.5% and
+    22.4% of its words. None if that leaves a band empty.
     """
     if corpus in PAPERS and PAPERS[corpus][-1] < vocabulary_size:
         return PAPERS[corpus]
@@ -143,43 +134,39 @@ def paper_cutoffs(corpus: str, vocabulary_size: int) -> tuple[int, int] | None:
 
 
 def smallest_band(vocabulary_size: int) -> int:
-    """Words that a band should have at least: 3.7% of them, as in bands of 10K, 60K and 190K.
+    """Words that a band should have at least: 3.7% of all, as the band of 10K words in 10K/60K/190K.
 
-    On WikiText-103 these reached the perplexity of 20K, 40K and 200K, 19.79; with 5K, 155K and 100K it was 20.06 (Baevski &
-    Auli 2019, Table 8).
+    On WikiText-103 these bands reached the perplexity of 20K/40K/200K, 19.79; 5K/155K/100K reached 20.06 (Baevski & Auli 2019,
+    Table 8).
     """
     return max(1, round(vocabulary_size * 10_000 / PAPERS_WORDS))
 
 
 def _cumulative(counts):
-    """Share of tokens whose word is among the first 1, 2, ... V: float64 [V], from counts in the right order."""
+    """Share of tokens whose word is among the first 1, 2, ... V: float64 [V]."""
     counts = np.asarray(counts, np.float64)
     if counts.ndim != 1 or not counts.size or not np.isfinite(counts).all() or counts.min() < 0 or not counts.sum():
         raise InputError("counts must be one row of numbers of 0 or more, not all 0: give how often each word occurs")
     if (rises := np.flatnonzero(np.diff(counts) > 0)).size:
         at = rises[0]
         raise InputError(
-            f"counts rise from {counts[at]:g} to {counts[at + 1]:g} at id {at + 1:,}: sort them, most first"
+            f"counts rise from {counts[at]:g} to {counts[at + 1]:g} at id {at + 1:,}: sort them, largest first"
         )
     return np.cumsum(counts) / counts.sum()
 
 
-def _work(band, begin, end, reached, widths, layer):
-    """FLOP of a batch in words `begin` to `end` as a band of this number; arrays of ends broadcast."""
-    words = end - begin
+def _flops(band, begin, end, reached, widths, workload):
+    """FLOPs of a batch, forward and backward, in the words `begin` to `end` as band number `band`; arrays of ends broadcast."""
+    tokens, features, columns = workload.tokens, workload.features, end - begin
     if band == 0:
-        rows, columns = float(layer.tokens), words + len(widths) - 1
-        projected = layer.features if widths[0] != layer.features else 0
+        columns, features = columns + len(widths) - 1, features if widths[0] != features else 0
     else:
-        rows, columns, projected = layer.tokens * (reached[end] - reached[begin]), words, layer.features
-    return 6.0 * np.maximum(rows, layer.floor) * widths[band] * (columns + projected)
+        tokens = tokens * (reached[end] - reached[begin])
+    return 3 * band_flops(np.maximum(tokens, workload.least_rows), widths[band], columns, features)
 
 
 def _candidates(words, sure, also):
-    """Positions where a vocabulary may be cut, rising from 1 at least to words - 1 at most.
-
-    sure: cutoffs that are allowed together, so that there is a way to cut at all.
-    """
+    """Ascending candidates for cutoffs, all from 1 to words - 1; `sure` are cutoffs that are allowed together."""
     if words <= ALL_POSITIONS:
         return np.arange(1, words)
     grid = np.geomspace(1, words - 1, GRID)

@@ -1,0 +1,85 @@
+"""What tracing tells about a model, without any array: shapes, FLOPs and activations. A model is traced once."""
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+
+from adaptive_jax.bands import Band
+from adaptive_jax.batch import Batch
+from adaptive_jax.model import LanguageModel, variable_shapes
+from adaptive_jax.plans.flops import softmax_flops, zipf_visits
+
+once = functools.lru_cache(maxsize=8)
+variables = once(variable_shapes)
+
+
+@once
+def output_bands(model: LanguageModel) -> list[Band]:
+    """The shapes of the output's bands."""
+    return jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.table.bands()), variables(model))
+
+
+@once
+def forward_flops(model: LanguageModel, length: int) -> float:
+    """FLOPs per token of the forward pass, in a row of `length` tokens."""
+
+    def hidden(variables, batch):
+        return model.apply(variables, batch, model.body.initial_carry(1), method="hidden")
+
+    jaxpr = jax.make_jaxpr(hidden)(variables(model), _batch(1, length)).jaxpr
+    bands = output_bands(model)
+    return product_flops(jaxpr) / length + softmax_flops(bands, zipf_visits(bands))
+
+
+@once
+def activations(model: LanguageModel, length: int) -> tuple[int, int]:
+    """Bytes that the forward pass of input and body keeps for the backward pass: fixed, and for each row of `length` tokens.
+
+    One trace tells both: its number of rows has no factor in common with any other size, so the arrays that grow with the rows
+    are those whose size it divides.
+    """
+    shapes = variables(model)
+    weights = jax.tree.leaves(shapes["params"])
+    sizes = {length, *(size for a in weights for size in a.shape)}
+    rows = next(n for n in itertools.count(61) if all(math.gcd(n, size) == 1 for size in sizes))
+
+    def kept(variables, batch):
+        def hidden(params):
+            rngs, carry = {"dropout": jax.random.key(0)}, model.body.initial_carry(rows)
+            return model.apply(variables | {"params": params}, batch, carry, train=True, method="hidden", rngs=rngs)
+
+        return jax.vjp(hidden, variables["params"])[1]
+
+    arrays = jax.tree.leaves(jax.eval_shape(kept, shapes, _batch(rows, length)))
+    weights = {(a.shape, a.dtype) for a in weights}
+    found = [(a.size, a.size * a.dtype.itemsize) for a in arrays if (a.shape, a.dtype) not in weights]
+    grow = sum(size for count, size in found if count % rows == 0)
+    return sum(size for _, size in found) - grow, grow // rows
+
+
+def product_flops(jaxpr) -> float:
+    """FLOPs of all matrix products in a jaxpr. The body of a scan counts as often as it runs.
+
+    Of the loops of unknown length, only the most expensive counts, and it counts once: of the character CNN, a chunk of long words.
+    """
+    total, loops = 0, [0]
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * depth
+        inner = sum(map(product_flops, jax.extend.core.jaxprs_in_params(equation.params)))
+        if equation.primitive.name == "while":
+            loops.append(inner)
+        else:
+            total += inner * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+    return total + max(loops)
+
+
+def _batch(rows, length):
+    ids, row_ids = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, length), (rows,)))
+    return Batch(ids, ids, jax.ShapeDtypeStruct((rows, length), jnp.float32), row_ids)
