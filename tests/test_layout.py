@@ -17,7 +17,7 @@ MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside t
     "model": LAYERS,
     "composition": {"devices", "model"},
     "gradients": {"devices", "model", "composition"},
-    "plans": {"devices", "data", "model"},
+    "plans": {"devices", "data", "model", "outputs"},
     "workdir": {"devices", "data"},
     "evaluation": {"devices", "data", "model", "composition", "gradients", "plans", "workdir"},
     "training": {"devices", "data", "model", "composition", "gradients", "plans", "workdir", "evaluation"},

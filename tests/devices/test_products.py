@@ -14,7 +14,7 @@ def arrays(shape, width, dtype=np.float64):
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (1, 1), (2, 3, 4), (2, 1, 2, 7), (64, 16)])
-@pytest.mark.parametrize("width", [1, 3, 4, 5, 40])
+@pytest.mark.parametrize("width", [1, 4, 40])
 def test_product_and_gradients(shape, width):
     """Against products written out in float64, of matrices that widen, narrow and keep the width."""
     x, matrix, slope = arrays(shape, width)

@@ -1,8 +1,10 @@
 """One config on any grid of devices: the same updates, and what crosses devices is counted in the compiled program."""
 
+import functools
 import json
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,41 +20,57 @@ LAYERS = {
         "input": {"name": "char_cnn", "highway_layers": 1, "width": 4, "filters": ((1, 6), (3, 8)), "length": 8},
         "output": {"name": "adaptive", "tail_dropout": 0.2, "table": {"name": "own", "cutoffs": (24,), "factor": 2}}},
 }
-GRIDS = {  # devices, fsdp, batches that make up an update
-    "one": (1, 1, 1), "one_in_four": (1, 1, 4), "two": (2, 1, 1), "four_cut_in_two": (4, 2, 2), "eight_in_two": (8, 1, 2),
-    "eight_cut": (8, 8, 1)}
+GRIDS = {  # devices, fsdp, microbatches of an update
+    "adp_t": {"one": (1, 1, 1), "one_in_four": (1, 1, 4), "four_cut_in_two": (4, 2, 2), "eight_in_two": (8, 1, 2),
+              "eight_cut": (8, 8, 1)},
+    "cnn": {"one": (1, 1, 1), "eight_in_two": (8, 1, 2), "four_cut_in_two": (4, 2, 2)},
+}  # fmt: skip
 
 PROGRAM = """
 import json, sys
 import jax, numpy as np, optax
-from adaptive_jax.devices import sharding
-from adaptive_jax.data.batches.batching import Batch
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
 from adaptive_jax.model import build
-from adaptive_jax.training.state import initial_state
+from adaptive_jax.training.optim import nag
+from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 
 layers, grids, updates, out = json.loads(sys.argv[1])
 words = Vocabulary.build({chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(102)} | {"<eos>": 2})
-model = build({"dtype": "float32", "body": {"name": "transformer", "features": 16, "layers": 2, "heads": 2, "feed_forward": 24,
-    "dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.1}} | layers, words)
-optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.trace(0.9, nesterov=True), optax.scale(-0.3))
-result, arrays = {}, {}
-for name, (devices, fsdp, parts) in grids.items():
+optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
+
+def lowered(dtype, devices, fsdp, parts):
+    body = {"name": "transformer", "features": 16, "layers": 2, "heads": 2, "feed_forward": 24, "dropout": 0.1,
+        "attention_dropout": 0.2, "activation_dropout": 0.1}
+    model = build({"dtype": dtype, "body": body} | layers, len(words))
     mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
-    state = initial_state(model, optimizer, 0, mesh)
-    update = make_update(model, optimizer, lambda step: 0.3, mesh, seed=7)
-    losses = []
-    for step in range(updates):
+    spelled = jax.device_put(lexicon(words, model.wants()), sharding.replicated(mesh))
+    def batch(step):
         bits = np.random.default_rng(step)
         ids = (103 * bits.random((16, 13)) ** 2).astype(np.int32)
         segments = np.sort(bits.integers(0, 3, (16, 12)), axis=1).astype(np.int32)
-        batch = Batch(ids[:, :-1], ids[:, 1:], bits.integers(0, 2, (16, 12)).astype(np.float32), segments)
-        batch = sharding.put_rows(mesh, Batch(*(a.reshape(parts, -1, 12) for a in batch)), axis=1)
-        if step == 0:
-            update = update.lower(state, batch).compile()
-        state, numbers = update(state, batch)
-        losses.append([float(numbers[key]) for key in ("loss", "nll", "gradient_norm", "tokens")])
+        weights = bits.integers(0, 2, (16, 12)).astype(np.float32)
+        whole = Batch(ids[:, :-1], ids[:, 1:], weights, np.arange(16, dtype=np.int32), segments)
+        return sharding.put_batch(mesh, jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), whole), axis=1)
+    shapes = shape_of_state(model, optimizer, mesh)
+    update = make_update(model, optimizer, mesh, 7, shapes).lower(shapes, spelled, batch(0))
+    return update, (model, mesh, shapes), lambda step: (spelled, batch(step))
+
+result, arrays, first = {"bfloat16": lowered("bfloat16", 8, 8, 1)[0].as_text()}, {}, None
+for name, grid in grids.items():
+    update, (model, mesh, shapes), given = lowered("float32", *grid)
+    if first is None or name == "eight_cut":
+        state = initial_state(model, optimizer, 0, mesh)
+        first = first or jax.tree.map(np.asarray, state)
+    else:  # quicker than to compile the start anew
+        state = jax.tree.map(lambda a, shape: jax.device_put(a, shape.sharding), first, shapes)
+    update, losses = update.compile(), []
+    for step in range(updates):
+        state, metrics = update(state, *given(step))
+        losses.append([float(metrics[key]) for key in ("loss", "nll", "gradient_norm", "tokens")])
     shares = jax.tree.map(lambda a: a.addressable_shards[0].data.size / a.size, state)
     result[name] = {"losses": losses, "text": update.as_text(), "parameters": sum(a.size for a in jax.tree.leaves(state.params)),
         "shares": {jax.tree_util.keystr(k): v for k, v in jax.tree.leaves_with_path(shares)},
@@ -65,30 +83,28 @@ json.dump(result, open(out + ".json", "w"))
 
 @pytest.fixture(scope="module")
 def on_grids(command, tmp_path_factory):
-    """`on_grids("adp_t")`: what each grid's updates gave, as numbers and as arrays; run once for each model."""
-    made = {}
+    """`on_grids("adp_t")`: what the updates on each grid gave, as numbers and as arrays; run once for each model."""
 
+    @functools.cache
     def on_grids(layers):
-        if layers not in made:
-            grids = GRIDS if layers == "adp_t" else {name: GRIDS[name] for name in ("one", "eight_in_two", "four_cut_in_two")}
-            out = tmp_path_factory.mktemp("grids") / layers
-            done = command("-c", PROGRAM, json.dumps([LAYERS[layers], grids, 20, str(out)]), devices=8)
-            assert done.returncode == 0, done.stderr
-            made[layers] = json.loads(out.with_suffix(".json").read_text()), dict(np.load(out.with_suffix(".npz")))
-        return made[layers]
+        out = tmp_path_factory.mktemp("grids") / layers
+        done = command("-c", PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]), devices=8)
+        assert done.returncode == 0, done.stderr
+        return json.loads(out.with_suffix(".json").read_text()), dict(np.load(out.with_suffix(".npz")))
 
     return on_grids
 
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_every_grid_makes_the_same_updates(on_grids, layers):
-    """Twenty updates, dropout everywhere: losses, norms and parameters are those of one device, whatever the layout."""
+    """Ten updates with dropout everywhere: losses, norms and parameters are those of one device, whatever the layout."""
     results, arrays = on_grids(layers)
     one = np.array(results["one"]["losses"])
-    assert abs(one[0, 1] / one[-1, 1] - 1) > 0.02 and len(one) == 20
-    names = {key.removeprefix("one") for key in arrays if key.startswith("one[")}
-    for grid, result in results.items():
-        np.testing.assert_allclose(result["losses"], one, rtol=1e-5, err_msg=grid)
+    assert abs(one[0, 1] / one[-1, 1] - 1) > 0.02 and len(one) == 10
+    names = [key.removeprefix("one") for key in arrays if key.startswith("one[")]
+    assert names
+    for grid in GRIDS[layers]:
+        np.testing.assert_allclose(results[grid]["losses"], one, rtol=1e-5, err_msg=grid)
         for name in names:
             np.testing.assert_allclose(arrays[grid + name], arrays["one" + name], rtol=1e-4, atol=1e-5, err_msg=grid + name)
 
@@ -97,7 +113,7 @@ COLLECTIVE = re.compile(r"= (\(.*?\)|\S+) (all-reduce|all-gather|reduce-scatter|
 
 
 def crossing(text):
-    """Of a compiled program, what each kind of collective yields: a list of `(computation, elements of each array)`."""
+    """The results of each kind of collective in a compiled program: a list of `(computation, elements of each array)`."""
     found, computation = {}, ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -111,7 +127,7 @@ def crossing(text):
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_gradients_cross_once(on_grids, layers):
-    """Every device holding all: an update of two batches sums each gradient over devices once, and three scalars; nothing else."""
+    """Where parameters are replicated, an update of two microbatches sums each gradient once, three scalars, nothing else."""
     result = on_grids(layers)[0]["eight_in_two"]
     found = crossing(result["text"])
     assert set(found) == {"all-reduce"}
@@ -120,10 +136,10 @@ def test_gradients_cross_once(on_grids, layers):
     assert total == result["parameters"] + 3
 
 
-def test_what_crosses_when_parameters_are_cut(on_grids):
-    """Over eight: tables are gathered once, a block's matrices once in each pass; their gradients are summed onto the parts.
+def test_what_crosses_when_parameters_are_sharded(on_grids):
+    """Over eight: tables are gathered once, a block's matrices once in each pass; their gradients are summed into the shards.
 
-    Whole parameters (vectors, and a table that does not divide) are summed once.
+    Replicated parameters (vectors, and a table that does not divide) are summed once.
     """
     result = on_grids("adp_t")[0]["eight_cut"]
     found = crossing(result["text"])
@@ -145,11 +161,43 @@ def test_what_crosses_when_parameters_are_cut(on_grids):
 
 
 def test_momentum_lies_where_its_parameter_does(on_grids):
-    """Optimizer state is cut as the parameters are, so that eight devices hold little more than an eighth each."""
+    """Optimizer state is sharded as the parameters are, so that eight devices hold little more than an eighth each."""
     result = on_grids("adp_t")[0]["eight_cut"]
     momentum = {name.split(".trace")[-1]: share for name, share in result["shares"].items() if ".trace" in name}
     params = {name.removeprefix(".params"): share for name, share in result["shares"].items() if name.startswith(".params")}
     assert momentum == params
+
+
+def test_blocks_are_gathered_in_the_compute_dtype(on_grids):
+    """A bfloat16 model moves half the bytes of its blocks, in both passes, and sums all gradients over devices in float32.
+
+    Checked in the program as lowered: a CPU computes bfloat16 in float32, so its compiler casts before a gather.
+    """
+    program = on_grids("adp_t")[0]["bfloat16"]
+    gathered = re.findall(r"all_gather.*-> tensor<(\d+x\d+)x(\w+)>", program)
+    blocks = ["16x16", "16x24", "16x48", "24x16"]
+    assert sorted(shape for shape, dtype in gathered if dtype == "bf16") == sorted(2 * blocks)
+    tables = [shape for shape, dtype in gathered if dtype == "f32"]
+    assert tables and {shape for shape, _ in gathered} == {*blocks, *tables}
+    # The region of a sum follows its line; the result's type ends it.
+    sums = re.findall(r'"stablehlo.(?:reduce_scatter|all_reduce)".*?-> tensor<(?:\d+x)*(\w+)>', program, re.DOTALL)
+    assert len(sums) > len(blocks) and set(sums) == {"f32"}
+
+
+@pytest.mark.parametrize("counts", [[3_000_000_000], [2**31 - 1, 2**31 - 1, 5], [0, 7], [True, False], [2**40 + 3, 1]])
+def test_sums_over_hosts_are_exact(monkeypatch, counts):
+    """Words of a long log interval exceed 32 bits, to which jax cuts whatever hosts send each other."""
+    sent = []
+
+    def gather(array):
+        """What jax's gather does on one host: it passes the array through a device."""
+        return np.asarray(jnp.asarray(array))[None]
+
+    monkeypatch.setattr(sharding.multihost_utils, "process_allgather", lambda array: sent.append(gather(array)) or gather(array))
+    for count in counts:
+        assert sharding.sum_over_hosts(count) == count
+    monkeypatch.setattr(sharding.multihost_utils, "process_allgather", lambda array: np.concatenate(sent))
+    assert sharding.sum_over_hosts(counts[0]) == sum(counts)
 
 
 def test_a_grid_that_does_not_divide():
@@ -160,33 +208,34 @@ def test_a_grid_that_does_not_divide():
 
 VERY_LARGE = """
 import json, jax, jax.numpy as jnp
-from jax.sharding import NamedSharding
-from adaptive_jax.training import optim
+from adaptive_jax.batch import Batch
 from adaptive_jax.devices import sharding
-from adaptive_jax.data.batches.batching import Batch
 from adaptive_jax.model import build
-from adaptive_jax.plans.costs import plan
+from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 from configs import billion_word
 config = billion_word.get_config("very_large").to_dict()
-numbers = plan(config, config["data"]["vocabulary_size"], 8, memory=int(16e9))
-mesh = sharding.device_mesh(numbers["fsdp"])
-model = build(config, config["data"]["vocabulary_size"])
-optimizer, rate = optim.from_config(config["optimizer"])
-shape = numbers["accumulation"], 8 * numbers["rows_per_device"], config["data"]["block"]
-rows = NamedSharding(mesh, sharding.rows_along(1))
-batch = Batch(*(jax.ShapeDtypeStruct(shape, dtype, sharding=rows) for dtype in (jnp.int32, jnp.int32, jnp.float32, jnp.int32)))
-update = make_update(model, optimizer, rate, mesh, 0).lower(shape_of_state(model, optimizer, mesh), batch)
+plan = make_plan(config, config["data"]["vocabulary_size"], 8, memory=int(16e9))
+mesh = sharding.device_mesh(plan.fsdp)
+model, optimizer = build(config, plan.vocabulary_size), optim.from_config(config)
+rows = plan.accumulation, 8 * plan.rows_per_device
+tokens = *rows, config["batches"]["sequence_length"]
+by_rows = jax.NamedSharding(mesh, sharding.batch_spec(1))
+arrays = (tokens, jnp.int32), (tokens, jnp.int32), (tokens, jnp.float32), (rows, jnp.int32), (tokens, jnp.int32)
+batch = Batch(*(jax.ShapeDtypeStruct(*array, sharding=by_rows) for array in arrays))
+state = shape_of_state(model, optimizer, mesh)
+update = make_update(model, optimizer, mesh, 0, state).lower(state, {}, batch)
 memory = update.compile(compiler_options={"xla_backend_optimization_level": 0}).memory_analysis()
-print(json.dumps(numbers | {"state": memory.argument_size_in_bytes, "compiled": memory.argument_size_in_bytes
+print(json.dumps(plan._asdict() | {"state": memory.argument_size_in_bytes, "compiled": memory.argument_size_in_bytes
     + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes}))
 """
 
 
 @pytest.mark.slow
 def test_the_very_large_model_fits_devices_of_16_gb(command):
-    """1,026M parameters on eight devices of 16 GB: the plan cuts them as far as needed, and by the compiler's count they fit."""
+    """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and by the compiler's count they fit."""
     done = command("-c", VERY_LARGE, devices=8)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
