@@ -61,22 +61,13 @@ def test_rows_by_example():
     assert str(batches) == "3 examples in 3 rows of 2 tokens, padding 16.67%"
 
 
-def test_rows_are_filled_as_token_by_token():
-    ids, rows, time = np.arange(30, dtype=np.int32), 4, 7
-    spans = Spans(np.array([3, 0, 29, 8, 9]), np.array([2, 1, 1, 7, 1]), np.array([0, 0, 0, 2, 3]))
-    slow = np.stack([np.full((rows, time), value) for value in (EOS, EOS, 0, 0)])
-    column, number = [0] * rows, [0] * rows
-    for start, length, row in zip(*spans, strict=True):
-        number[row] += 1
-        for k in range(start, start + length):
-            slow[:, row, column[row]] = EOS if k == 0 else ids[k - 1], ids[k], 1, number[row]
-            column[row] += 1
-    batch = fill_rows(ids, EOS, spans, (rows, time), segmented=True)
-    assert_same((*batch[:3], batch.segment_ids), slow)
-    assert batch.segment_ids.tolist()[0] == [1, 1, 2, 3, 0, 0, 0]
-    plain = fill_rows(ids, EOS, spans, (rows, time))
-    assert plain.segment_ids is None
-    assert_same(plain[:4], batch[:4])
+def test_spans_fill_rows_by_example():
+    spans = Spans(np.array([3, 0, 1]), np.array([2, 1, 4]), np.array([0, 0, 2]))
+    batch = fill_rows(np.arange(5, dtype=np.int32), EOS, spans, (3, 4), segmented=True)
+    assert batch.inputs.tolist() == [[2, 3, EOS, EOS], [EOS] * 4, [0, 1, 2, 3]]
+    assert batch.targets.tolist() == [[3, 4, 0, EOS], [EOS] * 4, [1, 2, 3, 4]]
+    assert batch.segment_ids.tolist() == [[1, 1, 2, 0], [0] * 4, [1] * 4]
+    assert_same((batch.weights, batch.row_ids), (batch.segment_ids > 0, [0, 1, 2]))
 
 
 def check_inputs(batch, before, starts, lengths):

