@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax.training import loop as training
+from adaptive_jax.training.loop import train
 from configs import quickstart
 
 # Most programs of the tests run once: less effort for the code generator, whose input stays the same. Read when JAX first runs.
@@ -65,10 +65,10 @@ def settings(text, tmp_path_factory):
             "steps": 240, "tokens_per_update": 512, "tokens_per_device": 512, "log_every": 7, "evaluate_every": 40,
             "checkpoint_every": 80, "keep": 2,
             "data.corpus": "text_files", "data.path": str(text), "data.cache": str(cache), "data.threshold": 1,
-            "data.vocabulary_size": 122, "data.block": 16, "input.cutoffs": (20, 60),
+            "data.vocabulary_size": 122, "batches.sequence_length": 16, "input.cutoffs": (20, 60),
             "body.layers": 1, "body.features": 32, "body.heads": 2, "body.feed_forward": 64, "body.dropout": 0.0,
             "optimizer.learning_rate": 0.3, "optimizer.momentum": 0.9, "optimizer.clip_norm": 1.0,
-            "optimizer.warmup_steps": 20, "optimizer.cycle_steps": 220} | changes
+            "schedule.warmup_steps": 20, "schedule.cycle_steps": 220} | changes
 
     return settings
 
@@ -89,7 +89,7 @@ def config(settings):
 def trained(config, tmp_path_factory):
     """The workdir of the small run, trained to the end: to be read, not changed."""
     workdir = tmp_path_factory.mktemp("run") / "small"
-    training.train(config(), workdir)
+    train(config(), workdir)
     return workdir
 
 

@@ -8,8 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.model import BODIES, INPUTS, OUTPUTS, TABLES, build
+from adaptive_jax.devices import sharding
+from adaptive_jax.gradients import make_gradients
+from adaptive_jax.model import BODIES, INPUTS, OUTPUTS, TABLES, build, init_params, parameter_shapes, variable_shapes
 
 VOCABULARY, FEATURES, BATCH, TIME = 61, 16, 3, 8
 CUTOFFS = (11, 30)
@@ -71,24 +75,56 @@ MODELS = [*OWN_ROWS, pytest.param((("char_cnn", INPUT["char_cnn"][0]), ("softmax
 @functools.cache
 def _made(key):
     source, output, table = ast.literal_eval(key)
-    model = build(config(input=source, output=output, table=table), WORDS)
-    ids = jax.random.randint(jax.random.key(1), (BATCH, TIME), 0, VOCABULARY)
-    params = jax.jit(model.init)(jax.random.key(0), ids, ids, jnp.ones(ids.shape))
-    return model, params
+    model = build(config(input=source, output=output, table=table), VOCABULARY)
+    params = jax.jit(lambda: init_params(model, 0))()
+    return model, {"params": params, "lexicon": lexicon(WORDS, model.wants())}
 
 
 def made(case):
     return _made(repr(case))
 
 
-def run(model, params, *arrays, **how):
+def run(model, variables, *arrays, **how):
     """`model.apply` as one compiled program: op by op it would compile every operation by itself."""
-    return jax.jit(lambda params, *arrays: model.apply(params, *arrays, **how))(params, *arrays)
+    return jax.jit(lambda variables, *arrays: model.apply(variables, *arrays, **how))(variables, *arrays)
+
+
+def with_params(variables, params):
+    return variables | {"params": params}
+
+
+def alone(layer, *arrays):
+    """A layer's variables, fresh parameters and what it wants to know about the words."""
+    variables = jax.jit(layer.init)(jax.random.key(0), *arrays)
+    return {"params": variables["params"], "lexicon": lexicon(WORDS, getattr(layer, "wants", {}))}
+
+
+def random_batch(rows=BATCH):
+    ids = np.asarray(jax.random.randint(jax.random.key(7), (rows, TIME + 1), 0, VOCABULARY))
+    weights = np.asarray(jax.random.uniform(jax.random.key(8), (rows, TIME)))
+    return Batch(ids[:, :-1], ids[:, 1:], weights, np.arange(rows, dtype=np.int32))
+
+
+def rows_of(tokens, segment_ids=None):
+    """A batch to read hidden states from."""
+    zeros = jnp.zeros(tokens.shape, jnp.int32)
+    return Batch(tokens, zeros, zeros, jnp.arange(len(tokens)), segment_ids)
 
 
 def hidden_and_targets():
     hidden = jax.random.normal(jax.random.key(2), (VOCABULARY * 2, FEATURES))
     return hidden, jnp.concatenate([jnp.arange(VOCABULARY), jnp.arange(VOCABULARY)[::-1]])
+
+
+def reach(model, variables, vectors, *rest):
+    """`[time, time]`: which positions' vectors each hidden state depends on, by gradient."""
+    def at(position, vectors):
+        pull = jax.random.normal(jax.random.key(2), (FEATURES,))
+        return jnp.vdot(run(model, variables, vectors, *rest)[0][0, position], pull)
+
+    gradient = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(jnp.arange(TIME))
+    assert jnp.isfinite(gradient).all()
+    return np.asarray(jnp.abs(gradient[:, 0]).sum(axis=-1) > 0)
 
 
 def test_every_layer_is_under_contract():
@@ -99,168 +135,144 @@ def test_every_layer_is_under_contract():
 @pytest.mark.parametrize("source", cases(INPUT))
 def test_input_is_rows_of_its_table(source):
     """`__call__` equals rows of the table that `bands()` assembles."""
-    model = build(config(input=source), WORDS).input
-    everything = jnp.arange(VOCABULARY)
-    params = jax.jit(model.init)(jax.random.key(0), everything)
-    bands = run(model, params, method="bands")
-    table = jnp.concatenate([words if projection is None else words @ projection for words, projection in bands])
+    layer = build(config(input=source), VOCABULARY).input
+    variables = alone(layer, jnp.arange(VOCABULARY))
+    bands = run(layer, variables, method="bands")
+    table = jnp.concatenate([b.table if b.projection is None else b.table @ b.projection for b in bands])
     assert table.shape == (VOCABULARY, FEATURES)
     tokens = jnp.array([[3, 60, 11, 10], [29, 30, 0, 3]])
-    np.testing.assert_allclose(run(model, params, tokens), table[tokens], atol=1e-6)
+    np.testing.assert_allclose(run(layer, variables, tokens), table[tokens], atol=1e-6)
 
 
 @pytest.mark.parametrize("source", cases({name: INPUT[name] for name in INPUT if name not in SPELLING}))
 def test_input_gradient_reaches_only_the_words_given(source):
     """Rows of the words given, and only those, change when their vectors are pulled."""
-    model = build(config(input=source), WORDS).input
-    params = jax.jit(model.init)(jax.random.key(0), jnp.arange(VOCABULARY))
+    layer = build(config(input=source), VOCABULARY).input
+    variables = alone(layer, jnp.arange(VOCABULARY))
     given = jnp.array([2, 12, 45])
 
-    def loss(params):
-        return jnp.sum(run(model, params, given) * jax.random.normal(jax.random.key(3), (3, FEATURES)))
+    def loss(variables):
+        return jnp.sum(run(layer, variables, given) * jax.random.normal(jax.random.key(3), (3, FEATURES)))
 
-    gradient = jax.grad(loss)(params)
-    tables = run(model, gradient, method="bands")
-    touched = jnp.concatenate([jnp.abs(words).sum(axis=1) > 0 for words, _ in tables])
+    bands = run(layer, jax.grad(loss)(variables), method="bands")
+    touched = jnp.concatenate([jnp.abs(band.table).sum(axis=1) > 0 for band in bands])
     assert set(np.flatnonzero(touched)) == set(given.tolist())
 
 
 @pytest.mark.parametrize("body", cases(BODY))
-def test_body_is_causal(body):
-    """The hidden state of a position depends on itself and what came before, by gradient, and on nothing after it."""
-    model = build(config(body=body), WORDS).body
+def test_body_is_causal_within_segments(body):
+    """A hidden state depends on itself and what came before in its segment, and on nothing else; segments are as if alone."""
+    layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
-    params = jax.jit(model.init)(jax.random.key(1), vectors)
+    variables = {"params": jax.jit(layer.init)(jax.random.key(1), vectors)["params"]}
+    np.testing.assert_array_equal(reach(layer, variables, vectors), np.tril(np.ones((TIME, TIME), bool)))
 
-    def at(position, vectors):
-        pull = jax.random.normal(jax.random.key(2), (FEATURES,))
-        return jnp.vdot(run(model, params, vectors)[0][0, position], pull)
-
-    reach = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(jnp.arange(TIME))
-    reached = jnp.abs(reach[:, 0]).sum(axis=-1) > 0
-    np.testing.assert_array_equal(reached, np.tril(np.ones((TIME, TIME), bool)))
-
-
-@pytest.mark.parametrize("body", cases(BODY))
-def test_body_keeps_segments_apart(body):
-    """By gradient, a hidden state depends on what came before it in its segment alone, and each segment is as if alone."""
-    model = build(config(body=body), WORDS).body
     segments = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0]])
-    vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
-    params = jax.jit(model.init)(jax.random.key(1), vectors)
-
-    def at(position, vectors):
-        pull = jax.random.normal(jax.random.key(2), (FEATURES,))
-        return jnp.vdot(run(model, params, vectors, segments=segments)[0][0, position], pull)
-
-    reach = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(jnp.arange(TIME))
-    assert jnp.isfinite(reach).all()
-    reached = jnp.abs(reach[:, 0]).sum(axis=-1) > 0
-    same = np.asarray(segments == segments.T)
-    np.testing.assert_array_equal(reached[:6], np.tril(same)[:6])
-    hidden, carry = run(model, params, vectors, segments=segments)
+    batch = rows_of(segments, segments)
+    reached = reach(layer, variables, vectors, (), batch)
+    np.testing.assert_array_equal(reached[:6], np.tril(np.asarray(segments == segments.T))[:6])
+    hidden, carry = run(layer, variables, vectors, (), batch)
     assert carry == ()
     for segment in slice(0, 3), slice(3, 4), slice(4, 6):
-        alone, _ = run(model, params, vectors[:, segment])
-        np.testing.assert_allclose(hidden[:, segment], alone, atol=2e-5)
+        np.testing.assert_allclose(hidden[:, segment], run(layer, variables, vectors[:, segment])[0], atol=2e-5)
 
 
 @pytest.mark.parametrize("body", cases(BODY))
-@pytest.mark.parametrize("first", [1, 3, TIME // 2])
+@pytest.mark.parametrize("first", [1, TIME // 2])
 def test_body_with_a_carry_two_parts_equal_the_whole(body, first):
     """Feeding a row in two parts, handing on the carry, gives the hidden states of feeding it whole."""
-    model = build(config(body=body), WORDS).body
+    layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
-    params = jax.jit(model.init)(jax.random.key(1), vectors)
-    whole, _ = run(model, params, vectors)
-    carry = model.empty_carry(BATCH, TIME + 2)
-    before, carry = run(model, params, vectors[:, :first], carry)
-    after, _ = run(model, params, vectors[:, first:], carry)
+    variables = jax.jit(layer.init)(jax.random.key(1), vectors)
+    whole, _ = run(layer, variables, vectors)
+    before, carry = run(layer, variables, vectors[:, :first], layer.cache(BATCH, TIME + 2))
+    after, _ = run(layer, variables, vectors[:, first:], carry)
     np.testing.assert_allclose(jnp.concatenate([before, after], axis=1), whole, atol=2e-5)
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_output_is_normalised_and_agrees_with_itself(case):
-    """Probabilities of all words sum to one; nll and the untrained loss are minus the log-probability of the target."""
-    model, params = made(case)
+    """Probabilities sum to one; nll and untrained loss are minus the log-probability of the target, in the order given."""
+    model, variables = made(case)
     hidden, targets = hidden_and_targets()
-    log_probs = run(model, params, hidden, method=lambda m, h: m.output.log_probs(h))
+    log_probs = run(model, variables, hidden, method=lambda m, h: m.output.log_probs(h))
     assert log_probs.shape == (len(targets), VOCABULARY)
     np.testing.assert_allclose(jax.nn.logsumexp(log_probs, axis=1), 0.0, atol=2e-6)
     expected = -log_probs[jnp.arange(len(targets)), targets]
-    np.testing.assert_allclose(run(model, params, hidden, targets, method="nll"), expected, atol=2e-5)
+    nll = jax.jit(lambda *arrays: model.apply(variables, *arrays, method="nll"))
+    np.testing.assert_allclose(nll(hidden, targets), expected, atol=2e-5)
+    order = jax.random.permutation(jax.random.key(5), len(targets))
+    np.testing.assert_allclose(nll(hidden[order], targets[order]), expected[order], atol=2e-5)
     weights = jnp.linspace(0, 2, len(targets))
-    loss, nll = run(model, params, hidden, targets, weights, method="loss")
-    np.testing.assert_allclose(nll, expected, atol=2e-5)
-    np.testing.assert_allclose(loss, jnp.sum(weights * expected), rtol=1e-5)
+    loss = run(model, variables, hidden, targets, weights, method=lambda m, *arrays: m.output.loss(*arrays))
+    np.testing.assert_allclose(loss.nll, expected, atol=2e-5)
+    np.testing.assert_allclose(loss.total, jnp.sum(weights * expected), rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", OWN_ROWS)
 def test_every_word_gets_a_gradient_as_a_target(case):
     """The row of a word that is the only target is pulled, the first two of each cluster included."""
-    model, params = made(case)
+    model, variables = made(case)
     hidden = jax.random.normal(jax.random.key(4), (1, FEATURES))
 
     @jax.jit
     @jax.vmap
     def pull(word):
         def loss(params):
-            return run(model, params, hidden, word[None], jnp.ones(1), method="loss")[0]
+            given = with_params(variables, params)
+            return model.apply(given, hidden, word[None], jnp.ones(1), method=lambda m, *arrays: m.output.loss(*arrays)).total
 
-        bands = run(model, jax.grad(loss)(params), method=lambda m: m.output.table.bands())
-        return jnp.concatenate([jnp.abs(table).sum(axis=1) for table, _ in bands])[word]
+        gradient = with_params(variables, jax.grad(loss)(variables["params"]))
+        bands = model.apply(gradient, method=lambda m: m.output.table.bands())
+        return jnp.concatenate([jnp.abs(band.table).sum(axis=1) for band in bands])[word]
 
     assert (pull(jnp.arange(VOCABULARY)) > 1e-4).all()
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_shuffling_the_batch_shuffles_the_result(case):
-    """nll comes back in the order of the tokens, whatever order they are in."""
-    model, params = made(case)
-    hidden, targets = hidden_and_targets()
-    order = jax.random.permutation(jax.random.key(5), len(targets))
-    nll = run(model, params, hidden, targets, method="nll")
-    np.testing.assert_allclose(run(model, params, hidden[order], targets[order], method="nll"), nll[order], atol=2e-5)
-
-
-@pytest.mark.parametrize("case", MODELS)
 def test_training_draws_dropout_and_evaluation_does_not(case):
     """With a rate above 0 two keys give two training losses; without training the key is not even asked for."""
-    model, params = made(case)
+    model, variables = made(case)
     hidden, targets = hidden_and_targets()
-    weights = jnp.ones(targets.shape)
 
+    @jax.jit
     def loss(seed):
-        return run(model, params, hidden, targets, weights, train=True, method="loss",
-                           rngs={"dropout": jax.random.key(seed)})[0]
+        rngs = {"dropout": jax.random.key(seed)}
+        return model.apply(variables, hidden, targets, jnp.ones(targets.shape), rngs=rngs,
+                           method=lambda m, *arrays: m.output.loss(*arrays, train=True)).total
 
     _, (_, fields), _ = case
-    dropped = fields.get("input_dropout", 0) > 0 or (
-        fields.get("tail_dropout", 0) > 0 and run(model, params, method=lambda m: len(m.output.table.bands())) > 1)
+    bands = jax.eval_shape(lambda: model.apply(variables, method=lambda m: m.output.table.bands()))
+    dropped = fields.get("input_dropout", 0) > 0 or (fields.get("tail_dropout", 0) > 0 and len(bands) > 1)
     assert bool(loss(0) != loss(1)) == dropped
 
 
+ADP_T = (("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {}))
+CNN = (("char_cnn", INPUT["char_cnn"][0]), ("adaptive", {}), ("own", {"cutoffs": CUTOFFS, "factor": 2}))
+COMPOSED = MODELS[-1].values[0]
+
+
 def test_decoding_step_by_step_gives_the_same_hidden_states():
-    """LanguageModel.step, one token at a time from an empty carry, equals LanguageModel.hidden of the whole row."""
-    model, params = made((("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {})))
+    """LanguageModel.step, one token at a time from an empty cache, equals LanguageModel.hidden of the whole row."""
+    model, variables = made(ADP_T)
     tokens = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, VOCABULARY)
-    step = jax.jit(lambda token, carry: run(model, params, token, carry, method="step"))
-    carry, hidden = model.body.empty_carry(BATCH, TIME), []
+    step = jax.jit(lambda token, carry: model.apply(variables, token, carry, method="step"))
+    carry, hidden = model.body.cache(BATCH, TIME), []
     for t in range(TIME):
         state, carry = step(tokens[:, t : t + 1], carry)
         hidden.append(state)
-    whole = run(model, params, tokens, method="hidden")
+    whole, _ = run(model, variables, rows_of(tokens), method="hidden")
     np.testing.assert_allclose(jnp.concatenate(hidden, axis=1), whole, atol=2e-5)
 
 
 def test_log_probs_of_positions_builds_no_more_than_asked_for():
     """LanguageModel.log_probs answers for the columns asked for, and no array of all positions and words exists."""
-    model, params = made((("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {})))
+    model, variables = made(ADP_T)
     tokens = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, VOCABULARY)
     positions = jnp.array([[0], [5], [7]])
 
     def ask(tokens, positions):
-        return run(model, params, tokens, positions, method="log_probs")
+        return run(model, variables, rows_of(tokens), positions, method="log_probs")
 
     everywhere = jnp.broadcast_to(jnp.arange(TIME), (BATCH, TIME))
     expected = jnp.take_along_axis(ask(tokens, everywhere), positions[..., None], axis=1)
@@ -269,3 +281,61 @@ def test_log_probs_of_positions_builds_no_more_than_asked_for():
     assert f"{BATCH}x1x{VOCABULARY}" in text
     assert f"{BATCH * TIME}x{VOCABULARY}" not in text
     assert f"{BATCH}x{TIME}x{VOCABULARY}" not in text
+
+
+@pytest.mark.parametrize("case, which", [(ADP_T, "none"), (CNN, "inputs"), (COMPOSED, "all")], ids=["none", "inputs", "all"])
+def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
+    """The slow twin differentiates one loss of all rows, every vector composed where it is used."""
+    model, variables = made(case)
+    assert model.composed_words() == which
+    batch = random_batch(rows=4)
+
+    def loss(params):
+        result, _ = model.apply(with_params(variables, params), batch, train=True, rngs={"dropout": jax.random.key(0)})
+        return result.total
+
+    expected, gradient = jax.jit(jax.value_and_grad(loss))(variables["params"])
+    gradients = jax.jit(make_gradients(model, sharding.device_mesh(), 0))
+    for microbatches in 1, 2:
+        parts = jax.tree.map(lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch)  # noqa: B023
+        ours, _, sums = gradients(variables["params"], variables["lexicon"], jnp.zeros((), jnp.int32), parts, ())
+        np.testing.assert_allclose(sums.loss, expected, rtol=1e-6)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, gradient)
+
+
+def program(case, vocabulary_size, microbatches=4):
+    """The gradients' jaxpr for a vocabulary of this size, and the body of its loop over microbatches."""
+    source, output, table = case
+    model = build(config(input=source, output=output, table=table), vocabulary_size)
+    ids = jax.ShapeDtypeStruct((microbatches, BATCH, TIME), jnp.int32)
+    batch = Batch(ids, ids, jax.ShapeDtypeStruct(ids.shape, jnp.float32), jax.ShapeDtypeStruct(ids.shape[:2], jnp.int32))
+    variables = variable_shapes(model)
+    gradients = make_gradients(model, sharding.device_mesh(), 0)
+    arguments = variables["params"], variables["lexicon"], jax.ShapeDtypeStruct((), jnp.int32), batch, ()
+    whole = jax.jit(gradients).trace(*arguments)
+    [loop] = [eqn for eqn in whole.jaxpr.eqns[0].params["jaxpr"].eqns
+              if eqn.primitive.name == "scan" and eqn.params["length"] == microbatches]
+    return whole.lower().as_text(), str(loop.params["jaxpr"])
+
+
+@pytest.mark.parametrize("case", [CNN, COMPOSED], ids=["cnn", "composed"])
+def test_letters_are_neither_in_the_program_nor_read_by_every_microbatch(case):
+    """A hundred times as many words make no larger program, and composition happens outside the loop over microbatches."""
+    small, loop = program(case, VOCABULARY)
+    large, _ = program(case, 100 * VOCABULARY)
+    assert len(large) < 1.02 * len(small)
+    assert "ui8" in small and "u8[" not in loop
+
+
+def test_a_composed_model_scores_words_it_never_saw():
+    """Another vocabulary, larger and of other words, changes arrays and no parameter; probabilities stay normalised."""
+    source, output, table = COMPOSED
+    other = Vocabulary.build({"<eos>": 3, "<unk>": 2} | {f"zebra{n}": 1 for n in range(3 * VOCABULARY)})
+    _, variables = made(COMPOSED)
+    larger = build(config(input=source, output=output, table=table), len(other))
+    assert jax.tree.map(jnp.shape, variables["params"]) == jax.tree.map(lambda a: a.shape, parameter_shapes(larger))
+    hidden, _ = hidden_and_targets()
+    given = {"params": variables["params"], "lexicon": lexicon(other, larger.wants())}
+    log_probs = run(larger, given, hidden[:4], method=lambda m, h: m.output.log_probs(h))
+    assert log_probs.shape == (4, len(other))
+    np.testing.assert_allclose(jax.nn.logsumexp(log_probs, axis=1), 0.0, atol=2e-6)

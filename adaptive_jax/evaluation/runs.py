@@ -1,6 +1,5 @@
 """A trained model, opened for evaluation."""
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import accelerators, sharding
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
-from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.plans.costs import choose_fsdp
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config
 
@@ -50,7 +49,7 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
     vocabulary = vocabulary or read_vocabulary(workdir / "vocabulary.txt")
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     model = build(config, len(vocabulary))
-    mesh = sharding.device_mesh(_fsdp(config, len(vocabulary)))
+    mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))
     checkpoints = Checkpoints(workdir, read_only=True)
     step = checkpoints.step(checkpoint)
     shapes = parameter_shapes(model)
@@ -69,12 +68,3 @@ def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dic
     arrays, whole = lexicon(vocabulary, model.wants()), sharding.replicated(mesh)
     # Not device_put, by which several hosts send each other every array to check that they are equal.
     return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, whole, lambda index: a[index]), arrays)
-
-
-def _fsdp(config, words):
-    """Devices that hold the parameters together: as the config says or, left open, as few as one microbatch would need."""
-    devices, length = jax.device_count(), config["batches"]["sequence_length"]
-    if config["fsdp"]:
-        return math.gcd(config["fsdp"], devices)
-    microbatch = devices * (config["tokens_per_device"] // length) * length
-    return make_plan(config | {"tokens_per_update": microbatch}, words, devices, accelerators.memory()).fsdp

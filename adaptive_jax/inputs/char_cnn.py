@@ -119,7 +119,7 @@ class CharacterCNN(nn.Module):
             "highways": self.highways,
             "projection": (self.projection, self.projection_bias),
         }
-        spelling = self.spelling.value
+        spelling = jax.tree.map(jnp.asarray, self.spelling.value)
         # Words are known by their places in the order of length, so that the distinct ones come out sorted by it.
         chunk = min(CHUNK, len(words), self.vocabulary_size)
         return _of_distinct((self.dtype, chunk), weights, spelling["places"][words], spelling)

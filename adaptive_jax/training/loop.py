@@ -1,5 +1,6 @@
 """The loop: corpus, model, optimizer, restore or start; then for each step one update, and log, evaluate, save when due."""
 
+import functools
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from adaptive_jax.model import build
 from adaptive_jax.plans.costs import Plan, describe, dry_run_lines, make_plan
 from adaptive_jax.training import optim
 from adaptive_jax.training.metrics import Interval, check_finite, open_metrics
-from adaptive_jax.training.state import State, initial_state, shape_of_state
+from adaptive_jax.training.state import State, initial_state, restored_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, write_json
@@ -40,11 +41,11 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
     """
     check_same_run(workdir, config)
     check_known(f"data.corpus={config['data']['corpus']!r}", config["data"]["corpus"], CORPORA)
-    plan, lines = dry_run_lines(config, jax.device_count(), memory)
-    for line in lines:
+    devices, words = jax.device_count(), config["data"]["vocabulary_size"]
+    for line in dry_run_lines(config, devices, memory):
         hosts.say(line)
-    if plan is not None and hosts.first():
-        write_json(workdir / "plan.json", plan._asdict())
+    if words and hosts.first():
+        write_json(workdir / "plan.json", make_plan(config, words, devices)._asdict())
 
 
 class Job(NamedTuple):
@@ -86,8 +87,7 @@ def train(config: dict, workdir: Path) -> None:
     if step is None:
         state = initial_state(model, optimizer, config["seed"], mesh)
     else:
-        steps_done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
-        state = State(steps_done, **checkpoints.restore(step, layout.items()))
+        state = restored_state(layout, step, functools.partial(checkpoints.restore, step))
         hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
     metrics = open_metrics(workdir, step or 0, config["steps"])
     update = make_update(model, optimizer, mesh, config["seed"], layout)

@@ -1,9 +1,11 @@
 """What training changes and checkpoints keep."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.devices import sharding
@@ -20,8 +22,19 @@ class State(NamedTuple):
     carry: object = ()  # the body's state of the rows, [microbatches, rows, ...]; () where rows stand alone
 
     def items(self) -> dict:
-        """What a checkpoint holds; its name is the step."""
-        return {"params": self.params, "optimizer": self.optimizer, "carry": self.carry}
+        """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it fits any microbatches."""
+        return {"params": self.params, "optimizer": self.optimizer, "carry": _by_row(self.carry)}
+
+
+def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) -> State:
+    """The state that was saved after `step` updates, laid out as `shape_of_state` says.
+
+    restore: from the items asked for, as shapes, to the items.
+    """
+    items = restore(layout.items())
+    carry = jax.tree.map(lambda a, like: jax.device_put(a.reshape(like.shape), like.sharding), items["carry"], layout.carry)
+    done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
+    return State(done, items["params"], items["optimizer"], carry)
 
 
 def shape_of_state(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, rows: tuple[int, int] | None = None) -> State:
@@ -46,6 +59,16 @@ def initial_state(
     """The state before the first update, laid out on `mesh` as `shape_of_state` says."""
     shardings = jax.tree.map(lambda a: a.sharding, shape_of_state(model, optimizer, mesh, rows))
     return jax.jit(lambda: _start(model, optimizer, seed, rows), out_shardings=shardings)()
+
+
+def _by_row(carry):
+    def flat(a):
+        shape = (a.shape[0] * a.shape[1], *a.shape[2:])
+        if isinstance(a, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(shape, a.dtype, sharding=NamedSharding(a.sharding.mesh, sharding.batch_spec(0)))
+        return jax.device_put(a.reshape(shape), NamedSharding(a.sharding.mesh, sharding.batch_spec(0)))
+
+    return jax.tree.map(flat, carry)
 
 
 def _start(model, optimizer, seed, rows):

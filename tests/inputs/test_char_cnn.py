@@ -1,13 +1,11 @@
 """The character CNN against a plain one: word by word, every column, every filter tap, in float64."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.data.vocabulary.spelling import spell
+from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs import char_cnn
@@ -22,7 +20,13 @@ LENGTH, FEATURES = 30, 5
 
 def module(**fields):
     settings = {"width": 4, "filters": ((1, 3), (2, 4), (4, 5)), "highway_layers": 2, "length": LENGTH}
-    return CharacterCNN(len(VOCABULARY), FEATURES, functools.partial(spell, VOCABULARY), **settings | fields)
+    return CharacterCNN(len(VOCABULARY), FEATURES, **settings | fields)
+
+
+def apply(model, params, *arguments, **how):
+    """The module applied with the letters of `VOCABULARY`."""
+    lexicon = {"spelling": spelling(VOCABULARY, **model.wants["spelling"])}
+    return model.apply({"params": params, "lexicon": lexicon}, *arguments, **how)
 
 
 def shaken(model, seed=0):
@@ -58,26 +62,28 @@ def test_vectors_are_those_of_the_plain_one(fields):
     """Every word of the vocabulary, short or cut off, ASCII or not."""
     model = module(**fields)
     params = shaken(model)
-    [(table, _)] = jax.jit(lambda p: model.apply({"params": p}, method="bands"))(params)
+    [band] = jax.jit(lambda p: apply(model, p, method="bands"))(params)
     expected = np.array([plain(params, word, model) for word in VOCABULARY.words])
-    np.testing.assert_allclose(table, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(band.table, expected, rtol=1e-5, atol=1e-5)
 
 
 def direct(model, params, tokens):
     """The same vectors without any sharing or loop, which JAX differentiates by itself."""
-    letters, symbol = spell(VOCABULARY, model.length)
+    words = spelling(VOCABULARY, model.length)
     weights = {
         "characters": params["characters"],
         "convolutions": [(params[f"filter_{i}"], params[f"filter_bias_{i}"]) for i in range(len(model.filters))],
         "highways": [(params[f"highway_{i}"], params[f"highway_bias_{i}"]) for i in range(model.highway_layers)],
         "projection": (params["projection"], params["projection_bias"])}
-    letters, symbol = jnp.asarray(letters, jnp.int32)[tokens], jnp.asarray(symbol)[tokens]
-    vectors = char_cnn._spell(jnp.float32, weights, letters, columns=model.length)
+    places = words["places"][tokens]
+    letters, symbol = jnp.asarray(words["letters"], jnp.int32)[places], jnp.asarray(words["symbols"])[places]
+    vectors = char_cnn._read_letters(jnp.float32, weights, letters, columns=model.length)
     return jnp.where(symbol[:, None] >= 0, params["symbols"][symbol], vectors)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 4, 256])
-@pytest.mark.parametrize("tokens", [[2], [5, 5, 5], [0, 1, 0], list(range(len(WORDS))), [17, 3, 17, 3, 0, 18, 9, 9, 2, 11, 4, 17]])
+@pytest.mark.parametrize("chunk, tokens", [
+    (1, [5, 5, 5]), (3, [2]), (3, list(range(len(WORDS)))), (4, [17, 3, 17, 3, 0, 18, 9, 9, 2, 11, 4, 17]), (256, [0, 1, 0]),
+    (256, list(range(len(WORDS))))])
 def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
     """Values and gradients equal those of the word-by-position way, for chunks that divide, do not divide and exceed."""
     monkeypatch.setattr(char_cnn, "CHUNK", chunk)
@@ -88,7 +94,7 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
     def value(function):
         return jax.jit(jax.value_and_grad(lambda p: jnp.vdot(function(p), pull)))(params)
 
-    ours, gradient = value(lambda p: model.apply({"params": p}, tokens))
+    ours, gradient = value(lambda p: apply(model, p, tokens))
     theirs, expected = value(lambda p: direct(model, p, tokens))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected)
@@ -99,10 +105,10 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
     (np.arange(64) % 40, 4, 1), (np.full(64, 39), 0, 1)])
 def test_work_is_that_of_the_distinct_words(tokens, short, long):
     """A batch of 64 times one word runs one chunk of 8, not 8 of them; and the last 8 of 40 words are long."""
-    spelling = char_cnn._Spelling(jnp.zeros((40, 30)), jnp.zeros(40), jnp.where(jnp.arange(40) < 32, 4, 20))
-    words, index = char_cnn._distinct(jnp.asarray(tokens), spelling, 8)
+    known = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
+    words, index = char_cnn._distinct(jnp.asarray(tokens), known, 8)
     np.testing.assert_array_equal(words[index], tokens)
-    runs = list(char_cnn._runs({"convolutions": [(np.zeros((3, 1, 1)), None)]}, words, spelling, 8))
+    runs = list(char_cnn._runs({"convolutions": [(np.zeros((3, 1, 1)), None)]}, words, known, 8))
     assert [columns for columns, _, _ in runs] == [11, 19, 30]
     assert [int(end - begin) for _, begin, end in runs] == [short, 0, long]
 
@@ -112,7 +118,7 @@ def test_gradient_reaches_the_letters_of_the_words_given():
     model = module()
     given = ["naïve", "abc" * 10 + "different beyond what is read", "<unk>"]
     tokens = jnp.array([VOCABULARY.index[word] for word in given])
-    gradient = jax.grad(lambda p: jnp.sum(model.apply({"params": p}, tokens) ** 2))(shaken(model))
+    gradient = jax.grad(lambda p: jnp.sum(apply(model, p, tokens) ** 2))(shaken(model))
     touched = set(np.flatnonzero(np.abs(gradient["characters"]).sum(axis=1)))
     assert touched == {byte for word in given[:2] for byte in word.encode()[:LENGTH]}
     assert not gradient["symbols"][0].any()
@@ -123,14 +129,14 @@ def test_bfloat16_is_near():
     """Computing in bfloat16 gives bfloat16 vectors near the others."""
     params = shaken(module())
     tokens = jnp.arange(len(WORDS))
-    half = module(dtype=jnp.bfloat16).apply({"params": params}, tokens)
+    half = apply(module(dtype=jnp.bfloat16), params, tokens)
     assert half.dtype == jnp.bfloat16
-    whole = module().apply({"params": params}, tokens)
+    whole = apply(module(), params, tokens)
     assert 0 < np.abs(half.astype(jnp.float32) - whole).max() < 0.05 * np.abs(whole).max()
 
 
 @pytest.mark.parametrize("fields, says", [
-    ({"length": 3}, "length=3 does not hold a filter over 4 characters"), ({"filters": ()}, "must be pairs"),
+    ({"length": 3}, "length=3 is shorter than a filter over 4 characters"), ({"filters": ()}, "must be pairs"),
     ({"filters": (3, 64)}, "must be pairs"), ({"filters": ((0, 64),)}, "must be pairs"), ({"filters": ((2, -1),)}, "must be pairs"),
     ({"width": 0}, "width=0"), ({"highway_layers": -1}, "highway_layers=-1")])
 def test_settings_that_make_no_layer(fields, says):
@@ -140,12 +146,44 @@ def test_settings_that_make_no_layer(fields, says):
     assert "\n" not in str(error.value)
 
 
-def test_spelling_says_what_the_docstring_says():
-    """Bytes from 1, nothing for `<eos>` and `<unk>`, and blank rows where only a number of words is known."""
-    letters, symbol = spell(VOCABULARY, 4)
-    assert letters[VOCABULARY.index["ab"]].tolist() == [98, 99, 0, 0]
-    assert letters[VOCABULARY.index["日本"]].tolist() == [byte + 1 for byte in "日本".encode()[:4]]
-    assert [symbol[VOCABULARY.index[word]] for word in ("<eos>", "<unk>", "ab")] == [0, 1, -1]
-    assert not letters[VOCABULARY.eos].any()
-    letters, symbol = spell(6, 4)
-    assert letters.shape == (6, 4) and not letters.any() and (symbol == -1).all()
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_composed_vectors_are_those_computed_in_place(dtype):
+    """Looked up in the collection "tables", vectors and table are the same, and so is the gradient through `compose`."""
+    model, words = module(dtype=dtype), jnp.array([3, 9, 17, 1])
+    params, rows = shaken(model), jnp.array([[2, 0, 2], [1, 3, 3]])
+    lexicon = {"spelling": spelling(VOCABULARY, LENGTH)}
+    pull = jax.random.normal(jax.random.key(5), (*rows.shape, FEATURES))
+
+    def looked_up(params):
+        tables = apply(model, params, words, method="compose", mutable=["tables"])[1]["tables"]
+        return model.apply({"params": params, "lexicon": lexicon, "tables": tables}, rows)
+
+    def value(function):
+        return jax.jit(jax.value_and_grad(lambda p: jnp.vdot(function(p).astype(jnp.float32), pull)))(params)
+
+    ours, theirs = value(looked_up), value(lambda p: apply(model, p, words[rows]))
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-2, atol=1e-5), ours[1], theirs[1])
+    tables = apply(model, params, jnp.arange(len(WORDS)), method="compose", mutable=["tables"])[1]["tables"]
+    [band] = model.apply({"params": params, "lexicon": lexicon, "tables": tables}, method="bands")
+    np.testing.assert_array_equal(band.table, apply(model, params, method="bands")[0].table.astype(jnp.float32))
+
+
+def test_letters_are_asked_for():
+    """Without a lexicon one line says what `apply` needs."""
+    with pytest.raises(InputError, match='needs its words. spelling: apply'):
+        module().apply({"params": shaken(module())}, jnp.zeros(1, jnp.int32))
+
+
+def test_spelling_is_as_documented():
+    """Bytes from 1, nothing for `<eos>` and `<unk>`; shortest words first, found by their places."""
+    arrays = spelling(VOCABULARY, 4)
+
+    def of(word, name):
+        return arrays[name][arrays["places"][VOCABULARY.index[word]]].tolist()
+
+    assert of("ab", "letters") == [98, 99, 0, 0]
+    assert of("日本", "letters") == [byte + 1 for byte in "日本".encode()[:4]]
+    assert [of(word, "symbols") for word in ("<eos>", "<unk>", "ab")] == [0, 1, -1]
+    assert [of(word, "lengths") for word in ("<eos>", "ab", "naïve")] == [0, 2, 4]
+    assert (np.diff(arrays["lengths"]) >= 0).all()

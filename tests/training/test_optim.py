@@ -18,7 +18,7 @@ def test_cycles_of_the_paper(corpus):
     """Every cycle begins at M^c and ends at 1e-5 M^c, each twice as long, and the last ends with the training."""
     warmup, first, cycles, shrink, updates = PAPER[corpus]
     with jax.enable_x64(True):
-        rate = optim.schedule(learning_rate=1.0, min_learning_rate=1e-5, warmup_from=1e-7, warmup_steps=warmup,
+        rate = optim.cosine_cycles(learning_rate=1.0, min_learning_rate=1e-5, warmup_from=1e-7, warmup_steps=warmup,
                               cycle_steps=first, cycles=cycles, shrink=shrink)
         assert rate(jnp.asarray(0)) == pytest.approx(1e-7, rel=1e-9)
         assert rate(jnp.asarray(warmup // 2)) == pytest.approx((1 + 1e-7) / 2, rel=1e-9)
@@ -40,5 +40,5 @@ def test_a_schedule_without_cycles(wrong):
     """One line that names both settings."""
     settings = {"learning_rate": 1.0, "min_learning_rate": 0.0, "warmup_from": 0.0, "warmup_steps": 1, "cycle_steps": 5,
                 "cycles": 1, "shrink": 1.0} | wrong
-    with pytest.raises(InputError, match=r"optimizer\.cycles=\d of optimizer\.cycle_steps=\d: both must be 1 or more"):
-        optim.schedule(**settings)
+    with pytest.raises(InputError, match=r"schedule\.cycles=\d of schedule\.cycle_steps=\d: both must be 1 or more"):
+        optim.cosine_cycles(**settings)

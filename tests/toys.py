@@ -1,0 +1,55 @@
+"""Layers and optimizers as small as can be, for what the shipped ones do not use yet: a carry, penalties, hooks."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from adaptive_jax.training.optim import Optimizer
+
+
+class Recurrent(nn.Module):
+    """A body of one tanh layer whose state passes from row to row of a stream; it sows the square of its states."""
+
+    features: int
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, vectors, carry=(), batch=None, *, train=False):
+        """Hidden states `[rows, time, features]` and, if one was given, the next carry `[rows, features]`."""
+        init = nn.initializers.xavier_uniform()
+        inner = self.param("inner", init, (self.features, self.features))
+        outer = self.param("outer", init, (self.features, self.features))
+        state = self.initial_carry(len(vectors)) if isinstance(carry, tuple) else carry
+        if batch is not None and batch.reset is not None:
+            state = jnp.where(batch.reset[:, None], 0, state)
+
+        def step(state, vector):
+            state = jnp.tanh(vector @ inner + state @ outer)
+            return state, state
+
+        state, hidden = jax.lax.scan(step, state, jnp.swapaxes(vectors, 0, 1))
+        hidden = jnp.swapaxes(hidden, 0, 1)
+        self.sow("penalties", "activation", 0.1 * jnp.mean(hidden**2, axis=-1))
+        return hidden, () if isinstance(carry, tuple) else state
+
+    def initial_carry(self, rows):
+        """Zeros `[rows, features]`."""
+        return jnp.zeros((rows, self.features))
+
+
+class Halving(Optimizer):
+    """Plain descent whose state counts evaluations, and which evaluates half of the parameters."""
+
+    def __init__(self, schedule):
+        super().__init__(optax.sgd(schedule), schedule)
+        self.init = lambda params: {"evaluations": jnp.zeros(()), "last": jnp.zeros(())}
+        self.update = lambda gradients, state, params: (jax.tree.map(lambda g: -self.schedule(0) * g, gradients), state)
+
+    def after_evaluation(self, state, nll):
+        """Counts it, and keeps its loss."""
+        return {"evaluations": state["evaluations"] + 1, "last": jnp.full_like(state["last"], nll)}
+
+    def params_to_evaluate(self, state, params):
+        """Half of each."""
+        return jax.tree.map(lambda a: a / 2, params)

@@ -1,0 +1,374 @@
+"""Runs from end to end: resuming, what a workdir holds, sub-words, divergence."""
+
+import contextlib
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
+from adaptive_jax.devices import hosts, sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.model import build, init_params
+from adaptive_jax.training import optim
+from adaptive_jax.training.loop import train
+from adaptive_jax.training.state import restored_state, shape_of_state
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from configs import penn_treebank
+from tests.toys import Halving
+from tests.training.test_metrics import metrics, scalars
+
+ROOT = Path(__file__).parents[2]
+PTB = ROOT.parent / "shared" / "data" / "ptb"
+
+
+def state_of(workdir, config, step=None):
+    """The state in a checkpoint: the last, or that of a step."""
+    model = build(config, len(read_vocabulary(workdir / "vocabulary.txt")))
+    checkpoints = Checkpoints(workdir, config["keep"])
+    step = step or checkpoints.latest()
+    layout = shape_of_state(model, optim.from_config(config), sharding.device_mesh())
+    state = restored_state(layout, step, lambda like: checkpoints.restore(step, like))
+    checkpoints.close()
+    return state
+
+
+def assert_close(ours, theirs, tolerance):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs)
+
+
+def test_devices_and_accumulation_change_nothing(config, flags, command, tmp_path):
+    """Five updates on 1 device, on 1 device in 8 microbatches, and on 8 devices end in the same parameters."""
+    settings = config(steps=5, **{"schedule.warmup_from": 0.3})
+    train(settings, tmp_path / "one")
+    train(settings | {"tokens_per_device": 64}, tmp_path / "microbatches")
+    done = command("train.py", *flags(tmp_path / "eight", steps=5, **{"schedule.warmup_from": 0.3}), devices=8)
+    assert done.returncode == 0, done.stderr
+    plans = {name: json.loads((tmp_path / name / "plan.json").read_text()) for name in ("one", "microbatches", "eight")}
+    assert {name: (plan["devices"], plan["accumulation"], plan["rows_per_device"]) for name, plan in plans.items()} == {
+        "one": (1, 1, 32), "microbatches": (1, 8, 4), "eight": (8, 1, 4)}
+
+    one, microbatches, eight = (state_of(tmp_path / name, settings) for name in plans)
+    assert float(metrics(tmp_path / "one")[0]["train/nll"]) > 4  # five updates at this rate move parameters by 0.05 and more
+    assert_close(microbatches, one, 1e-5)
+    assert_close(eight, one, 1e-5)
+
+
+RESUMED = {"steps": 120, "log_every": 7, "evaluate_every": 10, "checkpoint_every": 20, "tokens_per_device": 128,
+           "body.dropout": 0.2, "body.attention_dropout": 0.1, "body.activation_dropout": 0.1, "output.tail_dropout": 0.2}
+
+
+@pytest.fixture(scope="module")
+def resumed(flags, start, command, tmp_path_factory):
+    """Workdirs of a run that was never stopped, and of one killed on its way and started again; lines before the kill."""
+    whole, killed = (tmp_path_factory.mktemp("resumed") / name for name in ("whole", "killed"))
+    done = command("train.py", *flags(whole, **RESUMED))
+    assert done.returncode == 0, done.stderr
+    with start("train.py", *flags(killed, **RESUMED)) as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            lines = (killed / "metrics.jsonl").read_text().splitlines() if (killed / "metrics.jsonl").exists() else []
+            if (killed / "checkpoints" / "40").is_dir() and lines and json.loads(lines[-1])["step"] > 42:
+                break
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    before = metrics(killed)
+    assert 42 < before[-1]["step"] < 120
+    done = command("train.py", *flags(killed, **RESUMED))
+    assert done.returncode == 0, done.stderr
+    assert f"continuing {killed} after" in done.stdout
+    return whole, killed, before
+
+
+def test_a_killed_run_ends_as_one_never_stopped(resumed):
+    """Losses logged and the final evaluation agree digit for digit, with dropout everywhere and accumulation."""
+    whole, killed, _ = resumed
+    assert metrics(killed, speeds=False) == metrics(whole, speeds=False)
+    for workdir in whole, killed:
+        evaluate(workdir, Request("test", 16, 8, "latest"))
+    ours, theirs = ((workdir / "eval" / "test-16-8-120.json").read_bytes() for workdir in (killed, whole))
+    assert ours == theirs
+
+
+def test_each_step_stands_once_after_a_resume(resumed):
+    """In metrics.jsonl, and in TensorBoard once it has purged what the restart makes void."""
+    _, killed, before = resumed
+    lines = [(line["step"], next(key for key in line if key != "step").split("/")[0]) for line in metrics(killed)]
+    assert len(lines) == len(set(lines))
+    assert lines == sorted(lines)
+    due = [step for step in range(1, 121) if step % 7 == 0 or step % 10 == 0]
+    assert [step for step, group in lines if group == "train"] == due
+    assert [step for step, group in lines if group == "validation"] == list(range(10, 121, 10))
+    assert before[-1]["step"] > 42
+
+    logs = sorted(killed.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_ctime_ns)
+    assert len(logs) == 2
+    shown = scalars(*logs)
+    assert shown == {
+        (name, line["step"]): pytest.approx(value) for line in metrics(killed) for name, value in line.items() if name != "step"}
+
+
+def test_starting_again_after_the_end_changes_nothing(config, tmp_path):
+    """The run is over: its checkpoints and its metrics are byte for byte what they were."""
+    workdir, settings = tmp_path / "run", config(steps=4, evaluate_every=2, checkpoint_every=2)
+    train(settings, workdir)
+
+    def files():
+        return {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and "tfevents" not in path.name}
+
+    before = files()
+    assert workdir / "metrics.jsonl" in before
+    train(settings, workdir)
+    assert files() == before
+
+
+def test_a_run_can_be_lengthened(config, tmp_path):
+    """More steps later give what as many at once give."""
+    train(config(steps=3), tmp_path / "run")
+    train(config(steps=5), tmp_path / "run")
+    train(config(steps=5), tmp_path / "straight")
+    assert_close(state_of(tmp_path / "run", config()), state_of(tmp_path / "straight", config()), 0)
+    assert metrics(tmp_path / "run")[-1] == metrics(tmp_path / "straight")[-1]
+
+
+@pytest.mark.parametrize("kind, says", [
+    ("packed", "rows         362 examples in 122 rows of 64 tokens, padding 20.07%"),
+    ("similar", "rows         362 examples in 376 rows of 8 to 64 tokens, padding")], ids=["packed", "similar"])
+def test_sentences_are_continued_in_the_middle_of_an_epoch(config, tmp_path, capsys, kind, says):
+    """A run that is stopped goes on with the update it would have made, and says how sentences lie in rows."""
+    changes = {"batches.sequence_length": 64, "batches.break_mode": "eos", "batches.layout": kind, "tokens_per_device": 256}
+    for name, steps in ("run", 3), ("run", 5), ("straight", 5):
+        train(config(steps=steps, **changes), tmp_path / name)
+    ours, theirs = (state_of(tmp_path / name, config(**changes)) for name in ("run", "straight"))
+    assert_close(ours, theirs, 0)
+    ours, theirs = (metrics(tmp_path / name, speeds=False)[-1] for name in ("run", "straight"))
+    assert ours == theirs
+    assert capsys.readouterr().out.count(says) == 3
+
+
+def test_an_error_in_the_background_ends_the_run(config, tmp_path, monkeypatch):
+    """It comes out of `train`, the thread ends, and what was saved before is there."""
+    batch = TrainingBatches.batch
+
+    def fail(batches, seed, step, *share):
+        if step == 5:
+            raise OSError("the disk is gone")
+        return batch(batches, seed, step, *share)
+
+    monkeypatch.setattr(TrainingBatches, "batch", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        train(config(steps=9, checkpoint_every=2), tmp_path / "run")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+    assert Checkpoints(tmp_path / "run", 9).latest() == 4
+
+
+SUBWORDS = {"data.codes": 60, "data.vocabulary_size": 400, "evaluate_every": 4, "checkpoint_every": 4, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def spelt(config, tmp_path_factory):
+    """Config and workdir of a run of 8 updates over sub-word units, stopped after the fourth and continued."""
+    workdir = tmp_path_factory.mktemp("spelt") / "run"
+    for steps in 4, 8:
+        train(config(steps=steps, **SUBWORDS), workdir)
+    return config(steps=8, **SUBWORDS), workdir
+
+
+def text_words(text, split):
+    return [word for line in (text / f"{split}.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
+
+
+def test_sub_words_are_continued_as_if_never_stopped(spelt, tmp_path):
+    """Losses and parameters are those of 8 updates at once, and the workdir holds both halves of the vocabulary."""
+    settings, workdir = spelt
+    train(settings, tmp_path / "run")
+    assert metrics(workdir, speeds=False) == metrics(tmp_path / "run", speeds=False)
+    assert_close(state_of(workdir, settings).params, state_of(tmp_path / "run", settings).params, 0)
+    vocabulary = read_vocabulary(workdir / "vocabulary.txt")
+    assert isinstance(vocabulary, Subwords)
+    assert vocabulary.digest == load(settings["data"]).vocabulary.digest
+    with pytest.raises(InputError, match="data.codes was 60 and is now 61"):
+        train(settings | {"data": settings["data"] | {"codes": 61}}, workdir)
+    (tmp_path / "run" / "subwords.model").unlink()
+    with pytest.raises(InputError, match="cannot read the model"):
+        train(settings, tmp_path / "run")
+
+
+def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
+    """The first update's loss is that of the untrained model, in nats over all units divided by the words they end."""
+    settings, workdir = spelt
+    vocabulary, ids = load(settings["data"])
+    model = build(settings, len(vocabulary))
+    batches = TrainingBatches(ids["train"], vocabulary.eos, Layout(**settings["batches"]), rows=32)
+    batch = jax.tree.map(lambda a: a[0], batches.batch(0, 0))
+    nll = jax.jit(model.apply)({"params": init_params(model, 0)}, batch)[0].nll
+    words = sum(vocabulary.words[i].endswith(("▁", "<eos>")) for i in batch.targets[batch.weights > 0])
+    assert words < 0.9 * batch.weights.sum()
+    first = metrics(workdir)[0]
+    assert first["train/nll"] == pytest.approx(float((nll * batch.weights).sum()) / words, rel=1e-5)
+    assert first["train/perplexity"] == pytest.approx(math.exp(first["train/nll"]))
+
+    last = metrics(workdir)[-1]
+    result = evaluate(workdir, Request("validation", 0, 0, "latest"))
+    assert (result["step"], result["words"]) == (8, len(text_words(text, "valid")))
+    assert result["tokens"] == len(ids["validation"]) > 1.1 * result["words"]
+    assert result["nll"] == pytest.approx(last["validation/nll"], rel=1e-6)
+
+
+def test_a_model_of_sub_words_scores_open_text(spelt, tmp_path):
+    """Words, characters and an <unk> that the train split never has; a model of words would have to refuse them."""
+    _, workdir = spelt
+    (tmp_path / "test.txt").write_text("the t0w0 unseen\n\n<unk> 💩 ▁\n")
+    result = evaluate(workdir, Request(data_path=str(tmp_path)))
+    assert result["words"] == 3 + 3 + 3
+    assert result["tokens"] > 2 * 9
+    assert math.isfinite(result["nll"])
+    assert 1e6 < result["unigram_perplexity"] < math.inf
+
+
+def test_bfloat16_trains_on_float32_parameters(trained, config, tmp_path):
+    """Products in bfloat16, parameters and momentum in float32, and a loss close to float32's."""
+    settings = config(dtype="bfloat16")
+    train(settings, tmp_path / "run")
+    state = state_of(tmp_path / "run", settings)
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer[1]))} == {np.dtype("float32")}
+    half, full = (metrics(workdir)[-1]["validation/nll"] for workdir in (tmp_path / "run", trained))
+    assert half != full
+    assert half == pytest.approx(full, rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def diverged(config, tmp_path_factory):
+    """Workdir, config and error of a run whose third update is the first at an absurd rate."""
+    workdir = tmp_path_factory.mktemp("diverged") / "run"
+    settings = config(steps=20, log_every=1, evaluate_every=1, checkpoint_every=1, keep=20, **{
+        "optimizer.learning_rate": 1e30, "optimizer.clip_norm": 1e30, "schedule.warmup_steps": 2})
+    with pytest.raises(InputError) as error:
+        train(settings, workdir)
+    return workdir, settings, str(error.value)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(diverged):
+    """One line names the update and the cure."""
+    _, _, message = diverged
+    assert "\n" not in message
+    assert "update " in message
+    assert "lower optimizer.learning_rate" in message
+
+
+def test_no_checkpoint_of_a_diverged_model(diverged):
+    """What was saved before stays, and every checkpoint that is there gives a finite loss."""
+    workdir, settings, _ = diverged
+    saved = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.is_dir())
+    assert saved[0] == 1
+    losses = {line["step"]: line["validation/nll"] for line in metrics(workdir) if "validation/nll" in line}
+    assert all(math.isfinite(losses[step]) for step in saved), (saved, losses)
+    for step in saved:
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state_of(workdir, settings, step).params))
+
+
+def test_the_cure_for_divergence_works(diverged, tmp_path):
+    """Doing what the message says, a lower rate in a new workdir, ends finite; the old run refuses the other rate."""
+    workdir, settings, _ = diverged
+    lower = settings | {"optimizer": settings["optimizer"] | {"learning_rate": 0.1}}
+    with pytest.raises(InputError, match="optimizer.learning_rate was"):
+        train(lower, workdir)
+    train(lower, tmp_path / "run")
+    last = metrics(tmp_path / "run")[-1]
+    assert last["step"] == 20
+    assert math.isfinite(last["validation/nll"])
+
+
+def test_training_needs_neither_tensorflow_nor_torch(config, tmp_path):
+    """A run of two updates from raw text, and its evaluation, where neither can be imported."""
+    settings = config(steps=2)
+    settings["data"]["cache"] = str(tmp_path / "cache")
+    script = (
+        "import json, sys; from importlib.machinery import PathFinder; from pathlib import Path\n"
+        "find = PathFinder.find_spec\n"
+        "PathFinder.find_spec = lambda name, *more: None if name in ('tensorflow', 'torch') else find(name, *more)\n"
+        "from adaptive_jax.training.loop import train; from adaptive_jax.evaluation.evaluate import Request, evaluate\n"
+        "workdir = Path(sys.argv[2]); train(json.loads(sys.argv[1]), workdir); evaluate(workdir, Request())\n"
+        "assert not {'tensorflow', 'torch'} & set(sys.modules)")
+    done = subprocess.run([sys.executable, "-c", script, json.dumps(settings), str(tmp_path / "run")],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "run" / "eval").iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PTB.is_dir(), reason="the Penn Treebank is not here")
+def test_penn_treebank_is_learned(tmp_path):
+    """The shipped config in small: each evaluation is better than the one before, and the last far below unigrams."""
+    settings = penn_treebank.get_config()
+    settings.update_from_flattened_dict({
+        "steps": 300, "log_every": 50, "evaluate_every": 100, "checkpoint_every": 300, "tokens_per_update": 2048,
+        "tokens_per_device": 2048, "data.path": str(PTB), "data.cache": str(tmp_path / "cache"), "batches.sequence_length": 64,
+        "body.layers": 2, "body.features": 64, "body.heads": 4, "body.feed_forward": 256, "body.dropout": 0.0,
+        "body.attention_dropout": 0.0, "body.activation_dropout": 0.0, "output.tail_dropout": 0.0,
+        "optimizer.learning_rate": 1.0, "optimizer.momentum": 0.9, "optimizer.clip_norm": 1.0, "schedule.warmup_steps": 30,
+        "schedule.cycle_steps": 270, "schedule.cycles": 1})
+    train(settings.to_dict(), tmp_path / "run")
+    losses = [line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line]
+    assert len(losses) == 3
+    assert losses == sorted(losses, reverse=True)
+    result = evaluate(tmp_path / "run", Request("test", 0, 0, "best"))
+    assert result["words"] == 82_430
+    assert result["perplexity"] < 0.6 * result["unigram_perplexity"]
+
+
+def test_a_run_that_is_stopped_saves_first(config, tmp_path, monkeypatch):
+    """No validation split is scored before the state is on disk; resuming scores what was due, and ends as if never stopped."""
+    settings = config(steps=6, evaluate_every=2, checkpoint_every=4, log_every=1)
+    train(settings, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts, "stopping", lambda: contextlib.nullcontext(lambda step: step == 4))
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, tmp_path / "run")
+    assert [line["step"] for line in metrics(tmp_path / "run") if "validation/nll" in line] == [2]
+    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
+    assert (checkpoints.latest(), checkpoints.evaluated(4)) == (4, False)
+    checkpoints.close()
+    train(settings, tmp_path / "run")
+    assert metrics(tmp_path / "run", speeds=False) == metrics(tmp_path / "whole", speeds=False)
+    assert_close(state_of(tmp_path / "run", settings), state_of(tmp_path / "whole", settings), 0)
+
+
+@pytest.mark.parametrize("size", [0, 12])
+def test_the_size_of_the_corpus_counts_not_that_of_the_config(config, tmp_path, size):
+    """`data.vocabulary_size` is for plans made without the corpus: another size, or none, stops no run."""
+    train(config(steps=1, **{"data.vocabulary_size": size}), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "plan.json").read_text())["vocabulary_size"] == 122
+
+
+def test_a_wrong_setting_is_found_before_the_corpus_is_prepared(config, tmp_path):
+    """A name that does not exist is told although there is no text at all."""
+    settings = config(**{"data.path": str(tmp_path / "nowhere")})
+    for group, name in ("body", "transfomer"), ("schedule", "cosine"):
+        with pytest.raises(InputError, match=f"config.{group}.name='{name}' is not one of"):
+            train(settings | {group: settings[group] | {"name": name}}, tmp_path / "run")
+
+
+def test_the_optimizer_hears_of_each_evaluation(config, tmp_path, monkeypatch):
+    """`after_evaluation` is given the validation loss, of the parameters that the optimizer chose; its state is saved."""
+    monkeypatch.setattr(optim, "from_config", lambda config: Halving(lambda step: 0.01))
+    settings = config(steps=4, evaluate_every=2, checkpoint_every=4)
+    train(settings, tmp_path / "run")
+    state = state_of(tmp_path / "run", settings)
+    losses = [line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line]
+    assert (float(state.optimizer["evaluations"]), len(losses)) == (2, 2)
+    assert float(state.optimizer["last"]) == pytest.approx(losses[-1], rel=1e-6)
+    own = evaluate(tmp_path / "run", Request("validation", checkpoint="latest"))
+    assert own["nll"] != pytest.approx(losses[-1], rel=1e-3)

@@ -1,0 +1,77 @@
+"""Checkpoints: which are kept, which items are read, and workdirs of before."""
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.settings import read_config, to_json
+
+
+def test_the_latest_and_the_best_are_kept(tmp_path):
+    """With keep=2: the two latest, and the best by validation however old; the same after opening the directory again."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step, nll in enumerate([3.0, 1.0, 2.0, 4.0, 5.0], start=1):
+        checkpoints.save(step, {"params": jnp.full(3, step), "carry": ()}, nll)
+    checkpoints.close()
+    again = Checkpoints(tmp_path, keep=2)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()} == {"2", "4", "5"}
+    assert (again.latest(), again.best(), again.step("4")) == (5, 2, 4)
+    assert again.restore(2, {"params": jnp.zeros(3, jnp.int32)})["params"].tolist() == [2, 2, 2]
+    again.close()
+
+
+def test_items_are_read_one_by_one(tmp_path):
+    """Parameters are read without knowing of the optimizer; an item without arrays is not saved and comes back as it is."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, {"params": {"a": jnp.arange(3)}, "optimizer": (jnp.ones(2), ()), "carry": ()}, 1.0)
+    checkpoints.close()
+    reader = Checkpoints(tmp_path, read_only=True)
+    assert reader.restore(3, {"params": {"a": jnp.zeros(3, jnp.int32)}})["params"]["a"].tolist() == [0, 1, 2]
+    both = reader.restore(3, {"optimizer": (jnp.zeros(2), ()), "carry": ()})
+    assert both["carry"] == () and both["optimizer"][0].tolist() == [1, 1]
+    with pytest.raises(InputError, match="cannot be read"):
+        reader.restore(3, {"params": {"b": jnp.zeros(3, jnp.int32)}})
+    reader.close()
+
+
+def test_a_checkpoint_without_a_validation_loss(tmp_path):
+    """It is the latest and never the best, does not stay beyond `keep`, and alone is what "best" means."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"params": jnp.zeros(1)}, None)
+    assert (checkpoints.step("best"), checkpoints.evaluated(1)) == (1, False)
+    for step, nll in (2, 5.0), (3, None), (4, 6.0), (5, None):
+        checkpoints.save(step, {"params": jnp.zeros(1)}, nll)
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path, read_only=True)
+    assert sorted(checkpoints.manager.all_steps()) == [2, 5]
+    assert (checkpoints.best(), checkpoints.latest(), checkpoints.step("best")) == (2, 5, 2)
+    checkpoints.close()
+
+
+def test_a_config_of_before_is_read_in_the_keys_of_today(tmp_path):
+    """Groups that were one are parted; a key that is missing is named, with what to do."""
+    old = {"steps": 1, "data": {"corpus": "embedded", "block": 8, "break_mode": "none", "rows": "packed"},
+           "output": {"name": "softmax"}, "optimizer": {"learning_rate": 1.0, "momentum": 0.9, "clip_norm": math.inf, "cycles": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    new = read_config(tmp_path)
+    assert new == {
+        "steps": 1, "fsdp": 0, "data": {"corpus": "embedded"}, "output": {"name": "softmax", "tail_dropout": 0.0},
+        "batches": {"sequence_length": 8, "break_mode": "none", "layout": "packed"},
+        "optimizer": {"name": "nag", "learning_rate": 1.0, "momentum": 0.9, "clip_norm": None},
+        "schedule": {"name": "cosine_cycles", "cycles": 1}}
+    (tmp_path / "config.json").write_text(to_json(new))
+    assert read_config(tmp_path) == new
+    del old["data"]["rows"]
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    with pytest.raises(InputError, match=r"config\.json has no data\.rows, so it is of an older version: add it, or train anew"):
+        read_config(tmp_path)
+
+
+def test_json_is_standard():
+    """No infinity and no NaN, however deep."""
+    assert to_json({"a": [math.inf, {"b": (np.nan, 1.5)}]}) == '{"a": [null, {"b": [null, 1.5]}]}'
