@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
-from adaptive_jax.data.batches.layouts import LAYOUTS
-from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.data.batches.layouts import LAYOUTS, Spans, fill_rows
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError

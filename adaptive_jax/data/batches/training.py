@@ -6,8 +6,7 @@ import numpy as np
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import examples
-from adaptive_jax.data.batches.layouts import LAYOUTS, runs
-from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.data.batches.layouts import LAYOUTS, Spans, fill_rows, runs
 from adaptive_jax.errors import check_at_least, check_known
 
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import examples, ranges
-from adaptive_jax.data.batches.layouts import LAYOUTS, Single
-from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.data.batches.layouts import LAYOUTS, Single, Spans, fill_rows
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
 

@@ -62,14 +62,13 @@ class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy, see `local_texts`; for billion_word also a directory where tensorflow-datasets prepared `lm1b`. Empty:
-        the published copy. Or a URL that holds a prepared corpus, see `storage`: then its vocabulary is fixed, and the
-        settings below have no effect.
+    path: a local copy, see `local_texts`; for billion_word also where tensorflow-datasets prepared `lm1b`; or empty, for the
+        published copy; or a URL that holds a prepared corpus, see `storage`, where the settings below have no effect.
     cache: the directory for what is prepared.
     threshold, limit: see `Vocabulary.build`, which counts the train split.
     codes: 0 for words, or the number of merges to learn from the train split for sub-word units, see `Subwords`.
     tokeniser, lower: "none" for text whose words are separated by spaces, or "moses"; whether to lower-case it.
-    vocabulary_size: not used here. Plans need it before the corpus is read.
+    vocabulary_size: not used here; plans need it before the corpus is read.
     """
 
     corpus: str
@@ -177,8 +176,9 @@ def _shards(directory: Path, text: Callable[[], Text], name: str, *settings) -> 
 
 def _ids(path: Path, vocabulary: Vocabulary, shards: Callable[[], Shards]) -> np.ndarray:
     def make():
+        made = shards()  # first: old versions of rich cannot draw one bar within another
         with _bar(f"encoding {path.stem}") as show:
-            shards().encode(vocabulary, path, show)
+            made.encode(vocabulary, path, show)
 
     _once(path, make)
     return np.load(path, mmap_mode="r")
@@ -187,24 +187,22 @@ def _ids(path: Path, vocabulary: Vocabulary, shards: Callable[[], Shards]) -> np
 def _vocabulary(home, shards: Callable[[], Shards], settings: Settings) -> Vocabulary:
     """The vocabulary of the train split. Counts and sub-word units are kept for the next time."""
 
-    @functools.cache
+    def count():
+        made = shards()
+        with _bar("counting words") as show:
+            Vocabulary.build(made.counts(show)).write(home / COUNTS)
+
     def uncut():
-        fresh = []
-
-        def count():
-            with _bar("counting words") as show:
-                fresh.append(Vocabulary.build(shards().counts(show)))
-            fresh[0].write(home / COUNTS)
-
         _once(home / COUNTS, count)
-        return fresh[0] if fresh else Vocabulary.read(home / COUNTS)
+        return Vocabulary.read(home / COUNTS)
 
     if not settings.codes:
         return uncut().cut(settings.threshold, settings.limit)
     units = home / f"subwords-{subwords.FORMAT}-{settings.codes}" / "vocabulary.txt"
 
     def learn():
-        counts = dict(zip(uncut().words, uncut().counts.tolist(), strict=True))
+        words = uncut()
+        counts = dict(zip(words.words, words.counts.tolist(), strict=True))
         subwords.Subwords.build(counts, settings.codes).write(units)
 
     _once(units, learn)
@@ -248,9 +246,10 @@ def _compare_with_published(corpus: str, vocabulary: Vocabulary, ids: Mapping[st
     """Warns if a copy is not the published text: perplexities would not compare."""
     published = CORPORA[corpus].words if CORPORA[corpus] else {}
     for split in ids.keys() & published.keys():
-        count, expected = _count_words(vocabulary, ids[split], home / f"{split}.words"), published[split]
-        if count != expected:
-            logger.warning("%s %s has %s words, <eos> included; the published one has %s", corpus, split, count, expected)
+        count = _count_words(vocabulary, ids[split], home / f"{split}.words")
+        if count != published[split]:
+            message = "%s %s has %s words, <eos> included; the published one has %s"
+            logger.warning(message, corpus, split, count, published[split])
 
 
 def _count_words(vocabulary: Vocabulary, ids: np.ndarray, path: Path) -> int:

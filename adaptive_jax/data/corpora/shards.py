@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.corpora.text import Chunk, Text
 from adaptive_jax.data.corpora.tokenise import tokeniser
@@ -66,15 +67,12 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
     buffer, origins, number, last, chunk = bytearray(), [], itertools.count(), "", None
 
     def piece(cut):
-        nonlocal origins
         data = bytes(buffer[:cut])
         del buffer[:cut]
         made = Piece(next(number), data, tuple(origin for origin in origins if origin[0] < cut), chunk.done)
         begin, name, line = made.origins[-1]
         after = [(begin - cut, name, line) for begin, name, line in origins if begin >= cut]
-        if not after or after[0][0]:
-            after.insert(0, (0, name, line + data.count(NEWLINE, begin)))
-        origins = after
+        origins[:] = [(0, name, line + data.count(NEWLINE, begin)), *after]  # of equal offsets the last one counts
         return made
 
     open_line = False
@@ -206,10 +204,7 @@ def _tokens_of_words(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -
     """The tokens of the words `ids`. Word 0 has the first `lengths[0]` of `tokens`, word 1 the next `lengths[1]`, …"""
     if len(tokens) == len(lengths):  # one token a word
         return tokens[ids]
-    times = lengths[ids]
-    starts = (np.cumsum(lengths) - lengths)[ids]
-    within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-    return tokens[np.repeat(starts, times) + within]
+    return tokens[ranges((np.cumsum(lengths) - lengths)[ids], lengths[ids])]
 
 
 def _write_header(file, length):

@@ -38,11 +38,9 @@ RUN = 1000  # records of lm1b in a chunk
 
 
 class Records(NamedTuple):
-    """One split of `lm1b` as tensorflow-datasets prepared it, read like `Text`.
+    """One split of `lm1b` as tensorflow-datasets prepared it, read like `Text`: some records of a split there.
 
-    builder: the directory of the prepared data, with dataset_info.json.
-    split: the split there.
-    part: the first record, and the one after the last.
+    builder: the directory with dataset_info.json; part: the first record, and the one after the last.
     """
 
     builder: Path
@@ -195,13 +193,10 @@ def _download(address: str, cache: Path) -> Path:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hides the bars, notices and warnings of tfds. Errors come as InputError."""
-    loggers = [logging.getLogger(name) for name in ("absl", "urllib3")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(level)

@@ -65,9 +65,8 @@ class Text(NamedTuple):
                             read += len(data)
                             yield Chunk(name, data, min(1.0, (before + raw.tell()) / total))
             except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
-                raise InputError(
-                    f"cannot read {name} after {read:,} bytes of text: {error}; replace it by a complete copy"
-                ) from error
+                where = f"{name} after {read:,} bytes of text"
+                raise InputError(f"cannot read {where}: {error}; replace it by a complete copy") from error
             before += file.stat().st_size
 
 
@@ -95,21 +94,15 @@ def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, Bin
 
 
 # The names of the splits in the published copies, for those who unpacked one or have the archive.
-_WIKITEXT = ("wiki.train.{}", "wiki.valid.{}", "wiki.test.{}")
-_SHARDS = "{}-monolingual.tokenized.shuffled/news.en"
+_TOKENS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
+_RAW = ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw")
+_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"
 PUBLISHED_NAMES = {
     "penn_treebank": ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
-    "wikitext2": tuple(name.format("tokens") for name in _WIKITEXT),
-    "wikitext103": tuple(name.format("tokens") for name in _WIKITEXT),
-    "wikitext2_raw": tuple(name.format("raw") for name in _WIKITEXT),
-    "wikitext103_raw": tuple(name.format("raw") for name in _WIKITEXT),
-    # The first two of 50 held-out shards: the first is the usual test set (Jozefowicz et al. 2016, section 4.1).
-    "billion_word": (
-        f"{_SHARDS.format('training')}-*",
-        f"{_SHARDS.format('heldout')}.heldout-00001-of-00050",
-        f"{_SHARDS.format('heldout')}.heldout-00000-of-00050",
-    ),
-}
+    "wikitext2": _TOKENS, "wikitext103": _TOKENS, "wikitext2_raw": _RAW, "wikitext103_raw": _RAW,
+    # The first of 50 held-out shards is the usual test set (Jozefowicz et al. 2016, section 4.1).
+    "billion_word": ("training-monolingual.tokenized.shuffled/news.en-*", _HELD_OUT.format(1), _HELD_OUT.format(0)),
+}  # fmt: skip
 
 
 def published_texts(corpus: str, archive: Path) -> dict[str, Text]:
