@@ -1,4 +1,4 @@
-"""Decoder-only transformers, normalised before every sub-block or after it."""
+"""Decoder-only transformers, normalised before or after every sub-block."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,19 +9,19 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.batch import Batch
-from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached
+from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached_attention
 from adaptive_jax.devices.products import dot_general
 from adaptive_jax.dropout import Dropout, row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 
 
-def _all_but_parameters(primitive, *inputs, **_):
-    """What is gathered is gathered again and matrices are cast again, or those of all blocks would be kept."""
+def _not_parameters(primitive, *inputs, **_):
+    """Recompute gathers and casts of matrices in the backward pass; keeping them would store every block's copy."""
     return not (primitive.name == "all_gather" or (primitive.name == "convert_element_type" and inputs[0].ndim == 2))
 
 
 REMAT = {
-    "none": _all_but_parameters,
+    "none": _not_parameters,
     "elementwise": jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
         jax.checkpoint_policies.save_only_these_names(ATTENDED),
@@ -40,7 +40,7 @@ class Cache(NamedTuple):
 
 @jax.custom_vjp
 def _relu(x):
-    """Where `jax.nn.relu` keeps a mask for its gradient, this needs but its result, which the next product keeps anyway."""
+    """`jax.nn.relu` keeps a mask for its gradient; this needs only its result, which the next product keeps anyway."""
     return jnp.maximum(x, 0)
 
 
@@ -48,7 +48,7 @@ _relu.defvjp(lambda x: (_relu(x),) * 2, lambda y, gradient: (jnp.where(y > 0, gr
 
 
 class Block(nn.Module):
-    """One block: self-attention, then feed-forward; attributes as those of `Transformer`."""
+    """One block: self-attention, then a feed-forward layer; attributes as those of `Transformer`."""
 
     features: int
     heads: int
@@ -61,11 +61,11 @@ class Block(nn.Module):
     train: bool
 
     @nn.compact
-    def __call__(self, x, cache, seen, segments, rows):
-        """`x [batch, time, features]`, this layer's cached `(keys, values)` or `()`; returns both, brought forward."""
+    def __call__(self, x, cache, seen, segment_ids, row_ids):
+        """`x [rows, time, features]` and this layer's cached `(keys, values)` or `()` to both after this block."""
 
         def drop(rate, y):
-            return Dropout(rate)(y, rows, train=self.train)
+            return Dropout(rate)(y, row_ids, train=self.train)
 
         def dense(width, name):
             initial = nn.initializers.xavier_uniform()
@@ -73,22 +73,19 @@ class Block(nn.Module):
 
         def attend(x):
             nonlocal cache
-            batch, time, _ = x.shape
-            # One product for the three: Xavier over the joint shape is each one's Xavier with gain 1/sqrt(2), as released.
-            three = jnp.split(dense(3 * self.features, "query_key_value")(x), 3, axis=-1)
-            queries, keys, values = (each.reshape(batch, time, self.heads, -1) for each in three)
+            # One product for all three: Xavier over the joint shape is Xavier of each with gain 1/sqrt(2), as released.
+            joint = dense(3 * self.features, "query_key_value")(x)
+            queries, keys, values = (y.reshape(*x.shape[:2], self.heads, -1) for y in jnp.split(joint, 3, axis=-1))
             if cache:
-                keys, values = cache = tuple(
-                    jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
-                    for old, new in zip(cache, (keys, values), strict=True)
-                )
-                mixed = cached(queries, keys, values, seen)
+                pairs = zip(cache, (keys, values), strict=True)
+                cache = tuple(jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1) for old, new in pairs)
+                keys, values = cache
+                mixed = cached_attention(queries, keys, values, seen)
             else:
                 rate = self.attention_dropout if self.train else 0.0
-                seeds = row_seeds(self.make_rng("dropout"), rows) if rate else None
-                mixed = attention(
-                    queries, keys, values, segments=segments, dropout=rate, seeds=seeds, path=self.attention
-                )
+                seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
+                settings = {"dropout": rate, "seeds": seeds, "path": self.attention}
+                mixed = attention(queries, keys, values, segment_ids=segment_ids, **settings)
             return drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
@@ -99,7 +96,7 @@ class Block(nn.Module):
         return self.around(feed_forward, self._norm("norm_feed_forward"), x), cache
 
     def around(self, sub_block, norm, x):
-        """The residual connection around a sub-block, normalised at its entrance (section 4.1)."""
+        """The residual connection around a sub-block, whose input is normalised (Baevski & Auli 2019, section 4.1)."""
         return x + sub_block(norm(x))
 
     def _norm(self, name):
@@ -108,7 +105,7 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    """A block whose residual sums are normalised; attributes as those of `Transformer`."""
+    """A block that normalises residual sums; attributes as those of `Transformer`."""
 
     def around(self, sub_block, norm, x):
         """The residual connection around a sub-block, normalised after the sum (Vaswani et al. 2017, section 3.1)."""
@@ -118,25 +115,26 @@ class PostNormBlock(Block):
 class Transformer(nn.Module):
     """The decoder of Baevski & Auli 2019, section 4.1.
 
-    Input vectors are scaled by sqrt(features), sinusoidal positions are added, and `layers` blocks of causal
-    self-attention and a ReLU feed-forward layer follow, each sub-block normalised at its entrance and surrounded by a
-    residual connection. The blocks run under one scan, so their parameters carry a leading axis `[layers, ...]` and
-    sixteen compile as fast as one.
+    It scales the input vectors by sqrt(features), adds sinusoidal positions, and applies `layers` blocks of causal
+    self-attention and a ReLU feed-forward layer; each sub-block has a normalised input and a residual connection. One scan
+    runs all blocks, so their parameters have a leading axis `[layers, ...]`, and sixteen layers compile as fast as one. A
+    layer inside a block can sow "penalties" `[rows, time]`; they arrive as `[layers, rows, time]`.
 
     Attributes:
         features, layers, heads, feed_forward: the paper's e, N, H and e_ff.
-        dropout: on the embeddings and on what each sub-block adds to the residual.
-        attention_dropout, activation_dropout: on the attention weights; after the ReLU.
+        dropout: rate on the embeddings and on the output of each sub-block.
+        attention_dropout, activation_dropout: rates on the attention weights and after the ReLU.
         final_norm: normalise the last hidden states. The released WikiText-103 models do not.
-        attention: how it is computed, a name of `attention.PATHS`: the same numbers, another speed and memory.
-        remat: what the backward pass computes again instead of keeping it, of the blocks: "none"; "elementwise", everything but
-            matrix products with parameters; "all", so that only what stands between blocks is kept, for one more forward
-            pass of work.
+        attention: one of `attention.PATHS`, which give the same numbers and differ in speed and memory.
+        remat: what the backward pass recomputes in each block instead of keeping it. "none": only gathers and casts of
+            parameters; "elementwise": everything but matrix products with parameters; "all": the whole block, at the cost of
+            another forward pass.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
-        gather: takes a block's parameters to what the block computes with; see `sharding.gathering`.
+        gather: turns a block's stored parameters into the ones it computes with; see `sharding.gathering`.
 
     Raises:
-        InputError: heads that do not divide the features, an odd number of features, a name that does not exist.
+        InputError: heads that do not divide the features, an odd number of features, an unknown name, or a number that is
+            out of range.
     """
 
     features: int
@@ -181,17 +179,17 @@ class Transformer(nn.Module):
         """
         row_ids = jnp.arange(len(vectors)) if batch is None else batch.row_ids
         segment_ids = None if batch is None else batch.segment_ids
-        time = vectors.shape[1]
+        time, seen = vectors.shape[1], 0
         if carry:
             _check_cache(carry, time, batch)
-        seen = carry.seen if carry else 0
+            seen = carry.seen
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
         positions = sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
         x += positions[None] if segment_ids is None else positions[positions_in_segments(segment_ids)]
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
         def gather(variables):
-            return {name: self.gather(cut) for name, cut in variables.items()}  # none yet, when they are initialised
+            return {name: self.gather(params) for name, params in variables.items()}  # empty at initialisation
 
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
@@ -202,17 +200,10 @@ class Transformer(nn.Module):
             out_axes=0,
             length=self.layers,
         )(
-            features=self.features,
-            heads=self.heads,
-            feed_forward=self.feed_forward,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            attention=self.attention,
-            dtype=self.dtype,
-            train=train,
-            name="blocks",
-        )
+            features=self.features, heads=self.heads, feed_forward=self.feed_forward, dropout=self.dropout,
+            attention_dropout=self.attention_dropout, activation_dropout=self.activation_dropout,
+            attention=self.attention, dtype=self.dtype, train=train, name="blocks",
+        )  # fmt: skip
         x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids)
         if self.final_norm:
             x = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name="norm")(x).astype(self.dtype)
@@ -222,7 +213,7 @@ class Transformer(nn.Module):
         return jnp.where(carry.seen > carry.keys.shape[2], jnp.nan, x), carry
 
     def initial_carry(self, rows: int) -> tuple:
-        """The carry of `rows` rows before training: `()`, since every row stands alone."""
+        """The training carry before the first batch: `()`, since every row stands alone."""
         return ()
 
     def cache(self, rows: int, length: int) -> Cache:
@@ -232,23 +223,23 @@ class Transformer(nn.Module):
 
 
 def _check_cache(cache, time, batch):
-    """Refuses what would give wrong hidden states: `time` tokens beyond the cache's end, and rows that do not simply continue."""
+    """Refuses what would give wrong hidden states: more tokens than the cache holds, and rows that do not simply continue."""
     if batch is not None and (batch.segment_ids is not None or batch.reset is not None):
-        raise InputError("a cache continues every row: leave batch.segment_ids and batch.reset None")
+        raise InputError("a cache continues every row as one segment: give no batch.segment_ids and no batch.reset")
     length, seen = cache.keys.shape[2], 0
-    with contextlib.suppress(jax.errors.ConcretizationTypeError):
+    with contextlib.suppress(jax.errors.ConcretizationTypeError):  # inside jax.jit
         seen = int(cache.seen)
     if seen + time > length:
         raise InputError(
-            f"the cache holds {seen} of at most {length} tokens and cannot take {time} more: "
-            f"make it longer, body.cache(rows, length={seen + time})"
+            f"a cache of length {length} cannot hold {seen} tokens and {time} more: "
+            f"make it with body.cache(rows, length={seen + time})"
         )
 
 
 class PostNormTransformer(Transformer):
     """The decoder of Vaswani et al. 2017, normalised after every sub-block; attributes as those of `Transformer`.
 
-    Its last hidden states are normalised by the last block, so `final_norm` is normally False here.
+    The last block already normalises its output, so `final_norm` is normally False here.
     """
 
     block = PostNormBlock
@@ -262,10 +253,10 @@ def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:
-    """Sinusoidal position vectors `[time, features]`: sines first, then cosines.
+    """Sinusoidal position vectors of `positions [time]`: `[time, features]`, sines first, then cosines.
 
-    Position 0 is row 2 of the released table, and frequencies fall from 1 to 1/10000 over features/2 steps, so the
-    exponent divides by features/2 - 1 (Vaswani et al. 2017, section 3.5, divides by features/2).
+    Position 0 is row 2 of the released table. Frequencies fall from 1 to 1/10000 in features/2 steps, so the exponent is
+    divided by features/2 - 1 (Vaswani et al. 2017, section 3.5, divide by features/2).
     """
     half = features // 2
     frequencies = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))

@@ -1,0 +1,192 @@
+"""Attention: every path against one written out in float64 with the same weights dropped; what each path refuses."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.bodies import attention as module
+from adaptive_jax.bodies.attention import attention
+from adaptive_jax.dropout import keep_mask, positions, row_seeds
+from adaptive_jax.errors import InputError
+
+RATE = 0.3
+
+
+def tensors(rows, time, heads, width, dtype=jnp.float32):
+    """Queries, keys, values and the gradient of the result, `[rows, time, heads, width]`."""
+    bits = np.random.default_rng(0)
+    return [jnp.asarray(bits.standard_normal((rows, time, heads, width)), dtype) for _ in range(4)]
+
+
+def segments(rows, time):
+    """Segments of about 20 tokens that differ between rows, int32 `[rows, time]`."""
+    begins = np.random.default_rng(0).random((rows, time)) < 0.05
+    return jnp.asarray(np.cumsum(begins, axis=1) % 3, jnp.int32)
+
+
+def seeds_of(rows):
+    return row_seeds(jax.random.key(5), jnp.arange(rows))
+
+
+def with_gradients(attend, **options):
+    """A compiled function to the result and the gradients of queries, keys and values."""
+
+    def both(queries, keys, values, gradient):
+        attended, pull = jax.vjp(functools.partial(attend, **options), queries, keys, values)
+        return attended, *pull(gradient)
+
+    return jax.jit(both, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def slow_twin(arrays, segment_ids=None, stays=None):
+    """Section 3.2.1 of Vaswani et al. in float64, all pairs at once; `stays` is bool `[rows, heads, queries, keys]`."""
+    time, width = arrays[0].shape[1], arrays[0].shape[3]
+    mask = np.tri(time, dtype=bool)[None, None]
+    if segment_ids is not None:
+        segment_ids = np.asarray(segment_ids)
+        mask = mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None])
+
+    def attend(queries, keys, values):
+        weights = jnp.where(mask, jnp.exp(jnp.einsum("bqhw,bkhw->bhqk", queries, keys) / np.sqrt(width)), 0)
+        weights /= weights.sum(axis=-1, keepdims=True)
+        if stays is not None:
+            weights *= stays / (1 - RATE)
+        return jnp.einsum("bhqk,bkhw->bqhw", weights, values)
+
+    arrays = [np.asarray(x).astype(np.float64) for x in arrays]
+    with jax.enable_x64(True):
+        return [np.asarray(x) for x in with_gradients(attend)(*map(jnp.asarray, arrays))]
+
+
+@pytest.mark.parametrize("rows, time, heads, segmented, dropout", [
+    (2, 1, 2, False, 0.0),
+    (2, 7, 2, True, RATE),
+    (2, 64, 2, False, RATE),
+    (3, 130, 4, False, 0.0),
+    (3, 130, 4, True, 0.0),
+    (3, 130, 4, True, RATE),
+    (1, 1100, 3, True, RATE),
+])
+def test_paths_equal_the_slow_twin(rows, time, heads, segmented, dropout):
+    """Results and gradients: less than a chunk, one chunk, chunks and a part of one; one group of heads and several."""
+    arrays = tensors(rows, time, heads, 8)
+    segment_ids = segments(rows, time) if segmented else None
+    seeds = seeds_of(rows)
+    stays = np.asarray(keep_mask(seeds, positions((heads, time, time)), dropout)) if dropout else None
+    expected = slow_twin(arrays, segment_ids, stays)
+    for path in ("plain", "chunked"):
+        run = with_gradients(attention, segment_ids=segment_ids, dropout=dropout, seeds=seeds, path=path)
+        for ours, right in zip(run(*arrays), expected, strict=True):
+            assert ours.dtype == jnp.float32 and ours.shape == arrays[0].shape
+            np.testing.assert_allclose(ours, right, rtol=1e-4, atol=1e-5 * max(np.abs(right).max(), 1), err_msg=path)
+
+
+def test_sizes_of_the_tests_cross_chunks_and_groups():
+    """The test above covers all heads at once, two groups of six side by side, three groups of one in turn, and stages."""
+    counts = []
+    for heads, time in ((4, 7), (12, 130), (3, 1100)):
+        arrays = module._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None)
+        module._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
+    assert counts == [4, 6, 6, 1]  # groups in turn are one loop, whose body is traced once
+    assert module._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
+    assert module._stages(1100) == [*((first, first + 256, 128) for first in (0, 256, 512, 768)), (1024, 1100, 76)]
+
+
+@pytest.mark.parametrize("path", ["plain", "chunked"])
+def test_bfloat16_and_large_scores(path):
+    """In bfloat16 results are as close to float64 as bfloat16 allows; scores whose exponentials overflow stay finite."""
+    arrays = tensors(2, 130, 2, 16, jnp.bfloat16)
+    run = with_gradients(attention, path=path)
+    for ours, right in zip(run(*arrays), slow_twin(arrays), strict=True):
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(ours, np.float64), right, atol=0.02 * np.abs(right).max())
+    for each in run(*(300 * x for x in arrays[:2]), *arrays[2:]):
+        assert np.all(np.isfinite(np.asarray(each, np.float32)))
+
+
+def test_memory_of_chunks_grows_with_time():
+    """Of the compiled forward and backward pass: in proportion to time, not to its square."""
+    run = with_gradients(attention, path="chunked")
+    short, long = (
+        run.lower(*[jax.ShapeDtypeStruct((1, time, 1, 8), jnp.float32)] * 4).compile().memory_analysis().temp_size_in_bytes
+        for time in (1536, 3072)
+    )
+    assert 1.6 < long / short < 2.4
+
+
+def chosen(monkeypatch, time=128, width=16, dtype=jnp.bfloat16, **asked):
+    """The path that "auto" takes."""
+    calls = []
+    monkeypatch.setattr(module, "_plain", lambda *_: calls.append("plain"))
+    monkeypatch.setattr(module, "_chunked", lambda *_: calls.append("chunked"))
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *_, implementation, is_causal: calls.append(implementation))
+    attention(*[jnp.zeros((1, time, 2, width), dtype)] * 3, **asked)
+    return calls
+
+
+def test_auto_takes_the_fastest_path_that_can(monkeypatch):
+    """On a CPU chunks, if there are several; on a GPU cuDNN, unless it lacks dropout, segments or the dtype."""
+    assert chosen(monkeypatch) == ["chunked"]
+    assert chosen(monkeypatch, time=64) == ["plain"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert chosen(monkeypatch) == ["cudnn"]
+    assert chosen(monkeypatch, dtype=jnp.float32) == chosen(monkeypatch, width=12) == ["chunked"]
+    assert chosen(monkeypatch, dropout=0.1, seeds=seeds_of(1)) == ["chunked"]
+    assert chosen(monkeypatch, segment_ids=segments(1, 128)) == ["chunked"]
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert chosen(monkeypatch) == ["chunked"]
+
+
+@pytest.mark.parametrize("platform, backend", [("cuda", "gpu"), ("tpu", "tpu")])
+def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
+    """All heads at once, without a loop, and with float32 sums of bfloat16 products."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    attend = functools.partial(attention, dropout=RATE, seeds=seeds_of(8), segment_ids=segments(8, 300))
+    step = jax.jit(jax.grad(lambda *arrays: attend(*arrays).sum().astype(jnp.float32), argnums=(0, 1, 2)))
+    like = jax.ShapeDtypeStruct((8, 300, 16, 64), jnp.bfloat16)
+    text = step.trace(like, like, like).lower(lowering_platforms=(platform,)).as_text()
+    assert "stablehlo.while" not in text
+    assert "tensor<128x128x256xbf16>" in text and "-> tensor<128x128x256xf32>" in text
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        ({"path": "chunkd"}, "chunked"),
+        ({"path": "cudnn"}, "needs a GPU.*choose body.attention='chunked'"),
+        ({"path": "cudnn", "backend": "gpu", "dropout": 0.1}, "dropout=0.1.*choose"),
+        ({"path": "cudnn", "backend": "gpu", "segment_ids": np.zeros((1, 128))}, "segments.*choose"),
+        ({"path": "cudnn", "backend": "gpu"}, "not float32.*choose"),
+        ({"path": "cudnn", "backend": "gpu", "dtype": jnp.bfloat16, "width": 12}, "not 12.*choose"),
+        ({"time": 65_537, "dropout": 0.1}, "2 heads over 65537 tokens.*choose a smaller batches.sequence_length"),
+    ],
+)
+def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
+    """In one line, with the value and the cure."""
+    asked = {"backend": "cpu", "time": 128, "width": 16, "dtype": jnp.float32} | asked
+    backend = asked.pop("backend")
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
+    with pytest.raises(InputError, match=says):
+        jax.eval_shape(functools.partial(attention, **asked), like, like, like)
+
+
+def test_the_benchmark_times_every_path(command, tmp_path):
+    """On a CPU plain and chunked, each with and without dropout, and torch where it is installed."""
+    done = command(
+        "-m", "benchmarks.attention", "--times=70", "--heads=2", "--width=8", "--rows=2", "--repeats=1",
+        f"--json={tmp_path / 'rows.json'}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    ours = [row for row in rows if row["path"] != "torch"]
+    assert [(row["time"], row["dropout"], row["path"]) for row in ours] == [
+        (70, dropout, path) for dropout in (0.1, 0.0) for path in ("plain", "chunked")]
+    for row in ours:
+        assert row["seconds"] >= row["fastest"] > 0 and row["peak_bytes"] > 0
+        pairs = 2 * 2 * row["time"] * (row["time"] + 1) / 2
+        assert row["gflops_per_second"] == pytest.approx(12 * pairs * 8 / row["seconds"] / 1e9)
+    assert len(done.stdout.splitlines()) == 2 + len(rows)

@@ -1,0 +1,209 @@
+"""The transformer against a plain one in float64, written layer by layer and head by head; its cache; what blocks sow."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.bodies.transformer import Block, Transformer, positions_in_segments, sinusoids
+from adaptive_jax.errors import InputError
+
+ROWS, TIME, FEATURES, HEADS, LAYERS = 2, 7, 16, 4, 3
+VECTORS = np.random.default_rng(0).standard_normal((ROWS, TIME, FEATURES), np.float32)
+
+
+def make(kind=Transformer, **fields):
+    return kind(**{"features": FEATURES, "layers": LAYERS, "heads": HEADS, "feed_forward": 24} | fields)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="train")
+def apply(body, *arrays, **how):
+    """`body.apply`, compiled once for all tests with this body and these shapes."""
+    return body.apply(*arrays, **how)
+
+
+def random_params(body):
+    """Random values for every parameter, gains and biases too, so that a missing one shows."""
+    shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)["params"]
+    bits = np.random.default_rng(1)
+    return {"params": jax.tree.map(lambda a: 0.4 * bits.standard_normal(a.shape, np.float32), shapes)}
+
+
+def slow(params, x, final_norm):
+    """Section 4.1 of Baevski & Auli 2019, in numpy."""
+    params = jax.tree.map(lambda a: np.asarray(a, np.float64), params["params"])
+
+    def norm(x, p):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+
+    def dense(x, p):
+        return x @ p["kernel"] + p["bias"]
+
+    x = np.asarray(x, np.float64) * FEATURES**0.5 + np.asarray(sinusoids(jnp.arange(TIME), FEATURES), np.float64)
+    width = FEATURES // HEADS
+    for layer in range(LAYERS):
+        p = jax.tree.map(lambda a, layer=layer: a[layer], params["blocks"])
+        queries, keys, values = np.split(dense(norm(x, p["norm_attention"]), p["query_key_value"]), 3, axis=-1)
+        attended = np.zeros_like(x)
+        for head in range(HEADS):
+            part = slice(head * width, (head + 1) * width)
+            for row in range(ROWS):
+                for t in range(TIME):
+                    scores = keys[row, :t + 1, part] @ queries[row, t, part] / width**0.5
+                    shares = np.exp(scores - scores.max())
+                    attended[row, t, part] = shares / shares.sum() @ values[row, :t + 1, part]
+        x = x + dense(attended, p["attended"])
+        x = x + dense(np.maximum(dense(norm(x, p["norm_feed_forward"]), p["inner"]), 0), p["outer"])
+    return norm(x, params["norm"]) if final_norm else x
+
+
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_hidden_states(final_norm):
+    """Scaling, positions, masks, heads, residuals and normalisation, with all parameters random."""
+    body = make(final_norm=final_norm)
+    params = random_params(body)
+    hidden, carry = apply(body, params, VECTORS)
+    assert carry == body.initial_carry(ROWS) == ()
+    np.testing.assert_allclose(hidden, slow(params, VECTORS, final_norm), rtol=2e-4, atol=2e-4)
+
+
+def test_full_cache_is_an_error_and_never_silent():
+    """A cache of 4 takes 4 tokens exactly; one more is a one-line error, or NaN inside a compiled program."""
+    body = make()
+    params = random_params(body)
+    _, carry = apply(body, params, VECTORS[:, :2], body.cache(ROWS, 4))
+    hidden, full = apply(body, params, VECTORS[:, 2:4], carry)
+    np.testing.assert_allclose(hidden, apply(body, params, VECTORS)[0][:, 2:4], atol=1e-5)
+    with pytest.raises(InputError, match=r"length 4 cannot hold 4 tokens and 2 more: .*length=6"):
+        body.apply(params, VECTORS[:, :2], full)
+    with pytest.raises(InputError, match=r"length 4 cannot hold 0 tokens and 7 more: .*length=7"):
+        apply(body, params, VECTORS, body.cache(ROWS, 4))
+    for begun in (carry._replace(seen=jnp.int32(3)), full):  # one of the two tokens would still fit the first of these
+        for _ in range(2):
+            hidden, begun = apply(body, params, VECTORS[:, 2:4], begun)
+            assert jnp.isnan(hidden).all()
+
+
+@pytest.mark.parametrize("given", ["segment_ids", "reset"])
+def test_cache_refuses_what_it_cannot_follow(given):
+    """Segments and resets, which a cache has no room for."""
+    body = make()
+    batch = Batch(None, None, None, jnp.arange(ROWS), **{given: jnp.zeros((ROWS, TIME), jnp.int32)})
+    with pytest.raises(InputError, match=f"no batch.{given}"):
+        jax.eval_shape(body.apply, random_params(body), VECTORS, body.cache(ROWS, TIME), batch)
+
+
+class Penalised(Block):
+    """A block that sows the squares of its output, as activation regularisation does."""
+
+    @nn.compact
+    def __call__(self, *arguments):
+        x, cache = super().__call__(*arguments)
+        self.sow("penalties", "squares", (x**2).mean(axis=-1))
+        return x, cache
+
+
+class PenalisedTransformer(Transformer):
+    """A transformer of such blocks."""
+
+    block = Penalised
+
+
+def test_blocks_can_sow_penalties():
+    """Of every layer and token, with gradients to the layer's parameters; without the collection nothing changes."""
+    body = make(PenalisedTransformer, final_norm=False)
+    params = random_params(body)
+
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss(params):
+        (hidden, _), sown = body.apply(params, VECTORS, mutable=["penalties"])
+        (penalties,) = jax.tree.leaves(sown)
+        return penalties[0].sum(), (hidden, penalties)
+
+    (_, (hidden, penalties)), gradient = jax.jit(loss)(params)
+    assert penalties.shape == (LAYERS, ROWS, TIME)
+    np.testing.assert_allclose(penalties[-1], (hidden**2).mean(axis=-1), rtol=1e-5)
+    of_layers = np.abs(gradient["params"]["blocks"]["outer"]["kernel"]).sum(axis=(1, 2))
+    assert of_layers[0] > 0 and not of_layers[1:].any()
+    np.testing.assert_allclose(hidden, apply(make(final_norm=False), params, VECTORS)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_acts_in_training_alone(rate):
+    """With any one of the three rates two keys differ in training; evaluation needs no key and drops nothing."""
+    body = make(layers=1, **{rate: 0.3})
+    params = random_params(body)
+    one, other, again = (
+        apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(key)})[0] for key in (0, 1, 0)
+    )
+    assert (one != other).any()
+    np.testing.assert_array_equal(one, again)
+    np.testing.assert_array_equal(apply(body, params, VECTORS)[0], apply(make(layers=1), params, VECTORS)[0])
+
+
+def test_layers_draw_their_own_dropout():
+    """Two layers of one scan do not share a mask.
+
+    Parameters are 0 but for a feed-forward layer that adds the number of its active units to every feature. Half of the
+    units are dropped and the others count double, so two layers with one mask would add a multiple of 4.
+    """
+    body = make(layers=2, activation_dropout=0.5, final_norm=False)
+    params = jax.tree.map(jnp.zeros_like, random_params(body))
+    blocks = params["params"]["blocks"]
+    blocks["inner"]["bias"] += 1.0
+    blocks["outer"]["kernel"] += 1.0
+    hidden = apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(0)})[0]
+    added = np.asarray(hidden - (VECTORS * FEATURES**0.5 + sinusoids(jnp.arange(TIME), FEATURES)[None]))[..., 0].round(3)
+    assert not (added % 2).any() and (added % 4).any()
+
+
+def test_sixteen_layers_are_as_large_a_program_as_two():
+    """The scan compiles one block, however many there are."""
+    sizes = set()
+    for layers in (2, 16):
+        body = make(layers=layers)
+        shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)
+        sizes.add(len(jax.jit(body.apply).lower(shapes, VECTORS).as_text().splitlines()))
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize("fields, says", [
+    ({"heads": 5}, "5 heads do not divide 16 features"),
+    ({"layers": 0}, "layers=0 must be 1 or more"),
+    ({"attention_dropout": 1.0}, r"attention_dropout=1\.0 is no rate"),
+])
+def test_wrong_fields(fields, says):
+    """One line with the value."""
+    with pytest.raises(InputError, match=says):
+        make(**fields)
+
+
+def test_rematerialisation_changes_nothing():
+    """What is recomputed is what would have been kept: gradients are equal, with dropout and rows of several chunks."""
+    vectors = jax.random.normal(jax.random.key(0), (1, 70, FEATURES))
+    rates = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.2}
+
+    def gradients(remat):
+        body = make(layers=2, heads=2, remat=remat, **rates)
+
+        def loss(params, vectors):
+            return jnp.sum(body.apply(params, vectors, train=True, rngs={"dropout": jax.random.key(2)})[0] ** 3)
+
+        step = jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options={"xla_backend_optimization_level": 0})
+        return jax.tree.leaves(step(random_params(body), vectors))
+
+    kept = gradients("none")
+    for remat in ("elementwise", "all"):
+        for a, b in zip(kept, gradients(remat), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(a).max())
+
+
+def test_positions_in_segments():
+    """Positions count from 0 in each run of one number."""
+    segment_ids = jnp.asarray([[1, 1, 1, 2, 2, 0], [3, 4, 5, 5, 5, 5], [0, 0, 0, 0, 0, 0]])
+    assert positions_in_segments(segment_ids).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
