@@ -100,9 +100,8 @@ def alone(layer, *arrays):
 
 
 def random_batch(rows=BATCH):
-    ids = np.asarray(jax.random.randint(jax.random.key(7), (rows, TIME + 1), 0, VOCABULARY))
-    weights = np.asarray(jax.random.uniform(jax.random.key(8), (rows, TIME)))
-    return Batch(ids[:, :-1], ids[:, 1:], weights, np.arange(rows, dtype=np.int32))
+    ids = jax.random.randint(jax.random.key(7), (rows, TIME + 1), 0, VOCABULARY)
+    return Batch(ids[:, :-1], ids[:, 1:], jax.random.uniform(jax.random.key(8), (rows, TIME)), jnp.arange(rows))
 
 
 def rows_of(tokens, segment_ids=None):
