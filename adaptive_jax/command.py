@@ -15,7 +15,8 @@ from absl import app, flags, logging
 from adaptive_jax.errors import InputError
 
 DENIED = {errno.EACCES, errno.EPERM}
-UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+OCCUPIED = {errno.ENOTDIR, errno.EEXIST}
+UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 def run(main: Callable[..., None], positional: Sequence[str] = ()) -> None:
@@ -56,7 +57,9 @@ def _guarded(main, arguments):
         name, reason = error.filename or "a file", os.strerror(error.errno or 0)
         if error.errno in DENIED and not _readable(name):
             _fail(f"cannot read {name}: {reason}; give yourself permission to read it, or choose another place")
-        if error.errno not in UNWRITABLE | DENIED:
+        if error.errno in OCCUPIED:
+            _fail(f"cannot use {name}: {reason}; choose another place")
+        if error.errno not in UNWRITABLE:
             raise
         _fail(
             f"cannot write {name}: {reason}; what was saved before is intact. "
