@@ -14,7 +14,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, OwnTable, TiedTable
+from adaptive_jax import AdaptiveInput, Band, OwnTable, Softmax, TiedTable
 from adaptive_jax.bodies.transformer import sinusoids
 from adaptive_jax.outputs import banded
 from adaptive_jax.training import optim
@@ -45,7 +45,7 @@ class Tied(nn.Module):
     share_projections: bool
 
     def setup(self):
-        self.softmax = AdaptiveSoftmax(TiedTable(self.input, self.input.features, self.share_projections))
+        self.softmax = Softmax(TiedTable(self.input, self.input.features, self.share_projections))
 
 
 def softmax_of(settings):
@@ -66,7 +66,7 @@ def softmax_of(settings):
     for i in bands[1:]:
         places[f"softmax.tail.{i - 1}.0.weight"] = (("table", f"projection_{i}"), False)
         places[f"softmax.tail.{i - 1}.2.weight"] = (("table", f"table_{i}"), False)
-    return AdaptiveSoftmax(OwnTable(**shape)), lambda m: m, places
+    return Softmax(OwnTable(**shape)), lambda m: m, places
 
 
 def placed(weights, places):
@@ -151,7 +151,7 @@ def test_fresh_weights(case):
         params = tied.init(keys[1], method=lambda m: m.softmax.log_probs(jnp.zeros((1, settings["output_dim"]))))
         fresh["softmax.head.class_proj.weight"] = params["params"]["softmax"]["clusters"]
     else:
-        own = AdaptiveSoftmax(OwnTable(**shape)).init(
+        own = Softmax(OwnTable(**shape)).init(
             keys[1], jnp.zeros((1, settings["output_dim"])), method="log_probs")["params"]
         for i in (1, 2):
             fresh[f"softmax.tail.{i - 1}.0.weight"] = own["table"][f"projection_{i}"]
@@ -228,30 +228,22 @@ def test_learning_rates(case):
 
 @pytest.mark.parametrize("case", CASES["torch_adaptive_log_softmax"])
 def test_torch_adaptive_log_softmax(case):
-    """torch's layer; a bias of its head is one more feature, which is 1 for every token and 0 in the tails."""
+    """torch's layer, whose head may have a bias; its last columns are the clusters."""
     settings, data = CASES["torch_adaptive_log_softmax"][case], arrays("torch_adaptive_log_softmax", case)
-    hidden, head, cutoff = data["input"], data["weight/head.weight"], settings["cutoffs"][0]
-    tails = range(len(settings["cutoffs"]))
-    projections = [data[f"weight/tail.{i}.0.weight"] for i in tails]
-    if settings["head_bias"]:
-        hidden = np.concatenate([hidden, np.ones((len(hidden), 1), np.float32)], axis=1)
-        head = np.concatenate([head, data["weight/head.bias"][:, None]], axis=1)
-        projections = [np.pad(p, [(0, 0), (0, 1)]) for p in projections]
-    bands = ((head[:cutoff], None), *((data[f"weight/tail.{i}.1.weight"], projections[i]) for i in tails))
-    hidden, bands, clusters = jax.tree.map(jnp.asarray, (hidden, bands, head[cutoff:]))
-    targets = jnp.asarray(data["target"], jnp.int32)
-    close(banded.log_probs(hidden, bands, clusters), data["log_prob"])
-    (_, nll), (d_hidden, d_bands, d_clusters) = jax.value_and_grad(
-        lambda *a: banded.loss(a[0], targets, jnp.ones(len(targets)), a[1], a[2]), (0, 1, 2), has_aux=True)(
-        hidden, bands, clusters)
+    data = {name: jnp.asarray(array) for name, array in data.items()}
+    targets, tails, cutoff = data["target"].astype(jnp.int32), range(len(settings["cutoffs"])), settings["cutoffs"][0]
+
+    def softmax(kind):
+        head, bias = data[f"{kind}/head.weight"], data[f"{kind}/head.bias"] if settings["head_bias"] else None
+        of_words, of_clusters = (None, None) if bias is None else (bias[:cutoff], bias[cutoff:])
+        bands = [Band(data[f"{kind}/tail.{i}.1.weight"], data[f"{kind}/tail.{i}.0.weight"]) for i in tails]
+        return [Band(head[:cutoff], None, of_words), *bands], Band(head[cutoff:], None, of_clusters)
+
+    close(banded.log_probs(data["input"], *softmax("weight")), data["log_prob"])
+    (_, nll), (d_hidden, d_softmax) = jax.value_and_grad(
+        lambda hidden, softmax: banded.loss(hidden, targets, jnp.ones(len(targets)), *softmax), (0, 1), has_aux=True)(
+        data["input"], softmax("weight"))
     close(-nll, data["output"])
     close(nll.mean(), data["loss"])
-    features = settings["in_features"]
-    close_gradient(d_hidden[:, :features], data["grad/input"])
-    d_head = np.concatenate([d_bands[0][0], d_clusters])
-    close_gradient(d_head[:, :features], data["grad/head.weight"])
-    if settings["head_bias"]:
-        close_gradient(d_head[:, features], data["grad/head.bias"])
-    for i in tails:
-        close_gradient(d_bands[i + 1][0], data[f"grad/tail.{i}.1.weight"])
-        close_gradient(d_bands[i + 1][1][:, :features], data[f"grad/tail.{i}.0.weight"])
+    close_gradient(d_hidden, data["grad/input"])
+    jax.tree.map(close_gradient, d_softmax, softmax("grad"))
