@@ -49,15 +49,14 @@ def test_masks_are_independent():
 
 
 def test_a_row_keeps_its_mask():
-    """Each row has the mask of its number, whichever rows are asked for, in any order, under jit or not."""
+    """Each row has the mask of its number, whichever rows are asked for, in any order, under jit or not.
+
+    Positions are row-major, so a part of a row can be drawn by itself.
+    """
     every = masks(3, range(8))
     np.testing.assert_array_equal(masks(3, [5, 2, 7]), every[[5, 2, 7]])
     seeds = row_seeds(jax.random.key(3), jnp.array([5]))[0]
     np.testing.assert_array_equal(keep_mask(seeds, positions(SHAPE), 0.3), every[5])
-
-
-def test_positions_are_row_major():
-    """So a part of a row can be drawn by itself."""
     np.testing.assert_array_equal(positions((2, 3, 5)), np.arange(30).reshape(2, 3, 5))
 
 
