@@ -43,8 +43,7 @@ def activations(model: LanguageModel, length: int) -> tuple[int, int]:
     are those whose size it divides.
     """
     shapes = variables(model)
-    weights = jax.tree.leaves(shapes["params"])
-    sizes = {length, *(size for a in weights for size in a.shape)}
+    sizes = {length, *(size for a in jax.tree.leaves(shapes) for size in a.shape)}
     rows = next(n for n in itertools.count(61) if all(math.gcd(n, size) == 1 for size in sizes))
 
     def kept(variables, batch):
@@ -55,7 +54,7 @@ def activations(model: LanguageModel, length: int) -> tuple[int, int]:
         return jax.vjp(hidden, variables["params"])[1]
 
     arrays = jax.tree.leaves(jax.eval_shape(kept, shapes, _batch(rows, length)))
-    weights = {(a.shape, a.dtype) for a in weights}
+    weights = {(a.shape, a.dtype) for a in jax.tree.leaves(shapes["params"])}
     found = [(a.size, a.size * a.dtype.itemsize) for a in arrays if (a.shape, a.dtype) not in weights]
     grow = sum(size for count, size in found if count % rows == 0)
     return sum(size for _, size in found) - grow, grow // rows
