@@ -7,21 +7,18 @@ import signal
 import socket
 import time
 
-import jax
 import numpy as np
 import pytest
 
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
-from adaptive_jax.devices import hosts, sharding
+from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation import scoring
-from adaptive_jax.model import build
-from adaptive_jax.training import loop as training
-from adaptive_jax.training import optim
-from adaptive_jax.training.state import shape_of_state
-from adaptive_jax.workdir import checkpoints
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.training.loop import train
+from adaptive_jax.workdir import settings as workdirs
+from adaptive_jax.workdir.checkpoints import Checkpoints
 
-STEPS = {"log_every": 1, "evaluate_every": 7, "checkpoint_every": 7, "body.dropout": 0.1, "input.cutoffs": (60,)}
+STEPS = {"log_every": 1, "evaluate_every": 3, "checkpoint_every": 3, "keep": 2, "body.dropout": 0.1, "input.cutoffs": (60,)}
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
 TPU = {"TPU_ML_PLATFORM": "JAX"}
 
@@ -70,15 +67,6 @@ def test_wrong_flags(flags, says):
     assert all(part in str(error.value) for part in says), error.value
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_host_that_nobody_meets(command, host):
-    """It says where it looked, for how long, and ends."""
-    run = f"hosts.MEETING = 1; hosts.initialize('127.0.0.1:{free_port()}', 2, {host})"
-    done = command("-c", f"from adaptive_jax import command, hosts\ndef main():\n {run}\ncommand.run(main)")
-    assert done.returncode == 2
-    assert re.fullmatch(rf"error: host {host} has not met the others at 127.0.0.1:\d+ within 1 seconds: .+\n", done.stderr)
-
-
 @pytest.mark.parametrize("script", [["train.py", "--config=configs/quickstart.py"], ["evaluate.py"]])
 def test_a_workdir_in_a_bucket(command, script):
     """It would be a directory called gs: on each host's own disk."""
@@ -87,18 +75,35 @@ def test_a_workdir_in_a_bucket(command, script):
     assert re.fullmatch(r"error: .*--workdir=gs://bucket/run.* must be a directory on a disk.*\n", done.stderr)
 
 
-def test_a_workdir_of_its_own(config, text, tmp_path, monkeypatch):
+def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     """A host that does not see what the first has written says so."""
     monkeypatch.setattr(hosts, "first", lambda: False)
-    monkeypatch.setattr(checkpoints, "SEEN", 0)
+    monkeypatch.setattr(workdirs, "VISIBLE", 0)
     with pytest.raises(InputError, match=r"run is not the same on all hosts: give a --workdir on a disk that they share"):
-        training.train(config(), tmp_path / "run")
+        train(config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def free_port():
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         return server.getsockname()[1]
+
+
+def test_hosts_that_nobody_meets(start):
+    """Each of two that wait at different places says where, for how long, and ends."""
+    program = """
+from adaptive_jax import command
+def main(coordinator, host):
+    from adaptive_jax.devices import hosts
+    hosts.MEETING = 1
+    hosts.initialize(coordinator, 2, int(host))
+command.run(main, ["COORDINATOR", "HOST"])
+"""
+    waiting = [start("-c", program, f"127.0.0.1:{free_port()}", host) for host in (0, 1)]
+    for host, process in enumerate(waiting):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2
+        assert f"error: host {host} has not met the others at 127.0.0.1:" in err and "within 1 seconds: start all" in err
 
 
 @pytest.fixture
@@ -119,127 +124,113 @@ def start_hosts(start):
         process.communicate()
 
 
-@pytest.fixture
-def on_hosts(start_hosts):
-    """`on_hosts("train.py", *flags, devices=2)`: status, stdout and stderr of both hosts, run to their end."""
-
-    def on_hosts(*arguments, **options):
-        return [(*process.communicate(timeout=200), process.returncode) for process in start_hosts(*arguments, **options)]
-
-    return on_hosts
+def ended(processes):
+    """What both hosts printed and their exit statuses: `(out, err), (out, err), [status, status]`."""
+    return *(process.communicate(timeout=200) for process in processes), [process.returncode for process in processes]
 
 
-def said(out):
-    """What the project prints, without the lines of the library that connects CPUs."""
-    return "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+def silent(text):
+    """Whether a host printed nothing of this project. Its output holds lines of Gloo, which two threads may mix up."""
+    return not re.search("step |rows  |error: |perplexity|continuing|stopped: |Traceback", text)
 
 
 def metrics(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def parameters(workdir, step):
-    """As one process reads them."""
-    config, vocabulary = checkpoints.read_config(workdir), read_vocabulary(workdir / "vocabulary.txt")
-    optimizer, _ = optim.from_config(config["optimizer"])
-    saved = checkpoints.Checkpoints(workdir, read_only=True)
-    state = saved.restore(step, shape_of_state(build(config, vocabulary), optimizer, sharding.device_mesh()))
-    saved.close()
-    assert state.step == step
-    return state.params
-
-
 @pytest.fixture(scope="module")
 def alone(config, tmp_path_factory):
-    """20 updates by one process."""
+    """9 updates by one process."""
     workdir = tmp_path_factory.mktemp("alone") / "run"
-    training.train(config(**STEPS, steps=20), workdir)
+    train(config(**STEPS, steps=9), workdir)
     return workdir
 
 
-@pytest.mark.slow
-def test_two_hosts_are_one(on_hosts, flags, config, alone, tmp_path):
-    """Two hosts from a cold cache, then one process, then two hosts of two devices each: the updates of one process alone.
+def until(processes, path, step):
+    """Waits until hosts have written the metrics of `step`."""
+    deadline = time.monotonic() + 200
+    while not (path.exists() and f'"step": {step},' in path.read_text()):
+        assert time.monotonic() < deadline and not any(process.poll() for process in processes), ended(processes)
+        time.sleep(0.1)
 
-    Dropout is on. What is written and said is so once.
+
+EVALUATE_AND_TRAIN = """
+from adaptive_jax import command
+import train
+def main():
+    from pathlib import Path
+    from adaptive_jax.devices import hosts
+    from adaptive_jax.evaluation.evaluate import Request, evaluate
+    from adaptive_jax.training import loop
+    workdir = Path(train.WORKDIR.value)
+    hosts.initialize(train.COORDINATOR.value, train.HOSTS.value, train.HOST.value)
+    with hosts.together():
+        evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
+        loop.train(train.CONFIG.value.to_dict(), workdir)
+command.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
+    """Two hosts from a cold cache, one process, then two hosts of two devices each that evaluate, train and are stopped.
+
+    They make the updates of one process alone, with dropout, and its scores, in windows that do not share out evenly. All is
+    written and said once. Ctrl-C on the second host stops both after the same step, which is saved before anything is scored.
     """
     workdir, own = tmp_path / "run", STEPS | {"data.cache": str(tmp_path / "cache")}
-    (out, err, status), (silence, other_err, other_status) = on_hosts("train.py", *flags(workdir, **own, steps=7))
-    assert (status, other_status) == (0, 0), (err, other_err)
-    assert "step 7/7  validation" in out
-    assert not said(silence)
+    (out, err), (silence, other_err), statuses = ended(start_hosts("train.py", *flags(workdir, **own, steps=3)))
+    assert statuses == [0, 0], err + other_err
+    assert "step 3/3  validation" in out and silent(silence + other_err)
     assert not [path for path in (tmp_path / "cache").rglob(".*") if path.suffix != ".lock"]
-    training.train(config(**STEPS, steps=14), workdir)
-    (out, err, status), (silence, other_err, other_status) = on_hosts(
-        "train.py", *flags(workdir, **own, steps=20), devices=2)
-    assert (status, other_status) == (0, 0), (err, other_err)
-    assert "= 1 x 8 rows x 4 device(s)" in out
-    assert "after 14 of 20 updates" in out
-    assert not said(silence)
-
-    one, several = metrics(alone), metrics(workdir)
-    assert [(line["step"], sorted(line)) for line in several] == [(line["step"], sorted(line)) for line in one]
-    for name in "train/nll", "train/gradient_norm", "validation/nll":
-        np.testing.assert_allclose([line[name] for line in several if name in line],
-                                   [line[name] for line in one if name in line], rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
-                 parameters(workdir, 20), parameters(alone, 20))
-    assert len(list(workdir.glob("events*"))) == 3
-
-
-def test_evaluation_by_two_hosts(on_hosts, alone):
-    """The result of one process, written and said once, with windows that do not share out evenly."""
-    one = scoring.evaluate(alone, split="test", window=7, context=4, checkpoint="latest", data_path=None)
-    path = alone / "eval" / "test-7-4-20.json"
+    train(config(**STEPS, steps=6), workdir)
+    one = evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
+    path = workdir / "eval" / "test-7-4-6.json"
     path.unlink()
-    (out, err, status), (silence, _, other_status) = on_hosts(
-        "evaluate.py", f"--workdir={alone}", "--window=7", "--context=4", "--checkpoint=latest", devices=2)
-    assert (status, other_status) == (0, 0), err
+
+    processes = start_hosts("-c", EVALUATE_AND_TRAIN, *flags(workdir, **own, steps=100_000), devices=2)
+    until(processes, workdir / "metrics.jsonl", 10)
+    processes[1].send_signal(signal.SIGINT)  # which jax is told of as SIGTERM
+    (out, err), (silence, other_err), statuses = ended(processes)
+    assert statuses == [130, 130], err + other_err
+    assert err.count("stopped: the same command resumes from the last checkpoint") == 1 and "Traceback" not in err
+    assert silent(silence + other_err)
+    assert "= 1 x 8 rows x 4 device(s)" in out and "after 6 of 100,000 updates" in out
+    assert out.count("test: perplexity") == 1
     two = json.loads(path.read_text())
     assert two.pop("nll") == pytest.approx(one["nll"], rel=1e-6)
     assert two.pop("perplexity") == pytest.approx(one["perplexity"], rel=1e-5)
     assert two == json.loads(json.dumps({key: value for key, value in one.items() if key in two}))
-    assert out.count("test: perplexity") == 1
-    assert not said(silence)
+    assert len(list(workdir.glob("events*"))) == 3
+
+    single, several = metrics(alone), metrics(workdir)
+    last = several[-1]
+    assert "train/nll" in last and last["step"] >= 10
+    checkpoints = Checkpoints(workdir, read_only=True)
+    assert checkpoints.latest() == last["step"] and not checkpoints.evaluated(last["step"])
+    checkpoints.close()
+    assert open_run(workdir, "latest").step == last["step"]
+    several = [line for line in several if line["step"] < 10]
+    assert [(line["step"], sorted(line)) for line in several] == [(line["step"], sorted(line)) for line in single]
+    for name in "train/nll", "train/gradient_norm", "validation/nll":
+        found, wanted = ([line[name] for line in lines if name in line] for lines in (several, single))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-def test_an_error_of_all_is_said_once(on_hosts, flags, tmp_path):
+def test_an_error_of_all_is_said_once(start_hosts, tmp_path):
     """Both end with status 2, one with a line."""
-    (_, err, status), (_, silence, other_status) = on_hosts("train.py", *flags(tmp_path / "run", **{"body.heads": 5}))
-    assert (status, other_status) == (2, 2)
-    assert re.fullmatch(r"error: .*5 heads.*\n", err)
-    assert silence == ""
-
-
-def begun(start_hosts, flags, workdir):
-    """Two hosts in the middle of a long run."""
-    steps = {"steps": 100_000, "log_every": 1, "evaluate_every": 1_000_000, "checkpoint_every": 1_000_000,
-             "input.cutoffs": (60,)}
-    processes = start_hosts("train.py", *flags(workdir, **steps))
-    deadline, path = time.monotonic() + 120, workdir / "metrics.jsonl"
-    while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
-        assert not any(process.poll() for process in processes), [process.communicate() for process in processes]
-        time.sleep(0.1)
-    return processes
-
-
-def test_hosts_stop_together(start_hosts, flags, tmp_path):
-    """Ctrl-C on the second, which jax is told as SIGTERM: both save the same step and end with status 130 and one line."""
-    processes = begun(start_hosts, flags, tmp_path / "run")
-    processes[1].send_signal(signal.SIGINT)
-    (_, err), (_, silence) = (process.communicate(timeout=60) for process in processes)
-    assert [process.returncode for process in processes] == [130, 130], err
-    assert [line for line in (err + silence).splitlines() if "SIGTERM caught" not in line] == [
-        "stopped; the same command goes on from the last checkpoint"]
-    last = metrics(tmp_path / "run")[-1]
-    assert parameters(tmp_path / "run", last["step"])
-    assert "validation/nll" in last
+    (_, err), (_, other_err), statuses = ended(start_hosts("evaluate.py", f"--workdir={tmp_path / 'none'}"))
+    assert statuses == [2, 2], err + other_err
+    assert re.search(r"error: .*none holds no run", err) and err.count("error: ") == 1
+    assert silent(other_err)
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_host_that_is_killed(start_hosts, flags, tmp_path, killed):
     """The other one does not wait for ever."""
-    processes = begun(start_hosts, flags, tmp_path / "run")
+    steps = {"steps": 100_000, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0, "input.cutoffs": (60,)}
+    processes = start_hosts("train.py", *flags(tmp_path / "run", **steps))
+    until(processes, tmp_path / "run" / "metrics.jsonl", 1)
     processes[killed].kill()
-    processes[1 - killed].communicate(timeout=100)
+    processes[1 - killed].communicate(timeout=200)
     assert processes[1 - killed].returncode not in (0, None)
