@@ -2,22 +2,22 @@
 
     python -m benchmarks.preparation --path=DIR [--corpus=text_files] [--tokeniser=moses] [--threshold=3] [--repeats=3]
 
-Peers, each counting the words of the train split and then encoding every split, into files of ids:
+Each peer counts the words of the train split and then writes files with the ids of every split:
 
 - `adaptive_jax`: corpora.load with an empty cache.
-- `plain loop`: Python, line by line, with a dict of counts and then one of ids. It must end with the very same ids.
-- `fairseq`: fairseq-preprocess where it is on the PATH and no tokeniser is asked for, on all cores, from text already unpacked.
+- `plain loop`: Python, line by line, with a dict of counts and then one of ids. It must produce exactly the same ids.
+- `fairseq`: fairseq-preprocess on all cores, from unpacked text, where it is on the PATH and no tokeniser is asked for.
 
-Each runs in a process of its own, with a directory of its own that is removed afterwards. Seconds are from the start of the
-process to its end, imports included; words are those of all splits, <eos> included. Peak memory is the resident memory of the
-process and all that it started, summed and sampled with psutil, pages that they share counted more than once; without
-psutil it is that of the largest single process. The text is read once before, so no peer waits for the disk.
+Each runs in a process and a directory of its own. Seconds are from the start of the process to its end, imports included. Words are
+those of all splits, <eos> included. Peak memory is the resident memory of the process and its children, sampled with psutil; pages
+that they share count more than once. The text is read once before the first run, so no peer waits for the disk.
 """
 
 import array
 import contextlib
 import gzip
 import hashlib
+import importlib.util
 import lzma
 import os
 import platform
@@ -35,17 +35,20 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.data.corpora import load as corpora
-from adaptive_jax.data.corpora.text import SPLITS, Text, local_texts
+from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
 from adaptive_jax.errors import InputError, check_at_least
 
 ROOT = Path(__file__).parents[1]
 OURS, PLAIN, FAIRSEQ = "adaptive_jax", "plain loop", "fairseq"
+DATA = {"corpus": "text_files", "tokeniser": "none", "lower": False, "threshold": 1}  # flags named as a config's group `data`
 
 
-def plain_loop(texts: dict[str, Text], directory: Path, threshold: int, tokenise) -> None:
-    """Writes `train.npy`, `validation.npy` and `test.npy`: what corpora.load makes, in the most usual way."""
+def plain_loop(texts: dict[str, Text], data: dict, directory: Path) -> None:
+    """Writes `train.npy`, `validation.npy` and `test.npy`, the ids that corpora.load makes, in the most usual way."""
+    tokenise = tokeniser(data["tokeniser"], data["lower"])
 
     def lines(split):
         for file in texts[split].files:
@@ -58,7 +61,7 @@ def plain_loop(texts: dict[str, Text], directory: Path, threshold: int, tokenise
     for words in lines("train"):
         for word in words:
             counts[word] = counts.get(word, 0) + 1
-    rare = [word for word, count in counts.items() if count < threshold and word not in (EOS, UNKNOWN)]
+    rare = [word for word, count in counts.items() if count < data["threshold"] and word not in (EOS, UNKNOWN)]
     if rare:
         counts[UNKNOWN] = counts.get(UNKNOWN, 0) + sum(map(counts.pop, rare))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
@@ -73,58 +76,34 @@ def plain_loop(texts: dict[str, Text], directory: Path, threshold: int, tokenise
 
 
 def fairseq_command(texts: dict[str, Text], directory: Path, threshold: int) -> list[str]:
-    """Unpacks the text into a directory, and says how fairseq-preprocess is to be called on it."""
+    """Unpacks the text into a directory, and returns the command that runs fairseq-preprocess on it."""
     for split in SPLITS:
         with (directory / split).open("wb") as file:
             file.writelines(chunk.data for chunk in texts[split].chunks())
-    names = {"train": "train", "validation": "valid", "test": "test"}
-    prefixes = [f"--{names[split]}pref={directory / split}" for split in SPLITS]
+    prefixes = [f"--{NAMES[split][0]}pref={directory / split}" for split in SPLITS]
     where = [f"--destdir={directory / 'ids'}", f"--workers={os.cpu_count()}", f"--thresholdsrc={threshold}"]
     return ["fairseq-preprocess", "--only-source", *prefixes, *where]
 
 
 def measure(arguments: list[str]) -> tuple[float, int]:
-    """Seconds that a command takes, and its peak memory in bytes. InputError if it fails."""
-    start = time.perf_counter()
+    """Runs a command and returns its seconds and its peak memory in bytes. InputError if it fails."""
+    import psutil
+
+    start, peak = time.perf_counter(), 0
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        peak = _sampled(process) if memory_by() == "psutil" else _largest(process)
+        parent = psutil.Process(process.pid)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):  # a process may end meanwhile
+                peak = max(peak, sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True))))
+            time.sleep(0.1)
     seconds = time.perf_counter() - start
     if process.returncode:
-        raise InputError(f"{' '.join(arguments)} ended with status {process.returncode}: see what it said above")
+        raise InputError(f"{' '.join(arguments)} failed with status {process.returncode}: read its message above")
     return seconds, peak
 
 
-def memory_by() -> str:
-    """How memory is measured here: "psutil" or "ru_maxrss"."""
-    with contextlib.suppress(ImportError):
-        import psutil
-
-        return psutil.__name__
-    return "ru_maxrss"
-
-
-def _sampled(process):
-    import psutil
-
-    whole, peak = psutil.Process(process.pid), 0
-    while process.poll() is None:
-        resident = 0
-        with contextlib.suppress(psutil.Error):  # one that ends meanwhile
-            for one in (whole, *whole.children(recursive=True)):
-                resident += one.memory_info().rss
-        peak = max(peak, resident)
-        time.sleep(0.1)
-    return peak
-
-
-def _largest(process):
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def ids_in(directory: Path) -> tuple[int, str]:
-    """Tokens of the three splits that lie somewhere in a directory, and a digest of them."""
+    """The number of tokens of the three splits below a directory, and a digest of their ids."""
     digest, tokens = hashlib.sha256(), 0
     for split in SPLITS:
         (file,) = directory.rglob(f"{split}.npy")
@@ -134,16 +113,40 @@ def ids_in(directory: Path) -> tuple[int, str]:
     return tokens, digest.hexdigest()
 
 
-def table(rows: list[dict], what: str) -> str:
-    """Markdown for RESULTS.md: date, machine and versions, the command, and a line a peer."""
+def compare(texts: dict[str, Text], data: dict, repeats: int, peers: list[str]) -> list[dict]:
+    """One row for each peer: its name, the words, the median of its seconds and its peak in bytes."""
+    for text in texts.values():
+        for _ in text.chunks():
+            pass
+    given, runs, made = [f"--{name}={value}" for name, value in data.items()], {peer: [] for peer in peers}, {}
+    for _ in range(repeats):
+        for peer in peers:
+            with tempfile.TemporaryDirectory() as directory:
+                if peer == FAIRSEQ:
+                    runs[peer].append(measure(fairseq_command(texts, Path(directory), data["threshold"])))
+                    continue
+                own = [sys.executable, "-m", "benchmarks.preparation", f"--peer={peer}", f"--directory={directory}"]
+                runs[peer].append(measure([*own, *given]))
+                made[peer] = ids_in(Path(directory))
+    if made[OURS] != made[PLAIN]:
+        raise RuntimeError(f"the peers made different ids of the same text: {made}")
+    rows = []
+    for peer, taken in runs.items():
+        seconds, peaks = zip(*taken, strict=True)
+        rows.append({"peer": peer, "words": made[OURS][0], "seconds": statistics.median(seconds), "peak": max(peaks)})
+    return rows
+
+
+def table(rows: list[dict], given: str) -> str:
+    """Markdown for RESULTS.md: date, machine, versions, the command, and a line for each peer."""
     versions = f"python {platform.python_version()}, numpy {np.__version__}"
     lines = [
-        f"{date.today()}, {os.cpu_count()} CPU cores, {platform.system()}; {versions}; memory by {memory_by()}.",
-        "",
-        f"    python -m benchmarks.preparation --path=DIR {what}",
-        "",
-        "| peer | words | seconds | words/s | peak MiB | time / adaptive_jax |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"""{date.today()}, {os.cpu_count()} CPU cores, {platform.system()}; {versions}; memory by psutil.
+
+    python -m benchmarks.preparation --path=DIR {given}
+
+| peer | words | seconds | words/s | peak MiB | time / adaptive_jax |
+|---|---:|---:|---:|---:|---:|"""
     ]
     for row in rows:
         lines.append(
@@ -153,67 +156,33 @@ def table(rows: list[dict], what: str) -> str:
     return "\n".join(lines)
 
 
-def compare(texts: dict[str, Text], given: list[str], threshold: int, peers: list[str], repeats: int) -> list[dict]:
-    """A row a peer: its name, the words, the median of its seconds, and the peak of its bytes.
-
-    given: the flags that the peers of this module are run with.
-    """
-    for text in texts.values():
-        for _ in text.chunks():
-            pass
-    runs, made = {peer: [] for peer in peers}, {}
-    for _ in range(repeats):
-        for peer in peers:
-            with tempfile.TemporaryDirectory() as directory:
-                if peer == FAIRSEQ:
-                    runs[peer].append(measure(fairseq_command(texts, Path(directory), threshold)))
-                    continue
-                own = [sys.executable, "-m", "benchmarks.preparation", f"--peer={peer}", f"--directory={directory}"]
-                runs[peer].append(measure([*own, *given]))
-                made[peer] = ids_in(Path(directory))
-    if made[OURS] != made[PLAIN]:
-        raise RuntimeError(f"the peers made other ids of the same text: {made}")
-    words = made[OURS][0]
-    return [
-        {"peer": peer, "words": words, "seconds": statistics.median(seconds), "peak": max(peaks)}
-        for peer, (seconds, peaks) in ((peer, zip(*taken, strict=True)) for peer, taken in runs.items())
-    ]
-
-
-def main(settings: flags.FlagValues) -> None:
-    """Prints the table; or, called for one peer, runs it."""
-    path = Path(settings.path).expanduser().resolve()
-    texts = local_texts(settings.corpus, str(path), SPLITS)
+def main(settings) -> None:
+    """Prints the table; with --peer, runs that peer only."""
+    data = {"path": str(Path(settings.path).expanduser().resolve())} | {name: getattr(settings, name) for name in DATA}
+    check_at_least(1, repeats=settings.repeats)
+    texts = local_texts(data["corpus"], data["path"], SPLITS)
     if any(text.members for text in texts.values()):
         raise InputError(f"--path={settings.path} is an archive, and the peers read files: give a directory of text")
-    what = {"tokeniser": settings.tokeniser, "lower": settings.lower}
     if settings.peer == OURS:
-        corpora.load(settings.corpus, str(path), settings.directory, settings.threshold, **what)
+        corpora.load(data | {"cache": settings.directory})
     elif settings.peer == PLAIN:
-        tokenise = tokeniser(settings.tokeniser, settings.lower)
-        plain_loop(texts, Path(settings.directory), settings.threshold, tokenise)
+        plain_loop(texts, data, Path(settings.directory))
+    elif not importlib.util.find_spec("psutil"):
+        raise InputError("benchmarks.preparation measures memory with psutil: pip install psutil")
     else:
-        check_at_least(1, repeats=settings.repeats)
-        names = [name for name in ("corpus", *what, "threshold") if settings[name].present]
-        given = [f"--{name}={settings[name].value}" for name in names]
-        as_is = settings.tokeniser == "none" and not settings.lower
+        as_is = data["tokeniser"] == "none" and not data["lower"]
         peers = [OURS, PLAIN] + [FAIRSEQ] * (as_is and shutil.which("fairseq-preprocess") is not None)
-        rows = compare(texts, [f"--path={path}", *given], settings.threshold, peers, settings.repeats)
-        print(table(rows, " ".join([*given, f"--repeats={settings.repeats}"])))
-
-
-def _define() -> flags.FlagValues:
-    flags.DEFINE_string("path", None, "Directory with train, valid and test as text.", required=True)
-    flags.DEFINE_string("corpus", "text_files", "Name of the corpus.")
-    flags.DEFINE_string("tokeniser", "none", "See data.tokeniser.")
-    flags.DEFINE_boolean("lower", False, "See data.lower.")
-    flags.DEFINE_integer("threshold", 1, "See data.threshold; text without <unk> needs 2 or more.")
-    flags.DEFINE_integer("repeats", 1, "Runs of each peer.")
-    flags.DEFINE_enum("peer", None, [OURS, PLAIN], "Run this peer alone, in this process, and measure nothing.")
-    flags.DEFINE_string("directory", None, "Where such a peer writes.")
-    return flags.FLAGS
+        given = [f"--{name}={data[name]}" for name in DATA if data[name] != DATA[name]]
+        print(table(compare(texts, data, settings.repeats, peers), " ".join([*given, f"--repeats={settings.repeats}"])))
 
 
 if __name__ == "__main__":  # its worker processes import this file, too
-    defined = _define()
-    command.run(lambda: main(defined))
+    flags.DEFINE_string("path", None, "Directory with train, valid and test as text.", required=True)
+    flags.DEFINE_string("corpus", DATA["corpus"], "Name of the corpus.")
+    flags.DEFINE_string("tokeniser", DATA["tokeniser"], "See data.tokeniser.")
+    flags.DEFINE_boolean("lower", DATA["lower"], "See data.lower.")
+    flags.DEFINE_integer("threshold", DATA["threshold"], "See data.threshold; text without <unk> needs 2 or more.")
+    flags.DEFINE_integer("repeats", 1, "Runs of each peer.")
+    flags.DEFINE_enum("peer", None, [OURS, PLAIN], "Run only this peer, in this process, and measure nothing.")
+    flags.DEFINE_string("directory", None, "Where that peer writes.")
+    command.run(lambda: main(flags.FLAGS))

@@ -1,8 +1,8 @@
-"""The peer of the trainer: the same language model in PyTorch, as its users would write it.
+"""The peer of the trainer: the same language model in PyTorch, written as its users would write it.
 
-Adaptive input by nn.Embedding and nn.Linear for each band, blocks with normalisation first around
-scaled_dot_product_attention, torch.nn.AdaptiveLogSoftmaxWithLoss on top, SGD with Nesterov momentum. Sizes are those of one of this
-project's configs; its output has tables of its own, as that layer cannot share them.
+Its adaptive input is an nn.Embedding and an nn.Linear for each band; its blocks normalise first and use
+scaled_dot_product_attention; its output is torch.nn.AdaptiveLogSoftmaxWithLoss, which has tables of its own; its optimizer is SGD
+with Nesterov momentum. Sizes come from one of this project's configs.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Causal self-attention, then feed-forward, each normalised at its entrance."""
+    """Causal self-attention, then feed-forward; the input of each is normalised."""
 
     def __init__(self, body):
         super().__init__()
@@ -38,13 +38,13 @@ class Block(nn.Module):
 
 
 class TorchModel(nn.Module):
-    """The model of a config of adaptive input, transformer and adaptive softmax, over `vocabulary_size` words."""
+    """The model of a config with adaptive input, transformer and adaptive softmax."""
 
-    def __init__(self, config, vocabulary_size):
+    def __init__(self, config):
         super().__init__()
         body, cutoffs, factor = config["body"], config["input"]["cutoffs"], config["input"]["factor"]
-        width = body["features"]
-        ends = [0, *cutoffs, vocabulary_size]
+        width, words = body["features"], config["data"]["vocabulary_size"]
+        ends = [0, *cutoffs, words]
         self.firsts = ends[:-1]
         self.tables = nn.ModuleList(
             nn.Embedding(after - before, width // factor**i) for i, (before, after) in enumerate(itertools.pairwise(ends))
@@ -54,14 +54,14 @@ class TorchModel(nn.Module):
             nn.init.normal_(table.weight, std=table.embedding_dim**-0.5)
         self.blocks = nn.ModuleList(Block(body) for _ in range(body["layers"]))
         self.dropout = nn.Dropout(body["dropout"])
-        self.softmax = nn.AdaptiveLogSoftmaxWithLoss(width, vocabulary_size, list(cutoffs), div_value=float(factor))
+        self.softmax = nn.AdaptiveLogSoftmaxWithLoss(width, words, list(cutoffs), div_value=float(factor))
         half = width // 2
         frequencies = torch.exp(torch.arange(half) * (-math.log(10_000.0) / (half - 1)))
-        angles = torch.arange(config["data"]["block"])[:, None] * frequencies
+        angles = torch.arange(config["batches"]["sequence_length"])[:, None] * frequencies
         self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], dim=1))
 
     def forward(self, tokens, targets):
-        """Mean loss in nats of ids `[batch, time]`; the softmax in float32, as its layer knows no autocast."""
+        """Mean loss in nats of ids `[batch, time]`. The softmax runs in float32, because its layer does not support autocast."""
         vectors = 0.0
         for first, table, projection in zip(self.firsts, self.tables, self.projections, strict=True):
             place = tokens - first
@@ -75,18 +75,18 @@ class TorchModel(nn.Module):
             return self.softmax(x.float().reshape(-1, width), targets.reshape(-1)).loss
 
 
-def torch_update(config, vocabulary_size, inputs, targets, *, device, bfloat16=False, compiled=False):
-    """A function that makes one update of the batch `[rows, time]` and returns its loss as a tensor.
+def torch_update(config, ids, device, *, compiled=False):
+    """A function that makes one update on ids `[rows, time + 1]` and returns its loss.
 
-    bfloat16: compute in it by autocast, parameters in float32. compiled: by torch.compile.
+    With dtype "bfloat16" it computes by autocast, and parameters stay in float32. compiled: use torch.compile.
     """
     torch.manual_seed(0)
+    bfloat16, settings = config["dtype"] == "bfloat16", config["optimizer"]
     if bfloat16:
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
-    model = TorchModel(config, vocabulary_size).to(device)
-    settings = config["optimizer"]
+    model = TorchModel(config).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=settings["momentum"], nesterov=True)
-    inputs, targets = (torch.tensor(a, dtype=torch.long, device=device) for a in (inputs, targets))
+    inputs, targets = (torch.tensor(part, dtype=torch.long, device=device) for part in (ids[:, :-1], ids[:, 1:]))
     forward = torch.compile(model) if compiled else model
 
     def update():
@@ -94,8 +94,8 @@ def torch_update(config, vocabulary_size, inputs, targets, *, device, bfloat16=F
         with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
             loss = forward(inputs, targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"])
+        nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"] or math.inf)
         optimizer.step()
-        return loss
+        return loss.item()
 
     return update

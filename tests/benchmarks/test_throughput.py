@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from adaptive_jax.plans.costs import plan
-from benchmarks import gpu, scaling
+from adaptive_jax.plans.costs import make_plan
+from benchmarks import gpu, scaling, throughput
 from configs import billion_word, wikitext103
 
 # What training on prepared ids does not need, made impossible to import.
@@ -44,30 +44,29 @@ def test_a_part_is_cut_off_and_said_to_be(tmp_path, capfd):
 def test_torch_is_given_an_equal_model():
     """As many parameters but for the biases and the like that each has, and the loss of a uniform guess."""
     torch = pytest.importorskip("torch")
-    from benchmarks import throughput, torch_model
+    from benchmarks import torch_model
 
-    config = throughput.laptop()
+    config = throughput.laptop() | {"dtype": "bfloat16", "tokens_per_update": 32, "tokens_per_device": 32}
     config["body"] |= {"layers": 2, "features": 32, "heads": 4, "feed_forward": 48}
     for group in (config["input"], config["output"]["table"]):
         group["cutoffs"] = (100, 300)
-    config["data"] |= {"vocabulary_size": 700, "block": 16}
-    model = torch_model.TorchModel(config, 700)
+    config["data"]["vocabulary_size"], config["batches"]["sequence_length"] = 700, 16
+    model = torch_model.TorchModel(config)
     theirs = sum(p.numel() for p in model.parameters())
-    ours = plan(config | {"tokens_per_update": 32, "tokens_per_device": 32}, 700, 1)["parameters"]["total"]
-    assert ours - theirs == 2 * 32  # the last norm, which theirs does without
-    ids = throughput.zipf(2, 16, 700)
-    update = torch_model.torch_update(config, 700, ids[:, :-1], ids[:, 1:], device="cpu", bfloat16=True)
-    losses = [update().item() for _ in range(3)]
+    assert make_plan(config, 700, 1).parameters["total"] - theirs == 2 * 32  # the last norm, which theirs does without
+    ids = throughput.zipf(config, 2)
+    update = torch_model.torch_update(config, ids, "cpu")
+    losses = [update() for _ in range(3)]
     assert np.isfinite(losses).all() and abs(losses[0] / np.log(700) - 1) < 0.5
     with torch.no_grad():
-        moved = [torch.tensor(ids[:, :-1].copy()), torch.tensor(ids[:, 1:].copy()).long()]
-        moved[0][:, -1] = 5
-        first = model(torch.tensor(ids[:, :-1]), moved[1])
-        assert model(moved[0], moved[1]) != first
+        inputs, targets = torch.tensor(ids[:, :-1]), torch.tensor(ids[:, 1:]).long()
+        moved = inputs.clone()
+        moved[:, -1] = 5
+        assert model(moved, targets) != model(inputs, targets)
 
 
 def test_what_the_paper_counts():
-    """Arithmetic halves with twice the devices, sums of gradients do not, and cutting parameters costs three more passes."""
+    """Arithmetic halves with twice the devices, sums of gradients do not, and sharding parameters costs three more passes."""
     config = wikitext103.get_config("adp_t").to_dict()
     eight, sixteen = (scaling.costs(config, "H200", devices, 1) for devices in (8, 16))
     assert eight["arithmetic"] == pytest.approx(2 * sixteen["arithmetic"])
