@@ -23,7 +23,7 @@ class State(NamedTuple):
 
     def items(self) -> dict:
         """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it fits any microbatches."""
-        return {"params": self.params, "optimizer": self.optimizer, "carry": _by_row(self.carry)}
+        return {"params": self.params, "optimizer": self.optimizer, "carry": {"rows": _by_row(self.carry)}}
 
 
 def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) -> State:
@@ -32,7 +32,7 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
     restore: from the items asked for, as shapes, to the items.
     """
     items = restore(layout.items())
-    carry = jax.tree.map(lambda a, like: jax.device_put(a.reshape(like.shape), like.sharding), items["carry"], layout.carry)
+    carry = jax.tree.map(lambda a, like: _reshaped(a, like.shape, like.sharding), items["carry"]["rows"], layout.carry)
     done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
     return State(done, items["params"], items["optimizer"], carry)
 
@@ -63,12 +63,17 @@ def initial_state(
 
 def _by_row(carry):
     def flat(a):
-        shape = (a.shape[0] * a.shape[1], *a.shape[2:])
+        shape, by_row = (a.shape[0] * a.shape[1], *a.shape[2:]), NamedSharding(a.sharding.mesh, sharding.batch_spec(0))
         if isinstance(a, jax.ShapeDtypeStruct):
-            return jax.ShapeDtypeStruct(shape, a.dtype, sharding=NamedSharding(a.sharding.mesh, sharding.batch_spec(0)))
-        return jax.device_put(a.reshape(shape), NamedSharding(a.sharding.mesh, sharding.batch_spec(0)))
+            return jax.ShapeDtypeStruct(shape, a.dtype, sharding=by_row)
+        return _reshaped(a, shape, by_row)
 
     return jax.tree.map(flat, carry)
+
+
+def _reshaped(a, shape, sharding):
+    # Compiled, because several hosts cannot reshape an array together otherwise.
+    return jax.jit(lambda a: a.reshape(shape), out_shardings=sharding)(a)
 
 
 def _start(model, optimizer, seed, rows):

@@ -293,7 +293,7 @@ def test_a_run_is_opened_with_its_parameters_alone(workdir):
     run = open_run(workdir, "latest")
     assert (run.step, len(run.vocabulary)) == (240, 122)
     with pytest.raises(InputError, match="cannot be read"):
-        open_run(workdir, "latest", WORDS)
+        open_run(workdir, "latest", Vocabulary.build({"<eos>": 1} | {f"w{n}": 1 for n in range(80)}))
 
 
 def test_eight_devices_score_alike(workdir, command):

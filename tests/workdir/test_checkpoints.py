@@ -16,12 +16,12 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
     """With keep=2: the two latest, and the best by validation however old; the same after opening the directory again."""
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, nll in enumerate([3.0, 1.0, 2.0, 4.0, 5.0], start=1):
-        checkpoints.save(step, {"params": jnp.full(3, step), "carry": ()}, nll)
+        checkpoints.save(step, {"params": {"a": jnp.full(3, step)}, "carry": ()}, nll)
     checkpoints.close()
     again = Checkpoints(tmp_path, keep=2)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()} == {"2", "4", "5"}
     assert (again.latest(), again.best(), again.step("4")) == (5, 2, 4)
-    assert again.restore(2, {"params": jnp.zeros(3, jnp.int32)})["params"].tolist() == [2, 2, 2]
+    assert again.restore(2, {"params": {"a": jnp.zeros(3, jnp.int32)}})["params"]["a"].tolist() == [2, 2, 2]
     again.close()
 
 
@@ -42,10 +42,10 @@ def test_items_are_read_one_by_one(tmp_path):
 def test_a_checkpoint_without_a_validation_loss(tmp_path):
     """It is the latest and never the best, does not stay beyond `keep`, and alone is what "best" means."""
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, {"params": jnp.zeros(1)}, None)
+    checkpoints.save(1, {"params": {"a": jnp.zeros(1)}}, None)
     assert (checkpoints.step("best"), checkpoints.evaluated(1)) == (1, False)
     for step, nll in (2, 5.0), (3, None), (4, 6.0), (5, None):
-        checkpoints.save(step, {"params": jnp.zeros(1)}, nll)
+        checkpoints.save(step, {"params": {"a": jnp.zeros(1)}}, nll)
     checkpoints.close()
     checkpoints = Checkpoints(tmp_path, read_only=True)
     assert sorted(checkpoints.manager.all_steps()) == [2, 5]
