@@ -48,17 +48,9 @@ def test_a_dry_run_needs_no_corpus(command, flags, config, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["plan.json"]
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-
     params = jax.eval_shape(lambda: init_params(build(config(**changes), 122), 0))
-    sizes = {part: sum(leaf.size for leaf in jax.tree.leaves(tree)) for part, tree in params.items()}
-    assert plan["parameters"] == {"input": 0, "body": 0, "output": 0} | sizes | {"total": sum(sizes.values())}
-    assert sizes["body"] > 2 * 12 * 32 * 16
-    wanted = {"vocabulary_size": 122, "tokens_per_update": 1024, "devices": 1, "accumulation": 4}
-    assert {key: plan[key] for key in wanted} == wanted
-    assert plan["flops_per_token"]["training"] == 3 * plan["flops_per_token"]["forward"] > 2 * 3 * sizes["body"]
-    assert plan["memory_per_device"]["total"] > 4 * 4 * sum(sizes.values())
-    assert "1,024 tokens = 4 x 16 rows x 1 device(s)" in done.stdout
-    assert "122 words" in done.stdout
+    assert plan["parameters"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert "1,024 tokens = 4 x 16 rows x 1 device(s)" in done.stdout and "122 words" in done.stdout
 
 
 @pytest.mark.parametrize("script, names", [
@@ -164,24 +156,18 @@ def test_what_may_not_be_read_or_written(command, name, mode, says):
 
 
 @pytest.mark.parametrize("name, content, says", [
-    (None, None, ["bad is not a directory"]),
-    ("valid.txt", None, ["no validation split", "valid.txt"]),
-    ("valid.txt", b"", ["valid.txt", "no words"]),
-    ("train.txt", b"", ["train.txt", "no words"]),
-    ("train.txt", b"one\ntwo\n\xff\xfe\n", ["train.txt", "line 3", "UTF-8"]),
-    ("test.txt", b"the zebra\n", ["zebra", "data.threshold"]),
-], ids=["no directory", "no split", "empty split", "empty train", "not UTF-8", "unknown word"])
+    ("valid.txt", None, "no validation split.*valid.txt"),
+    ("train.txt", b"", "train.txt.*no words"),
+    ("train.txt", b"one\ntwo\n\xff\xfe\n", "train.txt.*line 3.*UTF-8"),
+    ("test.txt", b"the zebra\n", "zebra.*data.threshold")], ids=["no split", "empty", "not UTF-8", "unknown word"])
 def test_a_wrong_corpus(config, text, tmp_path, name, content, says):
     """The line names what is wrong with which file, and no run is begun."""
     bad = shutil.copytree(text, tmp_path / "bad")
-    if name is None:
-        shutil.rmtree(bad)
-    elif content is None:
-        (bad / name).unlink()
-    else:
+    (bad / name).unlink()
+    if content is not None:
         (bad / name).write_bytes(content)
     line = refusal(train, config(**{"data.path": str(bad), "data.cache": str(tmp_path / "cache")}), tmp_path / "run")
-    assert all(part in line for part in says), line
+    assert re.search(says, line), line
     assert not (tmp_path / "run").exists()
 
 
@@ -192,19 +178,6 @@ def test_the_workdir_of_another_config(config, trained):
     for line in refusal(train, other, trained), refusal(dry_run, other, trained, int(16e9)):
         assert "body.layers was 1 and is now 2; seed was 0 and is now 7." in line
         assert "steps" not in line
-    assert files(trained) == before
-
-
-@pytest.mark.parametrize("request_, says", [
-    ({"window": 8, "context": 8}, ["context=8", "window=8"]),
-    ({"window": -1}, ["-1"]),
-    ({"checkpoint": "oldest"}, ["oldest", "240"]),
-    ({"data_path": "/nowhere"}, ["/nowhere", "directory"])])
-def test_a_wrong_evaluation(trained, request_, says):
-    """One line, and the run stays as it was."""
-    before = files(trained)
-    line = refusal(evaluate, trained, Request(**request_))
-    assert all(part in line for part in says), line
     assert files(trained) == before
 
 
