@@ -52,8 +52,8 @@ def tiny(config):
 def tiny_models():
     """Tiny copies by the name of a row: every body of the configs, and every input and output, for which any body will do."""
     configs = {name: tiny(config) for name, config in CONFIGS.items()}
-    whole = {repr(config["body"]): name for name, config in configs.items()}.values()
-    layers = {repr([configs[name][group] for group in ("input", "output")]): name for name in (*configs, *whole)}
+    whole = {repr(config["body"]): name for name, config in reversed(configs.items())}.values()
+    layers = {repr([configs[name][group] for group in ("input", "output")]): name for name in (*reversed(configs), *whole)}
     return [pytest.param(configs[name], name in whole, id=name) for name in {*whole, *layers.values()}]
 
 
@@ -138,11 +138,14 @@ def test_tiny_copy_takes_a_step_that_moves_every_parameter(config, whole):
     mesh, model, optimizer = sharding.device_mesh(), build(config, len(WORDS)), optim.from_config(config)
     if not whole:
         model = model.clone(body=NoBody())  # to compile a body again would show nothing new
-    random = np.random.default_rng(0)
-    layout = shape_of_state(model, optimizer, mesh)
-    state = jax.tree.map(lambda a: jax.device_put(np.zeros(a.shape, a.dtype), a.sharding), layout)
-    state = state._replace(params=jax.tree.map(
-        lambda a: jax.device_put(random.normal(0, a.shape[-1] ** -0.5, a.shape).astype(a.dtype), a.sharding), layout.params))
+    random, layout = np.random.default_rng(0), shape_of_state(model, optimizer, mesh)
+
+    def start(path, a):
+        matrix = "params" in jax.tree_util.keystr(path) and "bias" not in jax.tree_util.keystr(path)
+        values = random.normal(0, a.shape[-1] ** -0.5, a.shape) if matrix else np.zeros(a.shape)
+        return jax.device_put(values.astype(a.dtype), a.sharding)
+
+    state = jax.tree_util.tree_map_with_path(start, layout)  # layers' own initialisation would have to be compiled
     ids = np.stack([random.permutation(97) for _ in range(12)]).astype(np.int32).reshape(2, 6, 97)
     batch = Batch(ids, ids[..., ::-1], np.ones(ids.shape, np.float32), np.arange(12, dtype=np.int32).reshape(2, 6))
     arguments = state, lexicon(WORDS, model.wants()), sharding.put_batch(mesh, batch, axis=1)

@@ -76,9 +76,8 @@ def parameters(vocabulary_size: int, cutoffs: Sequence[int], workload: Workload)
 
 
 def band_shares(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int]) -> list[float]:
-    """Share of tokens whose word is in each band. Raises InputError as `cost`."""
+    """Share of tokens whose word is in each band; arguments as those of `cost`."""
     reached = _cumulative(counts)
-    band_sizes(len(reached), cutoffs)
     return np.diff(reached[[cut - 1 for cut in (*cutoffs, len(reached))]], prepend=0.0).tolist()
 
 

@@ -125,7 +125,8 @@ def _table(header, rows):
     )
 
 
-def _report(corpus: str, flag: flags.FlagValues) -> None:
+def print_report(corpus: str, flag: flags.FlagValues) -> None:
+    """Prints both tables for a corpus and the flags of the command. Raises InputError before anything is printed."""
     check_at_least(0, bands=flag.bands, smallest=flag.smallest)
     workload = Workload(flag.width, flag.factor, tokens=flag.batch, least_rows=flag.least_rows)
     workload.widths(flag.bands or 1)
@@ -171,4 +172,4 @@ def _define() -> flags.FlagValues:
 
 if __name__ == "__main__":
     defined = _define()
-    command.run(lambda corpus: _report(corpus, defined), positional=["CORPUS"])
+    command.run(lambda corpus: print_report(corpus, defined), positional=["CORPUS"])

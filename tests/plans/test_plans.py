@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import LanguageModel, build
 from adaptive_jax.plans import cutoffs, traced
@@ -99,13 +98,6 @@ def test_the_formula_counts_the_products_of_the_output(layers):
     workload = cutoffs.Workload(32, 4, width=width, least_rows=0)
     cost = cutoffs.cost(1 / np.arange(1, 123), cuts, workload)
     assert cost == pytest.approx(3 * softmax_flops(bands, zipf_visits(bands)))
-
-
-def test_flops_of_a_band():
-    """Counted by hand: 10 states of width 4 in a head of 3 words and a column for the tail; 2 of them in a tail of 5 words."""
-    bands = [Band(np.zeros((3, 4))), Band(np.zeros((5, 2)), np.zeros((2, 4)))]
-    assert softmax_flops(bands, [10, 2]) == 2 * 10 * 4 * (3 + 1) + 2 * 2 * (4 * 2 + 2 * 5)
-    assert zipf_visits(bands) == pytest.approx([1, (1 / 4 + 1 / 5 + 1 / 6 + 1 / 7 + 1 / 8) / sum(1 / r for r in range(1, 9))])
 
 
 def test_plans_for_many_accelerators():
