@@ -126,7 +126,9 @@ def config(*changes: Mapping[str, object]) -> ConfigDict:
     """
     settings = copy.deepcopy(DEFAULTS)
     for flat in changes:
-        for key in sorted(flat, key=lambda key: (not key.endswith(".name"), key)):  # names first, outer groups first
+        for key in sorted(
+            flat, key=lambda key: (not key.endswith(".name"), key.count("."))
+        ):  # names first, outer ones before inner
             _set(settings, key, flat[key])
     return ConfigDict(settings)
 

@@ -1,1 +1,1 @@
-"""What a config or a choice of cutoffs costs, counted before anything runs."""
+"""What a config or a choice of cutoffs costs, computed before anything runs."""
