@@ -6,24 +6,17 @@
 Writes workdir/eval/*.json. Several hosts run it as they run train.py.
 """
 
-from pathlib import Path
-
 from absl import flags
 
 from adaptive_jax import command
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Directory of a run that train.py made.")
 SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Split to score.")
-WINDOW = flags.DEFINE_integer("window", 0, "Tokens the model reads at once; 0: the block it was trained with.")
+WINDOW = flags.DEFINE_integer("window", 0, "Tokens the model reads at once; 0: the sequence length it was trained with.")
 CONTEXT = flags.DEFINE_integer("context", 0, "Tokens of each window that are given and not scored.")
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
 BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
-COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM.")
-HOSTS = flags.DEFINE_integer("hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM.")
-HOST = flags.DEFINE_integer("host", None, "Number of this host, from 0; not on TPU pods and under SLURM.")
-flags.mark_flags_as_required(["workdir"])
-flags.register_validator("workdir", lambda path: "://" not in (path or ""), "must be a directory on a disk that all hosts share")
+command.define_workdir("Directory of a run that train.py made.")
 
 
 def main():
@@ -31,9 +24,10 @@ def main():
     from adaptive_jax.evaluation.evaluate import Request, evaluate
 
     request = Request(SPLIT.value, WINDOW.value, CONTEXT.value, CHECKPOINT.value, DATA_PATH.value, BREAK_MODE.value)
-    hosts.initialize(COORDINATOR.value, HOSTS.value, HOST.value)
+    workdir, others = command.workdir()
+    hosts.initialize(*others)
     with hosts.together():
-        evaluate(Path(WORKDIR.value), request)
+        evaluate(workdir, request)
 
 
 if __name__ == "__main__":

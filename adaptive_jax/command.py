@@ -19,6 +19,22 @@ OCCUPIED = {errno.ENOTDIR, errno.EEXIST}
 UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
+def define_workdir(what: str) -> None:
+    """Defines the required flag --workdir, and the flags by which several hosts find each other."""
+    flags.DEFINE_string("workdir", None, what, required=True)
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM.")
+    flags.DEFINE_integer("hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM.")
+    flags.DEFINE_integer("host", None, "Number of this host, from 0; not on TPU pods and under SLURM.")
+    on_disk = "must be a directory on a disk that all hosts share"
+    flags.register_validator("workdir", lambda path: "://" not in (path or ""), on_disk)
+
+
+def workdir() -> tuple[Path, tuple]:
+    """The values of these flags: the workdir, and the arguments of `hosts.initialize`."""
+    given = flags.FLAGS
+    return Path(given.workdir), (given.coordinator, given.hosts, given.host)
+
+
 def run(main: Callable[..., None], positional: Sequence[str] = ()) -> None:
     """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after an interruption.
 

@@ -18,7 +18,7 @@ from adaptive_jax.errors import check_known
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.model import build
-from adaptive_jax.plans.costs import Plan, describe, dry_run_lines, make_plan
+from adaptive_jax.plans.costs import Plan, describe, divide_update, dry_run_lines, make_plan
 from adaptive_jax.training import optim
 from adaptive_jax.training.metrics import Interval, check_finite, open_metrics
 from adaptive_jax.training.state import State, initial_state, restored_state, shape_of_state
@@ -41,11 +41,10 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
     """
     check_same_run(workdir, config)
     check_known(f"data.corpus={config['data']['corpus']!r}", config["data"]["corpus"], CORPORA)
-    devices, words = jax.device_count(), config["data"]["vocabulary_size"]
-    for line in dry_run_lines(config, devices, memory):
-        hosts.say(line)
-    if words and hosts.first():
-        write_json(workdir / "plan.json", make_plan(config, words, devices)._asdict())
+    plan, lines = dry_run_lines(config, jax.device_count(), memory)
+    hosts.say("\n".join(lines))
+    if plan is not None and hosts.first():
+        write_json(workdir / "plan.json", plan._asdict())
 
 
 class Job(NamedTuple):
@@ -95,10 +94,11 @@ def train(config: dict, workdir: Path) -> None:
 
 
 def _check(config):
-    """Finds what is wrong with the layers, the optimizer or the schedule before a long preparation of the corpus."""
+    """Finds what is wrong with layers, optimizer, schedule or update before a long preparation of the corpus."""
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
     build(config, max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
     optim.from_config(config)
+    divide_update(config, jax.device_count())
 
 
 def loop(job: Job, update, state: State, metrics) -> None:
