@@ -187,8 +187,7 @@ def test_nesterov(case):
     """Twenty steps under changing rates, clipped and not: parameters after every step."""
     settings, data = CASES["nag"][case], arrays("nag", case)
     rates = jnp.asarray(data["lr"], jnp.float32)
-    clip = settings["clip_norm"] or float("inf")
-    optimizer = optim.optimizer(lambda step: rates[step], clip_norm=clip, momentum=settings["momentum"])
+    optimizer = optim.nag(lambda step: rates[step], momentum=settings["momentum"], clip_norm=settings["clip_norm"] or None)
     params = [jnp.asarray(data["p0_init"]), jnp.asarray(data["p1_init"])]
     state = optimizer.init(params)
     assert len(rates) == settings["steps"] == 20
@@ -216,7 +215,7 @@ def test_learning_rates(case):
     cycles, updates = SCHEDULES[case]
     first = int(settings["lr_period_updates"])
     with jax.enable_x64(True):
-        rate = optim.schedule(
+        rate = optim.cosine_cycles(
             learning_rate=settings["lr"][0], min_learning_rate=settings["min_lr"],
             warmup_from=settings["lr_right_after_construction"], warmup_steps=settings["warmup_updates"],
             cycle_steps=first if first > 0 else settings["max_update"] - settings["warmup_updates"],
