@@ -196,6 +196,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens; `tokens.column` holds word ids."""
     settings, sizes = static
     groups, clusters = softmax
+    tokens = jax.tree.map(jnp.asarray, tokens)  # numpy arrays cannot be indexed by what is traced
     targets, count = tokens.column, len(tokens.column)
     chunks = [min(count, settings.chunk or _chunk_of_group(i, words, count)) for i, words in enumerate(sizes)]
     starts = jnp.cumsum(jnp.array([0, *itertools.chain(*sizes)]))

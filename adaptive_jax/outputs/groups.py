@@ -13,7 +13,7 @@ from jax import lax
 
 from adaptive_jax.bands import MANY_BANDS, Band
 
-# The rows of a group may number this many times the words of its members, the rows that are masked included.
+# How many times as large as the smallest band of a group the largest may be: so much work at most goes to rows that are masked.
 PADDING = 1.25
 
 
@@ -27,7 +27,7 @@ def join(bands: list[Band]) -> tuple[tuple[tuple[int, ...], ...], tuple[Band, ..
     runs = [[bands[0]]]
     for i, band in enumerate(bands[1:]):
         sizes = [len(one.table) for one in (*runs[-1], band)]
-        if i and _kind(band) == _kind(runs[-1][-1]) and len(sizes) * max(sizes) <= PADDING * sum(sizes):
+        if i and _kind(band) == _kind(runs[-1][-1]) and max(sizes) <= PADDING * min(sizes):
             runs[-1].append(band)
         else:
             runs.append([band])
