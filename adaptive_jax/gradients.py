@@ -40,7 +40,9 @@ def make_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
         (loss, carry), sown = local_model.apply(
             variables, batch, carry, train=True, rngs={"dropout": key}, mutable=["penalties"]
         )
-        penalties = sum(jnp.sum(batch.weights * penalty) for penalty in jax.tree.leaves(sown))
+        # What a block of a scan sows has one more axis in front, of layers.
+        sown = [penalty.reshape(-1, *batch.weights.shape) for penalty in jax.tree.leaves(sown)]
+        penalties = sum(jnp.sum(batch.weights[None] * penalty) for penalty in sown)
         return loss.total + penalties, (carry, jnp.sum(loss.nll * batch.weights))
 
     def on_one_device(params, lexicon, step, batch, carry):
