@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from adaptive_jax.errors import InputError
 from adaptive_jax.plans.costs import make_plan
 from benchmarks import gpu, scaling, throughput
 from configs import billion_word, wikitext103
@@ -20,18 +21,46 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.fixture
+def tiny():
+    """A config of a few thousand parameters, with the layers that torch has."""
+    config = throughput.laptop() | {"dtype": "bfloat16", "tokens_per_update": 32, "tokens_per_device": 32}
+    config["body"] |= {"layers": 2, "features": 32, "heads": 4, "feed_forward": 48}
+    for group in (config["input"], config["output"]["table"]):
+        group["cutoffs"] = (100, 300)
+    config["data"]["vocabulary_size"], config["batches"]["sequence_length"] = 700, 16
+    return config
+
+
 def test_the_gpu_parts_need_few_packages(command, tmp_path):
     """The first part of benchmarks.gpu, at tiny size, with nothing but what its docstring names and what that needs."""
     name, part = next(iter(gpu.commands(tmp_path, tiny=True).items()))
+    assert name.startswith("adp_t")
+    part.remove("--parts")  # see the next test
     done = command("-c", BARRED, *part, f"--json={tmp_path / 'out.json'}")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
-    assert name.startswith("adp_t")
-    assert [row["peer"] for row in result["rows"]] == [
-        "adaptive_jax", "its output alone", "without dropout", "attention plain", "attention chunked"]
+    assert [row["peer"] for row in result["rows"]] == ["adaptive_jax"]
     assert all(row["seconds"] >= row["fastest"] > 0 for row in result["rows"])
     assert result["rows"][0]["times_ours"] == 1 and result["flops_per_update"] > 0
     assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
+
+
+def test_parts_of_an_update(tiny, monkeypatch):
+    """The output runs alone; the other parts are updates of the config with one change, of those that run here."""
+    def update(config, rows):
+        if config["body"]["attention"] == "cudnn":
+            raise InputError("needs a GPU")
+        return config["body"], 0
+
+    monkeypatch.setattr(throughput, "our_update", update)
+    tiny["body"]["dropout"] = 0.1
+    parts = throughput.our_parts(tiny, 2)
+    loss, (params, hidden) = parts.pop("its output alone")()
+    assert float(loss) == pytest.approx(2 * 16 * np.log(700), rel=0.5)
+    assert hidden.shape == (2, 16, 32) and params["output"]["clusters"].any()
+    assert parts == {"without dropout": tiny["body"] | {"dropout": 0.0}, "attention plain": tiny["body"] | {"attention": "plain"},
+                     "attention chunked": tiny["body"] | {"attention": "chunked"}}
 
 
 def test_a_part_is_cut_off_and_said_to_be(tmp_path, capfd):
@@ -41,21 +70,16 @@ def test_a_part_is_cut_off_and_said_to_be(tmp_path, capfd):
     assert "output layer (1 s, cut off)" in gpu.table({"output layer": part}) and "benchmarks.outputs" in capfd.readouterr().out
 
 
-def test_torch_is_given_an_equal_model():
+def test_torch_is_given_an_equal_model(tiny):
     """As many parameters but for the biases and the like that each has, and the loss of a uniform guess."""
     torch = pytest.importorskip("torch")
     from benchmarks import torch_model
 
-    config = throughput.laptop() | {"dtype": "bfloat16", "tokens_per_update": 32, "tokens_per_device": 32}
-    config["body"] |= {"layers": 2, "features": 32, "heads": 4, "feed_forward": 48}
-    for group in (config["input"], config["output"]["table"]):
-        group["cutoffs"] = (100, 300)
-    config["data"]["vocabulary_size"], config["batches"]["sequence_length"] = 700, 16
-    model = torch_model.TorchModel(config)
+    model = torch_model.TorchModel(tiny)
     theirs = sum(p.numel() for p in model.parameters())
-    assert make_plan(config, 700, 1).parameters["total"] - theirs == 2 * 32  # the last norm, which theirs does without
-    ids = throughput.zipf(config, 2)
-    update = torch_model.torch_update(config, ids, "cpu")
+    assert make_plan(tiny, 700, 1).parameters["total"] - theirs == 2 * 32  # the last norm, which theirs does without
+    ids = throughput.zipf(tiny, 2)
+    update = torch_model.torch_update(tiny, ids, "cpu")
     losses = [update() for _ in range(3)]
     assert np.isfinite(losses).all() and abs(losses[0] / np.log(700) - 1) < 0.5
     with torch.no_grad():
