@@ -1,26 +1,28 @@
 """Loss and gradient of the output layer: the one-pass banded core against its peers, in one run.
 
-    python -m benchmarks.outputs [--sizes=small,large] [--repeats=15] [--json=FILE]
+    python -m benchmarks.outputs [--sizes=small,large,bands] [--repeats=15] [--json=FILE]
 
-Peers, each computing the summed loss of Zipf-distributed targets and its gradient for hidden states and all weights:
+Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states and all weights:
 
 - `banded`: adaptive_jax.outputs.banded.loss, the core of every output layer here.
 - `masked dense`: every band evaluated for every token, then masked: the usual way to write an adaptive softmax with
   static shapes. Differentiated by JAX.
 - `full softmax`: one table [vocabulary, d], logits of all tokens at once. Differentiated by JAX.
 - `torch`: torch.nn.AdaptiveLogSoftmaxWithLoss where torch is installed, on the same device.
-- `product`: a large float32 matrix product, the speed that the machine has at that moment. A last line counts the work that the
-  targets ask for, and says at what share of that speed `banded` does it.
+- `product`: a large float32 matrix product, the speed of the machine at that moment. The last line counts the work that the
+  targets need, and says at what share of that speed `banded` does it.
 
-Repeats of all peers are interleaved, so that a busy machine slows them alike; times are medians. Memory is the peak above
-the arguments and results: the compiler's count for JAX, the growth of the process' peak (CPU) or of the allocator's peak
-(GPU) for torch.
+Peers take turns, so that a busy machine slows all of them alike; times are medians. Memory is the peak above the arguments and
+results: the compiler's count for JAX, the growth of the process' peak (CPU) or of the allocator's peak (GPU) for torch.
+
+The size `bands` cuts 50,000 words into 5, 64 and 500 equal bands and tells for each how long the core takes to compile and to run.
 """
 
+import functools
 import itertools
 import json
 import platform
-import threading
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -31,9 +33,11 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
+from adaptive_jax.bands import Band, split_rows
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.outputs import banded
-from benchmarks.timing import interleaved
+from adaptive_jax.plans.flops import softmax_flops
+from benchmarks.timing import interleaved, torch_device
 
 
 class Case(NamedTuple):
@@ -62,24 +66,21 @@ def arguments(case, seed=0):
     def normal(*shape):
         return (rng.standard_normal(shape) * width**-0.5).astype(np.float32)
 
-    ends = [0, *cutoffs, vocabulary]
-    bands = tuple(
-        (normal(after - before, width // 4**i), None if i == 0 else normal(width // 4**i, width))
-        for i, (before, after) in enumerate(itertools.pairwise(ends))
-    )
-    return normal(tokens, width) * width**0.5, targets, bands, normal(len(cutoffs), width)
+    shapes = [(after - before, width // 4**i) for i, (before, after) in enumerate(itertools.pairwise((0, *cutoffs, vocabulary)))]
+    bands = [Band(normal(*shape), normal(shape[1], width) if i else None) for i, shape in enumerate(shapes)]
+    return normal(tokens, width) * width**0.5, targets, bands, Band(normal(len(cutoffs), width))
 
 
 def masked_dense(hidden, targets, bands, clusters):
     """The summed loss, every band evaluated for every token."""
     first, loss = 0, 0.0
-    for i, (table, projection) in enumerate(bands):
+    for i, (table, projection, _) in enumerate(bands):
         words = len(table)
         inside = (targets >= first) & (targets < first + words)
         place = jnp.where(inside, targets - first, 0)
         if i == 0:
-            logits = jnp.concatenate([hidden @ table.T, hidden @ clusters.T], axis=1)
-            starts = jnp.cumsum(jnp.array([len(t) for t, _ in bands]))[:-1]
+            logits = jnp.concatenate([hidden @ table.T, hidden @ clusters.table.T], axis=1)
+            starts = jnp.cumsum(jnp.array([len(band.table) for band in bands]))[:-1]
             column = jnp.where(inside, targets, words - 1 + jnp.searchsorted(starts, targets, side="right"))
             loss -= jnp.take_along_axis(jax.nn.log_softmax(logits), column[:, None], axis=1).sum()
         else:
@@ -90,13 +91,10 @@ def masked_dense(hidden, targets, bands, clusters):
 
 
 def gflop(case):
-    """Work that the targets ask of an adaptive softmax, forward and backward: six times each product of a token and a word."""
-    _, targets, bands, clusters = arguments(case)
-    tails = np.diff([*case.cutoffs, case.vocabulary])
-    visits = np.histogram(targets, [*case.cutoffs, case.vocabulary])[0]
-    work = case.tokens * case.width * (case.cutoffs[0] + len(clusters))
-    work += sum(int(n) * len(p) * (int(words) + case.width) for n, words, (_, p) in zip(visits, tails, bands[1:], strict=True))
-    return 6e-9 * work
+    """Work of an adaptive softmax that sees these targets, forward and backward."""
+    _, targets, bands, _ = arguments(case)
+    visits = np.histogram(targets, [0, *case.cutoffs, case.vocabulary])[0]
+    return 3e-9 * softmax_flops(bands, [case.tokens, *visits[1:]])
 
 
 def jax_peers(case, skip=()):
@@ -123,17 +121,14 @@ def jax_peers(case, skip=()):
 
 
 def torch_peer(case):
-    """A function that runs torch's layer once, or None without torch."""
-    try:
-        import torch
-    except ImportError:
+    """A function that runs torch's layer once, or None without torch on JAX's device."""
+    device = torch_device()
+    if device is None:
         return None
-    device = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
-    if device == "cpu" and jax.default_backend() == "gpu":
-        return None
-    hidden, targets, _, _ = arguments(case)
-    width, vocabulary, cutoffs, _ = case
-    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(width, vocabulary, list(cutoffs), div_value=4.0).to(device)
+    import torch
+
+    hidden, targets, *_ = arguments(case)
+    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=4.0).to(device)
     hidden = torch.tensor(hidden, device=device, requires_grad=True)
     targets = torch.tensor(targets, dtype=torch.long, device=device)
 
@@ -148,35 +143,25 @@ def torch_peer(case):
 
 
 def torch_memory(run):
-    """Peak bytes of one run above what an earlier run left, gradients among it; sampled from /proc on a CPU."""
+    """Peak bytes of one run above what an earlier run left, gradients among it; None where the system does not count them."""
     import torch
 
-    if torch.cuda.is_available() and jax.default_backend() == "gpu":
+    if torch_device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         run()
         return torch.cuda.max_memory_allocated() - before
-    status = Path("/proc/self/statm")
-    if not status.exists():
+
+    def kilobytes(name):
+        return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+        before = kilobytes("VmRSS")
+    except OSError:
         return None
-
-    def resident():
-        return int(status.read_text().split()[1]) * 4096
-
-    peak, done = [resident()], threading.Event()
-
-    def watch():
-        while not done.is_set():
-            peak.append(resident())
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=watch)
-    before = resident()
-    thread.start()
     run()
-    done.set()
-    thread.join()
-    return max(peak) - before
+    return 1024 * (kilobytes("VmHWM") - before)
 
 
 def product_peer(n):
@@ -204,16 +189,10 @@ def measure(case, repeats, skip=(), beside=None):
     peers |= beside
     times = interleaved(peers, repeats)
     return [
-        {
-            "peer": name,
-            "seconds": median,
-            "fastest": least,
-            "tokens_per_second": None if name in beside else case.tokens / median,
-            "peak_bytes": memory.get(name),
-            "times_banded": median / times["banded"][0],
-        }
+        {"peer": name, "seconds": median, "fastest": least, "peak_bytes": memory.get(name),
+         "tokens_per_second": None if name in beside else case.tokens / median, "times_banded": median / times["banded"][0]}
         for name, (median, least) in times.items()
-    ]
+    ]  # fmt: skip
 
 
 def line(label, row):
@@ -221,10 +200,8 @@ def line(label, row):
     speed, peak = row["tokens_per_second"], row["peak_bytes"]
     speed = "" if speed is None else f"{speed:,.0f}"
     peak = "" if peak is None else f"{peak / 2**20:,.0f}"
-    return (
-        f"{label:9} {row['peer']:13} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f} {speed:>10} {peak:>9} "
-        f"{row['times_banded']:14.2f}"
-    )
+    milliseconds = f"{row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f}"
+    return f"{label:9} {row['peer']:13} {milliseconds} {speed:>10} {peak:>9} {row['times_banded']:14.2f}"
 
 
 TITLE = f"{'size':9} {'peer':13} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MiB':>9} {'time / banded':>14}"
@@ -232,38 +209,66 @@ TITLE = f"{'size':9} {'peer':13} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'pe
 
 def machine():
     """What runs here, in a line."""
-    device = jax.devices()[0]
-    return (
-        f"{device.platform} {device.device_kind}, {platform.machine()}, python {platform.python_version()}, "
-        f"jax {jax.__version__}"
-    )
+    device, python = jax.devices()[0], platform.python_version()
+    return f"{device.platform} {device.device_kind}, {platform.machine()}, python {python}, jax {jax.__version__}"
+
+
+def equal_bands(repeats, counts=(5, 64, 500), vocabulary=50_000, width=256, tokens=2048):
+    """Prints and returns a row for each number of equal bands that are cut from one table: what it costs to compile and to run."""
+    hidden, targets, [(table, *_)], _ = jax.tree.map(jnp.asarray, arguments(Case(width, vocabulary, (), tokens)))
+    rows, peers = {}, {}
+    for count in counts:
+        sizes = [len(part) for part in np.array_split(np.arange(vocabulary), count)]
+
+        def loss(hidden, table, clusters, sizes=sizes):
+            return banded.loss(hidden, targets, jnp.ones(tokens), list(map(Band, split_rows(table, sizes))), Band(clusters))[0]
+
+        values = hidden, table, table[: count - 1]
+        lowered = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).lower(*values)
+        wall, cpu = time.perf_counter(), time.process_time()
+        peers[count] = functools.partial(lowered.compile(), *values)
+        times = {"compile_seconds": time.perf_counter() - wall, "compile_cpu_seconds": time.process_time() - cpu}
+        rows[count] = {"size": "bands", "bands": count, "program_lines": lowered.as_text().count("\n")} | times
+    print(f"{vocabulary:,} words in equal bands, d {width}, {tokens:,} tokens")
+    running = interleaved({n: lambda run=run: jax.block_until_ready(run()) for n, run in peers.items()}, repeats)
+    for count, row in rows.items():
+        row["seconds"] = running[count][0]
+        print(f"{count:4} bands: {row['program_lines']:,} lines, compiled in {row['compile_seconds']:.1f} s "
+              f"({row['compile_cpu_seconds']:.1f} s of CPU), {row['seconds'] * 1e3:.1f} ms", flush=True)  # fmt: skip
+    return list(rows.values())
+
+
+def peers_at(size, settings):
+    """Prints and returns a row for each peer at a size, and tells how far the core is from the speed of the machine."""
+    case, rows = SIZES[size], []
+    for row in measure(case, settings.repeats, settings.skip, {"product": product_peer(PRODUCT[size])}):
+        print(line(size, row), flush=True)
+        rows.append({"size": size} | row)
+    seconds = {row["peer"]: row["seconds"] for row in rows}
+    if "product" in seconds:
+        work = gflop(case)
+        speed, top = work / seconds["banded"], 2e-9 * PRODUCT[size] ** 3 / seconds["product"]
+        rows[-1] |= {"gflop": work, "banded_gflops": speed, "product_gflops": top}
+        print(f"{size:9} {work:,.1f} GFLOP: banded {speed:,.0f} GFLOP/s, {speed / top:.0%} of the product's {top:,.0f}")
+    return rows
 
 
 def main(settings):
-    """Prints a table of both sizes and writes the JSON."""
+    """Prints a table of the sizes and writes the JSON."""
     check_at_least(1, repeats=settings.repeats)
     for size in settings.sizes:
-        check_known(f"--sizes={size}", size, SIZES)
+        check_known(f"--sizes={size}", size, [*SIZES, "bands"])
     print(f"{machine()}, median of {settings.repeats}")
     print(TITLE)
     rows = []
     for size in settings.sizes:
-        case, work = SIZES[size], gflop(SIZES[size])
-        found = measure(case, settings.repeats, settings.skip, {"product": product_peer(PRODUCT[size])})
-        for row in found:
-            print(line(size, row), flush=True)
-        rows += [{"size": size} | row for row in found]
-        seconds = {row["peer"]: row["seconds"] for row in found}
-        if "product" in seconds:
-            speed, top = work / seconds["banded"], 2e-9 * PRODUCT[size] ** 3 / seconds["product"]
-            rows[-1] |= {"gflop": work, "banded_gflops": speed, "product_gflops": top}
-            print(f"{size:9} {work:,.1f} GFLOP: banded {speed:,.0f} GFLOP/s, {speed / top:.0%} of the product's {top:,.0f}")
+        rows += equal_bands(settings.repeats) if size == "bands" else peers_at(size, settings)
     if settings.json:
         Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def _define() -> flags.FlagValues:
-    flags.DEFINE_list("sizes", list(SIZES), "Which of small and large to run.")
+    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large and bands to run.")
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
     flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
     flags.DEFINE_string("json", None, "File for the numbers.")
