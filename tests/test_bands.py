@@ -7,9 +7,10 @@ from adaptive_jax.errors import InputError
 
 
 def test_the_papers_bands():
-    """20K, 40K and the rest, of 1024, 256 and 64; with a fourth band of 16 (Table 8)."""
+    """20K, 40K and the rest, of 1024, 256 and 64; with a fourth band of 16 (Table 8). Factor 1 keeps the width."""
     assert band_sizes(267_735, (20_000, 60_000)) == [20_000, 40_000, 207_735]
     assert band_widths(1024, 4, 4) == [1024, 256, 64, 16]
+    assert band_widths(64, 4, 4)[-1] == 1 and band_widths(24, 1, 3) == [24, 24, 24]
     assert band_sizes(7, ()) == [7]
     assert band_sizes(3, (1, 2)) == [1, 1, 1]
 
@@ -41,9 +42,3 @@ def test_bands_without_width(width, factor, bands, says):
     with pytest.raises(InputError) as error:
         band_widths(width, factor, bands)
     assert str(error.value) == says
-
-
-def test_the_narrowest_band():
-    """A band of width 1 is allowed, and factor 1 keeps every band as wide as the first."""
-    assert band_widths(64, 4, 4) == [64, 16, 4, 1]
-    assert band_widths(24, 1, 3) == [24, 24, 24]

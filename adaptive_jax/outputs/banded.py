@@ -219,7 +219,8 @@ def _one_pass(static, tokens, softmax, with_gradients):
         own = settings._replace(chunk=chunk)
         if first:
             end = first + len(words)
-            queue, spans = in_tail, (ends[first - 1 : end - 1], ends[first:end])
+            spans = (ends[first - 1 : end - 1], ends[first:end]) if len(words) > 1 else ([ends[first - 1]], [ends[first]])
+            queue = in_tail
         else:  # the paper drops units after the first projection of every cluster but the head
             own = own._replace(tail_dropout=0.0)
         outcome, gradient = _visit((own, words), here, queue, spans, outcome, with_gradients)

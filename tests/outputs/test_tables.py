@@ -1,0 +1,74 @@
+"""Tables of many bands: what parameters they have, and that a model on them is small to compile."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.outputs.softmax import Softmax
+from adaptive_jax.outputs.tables import OwnTable, TiedTable
+
+WORDS, FEATURES = 1507, 8
+
+
+def table_of(kind, cutoffs):
+    return {
+        "own": OwnTable(WORDS, FEATURES, cutoffs, 1),
+        "own, narrow": OwnTable(WORDS, FEATURES, cutoffs, 1, 4),
+        "tied": TiedTable(Lookup(WORDS, FEATURES), FEATURES, cutoffs=cutoffs),
+    }[kind]
+
+
+def shapes_of(model):
+    return jax.tree.map(jnp.shape, jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), jnp.zeros(1, int), method="nll"))["params"])
+
+
+@pytest.mark.parametrize("kind, width, own", [
+    ("own", 8, {"table": (WORDS, 8)}), ("own, narrow", 4, {"table": (WORDS, 4), "projection_0": (4, 8)}),
+    ("tied", 8, {"source": {"table": (WORDS, 8)}})])
+def test_five_hundred_bands_are_few_parameters(kind, width, own):
+    """Bands of one width share a table, tails a stack of projections; the loss has as many products as that of ten bands."""
+    models = [Softmax(table_of(kind, tuple(range(step, WORDS, step)))) for step in (3, 150)]
+    tails = 502
+    assert shapes_of(models[0]) == {"clusters": (tails, width), "table": own | {"projections": (tails, width, width)}}
+    shape = jax.ShapeDtypeStruct((4, FEATURES), jnp.float32)
+    programs = []
+    for model in models:
+        params = jax.eval_shape(lambda model=model: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs"))
+        run = jax.grad(lambda p, h, model=model: model.apply(p, h, jnp.zeros(4, int), jnp.ones(4), method="loss").total)
+        programs.append(jax.jit(run).lower(params, shape).as_text())
+    many, few = programs
+    assert many.count("dot_general") == few.count("dot_general")
+    assert len(many.splitlines()) < 3 * len(few.splitlines())
+
+
+@pytest.mark.parametrize("kind", ["own", "own, narrow", "tied"])
+def test_few_bands_keep_their_parameters(kind):
+    """The names that checkpoints hold: an array of its own for each band and each projection of a tail."""
+    names = {"own": ["table_0", "table_1", "table_2"], "own, narrow": ["projection_0", "table_0", "table_1", "table_2"],
+             "tied": ["source"]}[kind]
+    assert sorted(shapes_of(Softmax(table_of(kind, (11, 30))))["table"]) == sorted([*names, "projection_1", "projection_2"])
+
+
+@pytest.mark.parametrize("kind", ["own, narrow", "tied"])
+def test_many_bands_are_normalised_and_every_word_is_reached(kind):
+    """Probabilities sum to one, nll agrees with them, and the row of every target is pulled."""
+    model = Softmax(table_of(kind, tuple(range(100, WORDS, 100))))
+    hidden, targets = jax.random.normal(jax.random.key(0), (WORDS, FEATURES)), jnp.arange(WORDS)
+
+    @jax.jit
+    def run(params, hidden):
+        def nll(params):
+            values = model.apply(params, hidden, targets, method="nll")
+            return values.sum(), values
+
+        return jax.grad(nll, has_aux=True)(params), model.apply(params, hidden, method="log_probs")
+
+    params = jax.jit(lambda: model.init(jax.random.key(1), hidden, targets, method="nll"))()
+    (gradient, nll), log_probs = run(params, hidden)
+    np.testing.assert_allclose(jax.nn.logsumexp(log_probs, axis=1), 0.0, atol=2e-6)
+    np.testing.assert_allclose(nll, -jnp.diagonal(log_probs), atol=2e-5)
+    tables = gradient["params"]["table"]
+    assert (jnp.abs(tables.get("source", tables)["table"]).sum(axis=1) > 1e-4).all()
