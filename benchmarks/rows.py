@@ -91,8 +91,9 @@ def measure(row: str, size: str, workdir: Path, data_path: str) -> dict:
 def table(rows: list[dict], size: str) -> str:
     """The section of RESULTS.md."""
     device, config = jax.devices()[0], config_of("adp_t", size, "")
+    body = config["body"]
     where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
-    unigram = {"bpe": "more", "sm": "less"} | {row["row"]: f"{row['unigram']:,.0f}" for row in rows}
+    unigram = {"bpe": "?", "sm": "?"} | {row["row"]: f"{row['unigram']:,.0f}" for row in rows}
     lines = [
         f"""## The eight rows in small, {size} size
 
@@ -100,12 +101,11 @@ def table(rows: list[dict], size: str) -> str:
 
     python -m benchmarks.rows --size={size}
 
-WikiText-2; {config["steps"]:,} updates of {config["tokens_per_update"]:,} tokens; {config["body"]["layers"]} blocks of
-{config["body"]["features"]}. Perplexity is per word, and words/s is the median over training. Seconds are the time of training
-with compilation; those of the first row include preparing the words, and those of the first row of sub-words learning the units.
-By counts alone, sub-word units have a perplexity of {unigram["bpe"]} per word, and words one of {unigram["sm"]}, so `bpe` and
-`bpe_t` start far behind. The columns on the right are the paper's: models of 200 million parameters or more, trained on
-WikiText-103, which has fifty times the text.
+WikiText-2; {config["steps"]:,} updates of {config["tokens_per_update"]:,} tokens; {body["layers"]} blocks of {body["features"]}.
+Perplexity is per word, and words/s is the median over training. Seconds are the time of training with compilation; those of the
+first row include preparing the words, and those of the first row of sub-words learning the units. By counts alone, sub-word units
+have a perplexity of {unigram["bpe"]} per word, and words one of {unigram["sm"]}, so `bpe` and `bpe_t` start far behind. The columns
+on the right are the paper's: models of 200 million parameters or more, trained on WikiText-103, which has fifty times the text.
 
 | row | valid | test | seconds | words/s | parameters | paper: valid | test | hours | parameters |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"""
