@@ -17,6 +17,7 @@ CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), la
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
 BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
 command.define_workdir("Directory of a run that train.py made.")
+flags.adopt_module_key_flags(command)  # --help shows them
 
 
 def main():

@@ -19,6 +19,7 @@ MEMORY = flags.DEFINE_float("memory", 80, "With --dry_run: GB of memory of an ac
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the plan, write it to workdir/plan.json, and stop.")
 flags.mark_flag_as_required("config")
 command.define_workdir("Directory of this run: config, vocabulary, metrics, checkpoints.")
+flags.adopt_module_key_flags(command)  # --help shows them
 
 
 def main():

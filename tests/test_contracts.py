@@ -25,7 +25,7 @@ INPUT = {
     "lookup": [{}, {"width": 8}],
     "adaptive": [{"cutoffs": CUTOFFS, "factor": 2}, {"cutoffs": (7, 20, 40), "factor": 2, "width": 8}],
     "char_cnn": [
-        {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 2, "length": 12},
+        {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8},
         {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40}],
 }
 SPELLING = {"char_cnn"}  # words share what they are spelt with, so a gradient for one reaches others
@@ -293,13 +293,15 @@ def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
         result, _ = model.apply(with_params(variables, params), batch, train=True, rngs={"dropout": jax.random.key(0)})
         return result.total
 
-    expected, gradient = jax.jit(jax.value_and_grad(loss))(variables["params"])
-    gradients = jax.jit(make_gradients(model, sharding.device_mesh(), 0))
-    for microbatches in 1, 2:
-        parts = jax.tree.map(lambda a: a.reshape(microbatches, -1, *a.shape[1:]), batch)  # noqa: B023
-        ours, _, sums = gradients(variables["params"], variables["lexicon"], jnp.zeros((), jnp.int32), parts, ())
-        np.testing.assert_allclose(sums.loss, expected, rtol=1e-6)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, gradient)
+    def hurried(function, *arguments):  # each of these programs runs once
+        return jax.jit(function).lower(*arguments).compile({"xla_backend_optimization_level": 0})(*arguments)
+
+    expected, gradient = hurried(jax.value_and_grad(loss), variables["params"])
+    parts = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), batch)
+    arguments = variables["params"], variables["lexicon"], jnp.zeros((), jnp.int32), parts, ()
+    ours, _, sums = hurried(make_gradients(model, sharding.device_mesh(), 0), *arguments)
+    np.testing.assert_allclose(sums.loss, expected, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, gradient)
 
 
 def program(case, vocabulary_size, microbatches=4):

@@ -158,12 +158,11 @@ EVALUATE_AND_TRAIN = """
 from adaptive_jax import command
 import train
 def main():
-    from pathlib import Path
     from adaptive_jax.devices import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training import loop
-    workdir = Path(train.WORKDIR.value)
-    hosts.initialize(train.COORDINATOR.value, train.HOSTS.value, train.HOST.value)
+    workdir, others = command.workdir()
+    hosts.initialize(*others)
     with hosts.together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
         loop.train(train.CONFIG.value.to_dict(), workdir)
