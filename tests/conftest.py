@@ -14,7 +14,7 @@ from adaptive_jax.training.loop import train
 from configs import quickstart
 
 # Most programs of the tests run once: less effort for the code generator, whose input stays the same. Read when JAX first runs.
-HASTE = "--xla_backend_optimization_level=1"
+HASTE = "--xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
 
 # A shape that is broadcast by accident is a mistake that no test would see.
