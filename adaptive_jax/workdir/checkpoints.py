@@ -17,6 +17,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 
+ITEMS = ("params", "optimizer", "carry")
 WHOLE = "default"  # the one item of checkpoints made before there were several
 
 
@@ -39,7 +40,7 @@ def uninterrupted() -> Iterator[None]:
 class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
-    Items are "params", "optimizer" and "carry", those that have arrays in them.
+    Items are those of `ITEMS` that have arrays in them.
 
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
@@ -58,6 +59,7 @@ class Checkpoints:
         best = BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         self.manager = ocp.CheckpointManager(
             self.directory,
+            item_names=ITEMS,  # said here, because Orbax would take a directory of older checkpoints for one of single items
             options=ocp.CheckpointManagerOptions(
                 best_fn=loss,
                 best_mode="min",
@@ -126,11 +128,11 @@ class Checkpoints:
         """
         wanted = {name: item for name, item in like.items() if jax.tree.leaves(item)}
         try:
-            if (self.directory / str(step) / WHOLE).exists():
+            if (older := self.directory / str(step) / WHOLE).exists():
                 arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
                 args = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
-            else:
-                args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in wanted.items()})
+                return like | ocp.PyTreeCheckpointer().restore(older, args=args)
+            args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in wanted.items()})
             return like | dict(self.manager.restore(step, args=args).items())
         except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -5,6 +5,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from adaptive_jax.errors import InputError
@@ -75,3 +76,22 @@ def test_a_config_of_before_is_read_in_the_keys_of_today(tmp_path):
 def test_json_is_standard():
     """No infinity and no NaN, however deep."""
     assert to_json({"a": [math.inf, {"b": (np.nan, 1.5)}]}) == '{"a": [null, {"b": [null, 1.5]}]}'
+
+
+def test_a_run_of_before_goes_on(tmp_path):
+    """Checkpoints of one item are read by parts, and those of today are saved beside them."""
+    directory = tmp_path / "checkpoints"
+    before = ocp.CheckpointManager(directory)
+    whole = {"step": jnp.array(2), "params": {"a": jnp.arange(3)}, "optimizer": {"trace": jnp.ones(3)}}
+    before.save(2, args=ocp.args.StandardSave(whole))
+    before.close()
+    checkpoints = Checkpoints(tmp_path)
+    like = {"params": {"a": jnp.zeros(3, jnp.int32)}, "optimizer": {"trace": jnp.zeros(3)}, "carry": ()}
+    assert checkpoints.restore(2, {"params": like["params"]})["params"]["a"].tolist() == [0, 1, 2]
+    items = checkpoints.restore(2, like)
+    assert items["optimizer"]["trace"].tolist() == [1, 1, 1] and items["carry"] == ()
+    checkpoints.save(3, items, 1.0)
+    checkpoints.close()
+    reader = Checkpoints(tmp_path, read_only=True)
+    assert reader.restore(3, like)["params"]["a"].tolist() == [0, 1, 2]
+    reader.close()
