@@ -122,6 +122,8 @@ def _one_line(error):
         error = error.args[0]
     # str of a KeyError would quote its message.
     text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
+    if isinstance(error, KeyError) and (key := str(text).strip("'")).isidentifier():  # ml_collections suggests no similar key
+        return f"the config has no key {key!r}: see configs/base.py for all keys"
     lines = [line.strip() for line in str(text).splitlines() if line.strip()] or [type(error).__name__]
     # The message of some errors of ml_collections is a traceback, whose last line is the message of the first error.
     return (lines[-1] if "Traceback" in str(text) else " ".join(lines)).removeprefix("adaptive_jax.errors.InputError: ")

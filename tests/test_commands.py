@@ -67,6 +67,7 @@ def test_help_lists_the_flags(command, script, names):
 @pytest.mark.parametrize("flag, says", [
     ("--config.body.layrs=3", ["layrs", 'Did you mean "layers"']),
     ("--config.body.layers=three", ["three", "layers"]),
+    ("--config.data.block=3", ["no key 'block'", "configs/base.py"]),
     ("--stpes=3", ["stpes"]),
     ("steps=3", ["steps=3", "--flag=value"]),
     ("--config.body.name=transfromer", ["config.body.name='transfromer'", 'Did you mean "transformer"'])])
