@@ -33,7 +33,7 @@ def make_compose(model: LanguageModel, gather: Callable) -> Callable:
 def compose_shared(compose: Callable, mesh) -> Callable:
     """Returns `compose` for words that all devices need: each device composes its share and gathers those of the others.
 
-    Tables get up to one row less than there are devices more than there are words, which nothing looks up.
+    Tables are padded to a multiple of the devices; nothing looks up the padding.
     """
     axes = tuple(axis for axis in sharding.BATCH_AXES if mesh.shape[axis] > 1)
     if not axes:
@@ -52,14 +52,14 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
     """Returns `tables_for(params, lexicon, inputs) -> (tables, inputs, pull)`, for use under `shard_map`.
 
     `inputs` are a device's token ids of a whole update, in any shape; those returned are rows of the tables. `pull` takes a
-    gradient of the tables to one of the parameters. A model that composes nothing has no tables.
+    gradient of the tables to one of the parameters. A model that composes nothing has no tables and no `pull`.
     """
     which = model.composed_words()
     compose = make_compose(model, gather)
 
     def tables_for(params, lexicon, inputs):
         if which == "none":
-            return {}, inputs, lambda gradient: jax.tree.map(jnp.zeros_like, params)
+            return {}, inputs, None
         if which == "all":
             words, made = jnp.arange(model.input.vocabulary_size), compose_shared(compose, mesh)
         else:

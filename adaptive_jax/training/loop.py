@@ -69,27 +69,27 @@ def train(config: dict, workdir: Path) -> None:
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     _check(config)
     corpus = load(config["data"])
-    vocabulary, batches = corpus.vocabulary, config["batches"]
+    vocabulary, layout = corpus.vocabulary, Layout(**config["batches"])
     check_same_vocabulary(workdir, vocabulary)
     plan = make_plan(config, len(vocabulary), jax.device_count(), accelerators.memory())
     mesh = sharding.device_mesh(plan.fsdp)
     hosts.say(describe(plan))
     begin(workdir, config, plan._asdict(), vocabulary)
 
-    batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, Layout(**batches), plan.rows_per_update, plan.accumulation)
+    batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation)
     hosts.say(f"rows         {batches}")
     model, optimizer = build(config, len(vocabulary)), optim.from_config(config)
     run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
     checkpoints = Checkpoints(workdir, config["keep"])
     step = checkpoints.latest()
-    layout = shape_of_state(model, optimizer, mesh)
+    shapes = shape_of_state(model, optimizer, mesh)
     if step is None:
         state = initial_state(model, optimizer, config["seed"], mesh)
     else:
-        state = restored_state(layout, step, functools.partial(checkpoints.restore, step))
+        state = restored_state(shapes, step, functools.partial(checkpoints.restore, step))
         hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
     metrics = open_metrics(workdir, step or 0, config["steps"])
-    update = make_update(model, optimizer, mesh, config["seed"], layout)
+    update = make_update(model, optimizer, mesh, config["seed"], shapes)
     loop(Job(config, plan, run, corpus, batches, optimizer, checkpoints), update, state, metrics)
 
 

@@ -64,6 +64,8 @@ class Metrics:
         self.board = SummaryWriter(str(workdir), purge_step=1 if resumed else None, flush_secs=5)
         for line in map(json.loads, lines):
             self._plot(line.pop("step"), line)
+        # A run that is resumed twice from one checkpoint would repeat an evaluation that was left out before it.
+        self.written = {(line["step"], *{key.split("/")[0] for key in line if key != "step"}) for line in map(json.loads, lines)}
         self.steps = steps
         console = Console(stderr=True)
         self.bar = Progress(
@@ -83,7 +85,9 @@ class Metrics:
         self.bar.update(self.task, completed=step)
 
     def write(self, step: int, group: str, metrics: dict[str, float]) -> None:
-        """Records the metrics of `group` ("train" or "validation") after `step` updates."""
+        """Records the metrics of `group` ("train" or "validation") after `step` updates, unless they stand there already."""
+        if (step, group) in self.written:
+            return
         named = {f"{group}/{name}": value for name, value in metrics.items()}
         self.file.write(to_json({"step": step} | named) + "\n")
         self.file.flush()

@@ -146,8 +146,8 @@ def test_settings_that_make_no_layer(fields, says):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_composed_vectors_are_those_computed_in_place(dtype):
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-4), (jnp.bfloat16, 2e-2)])
+def test_composed_vectors_are_those_computed_in_place(dtype, tolerance):
     """Looked up in the collection "tables", vectors and table are the same, and so is the gradient through `compose`."""
     model, words = module(dtype=dtype), jnp.array([3, 9, 17, 1])
     params, rows = shaken(model), jnp.array([[2, 0, 2], [1, 3, 3]])
@@ -163,7 +163,7 @@ def test_composed_vectors_are_those_computed_in_place(dtype):
 
     ours, theirs = value(looked_up), value(lambda p: apply(model, p, words[rows]))
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-2, atol=1e-5), ours[1], theirs[1])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=1e-5), ours[1], theirs[1])
     tables = apply(model, params, jnp.arange(len(WORDS)), method="compose", mutable=["tables"])[1]["tables"]
     [band] = model.apply({"params": params, "lexicon": lexicon, "tables": tables}, method="bands")
     np.testing.assert_array_equal(band.table, apply(model, params, method="bands")[0].table.astype(jnp.float32))

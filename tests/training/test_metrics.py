@@ -120,6 +120,15 @@ def test_words_a_second_are_words_of_the_text():
 
 
 
+def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
+    """A run that is resumed twice from the same checkpoint scores again what was left out before it."""
+    for _ in range(3):
+        shown = Metrics(tmp_path, 4, 9)
+        shown.write(4, "validation", {"nll": 1.0})
+        shown.close()
+    assert [line["step"] for line in metrics(tmp_path)] == [4]
+
+
 def test_json_has_no_infinity(tmp_path):
     """An infinite perplexity is written as null, which every JSON reader knows, and a run that wrote one is resumed."""
     for first in 0, 1:
