@@ -72,6 +72,19 @@ DEFAULTS = {
     "evaluate_every": 500,
     "checkpoint_every": 500,
     "keep": 1,  # latest checkpoints; the best one is kept beside them
+    "keep_every_hours": 0.0,  # of training: one checkpoint after so many is kept for good; 0: none
+    "early_stopping": 0,  # evaluations in a row without a lower validation loss that end training; 0: never
+    "divergence": {
+        "policy": "stop",  # after an update that is not finite: stop, skip (leave it out) or rewind (to the last checkpoint)
+        "loss": 100.0,  # nats a token, from which a loss counts as not finite
+        "spike": 2.0,  # nats a token above the recent mean, from which a loss is reported
+        "rewinds": 3,  # at most, then the run stops
+    },
+    "metrics": {
+        "tensorboard": True,
+        "wandb": False,  # Weights & Biases; needs the package wandb
+        "norms": False,  # of gradients and changes, by group of parameters
+    },
     "data": {
         "corpus": "",
         "path": "",  # a directory with a local copy; empty: download the corpus
