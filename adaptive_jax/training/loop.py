@@ -20,7 +20,8 @@ from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.model import build
 from adaptive_jax.plans.costs import Plan, describe, divide_update, dry_run_lines, make_plan
 from adaptive_jax.training import optim
-from adaptive_jax.training.metrics import Interval, check_finite, open_metrics
+from adaptive_jax.training.intervals import Interval, check_finite
+from adaptive_jax.training.metrics import open_metrics
 from adaptive_jax.training.state import State, initial_state, restored_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints

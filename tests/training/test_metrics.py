@@ -12,10 +12,11 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.training import metrics as module
+from adaptive_jax.training import intervals as module
 from adaptive_jax.training import optim
+from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.loop import train
-from adaptive_jax.training.metrics import Interval, Metrics
+from adaptive_jax.training.metrics import Metrics
 
 
 def metrics(workdir, speeds=True):
