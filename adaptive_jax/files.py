@@ -1,9 +1,10 @@
-"""Files that nobody sees half-written."""
+"""Files that nobody sees half-written, and checksums that tell whether they are still what was written."""
 
 import contextlib
+import hashlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,3 +24,29 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_checksums(path: Path, files: Sequence[Path]) -> None:
+    """Writes the SHA-256 of files below `path`'s directory, as `sha256sum --check` reads them."""
+    lines = [f"{_sha256(file)}  {file.relative_to(path.parent).as_posix()}\n" for file in sorted(files)]
+    with replacing(path) as file:
+        file.write("".join(lines).encode())
+
+
+def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
+    """The first file that `write_checksums` listed in `path` and that is missing or has changed; None if all are as they were.
+
+    below: only files whose names start with one of these. A list that is missing or damaged itself says nothing.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        file = path.parent / name
+        if len(digest) == 64 and name.startswith(tuple(below)) and not (file.is_file() and _sha256(file) == digest):
+            return name
+    return None
+
+
+def _sha256(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,50 @@
+"""One training at a time in a workdir."""
+
+import contextlib
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from adaptive_jax.devices import hosts, sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Holds a workdir for one training. The first host takes the lock, and the system releases it when that process ends.
+
+    Reading the run, as evaluation does, needs no lock.
+
+    Raises:
+        InputError: another training holds it; names its machine and process.
+    """
+    lock, holder, busy = None, workdir / ".training", None
+    if hosts.first():
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(workdir / ".training.lock")
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            busy = holder.read_text() if holder.exists() else "another process"
+        except NotImplementedError:  # a file system without locks
+            logger.warning("the disk of %s has no locks: start no second training there", workdir)
+    try:
+        if sharding.sum_over_hosts(busy is not None):
+            raise InputError(
+                f"{workdir} is in use by the training of {busy or 'another process'}: wait for its end, or give another --workdir"
+            )
+        if lock is not None:
+            with replacing(holder) as file:  # beside the lock, because whoever tries the lock empties its file
+                file.write(f"process {os.getpid()} on {platform.node()}".encode())
+        yield
+    finally:
+        if lock is not None and lock.is_locked:
+            holder.unlink(missing_ok=True)
+            lock.release()
