@@ -16,6 +16,7 @@ import multiprocessing
 import multiprocessing.connection
 import operator
 import os
+import signal
 import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -216,16 +217,24 @@ def _write_header(file, length):
 def _processes() -> Iterator[Callable]:
     """Yields `submit(do, *arguments)`, which runs in one of several processes. The end of the block waits for all of them.
 
-    Processes are spawned, because a fork of a program that has started JAX may hang.
+    Processes are spawned, because a fork of a program that has started JAX may hang. Ctrl-C and SIGTERM reach this process
+    alone, also where the terminal sends them to all; when the block fails or this process dies, the others end at once.
     """
     number = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), PROCESSES)
-    pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), initializer=_end_with_the_parent)
+    context = multiprocessing.get_context("spawn")
+    alive, holder = context.Pipe(duplex=False)  # nothing is sent: its end is the sign
+    pool = ProcessPoolExecutor(number, context, initializer=_end_with, initargs=(alive,))
     waiting: collections.deque = collections.deque()
 
     def submit(do, *arguments):
         if len(waiting) > number:  # otherwise the whole text would be in memory
             waiting.popleft().result()
-        waiting.append(pool.submit(do, *arguments))
+        # A new process inherits the mask, so it never answers a signal, not even while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            waiting.append(pool.submit(do, *arguments))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         yield submit
@@ -237,10 +246,11 @@ def _processes() -> Iterator[Callable]:
             'corpora under `if __name__ == "__main__":`; the same command resumes the preparation'
         ) from error
     finally:
+        holder.close()
         pool.shutdown(cancel_futures=True)
+        alive.close()
 
 
-def _end_with_the_parent():
-    """Ends this process when its parent is killed; otherwise it would wait forever."""
-    parent = multiprocessing.parent_process().sentinel
-    threading.Thread(target=lambda: multiprocessing.connection.wait([parent]) and os._exit(1), daemon=True).start()
+def _end_with(alive: multiprocessing.connection.Connection):
+    """Ends this process when the one that made it closes the other end of `alive`, or dies."""
+    threading.Thread(target=lambda: multiprocessing.connection.wait([alive]) and os._exit(1), daemon=True).start()
