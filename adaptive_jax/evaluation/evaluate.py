@@ -10,12 +10,12 @@ from rich.progress import track
 
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.evaluation.scoring import METHODS, summary
 from adaptive_jax.workdir.settings import read_config, write_json
+from adaptive_jax.workdir.vocabulary import read_words
 
 
 class Request(NamedTuple):
@@ -51,7 +51,7 @@ def evaluate(workdir: Path, request: Request) -> dict:
     config = read_config(workdir)
     batches = config["batches"]
     window, break_mode = request.window or batches["sequence_length"], request.break_mode or batches["break_mode"]
-    vocabulary = read_vocabulary(workdir / "vocabulary.txt")
+    vocabulary = read_words(workdir)
     data = _data(workdir, config, request)
     ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
 

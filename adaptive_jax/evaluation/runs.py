@@ -7,13 +7,13 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from adaptive_jax.data.vocabulary.lexicon import lexicon
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import accelerators, sharding
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.plans.costs import choose_fsdp
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config
+from adaptive_jax.workdir.vocabulary import read_words
 
 
 class Run(NamedTuple):
@@ -46,7 +46,7 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
         InputError: no run or checkpoint there, or a vocabulary that the parameters do not fit.
     """
     config = read_config(workdir)
-    vocabulary = vocabulary or read_vocabulary(workdir / "vocabulary.txt")
+    vocabulary = vocabulary or read_words(workdir)
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     model = build(config, len(vocabulary))
     mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))

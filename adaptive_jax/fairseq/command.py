@@ -32,6 +32,7 @@ from adaptive_jax.fairseq.config import config_of
 from adaptive_jax.fairseq.tensors import parameters_of, vocabulary_size_of
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
+from adaptive_jax.workdir.vocabulary import write_words
 
 
 class Loaded(NamedTuple):
@@ -157,7 +158,7 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     try:
         unfinished.mkdir()
         write_json(unfinished / "config.json", config)
-        vocabulary.write(unfinished / "vocabulary.txt")
+        write_words(unfinished, vocabulary)
         checkpoints = Checkpoints(unfinished)
         checkpoints.save(loaded.updates, {"params": params}, loaded.nll)
         checkpoints.close()

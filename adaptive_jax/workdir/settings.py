@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.workdir.vocabulary import read_words, write_words
 
 # Settings that may change when a run is resumed: none of them changes an update.
 FREE = {
@@ -122,7 +122,7 @@ def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
         InputError: with the sizes of both vocabularies.
     """
     path = workdir / "vocabulary.txt"
-    if path.exists() and (old := read_vocabulary(path)).digest != vocabulary.digest:
+    if path.exists() and (old := read_words(workdir)).digest != vocabulary.digest:
         raise InputError(
             f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the same ones in the same order: "
             "restore the corpus or use another --workdir"
@@ -138,7 +138,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     hosts.wait("before the workdir")  # all have checked for another run there
     if hosts.first():
         workdir.mkdir(parents=True, exist_ok=True)
-        vocabulary.write(workdir / "vocabulary.txt")
+        write_words(workdir, vocabulary)
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.wait("the workdir")
