@@ -5,15 +5,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.progress import track
-
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.evaluation.scoring import METHODS, summary
+from adaptive_jax.progress import Bar
 from adaptive_jax.workdir.settings import read_config, write_json
 from adaptive_jax.workdir.vocabulary import read_words
 
@@ -95,11 +93,13 @@ def _data(workdir, config, request):
 
 
 def _progress(batches: Iterable, count: int) -> Iterator:
-    console = Console(stderr=True)
-    shown = console.is_terminal and hosts.first()
-    with hosts.stopping() as stop:
-        bar = track(batches, description="scoring", total=count, console=console, disable=not shown)
-        for number, batch in enumerate(bar):
-            if stop(number):
-                raise KeyboardInterrupt  # on all hosts
-            yield batch
+    bar = Bar(count, 0, ["scoring"], shown=hosts.first())
+    try:
+        with hosts.stopping() as stop:
+            for number, batch in enumerate(batches):
+                if stop(number):
+                    raise KeyboardInterrupt  # on all hosts
+                yield batch
+                bar.show(number + 1)
+    finally:
+        bar.close()

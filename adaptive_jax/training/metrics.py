@@ -1,30 +1,37 @@
-"""Metrics of a run: to TensorBoard, to metrics.jsonl, and to the terminal."""
+"""Metrics of a run: to its files, see writers.py, and to the terminal."""
 
-import json
 import math
+import shlex
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from adaptive_jax.devices import hosts
-from adaptive_jax.files import replacing
-from adaptive_jax.workdir.settings import to_json
+from adaptive_jax.progress import Bar, clock
+from adaptive_jax.training.writers import open_writers
 
-# How the terminal shows the metrics that people watch; the files hold all of them.
+# How the terminal shows the metrics that people watch, the most important first; the files hold all of them.
 SHOWN = {
     "nll": "loss {:.3f}",
     "perplexity": "perplexity {:,.1f}",
     "words_per_second": "{:,.0f} words/s",
+    "skipped": "{:,.0f} skipped",
+    "spikes": "{:,.0f} spikes",
     "learning_rate": "lr {:.3g}",
     "data_wait": "waiting for data {:.0%}",
 }
-LEAST = {"data_wait": 0.01}  # below this the terminal leaves a metric out
+LEAST = {"data_wait": 0.01, "skipped": 1, "spikes": 1}  # below this the terminal leaves a metric out
 
 
-def open_metrics(workdir: Path, first_step: int, steps: int) -> "Metrics | NoMetrics":
-    """The metrics of a run on the first host, which writes and shows them; on the others, an object that does nothing."""
-    return Metrics(workdir, first_step, steps) if hosts.first() else NoMetrics()
+def open_metrics(workdir: Path, first_step: int, config: Mapping) -> "Metrics | NoMetrics":
+    """The metrics of a run on the first host, which writes and shows them; on the others, an object that does nothing.
+
+    first_step: updates done when this process begins.
+
+    Raises:
+        InputError: as `open_writers`.
+    """
+    return Metrics(workdir, first_step, config) if hosts.first() else NoMetrics()
 
 
 class NoMetrics:
@@ -33,7 +40,10 @@ class NoMetrics:
     def advance(self, step: int) -> None:
         """Does nothing."""
 
-    def write(self, step: int, group: str, metrics: dict[str, float]) -> None:
+    def write(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def finish(self, step: int, reason: str) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -46,74 +56,56 @@ class Metrics:
     A run that is resumed drops what was written after the step it resumes from, so every step occurs once.
     """
 
-    def __init__(self, workdir: Path, first_step: int, steps: int):
-        # Here, because it imports torch where there is one, and only the host that writes should wait for that.
-        from tensorboardX import SummaryWriter
-
-        path = workdir / "metrics.jsonl"
-        resumed = path.exists()
-        lines = _lines_until(path, first_step) if resumed else []
-        with replacing(path) as file:
-            file.write("".join(lines).encode())
-        self.file = path.open("a")
-        # A killed run may have left TensorBoard without its last metrics: metrics.jsonl has them, so write them again.
-        self.board = SummaryWriter(str(workdir), purge_step=1 if resumed else None, flush_secs=5)
-        for line in map(json.loads, lines):
-            self._plot(line.pop("step"), line)
+    def __init__(self, workdir: Path, first_step: int, config: Mapping):
+        self.workdir, self.first_step, self.steps = workdir, first_step, config["steps"]
+        self.start = time.perf_counter()
+        self.best = math.inf, math.inf, 0  # validation nll, perplexity, step
+        before, self.writers = open_writers(workdir, first_step, config)
         # A run that is resumed twice from one checkpoint would repeat an evaluation that was left out before it.
-        self.written = {(line["step"], *{key.split("/")[0] for key in line if key != "step"}) for line in map(json.loads, lines)}
-        self.steps = steps
-        console = Console(stderr=True)
-        self.bar = Progress(
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[metrics]}"),
-            TextColumn("ETA"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("train", total=steps, completed=first_step, metrics="starting")
-        self.bar.start()
+        self.written = {(line["step"], *{key.split("/")[0] for key in line if key != "step"}) for line in before}
+        for line in before:
+            self._remember(line["step"], line)
+        self.bar = Bar(self.steps, first_step, ["starting"])
 
     def advance(self, step: int) -> None:
         """Moves the bar to `step` updates done."""
-        self.bar.update(self.task, completed=step)
+        self.bar.show(step)
 
-    def write(self, step: int, group: str, metrics: dict[str, float]) -> None:
+    def write(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `group` ("train" or "validation") after `step` updates, unless they stand there already."""
         if (step, group) in self.written:
             return
         named = {f"{group}/{name}": value for name, value in metrics.items()}
-        self.file.write(to_json({"step": step} | named) + "\n")
-        self.file.flush()
-        self._plot(step, named)
-        text = "  ".join(SHOWN[name].format(value) for name, value in metrics.items()
-                         if name in SHOWN and value >= LEAST.get(name, -math.inf))  # fmt: skip
-        line = f"step {step:,}/{self.steps:,}  {group}  {text}"
-        if self.bar.disable:
-            print(line, flush=True)
-        elif group == "train":
-            self.bar.update(self.task, metrics=text)
+        for writer in self.writers:
+            writer.write(step, named)
+        self._remember(step, named)
+        parts = [form.format(metrics[name]) for name, form in SHOWN.items()
+                 if name in metrics and not metrics[name] < LEAST.get(name, -math.inf)]  # fmt: skip
+        if group == "train" and self.bar.shown:
+            self.bar.show(parts=parts)
         else:
-            self.bar.console.print(line, highlight=False)
+            self.bar.say(f"step {step:,}/{self.steps:,}  {group}  {'  '.join(parts)}")
 
-    def _plot(self, step, named):
-        for name, value in named.items():
-            if value is not None:  # metrics.jsonl writes an infinity as null
-                self.board.add_scalar(name, value, step)
+    def _remember(self, step, named):
+        nll, perplexity = named.get("validation/nll"), named.get("validation/perplexity")
+        if nll is not None and nll < self.best[0]:
+            self.best = nll, math.inf if perplexity is None else perplexity, step
+
+    def finish(self, step: int, reason: str) -> None:
+        """Ends the bar and prints how the run ended after `step` updates: its time, its best evaluation, what to type next.
+
+        reason: the first word of the line: "finished", "stopped early".
+        """
+        self.bar.close()
+        done, lasted = step - self.first_step, clock(time.perf_counter() - self.start)
+        took = f" in {lasted}" if not self.first_step else f", the last {done:,} in {lasted}" if done else ""
+        _, perplexity, at = self.best
+        best = f"; best validation perplexity {perplexity:,.2f} at update {at:,}" if at else ""
+        print(f"{reason}: {step:,} updates{took}{best}")
+        print(f"evaluate:  python evaluate.py --workdir={shlex.quote(str(self.workdir))} --split=test", flush=True)
 
     def close(self) -> None:
         """Ends the bar and closes the files."""
-        self.bar.stop()
-        self.board.close()
-        self.file.close()
-
-
-def _lines_until(path, step):
-    """The complete lines of a metrics.jsonl that report no later step."""
-    return [
-        line
-        for line in path.read_text().splitlines(keepends=True)
-        if line.endswith("\n") and json.loads(line)["step"] <= step
-    ]
+        self.bar.close()
+        for writer in self.writers:
+            writer.close()

@@ -25,6 +25,11 @@ def metrics(workdir, speeds=True):
     return [{key: value for key, value in line.items() if key not in of_speed} for line in lines]
 
 
+def settings(steps=9, tensorboard=False, wandb=False):
+    """What of a config metrics need."""
+    return {"steps": steps, "metrics": {"tensorboard": tensorboard, "wandb": wandb}}
+
+
 def test_waiting_for_data_is_measured(trained, monkeypatch):
     """The share of a window's time that the loop waited; of every window of a run it is one, from 0 to 1."""
     monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=iter([100.0, 108.0, 108.0]).__next__))
@@ -43,7 +48,7 @@ def test_waiting_for_data_is_measured(trained, monkeypatch):
 
 def test_waiting_is_shown_where_it_is_long(tmp_path, capsys):
     """On the terminal from 1 % on; in the files always."""
-    shown = Metrics(tmp_path, 0, 9)
+    shown = Metrics(tmp_path, 0, settings())
     for step, wait in (1, 0.0099), (2, 0.034):
         shown.write(step, "train", {"nll": 1.0, "data_wait": wait})
     shown.close()
@@ -124,7 +129,7 @@ def test_words_a_second_are_words_of_the_text():
 def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
     """A run that is resumed twice from the same checkpoint scores again what was left out before it."""
     for _ in range(3):
-        shown = Metrics(tmp_path, 4, 9)
+        shown = Metrics(tmp_path, 4, settings())
         shown.write(4, "validation", {"nll": 1.0})
         shown.close()
     assert [line["step"] for line in metrics(tmp_path)] == [4]
@@ -133,7 +138,7 @@ def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
 def test_json_has_no_infinity(tmp_path):
     """An infinite perplexity is written as null, which every JSON reader knows, and a run that wrote one is resumed."""
     for first in 0, 1:
-        shown = Metrics(tmp_path, first, 2)
+        shown = Metrics(tmp_path, first, settings(steps=2))
         shown.write(first + 1, "validation", {"nll": 1.0, "perplexity": math.inf})
         shown.close()
     text = (tmp_path / "metrics.jsonl").read_text()

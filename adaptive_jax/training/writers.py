@@ -1,0 +1,169 @@
+"""Where the metrics of a run go: metrics.jsonl always, TensorBoard and Weights & Biases if the config says so.
+
+A new one is a class with `write` and `close`, and a line in `open_writers`.
+"""
+
+import importlib.util
+import json
+import logging
+import math
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+from adaptive_jax.workdir.settings import to_json
+
+PROJECT = "adaptive_jax"  # in Weights & Biases
+
+
+class Writer(Protocol):
+    """Takes metrics by name, in the order of their steps. Numbers that are not finite mean "unknown"."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics after `step` updates; names may contain slashes."""
+
+    def close(self) -> None:
+        """Finishes the files."""
+
+
+def check(settings: Mapping) -> None:
+    """Finds a missing package before training begins.
+
+    settings: the group `metrics` of a config.
+
+    Raises:
+        InputError: Weights & Biases is switched on and not installed.
+    """
+    if settings["wandb"] and importlib.util.find_spec("wandb") is None:
+        raise InputError(
+            "metrics.wandb=True needs the package wandb: run `pip install wandb`, or set --config.metrics.wandb=False"
+        )
+
+
+def open_writers(workdir: Path, first_step: int, config: Mapping) -> tuple[list[dict], list[Writer]]:
+    """The metrics that stand up to `first_step`, and the writers of the next ones.
+
+    What was written after `first_step` is dropped, so a run that resumes from there writes every step once.
+
+    Raises:
+        InputError: as `check`; Weights & Biases refuses to start.
+    """
+    settings = config["metrics"]
+    check(settings)
+    resumed = (workdir / JsonLines.NAME).exists()
+    lines = JsonLines(workdir, first_step)
+    writers: list[Writer] = [lines]
+    if settings["tensorboard"]:
+        writers.append(TensorBoard(workdir, resumed, lines.before))
+    if settings["wandb"]:
+        writers.append(WeightsAndBiases(workdir, config, lines.before))
+    return lines.before, writers
+
+
+class JsonLines:
+    """metrics.jsonl, an object a line: `{"step": 20, "train/nll": 6.1}`. Numbers that are not finite are null.
+
+    before: the lines of earlier processes up to `first_step`, as dicts.
+    """
+
+    NAME = "metrics.jsonl"
+
+    def __init__(self, workdir: Path, first_step: int):
+        path = workdir / self.NAME
+        self.before = recorded(workdir, first_step)
+        with replacing(path) as file:
+            file.write("".join(to_json(line) + "\n" for line in self.before).encode())
+        self.file = path.open("a")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends a line."""
+        self.file.write(to_json({"step": step} | dict(metrics)) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+
+def recorded(workdir: Path, step: int) -> list[dict]:
+    """The lines of metrics.jsonl up to a step; a killed process may have left half a line behind them."""
+    path = workdir / JsonLines.NAME
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [read for read in (json.loads(line) for line in lines if line.endswith("\n")) if read["step"] <= step]
+
+
+class TensorBoard:
+    """TensorBoard's event files in the workdir.
+
+    resumed: whether an earlier process wrote there; `before` are the metrics to keep of it. A killed one may have left
+        TensorBoard without its last metrics, so all of them are written again in place of the old ones.
+    """
+
+    def __init__(self, workdir: Path, resumed: bool, before: list[dict]):
+        from tensorboardX import SummaryWriter  # imports torch where there is one, which takes seconds
+
+        self.board = SummaryWriter(str(workdir), purge_step=1 if resumed else None, flush_secs=5)
+        _replay(self, before)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds a point to the curve of each metric."""
+        for name, value in _finite(metrics).items():
+            self.board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Writes what is pending."""
+        self.board.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, named like the workdir, which remembers its id: a resumed run continues there.
+
+    Without an account or network: WANDB_MODE=offline.
+    """
+
+    def __init__(self, workdir: Path, config: Mapping, before: list[dict]):
+        import wandb
+
+        file = workdir / "wandb" / "id"
+        if not file.exists():
+            with replacing(file) as new:
+                new.write(uuid.uuid4().hex[:12].encode())
+        logging.getLogger("wandb").setLevel(logging.ERROR)
+        try:
+            self.run = wandb.init(
+                project=PROJECT,
+                name=workdir.resolve().name,
+                id=file.read_text(),
+                resume="allow",
+                config=json.loads(to_json(config)),
+                dir=str(workdir),
+                settings=wandb.Settings(console="off", silent=True),  # it would take over stdout, and break the bar
+            )
+        except wandb.errors.Error as error:
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"Weights & Biases does not start ({reason}): run `wandb login`, set WANDB_MODE=offline, or set "
+                "--config.metrics.wandb=False"
+            ) from error
+        if not self.run.resumed:
+            _replay(self, before)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds a point to the curve of each metric."""
+        self.run.log(_finite(metrics), step=step)
+
+    def close(self) -> None:
+        """Sends what is pending."""
+        self.run.finish()
+
+
+def _replay(writer, before):
+    for line in before:
+        writer.write(line["step"], {name: value for name, value in line.items() if name != "step"})
+
+
+def _finite(metrics):
+    return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
