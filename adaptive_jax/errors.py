@@ -1,6 +1,7 @@
 """The one kind of error that a user causes and can fix."""
 
 import difflib
+import numbers
 from collections.abc import Iterable
 
 
@@ -18,17 +19,20 @@ def check_rates(layer: object, *fields: str) -> None:
         InputError: names the field and its value.
     """
     for field in fields:
-        if not 0 <= getattr(layer, field) < 1:
-            raise InputError(f"{field}={getattr(layer, field)} is no rate: give a number from 0 to less than 1")
+        value = getattr(layer, field)
+        if not isinstance(value, numbers.Real) or not 0 <= value < 1:
+            raise InputError(f"{field}={value!r} is no rate: give a number from 0 to less than 1")
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Checks that no value is below `least`: `check_at_least(1, steps=0)` fails.
+    """Checks that values are whole numbers and none is below `least`: `check_at_least(1, steps=0)` fails.
 
     Raises:
         InputError: names the value.
     """
     for name, value in values.items():
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+            raise InputError(f"{name}={value!r} is no whole number: give {least} or more")
         if value < least:
             raise InputError(f"{name}={value} must be {least} or more")
 
