@@ -12,8 +12,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.evaluation.scoring import METHODS, summary
 from adaptive_jax.progress import Bar
-from adaptive_jax.workdir.settings import read_config, write_json
-from adaptive_jax.workdir.vocabulary import read_words
+from adaptive_jax.workdir.settings import read_config, read_words, write_json
 
 
 class Request(NamedTuple):

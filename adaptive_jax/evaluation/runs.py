@@ -12,8 +12,7 @@ from adaptive_jax.devices import accelerators, sharding
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.plans.costs import choose_fsdp
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import read_config
-from adaptive_jax.workdir.vocabulary import read_words
+from adaptive_jax.workdir.settings import read_config, read_words
 
 
 class Run(NamedTuple):

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax import command
+from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.fairseq import torch_files
@@ -32,7 +33,6 @@ from adaptive_jax.fairseq.config import config_of
 from adaptive_jax.fairseq.tensors import parameters_of, vocabulary_size_of
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
-from adaptive_jax.workdir.vocabulary import write_words
 
 
 class Loaded(NamedTuple):
@@ -158,7 +158,7 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     try:
         unfinished.mkdir()
         write_json(unfinished / "config.json", config)
-        write_words(unfinished, vocabulary)
+        write_sealed(vocabulary, unfinished / "vocabulary.txt")
         checkpoints = Checkpoints(unfinished)
         checkpoints.save(loaded.updates, {"params": params}, loaded.nll)
         checkpoints.close()

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
-from adaptive_jax.workdir.vocabulary import read_words, write_words
 
 # Settings that may change when a run is resumed: none of them changes an update.
 FREE = {
@@ -77,6 +77,15 @@ def read_config(workdir: Path) -> dict:
         raise InputError(f"{path} cannot be read ({error}): restore it, or start in a new workdir") from None
 
 
+def read_words(workdir: Path) -> Vocabulary:
+    """The vocabulary of a run.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    return read_sealed(workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir")
+
+
 def _renamed(config):
     """A config of before the groups `batches` and `schedule` existed."""
     data, optimizer, output = dict(config["data"]), dict(config["optimizer"]), dict(config["output"])
@@ -138,7 +147,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     hosts.wait("before the workdir")  # all have checked for another run there
     if hosts.first():
         workdir.mkdir(parents=True, exist_ok=True)
-        write_words(workdir, vocabulary)
+        write_sealed(vocabulary, workdir / "vocabulary.txt")
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.wait("the workdir")

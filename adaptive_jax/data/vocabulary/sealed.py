@@ -1,0 +1,32 @@
+"""Vocabularies on the disk with their checksums: vocabulary.txt, for sub-words also subwords.model, and vocabulary.sha256."""
+
+from pathlib import Path
+
+from adaptive_jax.data.vocabulary.subwords import FILE, Subwords, read_vocabulary
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import changed_file, write_checksums
+
+
+def write_sealed(vocabulary: Vocabulary, path: Path) -> None:
+    """Writes a vocabulary, and its checksums beside it, as `sha256sum --check` reads them."""
+    vocabulary.write(path)
+    model = [path.with_name(FILE)] if isinstance(vocabulary, Subwords) else []
+    write_checksums(path.with_suffix(".sha256"), [path, *model])
+
+
+def read_sealed(path: Path, cure: str) -> Vocabulary:
+    """Reads what `write_sealed` wrote. Without checksums, as older versions wrote it, it is not compared with them.
+
+    cure: what to do about a damaged file, the end of the message.
+
+    Raises:
+        InputError: it is missing, damaged, or other than it was written.
+    """
+    sums = path.with_suffix(".sha256")
+    try:
+        if path.exists() and (changed := changed_file(sums)):
+            raise InputError(f"{path.with_name(changed)} is damaged: it is not what was written (see {sums.name})")
+        return read_vocabulary(path)
+    except InputError as error:
+        raise InputError(f"{error}; {cure}") from error
