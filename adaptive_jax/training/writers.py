@@ -16,6 +16,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 from adaptive_jax.workdir.settings import to_json
 
+NAME = "metrics.jsonl"
 PROJECT = "adaptive_jax"  # in Weights & Biases
 
 
@@ -43,6 +44,14 @@ def check(settings: Mapping) -> None:
         )
 
 
+def recorded(workdir: Path, last_step: int) -> list[dict]:
+    """The lines of a run's metrics.jsonl up to `last_step`: `{"step": 20, "train/nll": 6.1}`. None are read of a new run."""
+    path = workdir / NAME
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    read = [json.loads(line) for line in lines if line.endswith("\n")]  # a killed process may have left half a line
+    return [line for line in read if line["step"] <= last_step]
+
+
 def open_writers(workdir: Path, first_step: int, config: Mapping) -> tuple[list[dict], list[Writer]]:
     """The metrics that stand up to `first_step`, and the writers of the next ones.
 
@@ -53,7 +62,7 @@ def open_writers(workdir: Path, first_step: int, config: Mapping) -> tuple[list[
     """
     settings = config["metrics"]
     check(settings)
-    resumed = (workdir / JsonLines.NAME).exists()
+    resumed = (workdir / NAME).exists()
     lines = JsonLines(workdir, first_step)
     writers: list[Writer] = [lines]
     if settings["tensorboard"]:
@@ -66,13 +75,11 @@ def open_writers(workdir: Path, first_step: int, config: Mapping) -> tuple[list[
 class JsonLines:
     """metrics.jsonl, an object a line: `{"step": 20, "train/nll": 6.1}`. Numbers that are not finite are null.
 
-    before: the lines of earlier processes up to `first_step`, as dicts.
+    before: `recorded(workdir, first_step)`, the lines that stay.
     """
 
-    NAME = "metrics.jsonl"
-
     def __init__(self, workdir: Path, first_step: int):
-        path = workdir / self.NAME
+        path = workdir / NAME
         self.before = recorded(workdir, first_step)
         with replacing(path) as file:
             file.write("".join(to_json(line) + "\n" for line in self.before).encode())
@@ -86,13 +93,6 @@ class JsonLines:
     def close(self) -> None:
         """Closes the file."""
         self.file.close()
-
-
-def recorded(workdir: Path, step: int) -> list[dict]:
-    """The lines of metrics.jsonl up to a step; a killed process may have left half a line behind them."""
-    path = workdir / JsonLines.NAME
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [read for read in (json.loads(line) for line in lines if line.endswith("\n")) if read["step"] <= step]
 
 
 class TensorBoard:
