@@ -5,29 +5,24 @@ corpus.ids["train"]            # int32 [tokens], one <eos> after each line
 corpus.vocabulary.words[0]     # the most frequent word
 """
 
-import contextlib
 import functools
 import hashlib
 import logging
-import multiprocessing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import filelock
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from adaptive_jax.data.corpora import sources, storage
+from adaptive_jax.data.corpora import kept, sources, storage
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
 from adaptive_jax.data.vocabulary import subwords
-from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.files import replacing
+from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
+from adaptive_jax.errors import InputError, check_at_least, check_known
 
 logger = logging.getLogger(__name__)
 
@@ -95,45 +90,66 @@ def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collect
         InputError: an unknown name, a missing or unreadable file, a word that the vocabulary cannot encode, a URL that holds
             another vocabulary.
     """
-    for key in data:
-        check_known(f"data.{key}", key, Settings._fields)
-    settings = Settings(**data)
+    settings = _settings(data)
     corpus, path = settings.corpus, settings.path
-    check_known(f"data.corpus={corpus!r}", corpus, CORPORA)
-    check_known(f"data.tokeniser={settings.tokeniser!r}", settings.tokeniser, TOKENISERS)
-    if settings.codes and (settings.threshold, settings.limit) != (1, 0):
-        raise InputError(
-            f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not {settings.threshold} and "
-            f"{settings.limit}: sub-word units can spell every word, so none becomes <unk>"
-        )
     if "://" in path:
         return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
     cache = Path(settings.cache).expanduser()
     texts = _texts(corpus, path, needed)
     home = cache / corpus / _source(corpus, texts, settings.tokeniser, settings.lower)
-    try:
+    with kept.usable(cache):
         home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write data.cache={cache}: {error.strerror}; give a writable directory") from error
+        return _prepared(settings, home, texts, vocabulary, splits)
 
-    published = functools.cache(lambda: texts or sources.published(corpus, cache / "published"))
+
+def _settings(data):
+    """The settings by name, after checks that need no text."""
+    for key in data:
+        check_known(f"data.{key}", key, Settings._fields)
+    settings = Settings(**{"corpus": ""} | dict(data))
+    for key, kind in Settings.__annotations__.items():
+        if type(value := getattr(settings, key)) is not kind:
+            raise InputError(f"data.{key}={value!r} must be of type {kind.__name__}")
+    check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA)
+    check_known(f"data.tokeniser={settings.tokeniser!r}", settings.tokeniser, TOKENISERS)
+    check_at_least(0, **{"data.codes": settings.codes})
+    check_cut(settings.threshold, settings.limit)
+    if settings.codes and (settings.threshold, settings.limit) != (1, 0):
+        raise InputError(
+            f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not {settings.threshold} and "
+            f"{settings.limit}: sub-word units can spell every word, so none becomes <unk>"
+        )
+    return settings
+
+
+def _prepared(settings, home, texts, vocabulary, splits):
+    """The corpus whose shards, counts and ids are or will be in `home`."""
+    corpus, learnt = settings.corpus, vocabulary is None
+    published = functools.cache(lambda: texts or sources.published(corpus, home.parents[1] / "published"))
 
     @functools.cache
     def shards(split):
         name, text = f"{corpus} {split}", lambda: published()[split]
         return _shards(home / "shards" / split, text, name, settings.tokeniser, settings.lower)
 
-    if vocabulary is None:
+    if learnt:
         if not (home / COUNTS).exists():
-            for split in reversed(needed):  # the train split last, so that errors in the short ones are found first
+            # The train split last, so that errors in the short ones are found first.
+            for split in reversed([split for split in SPLITS if split in splits or split == "train"]):
                 shards(split)
         vocabulary = _vocabulary(home, lambda: shards("train"), settings)
-    home /= vocabulary.digest
-    ids = {s: _ids(home / f"{s}.npy", vocabulary, functools.partial(shards, s)) for s in SPLITS if s in splits}
+    known = functools.cache(functools.partial(_known, home, settings.codes, vocabulary))
+    ids, counted = {}, {}
+    for split in [split for split in SPLITS if split in splits]:
+        path, of_split = home / vocabulary.digest / f"{split}.npy", functools.partial(shards, split)
+        ids[split] = _ids(path, vocabulary, of_split)
+        if path.with_suffix(".words").exists() or (home / "shards" / split / COMPLETE).exists():  # shards may be deleted
+            counted[split] = _count_words(path.with_suffix(".words"), of_split, known)
     logger.info("%s: vocabulary %s, tokens %s", corpus, len(vocabulary), {split: len(i) for split, i in ids.items()})
-    _compare_with_published(corpus, vocabulary, ids, home)
-    return Corpus(vocabulary, ids)
+    _compare_with_published(corpus, {split: numbers[0] for split, numbers in counted.items()})
+    unseen = {split: numbers[1] / max(1, numbers[0]) for split, numbers in counted.items() if len(numbers) > 1}
+    return Corpus(vocabulary, ids, unseen)
 
 
 def _stored(url, vocabulary, splits):
@@ -153,8 +169,11 @@ def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
 
 def _texts(corpus, path, needed):
     """The text on this machine; {} for a published copy, which may have to be downloaded first."""
-    found = sources.prepared_lm1b(Path(path or PREPARED_BY_TFDS).expanduser()) if corpus == "billion_word" else {}
-    return found or (local_texts(corpus, path, needed) if path else {})
+    try:
+        found = sources.prepared_lm1b(Path(path or PREPARED_BY_TFDS).expanduser()) if corpus == "billion_word" else {}
+        return found or (local_texts(corpus, path, needed) if path else {})
+    except OSError as error:
+        raise InputError(f"cannot read data.path={path}: {error.strerror}; give a directory that you may read") from error
 
 
 def _source(corpus, texts, *settings) -> str:
@@ -167,21 +186,21 @@ def _shards(directory: Path, text: Callable[[], Text], name: str, *settings) -> 
     def make():
         found = text()
         logger.info("preparing %s from %s", name, found.files[0])
-        with _bar(f"reading {name}") as show:
+        with kept.bar(f"reading {name}") as show:
             Shards.make(found, directory, *settings, show)
 
-    _once(directory / COMPLETE, make)
+    kept.once(directory / COMPLETE, make)
     return Shards(directory)
 
 
 def _ids(path: Path, vocabulary: Vocabulary, shards: Callable[[], Shards]) -> np.ndarray:
     def make():
         made = shards()  # first: old versions of rich cannot draw one bar within another
-        with _bar(f"encoding {path.stem}") as show:
+        with kept.bar(f"encoding {path.stem}") as show:
             made.encode(vocabulary, path, show)
 
-    _once(path, make)
-    return np.load(path, mmap_mode="r")
+    kept.once(path, make)
+    return kept.read_ids(path, len(vocabulary))
 
 
 def _vocabulary(home, shards: Callable[[], Shards], settings: Settings) -> Vocabulary:
@@ -189,77 +208,61 @@ def _vocabulary(home, shards: Callable[[], Shards], settings: Settings) -> Vocab
 
     def count():
         made = shards()
-        with _bar("counting words") as show:
-            Vocabulary.build(made.counts(show)).write(home / COUNTS)
+        with kept.bar("counting words") as show:
+            write_sealed(Vocabulary.build(made.counts(show)), home / COUNTS)
 
     def uncut():
-        _once(home / COUNTS, count)
-        return Vocabulary.read(home / COUNTS)
+        kept.once(home / COUNTS, count)
+        return read_sealed(home / COUNTS, f"remove {home / COUNTS} to have it made again")
 
     if not settings.codes:
         return uncut().cut(settings.threshold, settings.limit)
-    units = home / f"subwords-{subwords.FORMAT}-{settings.codes}" / "vocabulary.txt"
+    units = _units(home, settings.codes)
 
     def learn():
         words = uncut()
         counts = dict(zip(words.words, words.counts.tolist(), strict=True))
-        subwords.Subwords.build(counts, settings.codes).write(units)
+        write_sealed(subwords.Subwords.build(counts, settings.codes), units)
 
-    _once(units, learn)
-    return subwords.read_vocabulary(units)
-
-
-def _once(path: Path, make: Callable[[], None]) -> None:
-    """Calls `make` if its file is missing. If several processes want the file, one makes it and the others wait."""
-    if path.exists():
-        return
-    # A spawned process that runs the script again would wait for its parent, which waits for it.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise InputError('in a script of your own load corpora under `if __name__ == "__main__":`')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        logger.warning("another process is making %s; waiting for it", path)
-        lock.acquire()
-    try:
-        if not path.exists():
-            for unfinished in set(path.parent.glob(f".{path.name}.*")) - {Path(lock.lock_file)}:  # left by a killed process
-                unfinished.unlink()
-            make()
-    finally:
-        lock.release()
+    kept.once(units, learn)
+    return read_sealed(units, f"remove {units.parent} to have it made again")
 
 
-@contextlib.contextmanager
-def _bar(what: str) -> Iterator[Callable[[float], None]]:
-    """Yields `show(share)`, which draws a progress bar with the time left if stderr is a terminal."""
-    console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=1.0)
-        yield lambda share: progress.update(task, completed=share)
+def _units(home, codes):
+    """The file of learnt sub-word units."""
+    return home / f"subwords-{subwords.FORMAT}-{codes}" / "vocabulary.txt"
 
 
-def _compare_with_published(corpus: str, vocabulary: Vocabulary, ids: Mapping[str, np.ndarray], home: Path) -> None:
-    """Warns if a copy is not the published text: perplexities would not compare."""
-    published = CORPORA[corpus].words if CORPORA[corpus] else {}
-    for split in ids.keys() & published.keys():
-        count = _count_words(vocabulary, ids[split], home / f"{split}.words")
-        if count != published[split]:
-            message = "%s %s has %s words, <eos> included; the published one has %s"
-            logger.warning(message, corpus, split, count, published[split])
-
-
-def _count_words(vocabulary: Vocabulary, ids: np.ndarray, path: Path) -> int:
-    """Words of a split. Counting those of sub-word units reads all ids, so the number is kept in a file."""
+def _known(home, codes, vocabulary):
+    """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if that is not known here."""
     if not isinstance(vocabulary, subwords.Subwords):
-        return len(ids)
+        return {*vocabulary.words, UNKNOWN}
+    units, counts = _units(home, codes), home / COUNTS
+    if not (units.exists() and counts.exists()) or subwords.read_vocabulary(units).digest != vocabulary.digest:
+        return None
+    return {*Vocabulary.read(counts).words, UNKNOWN}
+
+
+def _count_words(path: Path, shards: Callable[[], Shards], known: Callable[[], Collection[str] | None]) -> list[int]:
+    """Words of a split, `<eos>` included, and how many of them are not known; without the second if nothing says which are.
+
+    Counting reads all shards, so the numbers are kept in a file.
+    """
 
     def make():
-        with replacing(path) as file:
-            file.write(str(vocabulary.count_words(ids)).encode())
+        words, made = known(), shards()
+        with kept.bar("counting words") as show:
+            total, unseen = made.count(words or (), show)
+        kept.write_numbers(path, *([total] if words is None else [total, unseen]))
 
-    _once(path, make)
-    return int(path.read_text())
+    kept.once(path, make)
+    return kept.read_numbers(path)
+
+
+def _compare_with_published(corpus: str, words: Mapping[str, int]) -> None:
+    """Warns if a copy is not the published text: perplexities would not compare."""
+    published = CORPORA[corpus].words if CORPORA[corpus] else {}
+    for split in words.keys() & published.keys():
+        if words[split] != published[split]:
+            message = "%s %s has %s words, <eos> included; the published one has %s"
+            logger.warning(message, corpus, split, words[split], published[split])

@@ -18,8 +18,7 @@ import operator
 import os
 import signal
 import threading
-import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -127,7 +126,12 @@ class Shards:
 
     def __init__(self, directory: Path):
         self.directory = directory
-        self.number = json.loads((directory / COMPLETE).read_text())["shards"]
+        try:
+            self.number = json.loads((directory / COMPLETE).read_text())["shards"]
+            if self.number != (found := len(list(directory.glob("[!.]*.npz")))):
+                raise ValueError(f"{found} shards of {self.number}")
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(_damaged(directory / COMPLETE, error)) from error
 
     @classmethod
     def make(
@@ -167,6 +171,16 @@ class Shards:
             show((i + 1) / self.number)
         return dict(zip(numbering, total.tolist(), strict=False))
 
+    def count(self, known: Container[str], show: Callable = lambda done: None) -> tuple[int, int]:
+        """Returns the number of words, `<eos>` included, and how many of them are not in `known`."""
+        total = unseen = 0
+        for i in range(self.number):
+            words, counts = self._read(i, "words", "counts")
+            strange = np.array([word not in known for word in _split(words)], bool)
+            total, unseen = total + int(counts.sum()), unseen + int(counts[strange].sum())
+            show((i + 1) / self.number)
+        return total, unseen
+
     def encode(self, vocabulary: Vocabulary, path: Path, show: Callable = lambda done: None) -> None:
         """Writes the ids of the split as .npy, int32 `[tokens]`, in one step. InputError: a word it cannot encode."""
 
@@ -189,8 +203,13 @@ class Shards:
         try:
             with np.load(path) as shard:
                 return [shard[name] for name in names]
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise InputError(f"{path} is damaged ({error}); remove {self.directory} to have it made again") from error
+        except Exception as error:  # a damaged archive makes zipfile and NumPy fail in many ways
+            raise InputError(_damaged(path, error)) from error
+
+
+def _damaged(path, error):
+    reason = " ".join(str(error).split())[:150] or type(error).__name__
+    return f"{path} is damaged ({reason}); remove {path.parent} to have it made again"
 
 
 def _path(directory: Path, number: int) -> Path:

@@ -26,6 +26,7 @@ from adaptive_jax.errors import InputError
 FORMAT = 1  # of a copy: increase it when this module writes what its older self cannot read
 MARKER = "complete.json"
 VOCABULARY = "vocabulary.txt"
+AGAIN = "remove it and write it again"
 CHUNK = 1 << 13  # tokens read together: some 10 KB, which take a store as long as a few bytes
 SHARD = 1 << 22  # tokens of an object: some 5 MB, and an index of 8 KB that says where its chunks are
 CACHE = 1 << 27  # bytes: keeps the index of every shard, so that it is read once
@@ -93,7 +94,8 @@ def copy(corpus: Corpus, url: str) -> None:
             for begin in range(0, len(ids), SHARD):
                 part = np.asarray(ids[begin : begin + SHARD])
                 array[begin : begin + len(part)].write(part).result()
-        facts = {"format": FORMAT, "tokens": {split: len(ids) for split, ids in corpus.ids.items()}}
+        tokens = {split: len(ids) for split, ids in corpus.ids.items()}
+        facts = {"format": FORMAT, "tokens": tokens, "unseen": dict(corpus.unseen), "vocabulary": corpus.vocabulary.digest}
         store.write(MARKER, json.dumps(facts).encode()).result()
 
 
@@ -107,18 +109,47 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
         marker = store.read(MARKER).result(timeout=PATIENCE)
         if marker.state != "value":
             raise InputError(f"{url} holds no complete copy of a corpus ({MARKER} is missing): write it again")
-        facts = json.loads(marker.value)
-        if facts["format"] != FORMAT:
-            raise InputError(f"{url} is a copy of format {facts['format']}, not {FORMAT}: write it with this version")
+        facts = _facts(marker.value, url)
         if missing := [split for split in splits if split not in facts["tokens"]]:
             raise InputError(f"{url} has no {missing[0]} split, only {', '.join(facts['tokens'])}: write one with it")
-        with tempfile.TemporaryDirectory() as directory:
-            for name in VOCABULARY, subwords.FILE:
-                file = store.read(name).result()
-                if file.state == "value":
-                    (Path(directory) / name).write_bytes(file.value)
-            vocabulary = subwords.read_vocabulary(Path(directory) / VOCABULARY)
-        return Corpus(vocabulary, {split: Ids(_array(url, split, open=True, read=True), url) for split in splits})
+        vocabulary = _vocabulary(store, url)
+        if vocabulary.digest != facts.get("vocabulary", vocabulary.digest):  # older copies do not have it
+            raise InputError(f"{url} is damaged: its vocabulary is not the one that was written; {AGAIN}")
+        arrays = {split: _array(url, split, open=True, read=True) for split in splits}
+        for split, array in arrays.items():
+            if (array.dtype, array.shape) != (tensorstore.int32, (facts["tokens"][split],)):
+                raise InputError(f"{url} is damaged: {split} has not the tokens that {MARKER} says; {AGAIN}")
+        unseen = {split: share for split, share in facts.get("unseen", {}).items() if split in splits}
+        return Corpus(vocabulary, {split: Ids(array, url) for split, array in arrays.items()}, unseen)
+
+
+def _facts(content, url):
+    """What the marker says, with tokens of each split by name."""
+    try:
+        facts = json.loads(content)
+        if facts["format"] != FORMAT:
+            raise InputError(f"{url} is a copy of format {facts['format']}, not {FORMAT}: write it with this version")
+        counts = [*facts["tokens"].values(), *facts.get("unseen", {}).values()]
+        if not all(isinstance(count, int | float) for count in counts):
+            raise ValueError("a number is missing")
+        return facts
+    except InputError:
+        raise
+    except Exception as error:  # any JSON may stand there
+        raise InputError(f"{url} is damaged: {MARKER} is not what was written ({type(error).__name__}); {AGAIN}") from error
+
+
+def _vocabulary(store, url):
+    with tempfile.TemporaryDirectory() as directory:
+        for name in VOCABULARY, subwords.FILE:
+            file = store.read(name).result()
+            if file.state == "value":
+                (Path(directory) / name).write_bytes(file.value)
+        try:
+            return subwords.read_vocabulary(Path(directory) / VOCABULARY)
+        except InputError as error:
+            wrong = str(error).replace(directory, url.rstrip("/")).partition(";")[0]
+            raise InputError(f"{url} is damaged: {wrong}; {AGAIN}") from error
 
 
 @functools.cache

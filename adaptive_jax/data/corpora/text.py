@@ -10,7 +10,6 @@ import gzip
 import lzma
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -64,9 +63,10 @@ class Text(NamedTuple):
                         while data := stream.read(CHUNK):
                             read += len(data)
                             yield Chunk(name, data, min(1.0, (before + raw.tell()) / total))
-            except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
-                where = f"{name} after {read:,} bytes of text"
-                raise InputError(f"cannot read {where}: {error}; replace it by a complete copy") from error
+            except Exception as error:  # damaged archives make their readers fail in many ways
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                where = f"{' '.join(name.split())} after {read:,} bytes of text"
+                raise InputError(f"cannot read {where}: {reason}; replace it by a complete copy") from error
             before += file.stat().st_size
 
 

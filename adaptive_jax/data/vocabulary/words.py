@@ -58,10 +58,7 @@ class Vocabulary:
 
     def cut(self, threshold: int = 1, limit: int = 0) -> "Vocabulary":
         """Returns this vocabulary with more words folded into `<unk>`; see `build`."""
-        if threshold < 1:
-            raise InputError(f"data.threshold={threshold} must be 1 (keep every word) or more")
-        if limit < 0 or limit in (1, 2):
-            raise InputError(f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word")
+        check_cut(threshold, limit)
         special = {word: i for i, word in enumerate(self.words) if word in (EOS, UNKNOWN)}
         foldable = np.ones(len(self), bool)
         foldable[list(special.values())] = False
@@ -170,6 +167,14 @@ class Vocabulary:
     @property
     def _text(self) -> str:
         return "".join(f"{word} {count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
+
+
+def check_cut(threshold: int, limit: int) -> None:
+    """Checks the arguments of `Vocabulary.cut`. Raises InputError."""
+    if threshold < 1:
+        raise InputError(f"data.threshold={threshold} must be 1 (keep every word) or more")
+    if limit < 0 or limit in (1, 2):
+        raise InputError(f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word")
 
 
 def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
