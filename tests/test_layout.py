@@ -103,7 +103,7 @@ def test_functions_have_few_parameters():
 
 
 def test_no_file_has_a_name_that_says_nothing():
-    """configs/base.py, which holds the settings that all configs start from, is the one exception."""
+    """configs/base.py, which holds what all configs share, is the one exception."""
     assert {label for label, path in FILES.items() if path.stem in ("utils", "common", "helpers", "base", "manager")} <= {
         "configs/base.py"}
 
