@@ -1,22 +1,29 @@
-"""What a run writes of itself: metrics.jsonl, TensorBoard, lines on the terminal."""
+"""What a run writes of itself: metrics.jsonl, TensorBoard, Weights & Biases, lines on the terminal."""
 
+import importlib.util
+import io
 import json
 import math
+import re
 import struct
 import time
 import types
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.errors import InputError
+from adaptive_jax.progress import Bar, clock
 from adaptive_jax.training import intervals as module
 from adaptive_jax.training import optim
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.metrics import Metrics
+from adaptive_jax.training.writers import check
 
 
 def metrics(workdir, speeds=True):
@@ -125,7 +132,6 @@ def test_words_a_second_are_words_of_the_text():
 
 
 
-
 def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
     """A run that is resumed twice from the same checkpoint scores again what was left out before it."""
     for _ in range(3):
@@ -144,3 +150,141 @@ def test_json_has_no_infinity(tmp_path):
     text = (tmp_path / "metrics.jsonl").read_text()
     assert "Infinity" not in text
     assert [line["validation/perplexity"] for line in map(json.loads, text.splitlines())] == [None, None]
+
+
+PARTS = ["loss 4.412", "perplexity 82.5", "14,300 words/s", "lr 0.25", "waiting for data 3%"]
+
+
+def terminal(width):
+    return Console(width=width, force_terminal=True, file=io.StringIO(), legacy_windows=False)
+
+
+def written(console):
+    """The lines drawn so far, without colours."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+    return [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+@pytest.mark.parametrize("width, parts", [(30, 0), (60, 2), (80, 4), (120, 5), (200, 5)])
+def test_the_bar_fits_the_terminal(width, parts):
+    """On a narrow terminal the last parts and the bar are left out, nothing is cut; the end shows the time passed, not an ETA."""
+    console = terminal(width)
+    bar = Bar(7_500, 600, PARTS, console)
+    for step in 601, 602:
+        time.sleep(0.01)
+        bar.show(step)
+    bar.progress.refresh()
+    running = written(console)[-1]
+    said = "step 602/7,500  validation  " + "x" * 200
+    bar.say(said)
+    assert said in written(console)  # neither wrapped nor cut
+    bar.close()
+    ended = written(console)[-1]
+    for line, time_shown in (running, "ETA"), (ended, "time"):
+        assert len(line) <= width
+        found = re.fullmatch(r" *602/7,500( ━+)?((?:  .+?)*)  (ETA|time) \d:\d\d:\d\d", line.rstrip())
+        assert found, line
+        assert found[3] == time_shown
+        shown = found[2].split("  ")[1:]
+        assert shown == PARTS[:parts]
+        assert len(found[1] or "") in {0, *range(1 + 5, 1 + 21)}
+
+
+def test_the_bar_of_a_run_that_ends_early_shows_the_time_passed():
+    """Also where the total was not reached, and where it was."""
+    for done in 3, 9:
+        console = terminal(80)
+        bar = Bar(9, 0, [], console)
+        bar.show(done)
+        bar.close()
+        assert re.fullmatch(rf"{done}/9 ━+  time 0:00:00", written(console)[-1])
+
+
+def test_hours_minutes_and_seconds():
+    """Seconds are cut."""
+    assert [clock(seconds) for seconds in (0, 107.9, 3_600, 100_000)] == ["0:00:00", "0:01:47", "1:00:00", "1 day, 3:46:40"]
+
+
+@pytest.mark.parametrize("first, step, reason, expected", [
+    (0, 6, "finished", "finished: 6 updates in 0:00:00; best validation perplexity 7.39 at update 4"),
+    (4, 6, "stopped early", "stopped early: 6 updates, the last 2 in 0:00:00; best validation perplexity 7.39 at update 4"),
+    (6, 6, "finished", "finished: 6 updates; best validation perplexity 7.39 at update 4")])
+def test_a_run_that_ends_says_so(first, step, reason, expected, tmp_path, capsys):
+    """With its time, its best evaluation, also one of an earlier process, and the command that evaluates."""
+    workdir = tmp_path / "a run"
+    workdir.mkdir()
+    losses = {2: 3.0, 4: 2.0, 6: 2.5}
+    lines = [{"step": step, "validation/nll": nll, "validation/perplexity": math.exp(nll)} for step, nll in losses.items()]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] <= first))
+    shown = Metrics(workdir, first, settings(6))
+    for line in lines:
+        if line["step"] > first:
+            shown.write(line["step"], "validation", {"nll": line["validation/nll"], "perplexity": line["validation/perplexity"]})
+    capsys.readouterr()
+    shown.finish(step, reason)
+    shown.close()
+    assert capsys.readouterr().out.splitlines() == [
+        expected, f"evaluate:  python evaluate.py --workdir='{workdir}' --split=test"]
+
+
+def test_a_run_without_an_evaluation_names_no_best(tmp_path, capsys):
+    """An infinite loss is not the best one."""
+    shown = Metrics(tmp_path, 0, settings(6))
+    shown.write(3, "validation", {"nll": math.inf, "perplexity": math.inf})
+    shown.finish(6, "finished")
+    shown.close()
+    assert "finished: 6 updates in 0:00:00\n" in capsys.readouterr().out
+
+
+MANY = {"nll": 2.0, "gradient_norm/body/blocks": 0.5, "update_norm/input": math.nan, "skipped": 0, "spikes": 2}
+
+
+def test_metrics_of_groups_go_to_all_files_and_not_to_the_terminal(tmp_path, capsys):
+    """Names may have slashes; what is not finite is null in JSON and no point of a curve."""
+    shown = Metrics(tmp_path, 0, settings(tensorboard=True))
+    shown.write(3, "train", MANY)
+    shown.close()
+    assert capsys.readouterr().out == "step 3/9  train  loss 2.000  2 spikes\n"
+    named = {f"train/{name}": value for name, value in MANY.items()}
+    assert metrics(tmp_path) == [{"step": 3} | named | {"train/update_norm/input": None}]
+    (log,) = tmp_path.glob("events.out.tfevents.*")
+    assert scalars(log) == {(name, 3): value for name, value in named.items() if value == value}
+
+
+def test_tensorboard_is_a_switch(tmp_path):
+    """Switched on later, it shows the run from its start; after a resume no step stands twice."""
+    for first, on in (0, False), (2, True), (3, True):
+        shown = Metrics(tmp_path, first, settings(tensorboard=on))
+        for step in range(first + 1, first + 4):
+            shown.write(step, "train", {"nll": float(10 * first + step)})
+        shown.close()
+        assert bool(list(tmp_path.glob("events.out.tfevents.*"))) == on
+    assert [line["train/nll"] for line in metrics(tmp_path)] == [1, 2, 23, 34, 35, 36]
+    logs = sorted(tmp_path.glob("events.out.tfevents.*"), key=lambda log: log.stat().st_mtime_ns)
+    assert list(scalars(*logs).values()) == [1, 2, 23, 34, 35, 36]
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    """Before anything is written."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for do in lambda: check(settings(wandb=True)["metrics"]), lambda: Metrics(tmp_path, 0, settings(wandb=True)):
+        with pytest.raises(InputError, match="pip install wandb.*--config.metrics.wandb=False"):
+            do()
+    assert not list(tmp_path.iterdir())
+    check(settings()["metrics"])
+
+
+def test_weights_and_biases(tmp_path, monkeypatch):
+    """Offline, with the real package: a resumed run continues under the same id, and says what it was configured with."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    seen = []
+    for first in 0, 3:
+        shown = Metrics(tmp_path, first, settings(wandb=True))
+        shown.write(first + 3, "train", MANY)
+        seen.append((wandb.run.id, wandb.run.project, wandb.run.name, dict(wandb.run.config)))
+        shown.close()
+    assert seen == 2 * [((tmp_path / "wandb" / "id").read_text(), "adaptive_jax", tmp_path.name, settings(wandb=True))]
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert len(files) == 2
+    assert all(b"train/gradient_norm/body/blocks" in file.read_bytes() for file in files)
