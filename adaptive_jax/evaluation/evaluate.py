@@ -5,12 +5,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.batches.windows import Windows, check_windows
+from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.devices import hosts
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.evaluation.scoring import METHODS, summary
+from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.progress import Bar
 from adaptive_jax.workdir.settings import read_config, read_words, write_json
 
@@ -40,36 +42,56 @@ def evaluate(workdir: Path, request: Request) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/.
 
     Returns:
-        `summary(...)`, with `split`, `step` and `settings`: the config, break_mode, window, context and checkpoint.
+        `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step` and `settings`: the config,
+        break_mode, window, context and checkpoint.
 
     Raises:
-        InputError: no run or checkpoint, a corpus that is missing, and see `windows`.
+        InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the split, and see `windows`; or
+            the result, which has been printed by then, cannot be written.
     """
     config = read_config(workdir)
-    batches = config["batches"]
+    batches, split = config["batches"], request.split
     window, break_mode = request.window or batches["sequence_length"], request.break_mode or batches["break_mode"]
+    settings = Windows(window, request.context, break_mode, batches["layout"], rows=1)
+    check_windows(settings)
+    check_known(f"split={split!r}", split, SPLITS)
+    check_known(f"method={request.method!r}", request.method, METHODS)
     vocabulary = read_words(workdir)
-    data = _data(workdir, config, request)
-    ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
+    corpus = load(_data(workdir, config, request), vocabulary=vocabulary, splits=(split,))
+    ids = corpus.ids[split]
+    if request.window > len(ids):
+        raise InputError(f"window={window} is longer than the {split} split, {len(ids)} tokens: give that or less")
+    words = describe_words(corpus, split)
 
     run = open_run(workdir, request.checkpoint, vocabulary)
-    rows = max(1, config["tokens_per_device"] // window) * run.mesh.size
-    settings = Windows(window, request.context, break_mode, batches["layout"], rows)
+    settings = settings._replace(rows=max(1, config["tokens_per_device"] // window) * run.mesh.size)
     nll = METHODS[request.method](run, ids, settings, _progress)
     result = summary(nll, ids, vocabulary) | {
-        "split": request.split,
+        "unseen": corpus.unseen.get(split),
+        "split": split,
         "step": run.step,
         "settings": request._asdict() | {"break_mode": break_mode, "window": window, "config": config},
     }
-    path = workdir / "eval" / f"{_name(result)}.json"
-    if hosts.first():
-        write_json(path, result)
     hosts.say(
-        f"{request.split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} "
-        f"words, unigram perplexity {result['unigram_perplexity']:.2f}; step {run.step:,}, break_mode {break_mode}, "
-        f"window {window}, context {request.context}\n{path}"
+        f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} "
+        f"words, unigram perplexity {result['unigram_perplexity']:.2f}; {words}; step {run.step:,}, break_mode {break_mode}, "
+        f"window {window}, context {request.context}"
     )
+    _write(workdir / "eval" / f"{_name(result)}.json", result)
     return result
+
+
+def _write(path, result):
+    """After the result has been printed: it must not be lost where it cannot be written."""
+    if hosts.first():
+        try:
+            write_json(path, result)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {path}: {error.strerror}; the result stands above. To have the file, make room or get permission "
+                "to write there, then evaluate again"
+            ) from error
+    hosts.say(str(path))
 
 
 def _name(result):

@@ -92,8 +92,8 @@ def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
         ids: `[tokens]`.
 
     Returns:
-        Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens` and `unigram_perplexity`, the
-        perplexity by the words' counts alone.
+        Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`, `unigram_perplexity`, the
+        perplexity by the words' counts alone, and `unknown`, the share of tokens that are `<unk>`.
     """
     counts = ~np.isnan(nll)
     nll, ids = nll[counts], ids[:][counts]
@@ -105,6 +105,7 @@ def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
         "words": words,
         "tokens": len(nll),
         "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
+        "unknown": vocabulary.unknown(ids),
     }
 
 

@@ -16,7 +16,7 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.data.corpora.load import load, splits_of
-from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.plans import cutoffs
 from adaptive_jax.plans.cutoffs import Workload
@@ -128,6 +128,7 @@ def _table(header, rows):
 def print_report(corpus: str, flag: flags.FlagValues) -> None:
     """Prints both tables for a corpus and the flags of the command. Raises InputError before anything is printed."""
     check_at_least(0, bands=flag.bands, smallest=flag.smallest)
+    check_cut(flag.threshold, flag.limit)
     workload = Workload(flag.width, flag.factor, tokens=flag.batch, least_rows=flag.least_rows)
     workload.widths(flag.bands or 1)
     data = {"corpus": corpus, "path": flag.path, "tokeniser": flag.tokeniser, "lower": flag.lower}

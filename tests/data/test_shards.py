@@ -267,7 +267,8 @@ def test_a_full_disk(start, own_text, small_disk):
     (own_text / "train" / "2.txt").write_text("".join(f"word{i} word{2 * i}\n" for i in range(200)))
     with start(own_text, small_disk / "cache") as process:
         _, err = process.communicate(timeout=120)
-    assert re.search(rf"InputError: cannot write data\.cache={small_disk}/cache \(.*\): No space left on device; make room.*\n$", err)
+    said = rf"InputError: cannot write data\.cache={small_disk}/cache \(.*\): No space left on device; make room.*\n$"
+    assert re.search(said, err)
     assert not list(small_disk.rglob("*.npy"))
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
     with start(own_text, small_disk / "cache") as process:

@@ -143,8 +143,10 @@ def test_summary_of_known_numbers():
     result = summary(np.array([1, 2, 6, np.nan], np.float32), ids, vocabulary)
     assert result == {
         "nll": 3.0, "perplexity": math.exp(3.0), "words": 3, "tokens": 3,
-        "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3))}
+        "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3)), "unknown": 0.0}
     assert summary(np.full(4, 1e4, np.float32), ids, vocabulary)["perplexity"] == math.inf
+    vocabulary = Vocabulary.build({"a": 3, "<eos>": 1, "<unk>": 2})
+    assert summary(np.ones(4, np.float32), np.array([1, 0, 1, 2]), vocabulary)["unknown"] == 0.5
 
 
 @pytest.fixture(scope="module")

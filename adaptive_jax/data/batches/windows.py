@@ -6,9 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.batch import Batch
-from adaptive_jax.data.batches.examples import examples, ranges
+from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
 from adaptive_jax.data.batches.layouts import LAYOUTS, Single, Spans, fill_rows
 from adaptive_jax.errors import InputError, check_at_least, check_known
+
+ALONE = ("complete_doc", "eos")  # break modes whose examples see nothing before them
 
 
 class Windows(NamedTuple):
@@ -37,6 +39,25 @@ class WindowBatch(NamedTuple):
     first: np.ndarray
 
 
+def check_windows(settings: Windows) -> None:
+    """Checks what needs no split.
+
+    Raises:
+        InputError: window <= context, a context for examples that must see nothing else, an unknown name.
+    """
+    window, context, break_mode, layout, rows = settings
+    check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
+    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
+    check_at_least(1, rows=rows)
+    if not 0 <= context < window:
+        raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
+    if context and break_mode in ALONE:
+        raise InputError(
+            f"context={context} shows an example the tokens before it, but batches.break_mode={break_mode!r} forbids that: "
+            "give context 0, or break_mode none or complete"
+        )
+
+
 def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:
     """Cuts a split into windows, so that every token of an example is scored exactly once.
 
@@ -52,21 +73,13 @@ def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator
         [tokens], row by row.
 
     Raises:
-        InputError: window <= context, a context for examples that must see nothing else, and as `TrainingBatches`.
+        InputError: as `check_windows`, and an empty split.
     """
+    check_windows(settings)
     window, context, break_mode, name, rows = settings
-    check_known(f"batches.layout={name!r}", name, LAYOUTS)
-    check_at_least(1, rows=rows)
-    if not 0 <= context < window:
-        raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
-    alone = break_mode in ("complete_doc", "eos")
-    if context and alone:
-        raise InputError(
-            f"context={context} shows an example the tokens before it, but batches.break_mode={break_mode!r} forbids that: "
-            "give context 0, or break_mode none or complete"
-        )
-    starts, lengths = examples(ids, eos, break_mode, window - context)
-    layout = (LAYOUTS[name][1] if alone else Single)(starts, lengths, window - context, rows)
+    alone, longest = break_mode in ALONE, max(1, min(window - context, len(ids)))  # a row need not be longer than the split
+    starts, lengths = examples(ids, eos, break_mode, longest)
+    layout = (LAYOUTS[name][1] if alone else Single)(starts, lengths, longest, rows)
 
     def read(numbers, rows, time):
         scored = layout.spans(np.asarray(numbers), None, 0)

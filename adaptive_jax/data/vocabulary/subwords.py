@@ -64,10 +64,10 @@ class Subwords(Vocabulary):
 
     @classmethod
     def build(cls, counts: Mapping[str, int], codes: int) -> "Subwords":
-        """Learns `codes` merges, or as many as there are, each of the neighbouring units that are most frequent at that time.
+        """Learns `codes` merges, each of the neighbouring units that are most frequent at that time.
 
         counts: occurrences of each word; for `<eos>` the number of lines.
-        Raises InputError for codes < 1, and if there is no word to learn from.
+        Raises InputError for codes < 1, for more than the words give, and if there is no word to learn from.
         """
         if codes < 1:
             raise InputError(f"data.codes={codes} must be 1 or more, or 0 for a vocabulary of words")
@@ -167,7 +167,7 @@ def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
 
 
 def _learn(counts: Mapping[str, int], codes: int) -> bytes:
-    """A sentencepiece model of `codes` merges, or of as many as there are."""
+    """A sentencepiece model of `codes` merges."""
     words = {w: n for w, n in counts.items() if len(w) < LONGEST and not RESERVED.search(w)}
     characters: collections.Counter[str] = collections.Counter()
     for word, count in words.items():
@@ -179,13 +179,18 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     reached = np.cumsum([count for _, count in ranked])
     common = {c for c, _ in ranked[: 1 + np.searchsorted(reached, COVERAGE * reached[-1])]}
     words = {w: n for w, n in words.items() if common.issuperset(w)}
-    codes = min(codes, sum(map(len, words)))  # each merge takes at least one character
+    most = min(codes, sum(map(len, words)))  # each merge takes at least one character
     others = 1 + len(BYTES) + 1 + len(set("".join(words)))  # sentencepiece's own <unk>, bytes, mark, characters
-    model = _train(words, others + codes)
+    model = _train(words, others + most)
     # When every word is one unit, sentencepiece goes on with pairs that no longer occur.
-    merges = {piece: k for k, piece in enumerate(_pieces(model)[len(BYTES) : len(BYTES) + codes], start=1)}
-    needed = [merges.get(word + MARK, codes) for word in words]
-    return model if max(needed) == codes else _train(words, others + max(needed))
+    merges = {piece: k for k, piece in enumerate(_pieces(model)[len(BYTES) : len(BYTES) + most], start=1)}
+    able = min(most, max(merges.get(word + MARK, codes) for word in words))
+    if able < codes:
+        raise InputError(
+            f"data.codes={codes} is more than the train split gives: {able} merges make every word one unit; set "
+            f"data.codes={able} or less, or 0 for a vocabulary of words"
+        )
+    return model
 
 
 def _train(words: Mapping[str, int], size: int) -> bytes:

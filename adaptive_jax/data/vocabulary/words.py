@@ -136,6 +136,13 @@ class Vocabulary:
         """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`: here all of them."""
         return len(ids)
 
+    def unknown(self, ids: np.ndarray) -> float:
+        """Returns the share of ids `[tokens]` that are `<unk>`. Reads all of them."""
+        if UNKNOWN not in self.index or not len(ids):
+            return 0.0
+        wanted, part = self.index[UNKNOWN], 1 << 20  # a split may be larger than memory
+        return sum(int(np.sum(ids[i : i + part] == wanted)) for i in range(0, len(ids), part)) / len(ids)
+
     def __len__(self) -> int:
         return len(self.words)
 
