@@ -14,6 +14,8 @@ import logging
 import os
 import re
 import signal
+import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -127,27 +129,52 @@ def wait(name: str, seconds: float = WAITING) -> None:
         multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(1000 * seconds))
 
 
+class Stop:
+    """Whether to stop, see `stopping`. `asked` is true as soon as a single process has been asked to."""
+
+    def __init__(self, reached: Callable[[int], bool] | None = None):
+        self.asked, self.reached = False, reached
+
+    def __call__(self, step: int) -> bool:
+        return self.asked if self.reached is None else self.reached(step)
+
+
 @contextlib.contextmanager
-def stopping() -> Iterator[Callable[[int], bool]]:
+def stopping(first: str = "") -> Iterator[Stop]:
     """Stops all hosts after the same update. Every host asks `stop(step)` after every update.
 
     `stop` becomes true on all hosts once one of them gets SIGTERM, which SLURM and clouds send before they take a machine
-    away, or Ctrl-C. A second Ctrl-C ends that host at once. In a single process `stop` is always false: there, Ctrl-C raises
-    KeyboardInterrupt and SIGTERM kills, as in any Python program.
+    away, or Ctrl-C. A second Ctrl-C ends that host at once.
+
+    first: what a single process does before it stops, for the line that it prints. Without it, Ctrl-C and SIGTERM act in a single
+        process as they did before.
     """
-    if not jax.distributed.is_initialized():
-        yield lambda step: False
+    several = jax.distributed.is_initialized()
+    stop = Stop(multihost_utils.reached_preemption_sync_point if several else None)
+    if not (several or first) or threading.current_thread() is not threading.main_thread():  # which alone receives signals
+        yield stop
         return
 
-    def interrupted(*_):
-        signal.signal(signal.SIGINT, before)
+    def pass_on(*_):
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
         os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    def wait_for_update(number, _):
+        if stop.asked and number == signal.SIGINT:
+            shown = "\x1b[?25h" * sys.stderr.isatty()  # the cursor, which a progress bar hides
+            print(f"{shown}\nstopped at once: the same command resumes from the last checkpoint", file=sys.stderr, flush=True)
+            os._exit(130)
+        if not stop.asked:
+            print(f"\nstopping: {first}; Ctrl-C again stops at once", file=sys.stderr)
+        stop.asked = True
+
+    handlers = {signal.SIGINT: pass_on} if several else {signal.SIGINT: wait_for_update, signal.SIGTERM: wait_for_update}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield multihost_utils.reached_preemption_sync_point
+        yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

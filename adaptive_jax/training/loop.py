@@ -1,6 +1,8 @@
 """The loop: corpus, model, optimizer, restore or start; then for each step one update, and log, evaluate, save when due."""
 
 import functools
+import itertools
+import math
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -14,17 +16,20 @@ from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import CORPORA, load
 from adaptive_jax.devices import accelerators, hosts, sharding
-from adaptive_jax.errors import check_known
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.model import build
 from adaptive_jax.plans.costs import Plan, describe, divide_update, dry_run_lines, make_plan
 from adaptive_jax.training import optim
-from adaptive_jax.training.intervals import Interval, check_finite
-from adaptive_jax.training.metrics import open_metrics
-from adaptive_jax.training.state import State, initial_state, restored_state, shape_of_state
-from adaptive_jax.training.update import make_update
+from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
+from adaptive_jax.training.intervals import Interval
+from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
+from adaptive_jax.training.state import State, initial_state, parameter_names, restored_state, shape_of_state
+from adaptive_jax.training.update import Extras, make_update
+from adaptive_jax.training.writers import recorded
 from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, write_json
 
 VALIDATED = ("evaluate_every", "checkpoint_every")  # a checkpoint needs a validation loss, so that the best one is known
@@ -57,14 +62,15 @@ class Job(NamedTuple):
     corpus: Corpus
     batches: TrainingBatches
     optimizer: optim.Optimizer
-    checkpoints: Checkpoints
+    rewinds: Rewinds
 
 
 def train(config: dict, workdir: Path) -> None:
     """Trains to `config["steps"]` updates, from the workdir's last checkpoint if there is one.
 
     Raises:
-        InputError: anything a user can cure, a loss that is not finite among it. Checkpoints stay as they are.
+        InputError: anything a user can cure, an update that diverges among it. Checkpoints stay as they are.
+        KeyboardInterrupt: the run was told to stop; its text says what is saved.
     """
     check_same_run(workdir, config)
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
@@ -75,23 +81,53 @@ def train(config: dict, workdir: Path) -> None:
     plan = make_plan(config, len(vocabulary), jax.device_count(), accelerators.memory())
     mesh = sharding.device_mesh(plan.fsdp)
     hosts.say(describe(plan))
-    begin(workdir, config, plan._asdict(), vocabulary)
-
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation)
     hosts.say(f"rows         {batches}")
     model, optimizer = build(config, len(vocabulary)), optim.from_config(config)
     run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
-    checkpoints = Checkpoints(workdir, config["keep"])
+    with locked(workdir):
+        begin(workdir, config, plan._asdict(), vocabulary)
+        job = Job(config, plan, run, corpus, batches, optimizer, Rewinds(workdir))
+        while True:
+            try:
+                return _run(job, workdir)
+            except Diverged as diverged:
+                if config["divergence"]["policy"] != "rewind":
+                    raise
+                saved = Checkpoints(workdir, read_only=True).latest() or 0
+                job.rewinds.add(diverged, saved, config["divergence"]["rewinds"])
+
+
+class Record(NamedTuple):
+    """Where a run is written: its checkpoints, its metrics, and the validation losses so far, in nats a word."""
+
+    checkpoints: Checkpoints
+    metrics: Metrics | NoMetrics
+    losses: list[float]
+
+
+def _run(job: Job, workdir: Path) -> None:
+    """Restores or starts, and trains to the end."""
+    config, mesh, shapes = job.config, job.run.mesh, shape_of_state(job.run.model, job.optimizer, job.run.mesh)
+    checkpoints = Checkpoints(workdir, config["keep"], config["keep_every_hours"])
     step = checkpoints.latest()
-    shapes = shape_of_state(model, optimizer, mesh)
     if step is None:
-        state = initial_state(model, optimizer, config["seed"], mesh)
+        state = initial_state(job.run.model, job.optimizer, config["seed"], mesh)
     else:
+        if step > config["steps"]:
+            raise InputError(
+                f"{workdir} has done {step:,} updates, more than steps={config['steps']:,}: give steps={step} or more, or another "
+                "--workdir"
+            )
         state = restored_state(shapes, step, functools.partial(checkpoints.restore, step))
         hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
-    metrics = open_metrics(workdir, step or 0, config["steps"])
-    update = make_update(model, optimizer, mesh, config["seed"], shapes)
-    loop(Job(config, plan, run, corpus, batches, optimizer, checkpoints), update, state, metrics)
+    # Read by every host, from the disk that they share: all must end early after the same update.
+    losses = [line["validation/nll"] for line in recorded(workdir, step or 0) if "validation/nll" in line]
+    metrics = open_metrics(workdir, step or 0, config)
+    divergence = config["divergence"]
+    extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"])
+    update = make_update(job.run.model, job.optimizer, mesh, config["seed"], shapes, extras)
+    loop(job, update, state, Record(checkpoints, metrics, losses))
 
 
 def _check(config):
@@ -102,70 +138,107 @@ def _check(config):
     divide_update(config, jax.device_count())
 
 
-def loop(job: Job, update, state: State, metrics) -> None:
-    """Updates from `state` to the last one; closes the checkpoints and `metrics`."""
-    config, steps, ends = job.config, job.config["steps"], job.corpus.vocabulary.ends
-    share = jax.process_index(), jax.process_count()
+def loop(job: Job, update, state: State, record: Record) -> None:
+    """Updates from `state` to the last one; closes the record."""
+    config, steps, (checkpoints, metrics, losses) = job.config, job.config["steps"], record
+    names = parameter_names(state.params)
+    watch = Watch(config["divergence"], names)
 
-    def batch(step):
-        """This host's share of an update, on its devices, and the number of words of the text that end in it."""
-        local = job.batches.batch(config["seed"], step - 1, share)
-        words = int(np.sum(ends[local.targets] & (local.weights > 0)))
-        return sharding.put_host_share(job.run.mesh, local, axis=1), words
+    def read(step, metrics_and_words):
+        """Reads an update's metrics from the device, checks them and adds them to the interval."""
+        fetched, words = jax.device_get(metrics_and_words)
+        interval.add(fetched, words, watch.see(step, fetched))
 
     def validate(state, step):
-        """The validation loss in nats a word, and the state after the optimizer has been told of it."""
-        nll = _validation_nll(job, state, step, metrics)
-        optimizer_state = job.optimizer.after_evaluation(state.optimizer, nll)
-        return nll, state._replace(optimizer=optimizer_state)
+        """The validation loss in nats a word, None if stopped meanwhile, and the state after the optimizer was told of it."""
+        nll = _validation_nll(job, state, step, metrics, stop)
+        if nll is None:
+            return None, state
+        losses.append(nll)
+        return nll, state._replace(optimizer=job.optimizer.after_evaluation(state.optimizer, nll))
+
+    def end(step, state):
+        checkpoints.save(step, state.items(), None)
+        raise KeyboardInterrupt(f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes")
 
     try:
         first = int(state.step)
-        # A run that was stopped saved its state first, and left out an evaluation that was due.
-        if first and any(due(first, config[key], steps) for key in VALIDATED) and not job.checkpoints.evaluated(first):
-            _, state = validate(state, first)
-        interval, before, programs = Interval(job.plan.flops_per_token["training"]), None, {}
-        with Ahead(batch, range(first + 1, steps + 1)) as batches, hosts.stopping() as stop:
-            for step, (arrays, words) in batches:
-                if (shape := arrays.inputs.shape) in programs:
-                    interval.waited += batches.waited
-                else:
-                    start = time.perf_counter() - batches.waited
-                    programs[shape] = update.lower(state, job.run.lexicon, arrays).compile()
-                    interval.start += time.perf_counter() - start  # starting up counts neither as waiting nor as work
-                with jax.transfer_guard("disallow"):
-                    state, following = programs[shape](state, job.run.lexicon, arrays)
-                # The step has been dispatched; now there is time to read the metrics of the one before.
-                if before is not None:
-                    interval.add(step - 1, *jax.device_get(before))
-                before, stopped = (following, words), stop(step)
-                evaluate, save = (due(step, config[key], steps) for key in VALIDATED)
-                if evaluate or save or stopped or due(step, config["log_every"], steps):
-                    interval.add(step, *jax.device_get(before))
-                    before = None
-                    metrics.write(step, "train", interval.close())
-                metrics.advance(step)
-                if stopped:
-                    job.checkpoints.save(step, state.items(), None)
-                    raise KeyboardInterrupt  # on all hosts
-                if evaluate or save:
-                    nll, state = validate(state, step)
-                    if save:
-                        job.checkpoints.save(step, state.items(), nll)
-                    interval = Interval(interval.work)  # neither scoring nor saving counts in words a second
+        with hosts.stopping("this update is finished and saved first") as stop:
+            # A run that was stopped saved its state first, and left out an evaluation that was due.
+            if first and any(due(first, config[key], steps) for key in VALIDATED) and not checkpoints.evaluated(first):
+                nll, state = validate(state, first)
+                if nll is None:
+                    end(first, state)
+            if first == steps or _patience_ends(config, losses):
+                return metrics.finish(first, "finished" if first == steps else "stopped early")
+            interval, before, programs = Interval(job.plan.flops_per_token["training"], names), None, {}
+            with Ahead(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
+                for step, (arrays, words) in batches:
+                    if (shape := arrays.inputs.shape) in programs:
+                        interval.waited += batches.waited
+                    else:
+                        start = time.perf_counter() - batches.waited
+                        programs[shape] = update.lower(state, job.run.lexicon, arrays).compile()
+                        interval.start += time.perf_counter() - start  # starting up counts neither as waiting nor as work
+                    with jax.transfer_guard("disallow"):
+                        state, following = programs[shape](state, job.run.lexicon, arrays)
+                    # The step has been dispatched; now there is time to read the metrics of the one before.
+                    if before is not None:
+                        read(step - 1, before)
+                    before, stopped = (following, words), stop(step)
+                    evaluate, save = (due(step, config[key], steps) for key in VALIDATED)
+                    if evaluate or save or stopped or due(step, config["log_every"], steps):
+                        read(step, before)
+                        before = None
+                        metrics.write(step, "train", interval.close())
+                    metrics.advance(step)
+                    if stopped:
+                        end(step, state)  # on all hosts
+                    if evaluate or save:
+                        nll, state = validate(state, step)
+                        if nll is None:
+                            end(step, state)
+                        early = _patience_ends(config, losses)
+                        if save or early:
+                            checkpoints.save(step, state.items(), nll)
+                        if early:
+                            return metrics.finish(step, "stopped early")
+                        interval = Interval(interval.work, names)  # neither scoring nor saving counts in words a second
+        metrics.finish(steps, "finished")
     finally:
         metrics.close()
-        job.checkpoints.close()
+        checkpoints.close()
 
 
-def _validation_nll(job, state, step, metrics):
-    """Scores the validation split, records the result and returns the loss in nats a word."""
+def _batch(job, step):
+    """This host's share of an update, on its devices, and the number of words of the text that end in it."""
+    share = jax.process_index(), jax.process_count()
+    local = job.batches.batch(job.config["seed"], step - 1 + job.rewinds.left_out(step), share)
+    words = int(np.sum(job.corpus.vocabulary.ends[local.targets] & (local.weights > 0)))
+    return sharding.put_host_share(job.run.mesh, local, axis=1), words
+
+
+def _patience_ends(config, losses):
+    """Whether so many evaluations in a row have not lowered the validation loss."""
+    patience = config["early_stopping"]
+    return bool(patience) and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:])
+
+
+def _validation_nll(job, state, step, metrics, stop):
+    """Scores the validation split, records the result and returns the loss in nats a word; None if told to stop meanwhile."""
     ids, vocabulary = job.corpus.ids["validation"], job.corpus.vocabulary
     length, break_mode, layout = Layout(**job.config["batches"])
     params = job.optimizer.params_to_evaluate(state.optimizer, state.params)
     settings = Windows(length, 0, break_mode, layout, job.batches.per_microbatch)
-    nll = plain(job.run._replace(params=params, step=step), ids, settings, lambda batches, count: batches)
+
+    def until_stopped(batches, count):
+        return itertools.takewhile(lambda batch: not stop.asked, batches)
+
+    nll = plain(job.run._replace(params=params, step=step), ids, settings, until_stopped)
+    if stop.asked:
+        return None
     result = summary(nll, ids, vocabulary)
-    check_finite(step, validation=result["nll"])
+    if not math.isfinite(result["nll"]):
+        raise Diverged(step, f"validation loss {result['nll']}")
     metrics.write(step, "validation", {key: result[key] for key in ("nll", "perplexity")})
     return result["nll"]

@@ -61,6 +61,11 @@ def initial_state(
     return jax.jit(lambda: _start(model, optimizer, seed, rows), out_shardings=shardings)()
 
 
+def parameter_names(params: dict) -> list[str]:
+    """The names of the parameters, as body/blocks/query, in the order of `jax.tree.leaves`."""
+    return ["/".join(key.key for key in path) for path, _ in jax.tree.leaves_with_path(params)]
+
+
 def _by_row(carry):
     def flat(a):
         shape, by_row = (a.shape[0] * a.shape[1], *a.shape[2:]), NamedSharding(a.sharding.mesh, sharding.batch_spec(0))

@@ -1,8 +1,10 @@
 """One update: from a batch and the state before to the state after."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
@@ -14,7 +16,21 @@ from adaptive_jax.training.optim import Optimizer
 from adaptive_jax.training.state import State
 
 
-def make_update(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, seed: int, layout: State) -> Callable:
+class Extras(NamedTuple):
+    """What an update does besides.
+
+    Attributes:
+        skip_from: leave the update out if its loss is this many nats a token or more, or anything is not finite; None: never.
+        norms: also measure the changes of the parameters.
+    """
+
+    skip_from: float | None = None
+    norms: bool = False
+
+
+def make_update(
+    model: LanguageModel, optimizer: Optimizer, mesh: Mesh, seed: int, layout: State, extras: Extras | None = None
+) -> Callable:
     """Compiles one update.
 
     layout: shapes and shardings of the state, see `shape_of_state`.
@@ -23,9 +39,10 @@ def make_update(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, seed: in
         `update(state, lexicon, batch) -> (state, metrics)`. `batch` is a `Batch` of `[microbatches, rows, time]`; gradients are
         summed over all tokens of the update and divided once by the sum of their weights. The given state is donated. `metrics`
         are scalars: `nll` (plain, nats a token, dropout on), `loss` (with regularisation and penalties), `learning_rate`,
-        `gradient_norm` (before clipping) and `tokens` (the sum of weights).
+        `gradient_norm` (before clipping) and `tokens` (the sum of weights); and `gradient_squares`, `[parameters]`, the sum of
+        the squared gradient of each, in the order of `jax.tree.leaves`. With extras: `change_squares`, likewise, and `skipped`.
     """
-    gradients_of = make_gradients(model, mesh, seed)
+    gradients_of, extras = make_gradients(model, mesh, seed), extras or Extras()
 
     def update(state: State, lexicon, batch: Batch):
         gradients, carry, sums = gradients_of(state.params, lexicon, state.step, batch, state.carry)
@@ -37,9 +54,26 @@ def make_update(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, seed: in
             "learning_rate": optimizer.rate(state.optimizer, state.step),
             "gradient_norm": optax.global_norm(gradients),
             "tokens": sums.tokens,
+            "gradient_squares": _squares(gradients),
         }
-        return State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state, carry), metrics
+        if extras.norms:
+            metrics["change_squares"] = _squares(changes)
+        after = State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state, carry)
+        if extras.skip_from is not None:
+            finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+            keep = finite & (metrics["nll"] < extras.skip_from)
+            after, metrics["skipped"] = jax.tree.map(lambda new, old: _either(keep, new, old), after, state), ~keep
+        return after, metrics
 
     shardings = jax.tree.map(lambda a: a.sharding, layout)
     whole, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
     return jax.jit(update, donate_argnums=0, in_shardings=(shardings, whole, by_rows), out_shardings=(shardings, whole))
+
+
+def _squares(tree):
+    return jnp.stack([jnp.sum(jnp.square(a.astype(jnp.float32))) for a in jax.tree.leaves(tree)])
+
+
+def _either(keep, new, old):
+    # Whole numbers are counts of updates, by which schedules go.
+    return new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(keep, new, old)

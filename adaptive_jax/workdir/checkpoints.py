@@ -1,24 +1,42 @@
-"""Checkpoints of a run, by Orbax: items that are saved together and read one by one."""
+"""Checkpoints of a run, by Orbax: items that are saved together and read one by one.
+
+A checkpoint is verified once it is on disk: read back, and given a list of checksums. Until then none before it is deleted.
+"""
 
 import contextlib
+import datetime
 import errno
+import itertools
+import json
 import logging
 import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+import tensorstore
+from orbax.checkpoint.checkpoint_managers import (
+    AnyPreservationPolicy,
+    BestN,
+    EveryNSeconds,
+    LatestN,
+    PreservationContext,
+)
 
-from adaptive_jax.devices import sharding
+from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import changed_file, write_checksums
 
 ITEMS = ("params", "optimizer", "carry")
 WHOLE = "default"  # the one item of checkpoints made before there were several
+CHECKSUMS = "checksums.sha256"
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -37,39 +55,51 @@ def uninterrupted() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
+class _Saved(NamedTuple):
+    """A checkpoint as Orbax's policies want to know it."""
+
+    step: int
+    metrics: dict | None
+    time: datetime.datetime
+
+
 class Checkpoints:
-    """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
+    """The checkpoints of a run: the latest `keep`, the one of lowest validation loss and, for good, one every so many hours.
 
-    Items are those of `ITEMS` that have arrays in them.
+    Items are those of `ITEMS` that have arrays in them. Opening a run to continue it renames damaged checkpoints that are newer
+    than the last whole one to STEP.damaged, with a warning.
 
+    keep_every_hours: 0 for none.
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
     Raises:
-        InputError: `read_only` where nothing has been saved.
+        InputError: `read_only` where nothing has been saved; or every checkpoint is damaged: they stay as they are.
     """
 
-    def __init__(self, workdir: Path, keep: int = 1, *, read_only: bool = False):
-        def loss(metrics):
-            return metrics["nll"]
-
+    def __init__(self, workdir: Path, keep: int = 1, keep_every_hours: float = 0.0, *, read_only: bool = False):
         self.directory = (workdir / "checkpoints").absolute()
         if read_only and not self.directory.is_dir():
             raise InputError(f"{self.directory} does not exist: train.py has saved no checkpoint yet")
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # `_writing` reports once what cannot be written
-        best = BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        self.manager = ocp.CheckpointManager(
-            self.directory,
-            item_names=ITEMS,  # said here, because Orbax would take a directory of older checkpoints for one of single items
-            options=ocp.CheckpointManagerOptions(
-                best_fn=loss,
-                best_mode="min",
-                single_host_load_and_broadcast=True,  # all hosts see what the first one sees
-                read_only=read_only,
-                create=not read_only,
-                cleanup_tmp_directories=not read_only,
-                preservation_policy=AnyPreservationPolicy([LatestN(n=keep), best]),
-            ),
+        self.unverified = None  # the step saved last
+        by_time = [EveryNSeconds(interval_secs=round(3600 * keep_every_hours))] if keep_every_hours else []
+        best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
+        self.policy = AnyPreservationPolicy([LatestN(n=keep), best, *by_time])
+        if not read_only:
+            self._set_damaged_aside()
+        options = ocp.CheckpointManagerOptions(
+            best_fn=_loss,
+            best_mode="min",
+            single_host_load_and_broadcast=True,  # all hosts see what the first one sees
+            read_only=read_only,
+            create=not read_only,
+            cleanup_tmp_directories=not read_only,
+            preservation_policy=LatestN(),  # all: `_verify` deletes
         )
+        try:  # item names are said here, because Orbax would take a directory of older checkpoints for one of single items
+            self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
+        except ValueError as error:  # it reads the validation losses
+            raise InputError(f"{self.directory} cannot be read ({error}): train.py sets damaged ones aside") from error
 
     def save(self, step: int, items: dict, nll: float | None) -> None:
         """Saves items after `step` updates, in the background.
@@ -83,13 +113,14 @@ class Checkpoints:
             return
         items = {name: item for name, item in items.items() if jax.tree.leaves(item)}
         with self._writing():
-            self.manager.wait_until_finished()
+            self._verify()
             # Checked beforehand, because a disk that fills up during a save causes tracebacks from many threads.
             full = shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(items))
             if sharding.sum_over_hosts(full):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}
             self.manager.save(step, args=ocp.args.Composite(**saved), metrics=None if nll is None else {"nll": nll})
+            self.unverified = step
 
     def latest(self) -> int | None:
         """The last step saved, or None."""
@@ -135,11 +166,11 @@ class Checkpoints:
             args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in wanted.items()})
             return like | dict(self.manager.restore(step, args=args).items())
         except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise InputError(
-                f"checkpoint {self.directory / str(step)} cannot be read ({reason}): "
-                "move it away to use the one before it"
-            ) from error
+            orbax = str(error).strip().splitlines() or [type(error).__name__]
+            reason = problem(self.directory / str(step), tuple(wanted)) or orbax[0][:200]
+            others = [other for other in sorted(self.manager.all_steps()) if other != step]
+            cure = f"the run has steps {', '.join(map(str, others))} as well" if others else "there is no other in this run"
+            raise InputError(f"checkpoint {self.directory / str(step)} cannot be read ({reason}); {cure}") from error
 
     def close(self) -> None:
         """Waits until everything is on disk.
@@ -148,8 +179,48 @@ class Checkpoints:
             OSError: it does not fit.
         """
         with self._writing():
-            self.manager.wait_until_finished()
+            self._verify()
             self.manager.close()
+
+    def _verify(self):
+        """Reads the last checkpoint back and lists its checksums; then deletes those that need not be kept."""
+        self.manager.wait_until_finished()
+        if self.unverified is None:
+            return
+        step, self.unverified = self.unverified, None
+        directory, why = self.directory / str(step), None
+        if hosts.first() and (why := _unreadable(directory)) is None:
+            write_checksums(directory / CHECKSUMS, [path for path in directory.rglob("*") if path.is_file()])
+        if sharding.sum_over_hosts(why is not None):
+            logger.warning("checkpoint %d cannot be read back (%s): those before it are kept", step, why)
+            return
+        saved = [self._saved(step) for step in sorted(self.manager.all_steps())]
+        keep = self.policy.should_preserve(saved, context=PreservationContext())
+        for checkpoint, stays in zip(saved, keep, strict=True):
+            if not stays:
+                self.manager.delete(checkpoint.step)
+
+    def _saved(self, step):
+        since = datetime.datetime.fromtimestamp(self.manager.metadata(step).init_timestamp_nsecs / 1e9, datetime.UTC)
+        return _Saved(step, self.manager.metrics(step), since)
+
+    def _set_damaged_aside(self):
+        found, damaged = [], {}
+        if hosts.first() and self.directory.is_dir():
+            found = sorted((int(path.name) for path in self.directory.iterdir() if path.name.isdecimal()), reverse=True)
+            problems = ((step, problem(self.directory / str(step))) for step in found)
+            damaged = dict(itertools.takewhile(lambda each: each[1], problems))
+        if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(found)):
+            raise InputError(
+                f"no checkpoint in {self.directory} can be read ({'; '.join(f'{step}: {why}' for step, why in damaged.items())}): "
+                "restore one from a copy, or train anew in another --workdir"
+            )
+        for step, why in damaged.items():
+            aside = self.directory / f"{step}.damaged"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(self.directory / str(step), aside)
+            logger.warning("checkpoint %d is damaged (%s): it is now %s, and an older one is used", step, why, aside)
+        hosts.wait("damaged checkpoints")
 
     @contextlib.contextmanager
     def _writing(self):
@@ -165,3 +236,36 @@ class Checkpoints:
 def _plain(step):
     """An int of Python's: steps that were broadcast come as NumPy's, which JSON does not know."""
     return None if step is None else int(step)
+
+
+def _loss(metrics):
+    return metrics["nll"]
+
+
+def problem(directory: Path, items: Sequence[str] = ITEMS) -> str | None:
+    """What is wrong with the files of a checkpoint, or None. Checksums notice a single wrong bit; Orbax alone does not.
+
+    items: those to read.
+    """
+    if changed := changed_file(directory / CHECKSUMS, (*items, "metrics", "_")):
+        return f"{changed} is missing or has changed"
+    return None if (directory / CHECKSUMS).exists() else _unreadable(directory)
+
+
+def _unreadable(directory):
+    """Why the files of a checkpoint cannot be read, or None: reads all of them, and decodes no array."""
+    items = [path for path in directory.iterdir() if path.name in (*ITEMS, WHOLE)]
+    if not items:
+        return "it has no parameters"
+    try:
+        if (metrics := directory / "metrics" / "metrics").exists():
+            json.loads(metrics.read_text())
+        for item in items:
+            json.loads((item / "_METADATA").read_text())
+            store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{item}/"}).result()
+            keys = store.list().result()
+            if not keys or any(store.read(key).result().state != "value" for key in keys):
+                return f"{item.name} is incomplete"
+    except (OSError, ValueError, KeyError) as error:
+        return " ".join(str(error).split())[:200]
+    return None

@@ -41,7 +41,7 @@ def test_waiting_for_data_is_measured(trained, monkeypatch):
     """The share of a window's time that the loop waited; of every window of a run it is one, from 0 to 1."""
     monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=iter([100.0, 108.0, 108.0]).__next__))
     interval = Interval(work=1e3)
-    interval.add(1, {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}, 3)
+    interval.add({"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}, 3, {})
     interval.waited += 2.0
     report = interval.close()
     assert (report["data_wait"], report["words_per_second"], report["step_seconds"]) == (0.25, 3 / 8, 8)
@@ -88,7 +88,7 @@ def test_tensorboard_holds_the_metrics(trained):
     expected = {(name, line["step"]): value for line in metrics(trained) for name, value in line.items() if name != "step"}
     assert {name for name, _ in expected} == {
         "train/nll", "train/perplexity", "train/words_per_second", "train/step_seconds", "train/data_wait", "train/learning_rate",
-        "train/gradient_norm", "validation/nll", "validation/perplexity"}
+        "train/gradient_norm", "train/spikes", "validation/nll", "validation/perplexity"}
     assert scalars(log) == pytest.approx(expected)
 
 
@@ -120,14 +120,14 @@ def test_words_a_second_are_words_of_the_text():
     """Of 7 units that end 3 words in two updates, 3 count."""
     interval, before = Interval(work=1e3), time.perf_counter()
     metrics = {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}
-    interval.add(1, metrics, 1)
-    interval.add(2, metrics | {"nll": 1.5, "tokens": 4.0}, 2)
+    interval.add(metrics, 1, {})
+    interval.add(metrics | {"nll": 1.5, "tokens": 4.0}, 2, {})
     time.sleep(0.05)
     least = time.perf_counter() - before
     report = interval.close()
     assert 3 / (time.perf_counter() - before + 0.05) < report["words_per_second"] < 3 / least
     assert report["nll"] == pytest.approx((2 * 3 + 1.5 * 4) / 3)
-    interval.add(3, metrics, 0)
+    interval.add(metrics, 0, {})
     assert interval.close()["perplexity"] == math.inf
 
 
