@@ -10,19 +10,20 @@ object storage, where runs read them with --config.data.path=gs://my-bucket/bill
 import time
 
 from absl import flags
-from ml_collections import config_flags
 
 from adaptive_jax import command
-from adaptive_jax.data.corpora import storage
-from adaptive_jax.data.corpora.load import load
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, with :row if it has rows.", lock_config=True)
+command.define_config()
 TO = flags.DEFINE_string("to", None, "URL to copy vocabulary and ids to: gs://..., s3://..., file:///...")
 
 
 def main():
     """Prepares the corpus and prints its sizes."""
-    data = CONFIG.value.to_dict()["data"]
+    config, _ = command.config()
+    from adaptive_jax.data.corpora import storage  # after the flags: their errors should not wait
+    from adaptive_jax.data.corpora.load import load
+
+    data = config["data"]
     start = time.perf_counter()
     corpus = load(data)
     tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in corpus.ids.items())
@@ -33,5 +34,4 @@ def main():
 
 
 if __name__ == "__main__":
-    flags.mark_flags_as_required(["config"])
-    command.run(main)
+    command.run(main, stopped="stopped: the same command resumes the preparation")

@@ -14,7 +14,6 @@ def describe_words(corpus: Corpus, split: str) -> str:
     unknown, unseen = corpus.vocabulary.unknown(corpus.ids[split]), corpus.unseen.get(split)
     shares = f"<unk> {unknown:.1%}, unseen words {'not known' if unseen is None else f'{unseen:.1%}'}"
     if max(unknown, unseen or 0.0) > MANY:
-        logger.warning(
-            "much of the %s split is new to the vocabulary (%s): is it text of the kind and tokenisation of the train split?",
-            split, shares)  # fmt: skip
+        message = "%s split: %s: its perplexity says little about the text; is it tokenised like the train split?"
+        logger.warning(message, split, shares)
     return shares

@@ -178,7 +178,8 @@ def _array(url: str, split: str, **how) -> tensorstore.TensorStore:
 
 def _schema(tokens: int) -> tensorstore.Schema:
     codecs = [{"name": "bytes", "configuration": {"endian": "little"}},
-              {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}}]  # fmt: skip
+              {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}},
+              {"name": "crc32c"}]  # fmt: skip
     sharding = {"name": "sharding_indexed", "configuration": {"chunk_shape": [CHUNK], "codecs": codecs}}
     return tensorstore.Schema(
         dtype=tensorstore.int32,
@@ -197,6 +198,7 @@ def _one_line(what: str, url: str) -> Iterator[None]:
         raise
     except (ValueError, NotImplementedError, TimeoutError) as error:
         timeout = isinstance(error, TimeoutError)
-        reason = f"no answer within {PATIENCE:g} seconds" if timeout else " ".join(str(error).split())
-        cure = f"give a URL of gs://, s3:// or file:/// that you may {what}"
+        said = " ".join(str(error).split()).partition(" [tensorstore_spec")[0]  # what follows is for tensorstore's own authors
+        reason = f"no answer within {PATIENCE:g} seconds" if timeout else said
+        cure = AGAIN if "DATA_LOSS" in reason else f"give a URL of gs://, s3:// or file:/// that you may {what}"
         raise InputError(f"cannot {what} {url}: {reason}; {cure}") from error

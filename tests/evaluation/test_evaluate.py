@@ -1,0 +1,129 @@
+"""What evaluate.py says of its input and does with its result: unknown words, windows, damaged runs, disks without permission."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_jax.data.batches.windows import Windows, windows
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.fairseq.command import convert
+from adaptive_jax.training.loop import train
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
+
+
+@pytest.fixture(scope="module")
+def folding(config, tmp_path_factory):
+    """A run whose vocabulary is cut to 100 words, so it has <unk>."""
+    workdir = tmp_path_factory.mktemp("folding") / "run"
+    changes = {"data.limit": 100, "data.vocabulary_size": 100, "steps": 1, "evaluate_every": 1, "checkpoint_every": 1}
+    train(config(**changes), workdir)
+    return workdir
+
+
+@pytest.mark.parametrize("line, unknown, unseen", [
+    ("the t0w0 t1w0", 0.0, 0.0),
+    ("the <unk> t0w0", 1 / 4, 0.0),
+    ("news of another kind the <unk> end", 6 / 8, 5 / 8)])
+def test_words_that_the_model_does_not_know(folding, tmp_path, caplog, capsys, line, unknown, unseen):
+    """Their shares stand in the line and the JSON; above 5 % a warning. A literal <unk> is unknown, but not unseen."""
+    (tmp_path / "test.txt").write_text(f"{line}\n")
+    result = evaluate(folding, Request(data_path=str(tmp_path)))
+    out = capsys.readouterr().out
+    assert f"; <unk> {unknown:.1%}, unseen words {unseen:.1%}; step 1," in out
+    saved = json.loads((folding / "eval" / out.splitlines()[-1].split("/")[-1]).read_text())
+    assert (saved["unknown"], saved["unseen"]) == (result["unknown"], result["unseen"]) == (unknown, unseen)
+    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("adaptive_jax")]
+    assert len(warnings) == (unknown > 0.05)
+    assert all("says little about the text" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("request_, says", [
+    (Request(window=10_000), "window=10000 is longer than the test split, 426 tokens"),
+    (Request(window=-4), "window=-4 must be greater than context=0"),
+    (Request(context=-1), "window=16 must be greater than context=-1, and context 0 or more"),
+    (Request(window=32, context=32), "window=32 must be greater than context=32"),
+    (Request(context=16), "window=16 must be greater than context=16"),
+    (Request(context=4, break_mode="eos"), "context=4 .* batches.break_mode='eos' forbids that"),
+    (Request(break_mode="lines"), "batches.break_mode='lines' is not one of"),
+    (Request(split="valid"), 'split=\'valid\' is not one of .*Did you mean "validation"'),
+    (Request(method="cache"), "method='cache' is not one of plain"),
+    (Request(data_path="/nowhere"), "data.path=/nowhere is not a directory")])
+def test_a_wrong_request(trained, request_, says, monkeypatch):
+    """Is refused with its values before a model is opened."""
+    monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_run", lambda *_: pytest.fail("opened the model"))
+    with pytest.raises(InputError, match=says) as error:
+        evaluate(trained, request_)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("break_mode, layout", [("none", "packed"), ("complete", "packed"), ("eos", "packed"), ("eos", "similar")])
+def test_rows_are_no_longer_than_the_split(break_mode, layout):
+    """However long the window is."""
+    ids = np.array([5, 6, 0, 7, 0, 8, 9, 6, 0], np.int32)
+    count, batches = windows(ids, 0, Windows(1 << 40, 0, break_mode, layout, 1))
+    shapes, at = zip(*((batch.batch.inputs.shape, at) for batch, at in batches), strict=True)
+    assert count == len(shapes)
+    assert all(time <= len(ids) for _, time in shapes)
+    assert sorted(np.concatenate(at)) == list(range(len(ids)))
+
+
+def test_a_disk_that_cannot_be_written(trained, small_disk, command):
+    """The result is printed first; then one line says which file could not be written."""
+    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    shutil.copytree(trained, small_disk / "run", ignore=shutil.ignore_patterns("eval"))
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    done = command("evaluate.py", f"--workdir={small_disk / 'run'}", "--checkpoint=latest")
+    assert done.returncode == 2, done.stderr
+    assert re.fullmatch(r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n", done.stdout)
+    written = re.escape(str(small_disk / "run" / "eval" / "test-16-0-240.json"))
+    assert re.fullmatch(rf"error: cannot write {written}: Read-only file system; the result stands above\. .*\n", done.stderr)
+
+
+def cut_at_a_line(path):
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:30]))
+
+
+def other_count(path):
+    path.write_text(re.sub(r" \d+\n\Z", " 0\n", path.read_text()))
+
+
+@pytest.mark.parametrize("damage", [
+    cut_at_a_line, other_count, lambda path: path.write_bytes(b""), lambda path: path.unlink() or path.mkdir()],
+    ids=["cut at a line", "a count", "empty", "a directory"])
+def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
+    """Is told as that by evaluation, by `open_run` and by a resume; without checksums, as of before, runs are read as before."""
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    lines = (workdir / "vocabulary.sha256").read_text()
+    assert re.fullmatch(r"[0-9a-f]{64}  vocabulary\.txt\n", lines)
+    damage(workdir / "vocabulary.txt")
+    for call in (lambda: evaluate(workdir, Request())), (lambda: open_run(workdir)), (lambda: train(config(), workdir)):
+        with pytest.raises(InputError, match=r"run/vocabulary\.txt is damaged: .*; restore the file") as error:
+            call()
+        assert "\n" not in str(error.value)
+    shutil.rmtree(workdir)
+    shutil.copytree(trained, workdir)
+    (workdir / "vocabulary.sha256").unlink()
+    assert len(open_run(workdir, "latest").vocabulary) == 122
+
+
+def test_a_converted_model_has_checksums(tmp_path):
+    """Its vocabulary is read only as it was written."""
+    convert(str(FIXTURES / "lm_post_norm.pt"), str(FIXTURES / "dict.txt"), str(tmp_path / "run"))
+    other_count(tmp_path / "run" / "vocabulary.txt")
+    with pytest.raises(InputError, match=r"vocabulary\.txt is damaged"):
+        open_run(tmp_path / "run")
+
+
+def test_a_share_of_no_ids():
+    """Words without `<unk>`, and an empty split, have none of it."""
+    assert Vocabulary.build({"a": 1, "<eos>": 1}).unknown(np.zeros(3, np.int32)) == 0.0
+    assert Vocabulary.build({"a": 1, "<eos>": 1, "<unk>": 1}).unknown(np.zeros(0, np.int32)) == 0.0
