@@ -10,24 +10,33 @@ Several hosts run the same command; outside TPU pods and SLURM each adds --coord
 """
 
 from absl import flags
-from ml_collections import config_flags
 
 from adaptive_jax import command
+from adaptive_jax.errors import InputError
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, with :row where it has rows.", lock_config=True)
+command.define_config()
 MEMORY = flags.DEFINE_float("memory", 80, "With --dry_run: GB of memory of an accelerator, to show how 8, 32 and 64 would hold it.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the plan, write it to workdir/plan.json, and stop.")
-flags.mark_flag_as_required("config")
+EXPLAIN = flags.DEFINE_bool("explain", False, "Print every key of the config: its value, its default and its meaning; and stop.")
 command.define_workdir("Directory of this run: config, vocabulary, metrics, checkpoints.")
 flags.adopt_module_key_flags(command)  # --help shows them
 
 
 def main():
+    config, switched = command.config()
+    if EXPLAIN.value:
+        from adaptive_jax import explain
+
+        return print(explain.config(config))
+    workdir, others = command.workdir()
+    if not 0 < MEMORY.value < 1e9:
+        raise InputError(f"--memory={MEMORY.value:g} is no memory: give the GB of an accelerator, such as --memory=80")
     from adaptive_jax.devices import hosts  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.training import loop
 
-    config, (workdir, others) = CONFIG.value.to_dict(), command.workdir()
     hosts.initialize(*others)
+    for line in switched:
+        hosts.say(line)
     with hosts.together():
         if DRY_RUN.value:
             loop.dry_run(config, workdir, int(MEMORY.value * 1e9))

@@ -3,25 +3,53 @@
 import errno
 import logging as standard_logging
 import os
+import signal
 import sys
 import sysconfig
-import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from absl import app, flags, logging
 
-from adaptive_jax.errors import InputError
+from adaptive_jax import config_file
+from adaptive_jax.defaults import DEFAULTS
+from adaptive_jax.errors import InputError, one_line
 
 DENIED = {errno.EACCES, errno.EPERM}
 OCCUPIED = {errno.ENOTDIR, errno.EEXIST}
 UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+RESUMES = "stopped: the same command resumes from the last checkpoint"
+NO_FILES = "/proc", "/sys"  # file systems of the kernel, which answer "no such file" to whoever creates one
+INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
+SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
+
+_config: tuple[dict, list[str]] = ({}, [])
+
+
+def define_config(what: str = "Config file, with :row where it has rows") -> None:
+    """Defines the flag --config, and --config.KEY=VALUE for every key; `config` has their result."""
+    keys = [key for key, value in DEFAULTS.items() if not isinstance(value, dict)]
+    groups = [key for key in DEFAULTS if key not in keys]
+    flags.DEFINE_string(
+        "config",
+        None,
+        f"{what}. --config.KEY=VALUE changes a setting: KEY is {', '.join(keys)}; or GROUP.KEY of the groups "
+        f"{', '.join(groups)}. docs/configuration.md explains all, and so does train.py --explain.",
+    )
+
+
+def config() -> tuple[dict, list[str]]:
+    """The config that --config and the flags --config.KEY describe, and lines that say which classes the flags switched."""
+    if not _config[0]:
+        raise InputError(f"--config is missing: {config_file.CURE}")
+    return _config
 
 
 def define_workdir(what: str) -> None:
     """Defines the required flag --workdir, and the flags by which several hosts find each other."""
-    flags.DEFINE_string("workdir", None, what, required=True)
+    flags.DEFINE_string("workdir", None, what)
     flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM.")
     flags.DEFINE_integer("hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM.")
     flags.DEFINE_integer("host", None, "Number of this host, from 0; not on TPU pods and under SLURM.")
@@ -30,59 +58,117 @@ def define_workdir(what: str) -> None:
 
 
 def workdir() -> tuple[Path, tuple]:
-    """The values of these flags: the workdir, and the arguments of `hosts.initialize`."""
+    """The values of these flags: the workdir, and the arguments of `hosts.initialize`.
+
+    Raises:
+        InputError: no workdir.
+    """
     given = flags.FLAGS
+    if not given.workdir:
+        raise InputError("--workdir is missing: give --workdir=DIRECTORY")
     return Path(given.workdir), (given.coordinator, given.hosts, given.host)
 
 
-def run(main: Callable[..., None], positional: Sequence[str] = ()) -> None:
-    """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after an interruption.
+def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str = RESUMES) -> None:
+    """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after Ctrl-C or SIGTERM.
 
     positional: names of required arguments without a flag; `main` gets them in this order.
+    stopped: the line after an interruption, unless the KeyboardInterrupt has a text of its own.
     """
-    # Orbax warns about ordinary events; this project's own warnings stay.
-    logging.set_verbosity(logging.ERROR)
-    standard_logging.getLogger("adaptive_jax").setLevel(standard_logging.WARNING)
-    app.run(lambda argv: _guarded(main, argv[1:]), flags_parser=lambda argv: _parse(argv, positional))
+    _interruptible()
+    _quiet()
+    app.run(
+        lambda argv: _guarded(lambda: main(*argv[1:]), stopped),
+        flags_parser=lambda argv: _guarded(lambda: _parse(argv, positional), stopped),
+    )
+
+
+class _Lines(standard_logging.Handler):
+    """Prints `warning: …`, one line each."""
+
+    def emit(self, record):
+        print(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", file=sys.stderr, flush=True)
+
+
+def _quiet():
+    """Libraries log errors only and warn of nothing; this project's own warnings look like its other lines."""
+    logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
+    own = standard_logging.getLogger("adaptive_jax")
+    own.setLevel(standard_logging.WARNING)
+    own.handlers, own.propagate = [_Lines()], False
+    if not sys.warnoptions:
+        warnings.showwarning = _no_warnings_of_libraries
+
+
+def _no_warnings_of_libraries(message, category, filename, lineno, file=None, line=None):
+    if "site-packages" not in filename and sysconfig.get_path("stdlib") not in filename:
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+def _interruptible():
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt; another one while the program ends leaves it at once."""
+    process = os.getpid()
+
+    def interrupted(*_):
+        if os.getpid() != process:
+            os._exit(130)  # a child of this process, which says nothing
+        for number in INTERRUPTIONS:
+            signal.signal(number, _leave)
+        raise KeyboardInterrupt
+
+    for number in INTERRUPTIONS:
+        signal.signal(number, interrupted)
+
+
+def _leave(*_):
+    for terminal in filter(os.isatty, (1, 2)):
+        os.write(terminal, SHOW_CURSOR)
+    os._exit(130)
 
 
 def _parse(argv, positional):
+    global _config
     try:
+        given, argv = [], flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+        if "config" in flags.FLAGS:
+            argv, given = config_file.split(argv)
         rest = flags.FLAGS(argv)
-        given, needed = len(rest) - 1, len(positional)
-        if given < needed:
-            raise InputError(f"{positional[given]} is missing: give {' '.join(positional)}; --help explains them")
-        if given > needed:
-            raise InputError(f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags")
-        return rest
-    except Exception as error:  # a config file is the user's program: it may raise anything
-        _fail(_message(error))
+    except flags.Error as error:
+        _fail(one_line(error))
+    found, needed = len(rest) - 1, len(positional)
+    if found < needed:
+        raise InputError(f"{positional[found]} is missing: give {' '.join(positional)}; --help explains them")
+    if found > needed:
+        raise InputError(f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags")
+    if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
+        _config = config_file.read(flags.FLAGS["config"].value, given)
+    elif given:
+        raise InputError(f"--config.{given[0].key} changes a config, and --config is missing: {config_file.CURE}")
+    return rest
 
 
-def _guarded(main, arguments):
+def _guarded(call, stopped):
+    """Calls; one line and the end for bad input, for files that cannot be used, and for an interruption."""
     try:
-        main(*arguments)
+        return call()
     except InputError as error:
-        _fail(_one_line(error))
+        _fail(one_line(error))
     except OSError as error:
-        if "earlier failure to load" in str(error):  # ml_collections raises this when the config is first read
-            if "Failed loading config file" not in str(error):
-                _fail(_message(error))
-            last = str(error).strip().splitlines()[-1].strip()
-            _fail(f"{last}: give --config=configs/NAME.py or configs/NAME.py:row")
         name, reason = error.filename or "a file", os.strerror(error.errno or 0)
         if error.errno in DENIED and not _readable(name):
             _fail(f"cannot read {name}: {reason}; give yourself permission to read it, or choose another place")
         if error.errno in OCCUPIED:
             _fail(f"cannot use {name}: {reason}; choose another place")
+        if error.errno == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES):
+            _fail(f"cannot write {name}: {reason}; choose another place")
         if error.errno not in UNWRITABLE:
             raise
         _fail(
             f"cannot write {name}: {reason}; what was saved before is intact. "
             "Make room or choose another place, then run the same command to resume"
         )
-    except KeyboardInterrupt:
-        print("stopped: the same command resumes from the last checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as interruption:
+        print(str(interruption) or stopped, file=sys.stderr)
         sys.exit(130)
 
 
@@ -92,41 +178,6 @@ def _readable(name):
     while not os.path.lexists(path):
         path = path.parent
     return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
-
-
-def _message(error):
-    """One line; for an error in a config file, with the file and the line number."""
-    cause = error
-    while cause is not None:
-        if (place := _place_in_config(cause)) and not isinstance(cause, InputError):
-            what = cause.msg if isinstance(cause, SyntaxError) else _one_line(cause)
-            return f"{place}: {type(cause).__name__}: {what}"
-        cause = cause.__cause__ or cause.__context__
-    return _one_line(error)
-
-
-def _place_in_config(error):
-    """The place in a config file, or in what it calls, that raised an error: "configs/my.py, line 7"; None for other errors."""
-    frames = traceback.extract_tb(error.__traceback__)
-    loader = [number for number, frame in enumerate(frames) if Path(frame.filename).name == "config_flags.py"]
-    places = [(frame.filename, frame.lineno) for frame in frames[loader[-1] :]] if loader else []
-    if loader and isinstance(error, SyntaxError):
-        places.append((error.filename, error.lineno))
-    libraries = "site-packages", "<", sysconfig.get_path("stdlib")
-    own = [place for place in places if not any(part in place[0] for part in libraries)]
-    return "{}, line {}".format(*own[-1]) if own else None
-
-
-def _one_line(error):
-    while error.args and isinstance(error.args[0], Exception):  # ml_collections wraps the error that has the message
-        error = error.args[0]
-    # str of a KeyError would quote its message.
-    text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
-    if isinstance(error, KeyError) and (key := str(text).strip("'")).isidentifier():  # ml_collections suggests no similar key
-        return f"the config has no key {key!r}: see configs/base.py for all keys"
-    lines = [line.strip() for line in str(text).splitlines() if line.strip()] or [type(error).__name__]
-    # The message of some errors of ml_collections is a traceback, whose last line is the message of the first error.
-    return (lines[-1] if "Traceback" in str(text) else " ".join(lines)).removeprefix("adaptive_jax.errors.InputError: ")
 
 
 def _fail(message) -> NoReturn:

@@ -1,11 +1,12 @@
-"""Every key of a config with its default, and configs that differ from the defaults by dotted keys."""
+"""Every key of a config with its default; configs that differ from the defaults by dotted keys; the check of keys and types."""
 
 import copy
+import numbers
 from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from adaptive_jax.errors import check_known
+from adaptive_jax.errors import InputError, check_known
 
 FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))  # (characters spanned, features)
 TRANSFORMER = {
@@ -17,8 +18,8 @@ TRANSFORMER = {
     "attention_dropout": 0.1,
     "activation_dropout": 0.0,
     "final_norm": True,
-    "attention": "auto",  # how attention is computed; the numbers stay the same
-    "remat": "none",  # what the backward pass recomputes to save memory: none, elementwise or all
+    "attention": "auto",
+    "remat": "none",
 }
 TABLES = {
     "own": {"cutoffs": (), "factor": 4, "width": 0},
@@ -31,10 +32,10 @@ OUTPUT = {
     "label_smoothing": 0.0,
     "z_loss": 0.0,
 }
-# Groups whose key "name" picks a class; the other keys are the fields of that class.
+# Groups whose key "name" picks a class or function; the other keys are its arguments, and its docstring says what they mean.
 NAMED = {
     "input": {
-        "lookup": {"width": 0},  # 0: the width of the body
+        "lookup": {"width": 0},
         "adaptive": {"cutoffs": (), "factor": 4, "width": 0},
         "char_cnn": {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50},
     },
@@ -47,51 +48,69 @@ NAMED = {
             "min_learning_rate": 1e-5,
             "warmup_from": 1e-7,
             "warmup_steps": 500,
-            "cycle_steps": 1_000,  # of the first cycle; each of the others takes twice as many steps as the one before
+            "cycle_steps": 1_000,
             "cycles": 3,
-            "shrink": 0.75,  # of the highest learning rate, from cycle to cycle
+            "shrink": 0.75,
         }
     },
 }
-DEFAULTS = {
-    "steps": 7_500,  # updates
-    "seed": 0,
-    "dtype": "float32",  # of activations and matrix products: float32 or bfloat16
-    "tokens_per_update": 8_192,
-    "tokens_per_device": 8_192,  # at most, at a time; an update accumulates gradients over as many microbatches as it needs
-    "fsdp": 0,  # devices that share one copy of the parameters; 0: as few as hold the model
-    "log_every": 50,  # updates, as the next two
-    "evaluate_every": 500,
-    "checkpoint_every": 500,
-    "keep": 1,  # latest checkpoints; the best one is kept beside them
-    "keep_every_hours": 0.0,  # of training: one checkpoint after so many is kept for good; 0: none
-    "early_stopping": 0,  # evaluations in a row without a lower validation loss that end training; 0: never
-    "divergence": {
-        "policy": "stop",  # after an update that is not finite: stop, skip (leave it out) or rewind (to the last checkpoint)
-        "loss": 100.0,  # nats a token, from which a loss counts as not finite
-        "spike": 2.0,  # nats a token above the recent mean, from which a loss is reported
-        "rewinds": 3,  # at most, then the run stops
-    },
-    "metrics": {
-        "tensorboard": True,
-        "wandb": False,  # Weights & Biases; needs the package wandb
-        "norms": False,  # of gradients and changes, by group of parameters
-    },
-    "data": {
+# Keys that belong to no class: the default and the meaning.
+GENERAL = {
+    "steps": (7_500, "updates in all"),
+    "seed": (0, "of the initial parameters, the order of the examples and dropout"),
+    "dtype": ("float32", "of activations and matrix products: float32 or bfloat16; parameters are float32"),
+    "tokens_per_update": (8_192, "tokens of an update, over all devices; a multiple of batches.sequence_length"),
+    "tokens_per_device": (
+        8_192,
+        "tokens that a device holds at a time, at most; an update accumulates gradients over as many microbatches as it needs",
+    ),
+    "fsdp": (0, "devices that share one copy of the parameters; 0: as few as hold the model"),
+    "log_every": (50, "updates between two lines of metrics; 0: only at the end"),
+    "evaluate_every": (500, "updates between two evaluations on the validation split; 0: only with checkpoints"),
+    "checkpoint_every": (500, "updates between two checkpoints; 0: only at the end"),
+    "keep": (1, "latest checkpoints that are kept; the best one is kept beside them"),
+    "keep_every_hours": (0.0, "hours of training after which one more checkpoint is kept for good; 0: none"),
+    "early_stopping": (0, "evaluations in a row without a lower validation loss that end training; 0: never"),
+    "divergence.policy": (
+        "stop",
+        "after an update that is not finite: stop, skip (leave it out) or rewind (to the last checkpoint, for other batches)",
+    ),
+    "divergence.loss": (100.0, "nats a token, from which a loss counts as not finite"),
+    "divergence.spike": (2.0, "nats a token above the recent mean, from which a loss is reported"),
+    "divergence.rewinds": (3, "times that a run rewinds, at most; then it stops"),
+    "metrics.tensorboard": (True, "whether to write files for TensorBoard"),
+    "metrics.wandb": (False, "whether to log to Weights & Biases; needs the package wandb"),
+    "metrics.norms": (False, "whether to log norms of gradients and changes, by group of parameters"),
+}
+
+
+def _nested(flat):
+    nested = {}
+    for key, value in flat.items():
+        *outer, last = key.split(".")
+        group = nested
+        for name in outer:
+            group = group.setdefault(name, {})
+        group[last] = value
+    return nested
+
+
+DEFAULTS = _nested({key: default for key, (default, _) in GENERAL.items()}) | {
+    "data": {  # adaptive_jax.data.corpora.load.Settings says what they mean
         "corpus": "",
-        "path": "",  # a directory with a local copy; empty: download the corpus
+        "path": "",
         "cache": "~/.cache/adaptive_jax",
-        "threshold": 1,  # occurrences that a word of the vocabulary needs
-        "limit": 0,  # words in the vocabulary; 0: no limit
-        "codes": 0,  # byte-pair merges; 0: words
-        "tokeniser": "none",  # none: split at white space; or moses
+        "threshold": 1,
+        "limit": 0,
+        "codes": 0,
+        "tokeniser": "none",
         "lower": False,
-        "vocabulary_size": 0,  # as prepared, for plans made without the corpus; 0: unknown
+        "vocabulary_size": 0,
     },
-    "batches": {
+    "batches": {  # adaptive_jax.data.batches.training.Layout
         "sequence_length": 256,
-        "break_mode": "none",  # what an example is: a window of the text (none), or sentences (complete, complete_doc, eos)
-        "layout": "packed",  # how examples become rows: packed or similar
+        "break_mode": "none",
+        "layout": "packed",
     },
     "input": {"name": "adaptive"} | NAMED["input"]["adaptive"],
     "body": {"name": "transformer"} | NAMED["body"]["transformer"],
@@ -99,6 +118,7 @@ DEFAULTS = {
     "optimizer": {"name": "nag"} | NAMED["optimizer"]["nag"],
     "schedule": {"name": "cosine_cycles"} | NAMED["schedule"]["cosine_cycles"],
 }
+OPTIONAL = {"config.optimizer.clip_norm"}  # may be None
 
 
 def config(*changes: Mapping[str, object]) -> ConfigDict:
@@ -127,3 +147,105 @@ def _set(settings, key, value):
         settings = settings[name]
     check_known(f"config.{key}", last, settings)
     settings[last] = value
+
+
+def defaults_of(config: Mapping) -> dict:
+    """All keys that a config with these names has, with their defaults.
+
+    Raises:
+        InputError: a group is missing, has no name, or a name that does not exist.
+    """
+    settings = copy.deepcopy(DEFAULTS)
+    for group in NAMED:
+        given = _group(config, group)
+        if "name" not in given:
+            raise InputError(f"config.{group}.name is missing: choose {', '.join(NAMED[group])}")
+        _set(settings, f"{group}.name", given["name"])
+    return settings
+
+
+def check_keys(config: Mapping) -> dict:
+    """The config as plain values, lists as tuples; the check that every key is known, none is missing and all types are right.
+
+    Raises:
+        InputError: names the first key that is not so, and the closest known one.
+    """
+    return _checked("config", config, defaults_of(config))
+
+
+def switch(config: dict, group: str, name: str) -> str | None:
+    """Chooses another class for a group of `config`, such as "output.table"; None, or a line that says what became of the keys.
+
+    Keys that both classes have keep values that are not the old class's defaults; the others take the new one's defaults. The
+    full softmax, which has no bands, loses the cutoffs of its table.
+
+    Raises:
+        InputError: a name that does not exist.
+    """
+    check_known(f"config.{group}.name={name!r}", name, NAMED[group])
+    old = _group(config, group)
+    if old["name"] == name:
+        return None
+    before, after = NAMED[group][old["name"]], copy.deepcopy(NAMED[group][name])
+    kept = {key: old[key] for key in after if key in old and old[key] != before[key]}
+    unused = [key for key in before if key not in after]
+    _set(config, f"{group}.name", name)
+    _group(config, group).update(kept)
+    if (group, name) == ("output", "softmax") and config["output"]["table"].get("cutoffs"):
+        config["output"]["table"]["cutoffs"] = ()
+        unused.append("table.cutoffs")
+    takes = [f"{key}={value}" for key, value in after.items() if key not in before]
+    parts = [
+        f"keeps {', '.join(f'{key}={value}' for key, value in kept.items() if key != 'table')}",
+        f"takes {', '.join(takes)}",
+        f"has no {', '.join(unused)}",
+    ]
+    said = [part for part in parts if part.split(" ")[-1]]
+    return f"config.{group}.name={name}" + (f": {'; '.join(said)}" if said else "")
+
+
+def _group(config, path):
+    for depth, name in enumerate(path.split(".")):
+        if not isinstance(config, Mapping) or name not in config:
+            raise InputError(f"config.{'.'.join(path.split('.')[: depth + 1])} is missing: --explain shows all keys")
+        config = config[name]
+    if not isinstance(config, Mapping):
+        raise InputError(f"config.{path}={config!r} must be a group of keys, among them name")
+    return config
+
+
+def _checked(path, value, default):
+    """`value`, with tuples for lists, if its keys and types are those of `default`."""
+    if isinstance(default, dict):
+        if not isinstance(value, Mapping):
+            raise InputError(f"{path}={value!r} must be a group of keys: {', '.join(default)}")
+        for key in value:
+            check_known(f"{path}.{key}", key, default)
+        if missing := [key for key in default if key not in value]:
+            raise InputError(f"{path}.{missing[0]} is missing: its default is {default[missing[0]]!r}")
+        return {key: _checked(f"{path}.{key}", value[key], default[key]) for key in default}
+    if value is None and path in OPTIONAL:
+        return None
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if isinstance(default, tuple):
+        nested = any(isinstance(item, tuple) for item in default)
+        right, what = _is_tuple(value, nested), "a tuple " + ("of pairs " if nested else "") + "of whole numbers"
+    elif isinstance(default, bool):
+        right, what = isinstance(value, bool), "True or False"
+    elif isinstance(default, int):
+        right, what = number and isinstance(value, numbers.Integral), "a whole number"
+    elif isinstance(default, float):
+        right, what = number and value == value, "a number"
+    else:
+        right, what = isinstance(value, str), "text"
+    if not right:
+        raise InputError(f"{path}={value!r} must be {what}, such as {default!r}")
+    return tuple(tuple(item) if nested else item for item in value) if isinstance(default, tuple) else type(default)(value)
+
+
+def _is_tuple(value, nested):
+    if not isinstance(value, list | tuple):
+        return False
+    if nested:
+        return all(_is_tuple(item, False) for item in value)
+    return all(isinstance(item, numbers.Integral) and not isinstance(item, bool) for item in value)

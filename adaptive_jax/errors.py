@@ -2,7 +2,7 @@
 
 import difflib
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class InputError(ValueError):
@@ -37,13 +37,28 @@ def check_at_least(least: int, **values: int) -> None:
             raise InputError(f"{name}={value} must be {least} or more")
 
 
-def check_known(what: str, name: str, known: Iterable[str]) -> None:
+def check_known(what: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
     """Checks that `name` is known, and suggests the closest known name if it is not.
+
+    aliases: other names of known ones, to be suggested for, without regard to upper case, spaces, "-" and "_".
 
     Raises:
         InputError: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`, where `what` starts the line.
     """
     known = list(known)
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        raise InputError(f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close[0]}"?' if close else ""))
+    if name in known:
+        return
+    close = {_plain(alias): meant for alias, meant in (aliases or {}).items()}.get(_plain(name))
+    close = close or next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
+    raise InputError(f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close}"?' if close else ""))
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error in one line; its type if it has none."""
+    # str of a KeyError would quote its message.
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _plain(name):
+    return "".join(letter for letter in str(name).lower() if letter.isalnum())

@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 
 from adaptive_jax import command
 from adaptive_jax.batch import Batch
@@ -196,7 +195,7 @@ def measure(config: dict, settings) -> dict:
 def main(settings) -> None:
     """Prints a table of the peers and writes the JSON."""
     check_at_least(1, rows=settings.rows, repeats=settings.repeats, updates=settings.updates)
-    result = measure(settings.config.to_dict() if settings.config else laptop(), settings)
+    result = measure(command.config()[0] if settings.config else laptop(), settings)
     print(f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']}; median of {settings.repeats}")
     print(
         f"a large product runs at {result['matrix_flops_per_second'] / 1e12:,.2f} TFLOP/s; an update takes "
@@ -215,7 +214,7 @@ def main(settings) -> None:
 
 
 if __name__ == "__main__":
-    config_flags.DEFINE_config_file("config", None, "Config file and row, instead of the model for a laptop.")
+    command.define_config("Config file and row, instead of the model for a laptop")
     flags.DEFINE_integer("rows", 8, "Rows of a batch.")
     flags.DEFINE_integer("repeats", 9, "Timed runs of each peer, of several updates each.")
     flags.DEFINE_integer("updates", 3, "Updates in a timed run.")

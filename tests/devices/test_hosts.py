@@ -165,7 +165,7 @@ def main():
     hosts.initialize(*others)
     with hosts.together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
-        loop.train(train.CONFIG.value.to_dict(), workdir)
+        loop.train(command.config()[0], workdir)
 command.run(main)
 """
 
