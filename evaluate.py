@@ -32,4 +32,4 @@ def main():
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, stopped="stopped: nothing was written; the same command evaluates anew")

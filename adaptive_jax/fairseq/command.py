@@ -174,4 +174,5 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
 
 
 if __name__ == "__main__":
-    command.run(convert, positional=("CHECKPOINT", "DICT", "OUT_WORKDIR"))
+    stopped = "stopped: nothing was written; the same command converts the checkpoint anew"
+    command.run(convert, positional=("CHECKPOINT", "DICT", "OUT_WORKDIR"), stopped=stopped)

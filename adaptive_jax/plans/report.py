@@ -24,6 +24,7 @@ from adaptive_jax.plans.cutoffs import Workload
 THRESHOLDS = (1, 2, 3, 5, 10, 20, 50, 100)
 LIMITS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 BANDS = (2, 3, 4, 5)
+STOPPED = "stopped: what was prepared is kept; the same command goes on"
 DEFAULTS = Workload()
 NO_UNKNOWN = f"It has no {UNKNOWN}, so it cannot encode the other splits: train with data.threshold=2 or a data.limit."
 NOTE = """\
@@ -173,4 +174,4 @@ def _define() -> flags.FlagValues:
 
 if __name__ == "__main__":
     defined = _define()
-    command.run(lambda corpus: print_report(corpus, defined), positional=["CORPUS"])
+    command.run(lambda corpus: print_report(corpus, defined), positional=["CORPUS"], stopped=STOPPED)
