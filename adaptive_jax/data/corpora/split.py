@@ -1,0 +1,71 @@
+"""A text in one file, split into train, validation and test text."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, Text
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+
+SHARE = 20  # one line in so many is validation text, and as many are test text
+MOST = 10_000  # lines of each
+NEWLINE = b"\n"
+
+
+class Split(NamedTuple):
+    """The copies of a file's lines: the directory with train.txt, valid.txt and test.txt, and the lines of each, in this order."""
+
+    directory: Path
+    lines: tuple[int, int, int]
+
+
+def single_file(path: str) -> Path | None:
+    """The only file of the directory `path`, hidden ones apart, or the file `path`; None for anything else, archives too."""
+    place = Path(path).expanduser().resolve()
+    if place.is_dir():
+        entries = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
+        place = entries[0] if len(entries) == 1 else place
+    return place if place.is_file() and not place.name.endswith(ARCHIVES) else None
+
+
+def split_lines(file: Path, cache: Path) -> Split:
+    """Copies the lines of a file into a directory below `cache`: the first 90 % to train, then 5 % and 5 % to validate and test.
+
+    Validation and test have 10,000 lines at most. The order stays, so neighbouring lines are seldom in different splits. The same
+    file is copied once.
+
+    file: UTF-8 text, plain, .xz or .gz.
+
+    Raises:
+        InputError: fewer than three lines; a file that cannot be read.
+    """
+    text = Text((file,))
+    total = sum(1 for _ in _lines(text))
+    if total < 3:
+        raise InputError(f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each line, or give a "
+                         "directory with train.txt, valid.txt and test.txt")  # fmt: skip
+    few = max(1, min(total // SHARE, MOST))
+    counts = total - 2 * few, few, few
+    directory = cache / "split" / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]
+    paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
+    if not all(path.exists() for path in paths):
+        lines = _lines(text)
+        for path, count in zip(paths, counts, strict=True):
+            with replacing(path) as copy:
+                for _ in range(count):
+                    copy.write(next(lines))
+    return Split(directory, counts)
+
+
+def _lines(text: Text) -> Iterator[bytes]:
+    """The lines of a text, each with its line feed."""
+    rest = b""
+    for chunk in text.chunks():
+        *lines, rest = (rest + chunk.data).split(NEWLINE)
+        for line in lines:
+            yield line + NEWLINE
+    if rest:
+        yield rest + NEWLINE

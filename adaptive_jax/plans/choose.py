@@ -1,0 +1,272 @@
+"""Settings for a text of one's own: from its word counts, its length and the time there is to train.
+
+    data, why = choose_vocabulary(config["data"], words)              # words: all words of the train split
+    config, lines = choose(config, counts, tokens, speed, devices)    # lines: what was chosen, and why
+
+Only settings that are None are chosen; the others stay as they are given. The rules are rules of thumb, for a start; the sources
+of those that have one stand with them.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.plans import cutoffs
+from adaptive_jax.plans.cutoffs import Workload
+from adaptive_jax.progress import clock
+
+# Vocabulary.
+MOST_UNKNOWN = 0.05  # of the words of the text; beyond, sub-words
+LONG_TEXT = 50_000_000  # words, from which a word must occur three times, as in the Billion Word benchmark
+MOST_WORDS = 1_000_000
+CODES = 4  # byte-pair merges for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 MB
+LEAST_CODES, MOST_CODES = 200, 32_000  # the most: Baevski & Auli 2019
+# Bands.
+FULL_SOFTMAX = 4_000  # words and fewer need no bands
+BANDS = 4  # at most
+NARROWEST = 16  # features of a band
+# Time.
+EFFICIENCY = 0.4  # speed of an update, as a share of the speed of matrix products alone
+STARTING = 30  # seconds to read the text and to compile
+WORKING = 0.95  # share of the rest that updates and evaluations take
+EVALUATING = 0.1  # share of that for evaluations, and at most so many:
+EVALUATIONS = 10
+# Updates.
+READINGS = 40  # of the text at most: Muennighoff et al. 2023 find that more teach nothing
+LEAST_STEPS = 20
+LEAST_BATCH, MOST_BATCH, PAPERS_BATCH = 256, 65_536, 16_384  # tokens of an update; from the last, the paper's learning rate
+LARGEST_MICROBATCH = 8_192  # tokens of a device at a time
+WARM_UP, MOST_WARM_UP = 10, 16_000  # a tenth of the updates; the most: Baevski & Auli 2019
+DROPOUT = (1.5, 0.0), (5, 0.1), (15, 0.2), (math.inf, 0.3)  # up to so many readings of the text, this rate
+
+
+class Size(NamedTuple):
+    """A transformer: its blocks, their width and heads, and the tokens that it reads at once."""
+
+    layers: int
+    features: int
+    heads: int
+    length: int
+
+
+SIZES = (
+    Size(2, 64, 2, 64),
+    Size(2, 128, 4, 64),
+    Size(2, 192, 4, 64),
+    Size(4, 256, 8, 128),
+    Size(6, 384, 8, 256),
+    Size(6, 512, 8, 256),
+    Size(8, 768, 12, 256),
+    Size(12, 1024, 16, 512),
+    Size(16, 1024, 16, 512),
+    Size(24, 1536, 24, 512),
+)
+
+
+class Candidate(NamedTuple):
+    """A size for a text.
+
+    cutoffs: of its bands. flops: of training, per token. read: tokens that it reads in the time given, or as many as teach it
+    something. seconds: that this takes. loss: `predicted_loss`.
+    """
+
+    size: Size
+    cutoffs: tuple[int, ...]
+    flops: float
+    read: float
+    seconds: float
+    loss: float
+
+
+def choose_vocabulary(data: Mapping, words: Vocabulary) -> tuple[dict, str]:
+    """The settings `data` with threshold, limit and codes filled in, and a line that says why.
+
+    Words that occur once (in a text of 50M words or more: once or twice) become `<unk>`, of which the model then learns when to
+    expect it: their share of the text estimates the share of unseen words in other text (Good 1953). If it is above 5 %, as in a
+    short text or one whose words are not separated by spaces, the vocabulary is one of sub-words, which can spell every word.
+
+    words: all words of the train split.
+    """
+    keys = "threshold", "limit", "codes"
+    given = {key: data[key] for key in keys if data[key] is not None}
+    if given:
+        filled = {"threshold": 1, "limit": 0, "codes": 0} | given
+        return dict(data) | filled, "as asked: " + ", ".join(f"data.{key}={value}" for key, value in given.items())
+    counts = {word: n for word, n in zip(words.words, words.counts.tolist(), strict=True) if word not in (EOS, UNKNOWN)}
+    if not counts:
+        raise InputError("the text has no words: put text in it, one sentence or paragraph a line")
+    total, numbers = int(words.counts.sum()), np.fromiter(counts.values(), np.int64)
+    # Something must become <unk>, or the model could not read an unseen word.
+    threshold = max(2 if total < LONG_TEXT else 3, int(numbers.min()) + 1)
+    share = numbers[numbers < threshold].sum() / numbers.sum()
+    if share <= MOST_UNKNOWN:
+        kept = int((numbers >= threshold).sum())
+        limit = MOST_WORDS if kept > MOST_WORDS else 0
+        kept = f"{min(kept, MOST_WORDS):,} of {len(counts):,}"
+        line = f"words seen {threshold} times or more, {kept}: {share:.1%} of the text become {UNKNOWN}"
+        return dict(data) | {"threshold": threshold, "limit": limit, "codes": 0}, line
+    size = sum(n * (1 + len(word.encode())) for word, n in counts.items())
+    codes = min(max(round(CODES * math.sqrt(size)), LEAST_CODES), MOST_CODES)
+    line = f"sub-words, {codes:,} merges: of whole words, {share:.1%} of the text would become {UNKNOWN}"
+    return dict(data) | {"threshold": 1, "limit": 0, "codes": codes}, line
+
+
+def choose(
+    config: Mapping, counts: np.ndarray, tokens: Mapping[str, int], speed: Mapping[int, float], devices: int = 1
+) -> tuple[dict, list[str]]:
+    """The config with every setting that is None filled in, and lines that say what was chosen and why.
+
+    The size is the one of `SIZES` whose `predicted_loss` is lowest for the tokens that it reads in `config["choose"]["hours"]`.
+
+    counts: int `[V]`, how often each token of the vocabulary occurs in the train split, most frequent first.
+    tokens: of each split.
+    speed: FLOP/s of matrix products on all devices together, by the width of the vectors.
+    devices: that share an update.
+
+    Raises:
+        InputError: hours that are not positive.
+    """
+    hours = config["choose"]["hours"]
+    check_hours(hours)
+    candidates = [_candidate(size, config, counts, tokens, speed) for size in _sizes(config, tokens)]
+    best = min(candidates, key=lambda candidate: candidate.loss)
+    length = best.size.length
+    batch = _given(config, "tokens_per_update", _batch(best.read, length * devices))
+    steps = _given(config, "steps", max(LEAST_STEPS, round(best.read / batch)))
+    readings = steps * batch / tokens["train"]
+    dropout = next(rate for most, rate in DROPOUT if readings <= most)
+    warm_up = _given(config, "schedule.warmup_steps", max(1, min(steps // WARM_UP, MOST_WARM_UP)))
+    evaluations = int(EVALUATING * 3 * steps * batch / max(1, tokens["validation"]))  # one takes a third of training's work
+    evaluations = min(max(evaluations, 1), EVALUATIONS)
+    chosen = {
+        "steps": steps,
+        "tokens_per_update": batch,
+        "tokens_per_device": max(length, min(batch // devices, LARGEST_MICROBATCH)),
+        "log_every": max(1, steps // 50),
+        "evaluate_every": -(-steps // evaluations),
+        "checkpoint_every": -(-steps // evaluations),
+        "batches.sequence_length": length,
+        "input.cutoffs": best.cutoffs,
+        "body.layers": best.size.layers,
+        "body.features": best.size.features,
+        "body.heads": best.size.heads,
+        "body.feed_forward": 4 * best.size.features,
+        "body.dropout": dropout,
+        "body.attention_dropout": min(dropout, 0.1) if readings > 5 else 0.0,
+        "optimizer.learning_rate": 0.5 if batch < PAPERS_BATCH else 1.0,
+        "schedule.warmup_steps": warm_up,
+        "schedule.cycle_steps": max(1, steps - warm_up),
+    }
+    filled = copy.deepcopy(dict(config))
+    filled["data"]["vocabulary_size"] = len(counts)
+    for key, value in chosen.items():
+        if _given(filled, key) is None:
+            _set(filled, key, value)
+    return filled, _lines(filled, best, (steps, batch, readings), hours, len(candidates))
+
+
+def check_hours(hours: float) -> None:
+    """Raises InputError for hours that are not positive."""
+    if not 0 < hours < math.inf:
+        raise InputError(f"choose.hours={hours} must be a number above 0: give --hours=1.5 for an hour and a half")
+
+
+def predicted_loss(parameters: float, unique: float, read: float) -> float:
+    """Nats a token of a model that reads `read` tokens of a text of `unique` tokens: the fit of Muennighoff et al. 2023.
+
+    It is the compute-optimal law of Hoffmann et al. 2022, about 20 tokens for each parameter, in which a token that is read again
+    counts less each time, and so do parameters beyond those that suit the text. Fitted to models of 7M to 9B parameters, it only
+    ranks smaller ones.
+
+    parameters: those that a token uses, a sixth of the FLOPs of its training.
+    """
+    suited = min(parameters, unique * (521 / 1488) ** (2 / 0.706))
+    size = _worth(parameters, suited, 5.31)
+    return 1.87 + 521 / size**0.353 + 1488 / _worth(read, min(unique, read), 15.39) ** 0.353
+
+
+def training_flops(size: Size, softmax: float) -> float:
+    """FLOPs of training per token: three times those of the blocks forward, and those of the softmax, which counts both ways.
+
+    A block has 12 · features² weights, and each token attends to `length` others.
+    """
+    return 3 * size.layers * (24 * size.features**2 + 4 * size.length * size.features) + softmax
+
+
+def _worth(total, first, half_life):
+    """What `total` are worth of which `first` are new and the others repeat them."""
+    repeats = total / first - 1
+    return first * (1 + half_life * -math.expm1(-repeats / half_life))
+
+
+def _sizes(config, tokens):
+    """The sizes, with what the config sets itself; rows are no longer than the shortest split."""
+    body = {key: config["body"][key] for key in ("layers", "features", "heads") if config["body"][key] is not None}
+    most = 2 ** int(math.log2(max(2, min(tokens.values()))))
+    length = config["batches"]["sequence_length"]
+    sizes = dict.fromkeys(size._replace(length=length or min(size.length, most), **body) for size in SIZES)
+    return [size for size in sizes if size.features % size.heads == 0] or list(sizes)
+
+
+def _candidate(size, config, counts, tokens, speed):
+    cuts = config["input"].get("cutoffs")
+    cuts = _bands(size.features, counts) if cuts is None else tuple(cuts)
+    flops = training_flops(size, cutoffs.cost(counts, cuts, Workload(size.features)))
+    rate = EFFICIENCY * speed[min(speed, key=lambda width: abs(width - size.features))] / flops  # tokens a second
+    total = 3600 * config["choose"]["hours"]
+    budget = WORKING * max(total - STARTING, total / 3)
+    read = min(budget * (1 - EVALUATING) * rate, READINGS * tokens["train"])
+    return Candidate(size, cuts, flops, read, read / rate, predicted_loss(flops / 6, tokens["train"], read))
+
+
+def _bands(features, counts):
+    """The planner's cutoffs for the number of bands that has least work; none for a small vocabulary."""
+    words, widest = len(counts), 1 + int(math.log(features / NARROWEST, Workload().factor))
+    if words <= FULL_SOFTMAX:
+        return ()
+    workload, smallest = Workload(features), cutoffs.smallest_band(words)
+    choices = [cutoffs.propose(counts, bands, workload, smallest) for bands in range(1, min(widest, BANDS) + 1)]
+    return min(choices, key=lambda choice: choice[1])[0]
+
+
+def _batch(read, multiple):
+    """Tokens of an update: twice the square root of those read in all, as a power of 2; 2,048 for a million."""
+    wanted = 2 ** round(math.log2(2 * math.sqrt(max(read, 1))))
+    return max(1, round(min(max(wanted, LEAST_BATCH), MOST_BATCH) / multiple)) * multiple
+
+
+def _given(config, key, default=None):
+    for name in key.split("."):
+        config = config.get(name)
+        if config is None:
+            return default
+    return config
+
+
+def _set(config, key, value):
+    *groups, last = key.split(".")
+    for name in groups:
+        config = config[name]
+    if last in config:  # a layer of the user's choice may have no such setting
+        config[last] = value
+
+
+def _lines(config, best, updates, hours, sizes):
+    (steps, batch, readings), body, cuts = updates, config["body"], best.cutoffs
+    bands = "none: a full softmax over so few costs little"
+    if cuts:
+        bands = f"cutoffs {', '.join(f'{cut:,}' for cut in cuts)}: an adaptive softmax of least work"
+    model = f"{body['layers']} blocks of {body['features']:,} features, {body['heads']} heads"
+    read = f"reads the text {readings:,.1f} times" + ", and more would teach nothing" * (readings > READINGS - 1)
+    return [
+        f"bands        {bands}",
+        f"model        {model}: of {sizes} sizes, the best for {steps * batch:,} tokens of training",
+        f"training     {steps:,} updates of {batch:,} tokens, {config['schedule']['warmup_steps']:,} of them warm-up",
+        f"dropout      {body['dropout']}, because training {read}",
+        f"time         about {clock(best.seconds)} of updates, of {clock(3600 * hours)} asked for (choose.hours={hours:g})",
+    ]

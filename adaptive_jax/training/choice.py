@@ -1,0 +1,71 @@
+"""The settings that a config leaves to be chosen: see configs/own_text.py and plans/choose.py."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.corpora.split import single_file, split_lines
+from adaptive_jax.devices import accelerators, hosts
+from adaptive_jax.devices.speed import product_speed
+from adaptive_jax.errors import InputError
+from adaptive_jax.plans.choose import SIZES, check_hours, choose, choose_vocabulary
+from adaptive_jax.workdir.settings import read_config
+
+
+def settle(config: dict, workdir: Path) -> dict:
+    """The config with a value for every setting that is None, if it has the group `choose`; otherwise the config itself.
+
+    A new run reads the text, measures the devices, and prints what is chosen. One that has begun takes what it began with. A text
+    in one file is split. All hosts call this.
+
+    Raises:
+        InputError: no text, hours that are not positive, and see `split_lines`, `load`, `choose`.
+    """
+    if "choose" not in config:
+        return config
+    check_hours(config["choose"]["hours"])
+    data, lines = _with_text(config["data"])
+    config = config | {"data": data}
+    if (workdir / "config.json").exists():
+        return _filled(config, read_config(workdir))
+    data, vocabulary = choose_vocabulary(data, load(data | {"threshold": 1, "limit": 0, "codes": 0}, splits=()).vocabulary)
+    hosts.say("\n".join([*lines, f"vocabulary   {vocabulary}"]))
+    corpus = load(data)
+    known = accelerators.accelerator(jax.devices()[0].device_kind) is not None
+    config = _filled(config | {"data": data}, {"dtype": "bfloat16" if known else "float32"})
+    tokens = {split: len(ids) for split, ids in corpus.ids.items()}
+    speed = product_speed({size.features for size in SIZES})
+    chosen, why = choose(config, corpus.vocabulary.counts, tokens, speed, jax.device_count())
+    hosts.say("\n".join([*why, "change        any setting by --config.KEY=VALUE, in a new --workdir"]))
+    return chosen
+
+
+def _with_text(data: Mapping) -> tuple[dict, list[str]]:
+    """The group `data` with a directory of three splits as its path, and the line that tells of a split."""
+    if not data["path"]:
+        raise InputError(
+            "configs/own_text.py needs a text: give --config.data.path=DIR, with train.txt, valid.txt and test.txt in it or "
+            "one text file"
+        )
+    file = single_file(data["path"])
+    if file is None:
+        return dict(data), []
+    directory, (train, validation, test) = split_lines(file, Path(data["cache"]).expanduser())
+    line = (
+        f"text         {file} is split: its first {train:,} lines train, the next {validation:,} validate, the last {test:,} test; "
+        f"copies in {directory}"
+    )
+    return dict(data) | {"path": str(directory)}, [line]
+
+
+def _filled(config, values):
+    """The config with `values` in place of None."""
+    filled = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            filled[key] = _filled(value, values.get(key, {}))
+        else:
+            filled[key] = values.get(key) if value is None else value
+    return filled
