@@ -51,6 +51,18 @@ CORPORA: dict[str, Published | None] = {
     "text_files": None,
     "embedded": None,
 }
+# Other names in use, for suggestions.
+ALIASES = {
+    **dict.fromkeys(("ptb", "penn", "treebank", "penntreebank"), "penn_treebank"),
+    **dict.fromkeys(("wt2", "wiki2", "wikitext-2-v1"), "wikitext2"),
+    **dict.fromkeys(("wt103", "wiki103", "wikitext", "wikitext-103-v1"), "wikitext103"),
+    "wikitext-2-raw-v1": "wikitext2_raw",
+    "wikitext-103-raw-v1": "wikitext103_raw",
+    **dict.fromkeys(("lm1b", "1b", "1blm", "gbw", "one_billion", "one_billion_words", "1billion"), "billion_word"),
+    **dict.fromkeys(("europarl-v7", "europarl7", "wmt"), "europarl"),
+    **dict.fromkeys(("text", "own", "own_text", "files", "txt", "custom"), "text_files"),
+    **dict.fromkeys(("bible", "asv", "quickstart"), "embedded"),
+}
 
 
 class Settings(NamedTuple):
@@ -90,7 +102,7 @@ def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collect
         InputError: an unknown name, a missing or unreadable file, a word that the vocabulary cannot encode, a URL that holds
             another vocabulary.
     """
-    settings = _settings(data)
+    settings = checked_settings(data)
     corpus, path = settings.corpus, settings.path
     if "://" in path:
         return _stored(path, vocabulary, splits)
@@ -103,15 +115,19 @@ def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collect
         return _prepared(settings, home, texts, vocabulary, splits)
 
 
-def _settings(data):
-    """The settings by name, after checks that need no text."""
+def checked_settings(data):
+    """The group `data` of a config, after the checks that need no text.
+
+    Raises:
+        InputError: an unknown key or name, or a value out of range.
+    """
     for key in data:
         check_known(f"data.{key}", key, Settings._fields)
     settings = Settings(**{"corpus": ""} | dict(data))
     for key, kind in Settings.__annotations__.items():
         if type(value := getattr(settings, key)) is not kind:
             raise InputError(f"data.{key}={value!r} must be of type {kind.__name__}")
-    check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA)
+    check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA, ALIASES)
     check_known(f"data.tokeniser={settings.tokeniser!r}", settings.tokeniser, TOKENISERS)
     check_at_least(0, **{"data.codes": settings.codes})
     check_cut(settings.threshold, settings.limit)
