@@ -1,13 +1,10 @@
 """train.py and evaluate.py as a user meets them: plans, help, one clear line for bad input, and interruptions."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import jax
@@ -18,7 +15,6 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model import build, init_params
 from adaptive_jax.training.loop import dry_run, train
-from adaptive_jax.workdir.checkpoints import uninterrupted
 
 
 def files(directory):
@@ -231,38 +227,3 @@ def test_a_full_disk(command, config, flags, small_disk):
     subprocess.run(["mount", "-o", "remount,size=5m", small_disk], check=True)
     train(config(**changes), small_disk / "run")
     assert (small_disk / "run" / "checkpoints" / "4").is_dir()
-
-
-def test_an_interruption_waits_for_a_save():
-    """Ctrl-C within `uninterrupted` comes once its block has ended, and works as before from then on."""
-    done = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-        done.append(True)
-    assert done
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)
-
-
-def saved(workdir):
-    """The steps of its complete checkpoints."""
-    return [int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
-
-
-def test_an_interruption(start, config, flags, tmp_path, capsys):
-    """Ctrl-C ends a run with status 130 and one line, and the run resumes from the last checkpoint."""
-    workdir, steps = tmp_path / "run", {"steps": 3_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1}
-    with start("train.py", *flags(workdir, **steps)) as process:
-        deadline = time.monotonic() + 120
-        # Any checkpoint: each is there for a short while only, and this process may sleep through one.
-        while not saved(workdir) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert err == "stopped: the same command resumes from the last checkpoint\n"
-    last = max(saved(workdir))
-    train(config(**steps | {"steps": last + 1}), workdir)
-    assert f"after {last} of {last + 1} updates" in capsys.readouterr().out

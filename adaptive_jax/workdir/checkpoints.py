@@ -189,10 +189,13 @@ class Checkpoints:
             return
         step, self.unverified = self.unverified, None
         directory, why = self.directory / str(step), None
-        if hosts.first() and (why := _unreadable(directory)) is None:
-            write_checksums(directory / CHECKSUMS, [path for path in directory.rglob("*") if path.is_file()])
+        if hosts.first():
+            if (why := _unreadable(directory)) is None:
+                write_checksums(directory / CHECKSUMS, [path for path in directory.rglob("*") if path.is_file()])
+            else:
+                self._set_aside(step, why)
         if sharding.sum_over_hosts(why is not None):
-            logger.warning("checkpoint %d cannot be read back (%s): those before it are kept", step, why)
+            self.manager.reload()
             return
         saved = [self._saved(step) for step in sorted(self.manager.all_steps())]
         keep = self.policy.should_preserve(saved, context=PreservationContext())
@@ -201,8 +204,8 @@ class Checkpoints:
                 self.manager.delete(checkpoint.step)
 
     def _saved(self, step):
-        since = datetime.datetime.fromtimestamp(self.manager.metadata(step).init_timestamp_nsecs / 1e9, datetime.UTC)
-        return _Saved(step, self.manager.metrics(step), since)
+        seconds = (self.directory / str(step)).stat().st_mtime  # of the last file in it: its checksums
+        return _Saved(step, self.manager.metrics(step), datetime.datetime.fromtimestamp(seconds, datetime.UTC))
 
     def _set_damaged_aside(self):
         found, damaged = [], {}
@@ -216,11 +219,14 @@ class Checkpoints:
                 "restore one from a copy, or train anew in another --workdir"
             )
         for step, why in damaged.items():
-            aside = self.directory / f"{step}.damaged"
-            shutil.rmtree(aside, ignore_errors=True)
-            os.replace(self.directory / str(step), aside)
-            logger.warning("checkpoint %d is damaged (%s): it is now %s, and an older one is used", step, why, aside)
+            self._set_aside(step, why)
         hosts.wait("damaged checkpoints")
+
+    def _set_aside(self, step, why):
+        aside = self.directory / f"{step}.damaged"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.replace(self.directory / str(step), aside)
+        logger.warning("checkpoint %d is damaged (%s): it is now %s, and an older one is used", step, why, aside)
 
     @contextlib.contextmanager
     def _writing(self):

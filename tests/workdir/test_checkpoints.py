@@ -2,14 +2,16 @@
 
 import json
 import math
+import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.checkpoints import CHECKSUMS, Checkpoints
 from adaptive_jax.workdir.settings import read_config, to_json
 
 
@@ -95,3 +97,114 @@ def test_a_run_of_before_goes_on(tmp_path):
     reader = Checkpoints(tmp_path, read_only=True)
     assert reader.restore(3, like)["params"]["a"].tolist() == [0, 1, 2]
     reader.close()
+
+
+def saved_run(workdir):
+    """Two checkpoints of known arrays; the shapes to restore them, and the step of the newest."""
+    checkpoints = Checkpoints(workdir, keep=2)
+    items = {"params": {"a": jnp.arange(3000.0), "b": {"c": jnp.ones(7)}}, "optimizer": (jnp.arange(5), ())}
+    for step in 1, 2:
+        checkpoints.save(step, jax.tree.map(lambda a, step=step: a * step, items), 3.0 - step)
+    checkpoints.close()
+    return items
+
+
+def damage(path, how):
+    """Damages a file in one of several ways."""
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        middle = len(data) // 2
+        changed = {"empty": b"", "half": data[:middle], "flip": data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]}
+        path.write_bytes(changed[how])
+
+
+@pytest.mark.parametrize("how", ["half", "flip", "gone"])
+def test_every_damaged_file_is_noticed(tmp_path, caplog, how):
+    """The damaged checkpoint is told and put aside, and the one before is used with its own numbers."""
+    items = saved_run(tmp_path / "run")
+    names = [path.relative_to(tmp_path / "run") for path in (tmp_path / "run" / "checkpoints" / "2").rglob("*") if path.is_file()]
+    assert len(names) > 10
+    for number, name in enumerate(names):
+        if name.name in (CHECKSUMS, "commit_success.txt"):
+            continue
+        workdir = shutil.copytree(tmp_path / "run", tmp_path / str(number))
+        damage(workdir / name, how)
+        caplog.clear()
+        checkpoints = Checkpoints(workdir, keep=2)
+        assert checkpoints.latest() == 1, name
+        assert "checkpoint 2 is damaged" in caplog.text and "2.damaged" in caplog.text
+        assert (workdir / "checkpoints" / "2.damaged").is_dir()
+        restored = checkpoints.restore(1, items)
+        assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), restored, items))
+        checkpoints.close()
+
+
+@pytest.mark.parametrize("how", ["empty", "gone"])
+def test_damage_where_there_are_no_checksums(tmp_path, caplog, how):
+    """Of a checkpoint by an older version, or of a killed process: noticed, or the numbers are right all the same."""
+    items = saved_run(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "2" / CHECKSUMS).unlink()
+    noticed = 0
+    for number, path in enumerate((tmp_path / "run" / "checkpoints" / "2").rglob("*")):
+        if not path.is_file():
+            continue
+        workdir = shutil.copytree(tmp_path / "run", tmp_path / str(number))
+        damage(workdir / path.relative_to(tmp_path / "run"), how)
+        checkpoints = Checkpoints(workdir, keep=2)
+        step = checkpoints.latest()
+        noticed += step == 1
+        try:
+            restored = checkpoints.restore(step, items)
+        except InputError as error:
+            assert "the run has steps 1 as well" in str(error)
+        else:
+            assert jax.tree.all(jax.tree.map(lambda a, b, step=step: (a == b * step).all(), restored, items))
+        checkpoints.close()
+    assert noticed >= 5
+
+
+def test_no_whole_checkpoint(tmp_path):
+    """All are told, none is renamed, and nothing starts anew in silence; a reader names the file."""
+    items = saved_run(tmp_path)
+    for step in "12":
+        for path in (tmp_path / "checkpoints" / step / "params" / "d").iterdir():
+            damage(path, "half")
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"no checkpoint in .* can be read \(2: params/d/.* has changed; 1: params/d/"):
+            Checkpoints(tmp_path)
+    reader = Checkpoints(tmp_path, read_only=True)
+    with pytest.raises(InputError, match=r"checkpoints/2 cannot be read \(params/d/.* has changed\); the run has steps 1 as well"):
+        reader.restore(2, items)
+    reader.close()
+    shutil.rmtree(tmp_path / "checkpoints" / "1")
+    reader = Checkpoints(tmp_path, read_only=True)
+    with pytest.raises(InputError, match="there is no other in this run"):
+        reader.restore(2, items)
+    reader.close()
+
+
+def test_nothing_older_goes_before_the_newer_is_verified(tmp_path, caplog):
+    """A checkpoint that cannot be read back leaves those before it in place; the next one that can be lets them go."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in 1, 2, 3:
+        checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, None)
+        checkpoints.manager.wait_until_finished()
+        assert sorted(checkpoints.manager.all_steps()) == {1: [1], 2: [1, 2], 3: [1, 3]}[step]
+        if step == 2:
+            damage(tmp_path / "checkpoints" / "2" / "params" / "manifest.ocdbt", "half")
+    checkpoints.save(4, {"params": {"a": jnp.zeros(9)}}, None)
+    assert "checkpoint 2 is damaged" in caplog.text
+    checkpoints.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2.damaged", "4"]
+
+
+def test_one_checkpoint_every_so_many_hours(tmp_path):
+    """A ten-thousandth of a second apart they all stay; an hour apart only the first and the last."""
+    for hours, left in (0.1 / 3600, {"1", "2", "3"}), (1.0, {"1", "3"}):
+        checkpoints = Checkpoints(tmp_path / str(hours), 1, hours)
+        for step in 1, 2, 3:
+            checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, None)
+        checkpoints.close()
+        assert {path.name for path in (tmp_path / str(hours) / "checkpoints").iterdir()} == left

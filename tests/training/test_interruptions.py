@@ -1,0 +1,143 @@
+"""Ctrl-C, SIGTERM and a second training on the same workdir: what is saved, what is said, and that nothing is lost."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.training.loop import train
+from adaptive_jax.workdir.checkpoints import Checkpoints, uninterrupted
+from tests.training.test_metrics import metrics
+
+LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1, "body.dropout": 0.1}
+STOPPING = "\nstopping: this update is finished and saved first; Ctrl-C again stops at once\n"
+
+
+def saved(workdir):
+    """The steps of its complete checkpoints."""
+    return [int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()]
+
+
+def until(condition, process):
+    """Waits for it, while the process runs."""
+    deadline = time.monotonic() + 120
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert condition()
+
+
+@pytest.fixture(scope="module")
+def stopped(start, flags, config, tmp_path_factory):
+    """`(workdir, signal, exit status, stderr)` of a run stopped between checkpoints; while it ran, a second one was refused."""
+    runs = []
+    for number in signal.SIGINT, signal.SIGTERM:
+        workdir = tmp_path_factory.mktemp("stopped") / "run"
+        with start("train.py", *flags(workdir, **LONG)) as process:
+            until(lambda workdir=workdir: saved(workdir), process)
+            if number == signal.SIGINT:
+                with pytest.raises(InputError, match=f"{workdir} is in use by the training of process {process.pid} on "):
+                    train(config(**LONG), workdir)
+                assert evaluate(workdir, Request())["step"] >= 20
+            process.send_signal(number)
+            _, err = process.communicate(timeout=120)
+        runs.append((workdir, process.returncode, err))
+    return runs
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["Ctrl-C", "SIGTERM"])
+def test_a_run_that_is_stopped_saves_and_says_where(stopped, config, capsys, which):
+    """Status 130 and the update that was saved, at once and not at the next checkpoint; the run resumes from there."""
+    workdir, status, err = stopped[which]
+    step = max(saved(workdir))
+    assert metrics(workdir)[-1]["step"] == step
+    assert status == 130
+    assert err == STOPPING + f"stopped after update {step:,} of 5,000, which is saved: the same command resumes\n"
+    train(config(**LONG | {"steps": step + 1}), workdir)
+    assert f"after {step:,} of {step + 1:,} updates" in capsys.readouterr().out
+
+
+def test_a_stop_in_the_middle_of_an_evaluation(config, tmp_path, monkeypatch):
+    """The state is saved without waiting for its end, and the resumed run ends as one that was never stopped."""
+    settings = config(steps=6, evaluate_every=3, checkpoint_every=0, log_every=1, tokens_per_device=32)
+    train(settings, tmp_path / "whole")
+    from adaptive_jax.training import loop
+
+    def stopping_plain(run, ids, windows, progress):
+        def stop_after_two(batches, count):
+            for number, batch in enumerate(batches):
+                if number == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield batch
+
+        return plain(run, ids, windows, lambda batches, count: progress(stop_after_two(batches, count), count))
+
+    plain = loop.plain
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "plain", stopping_plain)
+        with pytest.raises(KeyboardInterrupt, match="stopped after update 3 of 6, which is saved"):
+            train(settings, tmp_path / "run")
+    assert saved(tmp_path / "run") == [3]
+    train(settings, tmp_path / "run")
+    assert metrics(tmp_path / "run", speeds=False) == metrics(tmp_path / "whole", speeds=False)
+
+
+TWICE = """
+import os, signal, time
+from adaptive_jax.devices import hosts
+with hosts.stopping("that is done first") as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.01)
+    assert stop.asked and stop(1)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def test_a_second_interruption_ends_at_once(command):
+    """Without a traceback; a second SIGTERM, which schedulers send, is not one; Ctrl-C after it is."""
+    done = command("-c", TWICE)
+    assert done.returncode == 130
+    assert done.stderr == (
+        "\nstopping: that is done first; Ctrl-C again stops at once\n"
+        "\nstopped at once: the same command resumes from the last checkpoint\n")
+
+
+def test_steps_below_those_done(config, stopped):
+    """Both numbers and the cure; the run stays as it was."""
+    workdir, _, _ = stopped[0]
+    step = max(saved(workdir))
+    with pytest.raises(InputError, match=rf"has done {step:,} updates, more than steps=5: give steps={step} or more"):
+        train(config(**LONG | {"steps": 5}), workdir)
+    assert max(saved(workdir)) == step
+
+
+def test_a_finished_run_says_so(trained, config, capsys):
+    """Started again, it says that it is finished, with its best evaluation and what to type next."""
+    checkpoints = Checkpoints(trained, read_only=True)
+    assert checkpoints.latest() == 240
+    checkpoints.close()
+    before = (trained / "metrics.jsonl").read_bytes()
+    train(config(), trained)
+    out = capsys.readouterr().out
+    assert "finished: 240 updates; best validation perplexity" in out
+    assert f"python evaluate.py --workdir={trained} --split=test" in out
+    assert (trained / "metrics.jsonl").read_bytes() == before
+
+
+def test_an_interruption_waits_for_a_save():
+    """Ctrl-C within `uninterrupted` comes once its block has ended, and works as before from then on."""
+    done = []
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        done.append(True)
+    assert done
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
