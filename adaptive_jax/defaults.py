@@ -119,6 +119,14 @@ DEFAULTS = _nested({key: default for key, (default, _) in GENERAL.items()}) | {
     "schedule": {"name": "cosine_cycles"} | NAMED["schedule"]["cosine_cycles"],
 }
 OPTIONAL = {"config.optimizer.clip_norm"}  # may be None
+# What a config with the group CHOOSE, which only configs/own_text.py has, may leave None: adaptive_jax/plans/choose.py fills it in.
+CHOOSE = {"hours": 1.0}
+CHOSEN = (
+    *("steps", "dtype", "tokens_per_update", "tokens_per_device", "log_every", "evaluate_every", "checkpoint_every"),
+    *("data.threshold", "data.limit", "data.codes", "batches.sequence_length", "input.cutoffs"),
+    *("body.layers", "body.features", "body.heads", "body.feed_forward", "body.dropout", "body.attention_dropout"),
+    *("optimizer.learning_rate", "schedule.warmup_steps", "schedule.cycle_steps"),
+)
 
 
 def config(*changes: Mapping[str, object]) -> ConfigDict:
@@ -161,7 +169,7 @@ def defaults_of(config: Mapping) -> dict:
         if "name" not in given:
             raise InputError(f"config.{group}.name is missing: choose {', '.join(NAMED[group])}")
         _set(settings, f"{group}.name", given["name"])
-    return settings
+    return settings | ({"choose": dict(CHOOSE)} if "choose" in config else {})
 
 
 def check_keys(config: Mapping) -> dict:
@@ -170,7 +178,8 @@ def check_keys(config: Mapping) -> dict:
     Raises:
         InputError: names the first key that is not so, and the closest known one.
     """
-    return _checked("config", config, defaults_of(config))
+    optional = OPTIONAL | {f"config.{key}" for key in CHOSEN if "choose" in config}
+    return _checked("config", config, defaults_of(config), optional)
 
 
 def switch(config: dict, group: str, name: str) -> str | None:
@@ -214,8 +223,8 @@ def _group(config, path):
     return config
 
 
-def _checked(path, value, default):
-    """`value`, with tuples for lists, if its keys and types are those of `default`."""
+def _checked(path, value, default, optional):
+    """`value`, with tuples for lists, if its keys and types are those of `default`; those in `optional` may be None."""
     if isinstance(default, dict):
         if not isinstance(value, Mapping):
             raise InputError(f"{path}={value!r} must be a group of keys: {', '.join(default)}")
@@ -223,8 +232,8 @@ def _checked(path, value, default):
             check_known(f"{path}.{key}", key, default)
         if missing := [key for key in default if key not in value]:
             raise InputError(f"{path}.{missing[0]} is missing: its default is {default[missing[0]]!r}")
-        return {key: _checked(f"{path}.{key}", value[key], default[key]) for key in default}
-    if value is None and path in OPTIONAL:
+        return {key: _checked(f"{path}.{key}", value[key], default[key], optional) for key in default}
+    if value is None and path in optional:
         return None
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if isinstance(default, tuple):

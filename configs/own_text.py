@@ -15,23 +15,16 @@ Reproduces: nothing published. It is the model of Baevski & Auli 2019 (ADP-T: ad
 some 700M parameters.
 """
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
+from adaptive_jax.defaults import CHOOSE, CHOSEN
 from configs import base
 
-WHOLE = (
-    *("steps", "tokens_per_update", "tokens_per_device", "log_every", "evaluate_every", "checkpoint_every"),
-    *("data.threshold", "data.limit", "data.codes", "batches.sequence_length"),
-    *("body.layers", "body.features", "body.heads", "body.feed_forward", "schedule.warmup_steps", "schedule.cycle_steps"),
-)
-FRACTIONS = "body.dropout", "body.attention_dropout", "optimizer.learning_rate"
-TYPES = dict.fromkeys(WHOLE, int) | dict.fromkeys(FRACTIONS, float) | {"dtype": str, "input.cutoffs": tuple}
 LAYERS = base.layers(cutoffs=(), width=0, narrow=0)["adp_t"]
 
 
 def get_config():
     """The config: what is None is chosen when training begins. `choose.hours` is the time that it may take."""
-    chosen = {key: config_dict.placeholder(kind) for key, kind in TYPES.items()}
-    config = base.config({"data.corpus": "text_files", "schedule.cycles": 1}, LAYERS, chosen)
-    config.choose = ConfigDict({"hours": 1.0})
+    config = base.config({"data.corpus": "text_files", "schedule.cycles": 1}, LAYERS, dict.fromkeys(CHOSEN))
+    config.choose = ConfigDict(CHOOSE)
     return config
