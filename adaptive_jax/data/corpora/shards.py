@@ -10,6 +10,7 @@ resumes after the last one. The same text gives the same bytes.
 
 import collections
 import contextlib
+import functools
 import itertools
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
@@ -243,17 +244,16 @@ def _processes() -> Iterator[Callable]:
     context = multiprocessing.get_context("spawn")
     alive, holder = context.Pipe(duplex=False)  # nothing is sent: its end is the sign
     pool = ProcessPoolExecutor(number, context, initializer=_end_with, initargs=(alive,))
+    # A process inherits the mask of the thread that starts it, so it answers no signal, not even while it starts. And only the
+    # main thread is interrupted, so no start is left half done.
+    mask = functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    starter = ThreadPoolExecutor(1, initializer=mask)
     waiting: collections.deque = collections.deque()
 
     def submit(do, *arguments):
         if len(waiting) > number:  # otherwise the whole text would be in memory
             waiting.popleft().result()
-        # A new process inherits the mask, so it never answers a signal, not even while it starts.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            waiting.append(pool.submit(do, *arguments))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        waiting.append(starter.submit(pool.submit, do, *arguments).result())
 
     try:
         yield submit
@@ -266,6 +266,7 @@ def _processes() -> Iterator[Callable]:
         ) from error
     finally:
         holder.close()
+        starter.shutdown()
         pool.shutdown(cancel_futures=True)
         alive.close()
 
