@@ -68,7 +68,7 @@ def settings(text, tmp_path_factory):
             "data.vocabulary_size": 122, "batches.sequence_length": 16, "input.cutoffs": (20, 60),
             "body.layers": 1, "body.features": 32, "body.heads": 2, "body.feed_forward": 64, "body.dropout": 0.0,
             "optimizer.learning_rate": 0.3, "optimizer.momentum": 0.9, "optimizer.clip_norm": 1.0,
-            "schedule.warmup_steps": 20, "schedule.cycle_steps": 220} | changes
+            "schedule.warmup_steps": 1, "schedule.cycle_steps": 239} | changes
 
     return settings
 

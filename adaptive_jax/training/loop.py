@@ -14,20 +14,21 @@ from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import Corpus
-from adaptive_jax.data.corpora.load import CORPORA, load
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.devices import accelerators, hosts, sharding
-from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.model import build
+from adaptive_jax.plans.checks import check_settings
 from adaptive_jax.plans.costs import Plan, describe, divide_update, dry_run_lines, make_plan
-from adaptive_jax.training import optim
+from adaptive_jax.training import optim, writers
+from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
 from adaptive_jax.training.state import State, initial_state, parameter_names, restored_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
-from adaptive_jax.training.writers import recorded
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, write_json
@@ -45,8 +46,9 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
 
     memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them.
     """
+    config = settle(config, workdir)
     check_same_run(workdir, config)
-    check_known(f"data.corpus={config['data']['corpus']!r}", config["data"]["corpus"], CORPORA)
+    _check(config)
     plan, lines = dry_run_lines(config, jax.device_count(), memory)
     hosts.say("\n".join(lines))
     if plan is not None and hosts.first():
@@ -72,6 +74,7 @@ def train(config: dict, workdir: Path) -> None:
         InputError: anything a user can cure, an update that diverges among it. Checkpoints stay as they are.
         KeyboardInterrupt: the run was told to stop; its text says what is saved.
     """
+    config = settle(config, workdir)
     check_same_run(workdir, config)
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     _check(config)
@@ -122,7 +125,7 @@ def _run(job: Job, workdir: Path) -> None:
         state = restored_state(shapes, step, functools.partial(checkpoints.restore, step))
         hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
     # Read by every host, from the disk that they share: all must end early after the same update.
-    losses = [line["validation/nll"] for line in recorded(workdir, step or 0) if "validation/nll" in line]
+    losses = [line["validation/nll"] for line in writers.recorded(workdir, step or 0) if "validation/nll" in line]
     metrics = open_metrics(workdir, step or 0, config)
     divergence = config["divergence"]
     extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"])
@@ -132,6 +135,8 @@ def _run(job: Job, workdir: Path) -> None:
 
 def _check(config):
     """Finds what is wrong with layers, optimizer, schedule or update before a long preparation of the corpus."""
+    check_settings(config)
+    writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
     build(config, max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
     optim.from_config(config)

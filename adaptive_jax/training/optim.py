@@ -1,11 +1,14 @@
 """Optimizers and schedules, by name."""
 
+import math
 from collections.abc import Mapping
 
 import optax
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.registry import make
+
+LAST = 2**31 - 1  # updates that a schedule can count
 
 
 class Optimizer:
@@ -48,14 +51,36 @@ def cosine_cycles(
     warm-up comes before the cycles: WikiText-103 trains 16K + 18K·(1+2+4+8) = 286K updates with shrink 0.75, Billion Word
     16K + 137K·(1+2+4) = 975K with shrink 0.6. After the last cycle the rate stays at its minimum.
 
+    Args:
+        learning_rate: the highest, at the start of the first cycle.
+        min_learning_rate: at the end of the first cycle.
+        warmup_from: the learning rate of the first update.
+        warmup_steps: updates of the warm-up.
+        cycle_steps: updates of the first cycle; each of the others takes twice as many as the one before.
+        cycles: how many there are.
+        shrink: factor of the highest and the lowest rate from cycle to cycle.
+
     Returns:
         A function from the number of updates done to the rate of the next one.
 
     Raises:
-        InputError: no cycle, or a cycle of no length.
+        InputError: a rate out of range, no cycle, or a cycle of no length.
     """
     if cycles < 1 or cycle_steps < 1:
         raise InputError(f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: both must be 1 or more")
+    if cycles > 30 or warmup_steps + cycle_steps * (2**cycles - 1) > LAST:
+        raise InputError(f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: take fewer, at most {LAST:,} updates")
+    check_at_least(0, **{"schedule.warmup_steps": warmup_steps})
+    if not 0 < learning_rate < math.inf:
+        raise InputError(f"optimizer.learning_rate={learning_rate} must be above 0 and finite, such as 1.0")
+    if not 0 <= min_learning_rate <= learning_rate:
+        raise InputError(
+            f"schedule.min_learning_rate={min_learning_rate} must be from 0 to optimizer.learning_rate={learning_rate}"
+        )
+    if not 0 <= warmup_from < math.inf:
+        raise InputError(f"schedule.warmup_from={warmup_from} must be 0 or more, and finite")
+    if not 0 < shrink <= 1:
+        raise InputError(f"schedule.shrink={shrink} must be above 0 and at most 1, which leaves all cycles as high")
     return optax.sgdr_schedule(
         [
             dict(
@@ -73,8 +98,18 @@ def cosine_cycles(
 def nag(schedule: optax.Schedule, *, momentum: float, clip_norm: float | None) -> Optimizer:
     """Nesterov's accelerated gradient of gradients clipped to a global norm (Baevski & Auli 2019, section 4.5).
 
-    clip_norm: None does not clip.
+    Args:
+        learning_rate: the highest; the schedule says when.
+        momentum: share of the last change that an update repeats.
+        clip_norm: the largest norm of all gradients together; None does not clip.
+
+    Raises:
+        InputError: a number out of range.
     """
+    if not 0 <= momentum < 1:
+        raise InputError(f"optimizer.momentum={momentum} must be from 0 to less than 1, such as 0.99")
+    if clip_norm is not None and not clip_norm > 0:
+        raise InputError(f"optimizer.clip_norm={clip_norm} must be above 0, such as 0.1; none does not clip")
     clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
     steps = optax.trace(decay=momentum, nesterov=True), optax.scale_by_learning_rate(schedule)
     return Optimizer(optax.chain(clip, *steps), schedule)

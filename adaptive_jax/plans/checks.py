@@ -1,0 +1,39 @@
+"""What is wrong with a config, found before anything is read, compiled or written."""
+
+import math
+from collections.abc import Mapping
+
+from adaptive_jax.data.corpora.load import checked_settings
+from adaptive_jax.defaults import check_keys
+from adaptive_jax.errors import InputError, check_at_least, check_known
+
+POLICIES = ("stop", "skip", "rewind")
+FROM_ZERO = ("fsdp", "log_every", "evaluate_every", "checkpoint_every", "early_stopping")
+SEEDS = 2**32
+
+
+def check_settings(config: Mapping) -> None:
+    """Checks keys, types, and the values that belong to no layer, optimizer, schedule or division of an update.
+
+    Raises:
+        InputError: names the key and its value.
+    """
+    check_keys(config)
+    checked_settings(config["data"])
+    check_at_least(0, **{key: config[key] for key in FROM_ZERO}, **{"data.vocabulary_size": config["data"]["vocabulary_size"]})
+    if not 0 <= config["keep_every_hours"] < math.inf:
+        raise InputError(f"keep_every_hours={config['keep_every_hours']} must be 0 (keep none) or more, and finite")
+    if not 0 <= config["seed"] < SEEDS:
+        raise InputError(f"seed={config['seed']} must be from 0 to {SEEDS - 1:,}")
+    divergence = config["divergence"]
+    check_known(f"divergence.policy={divergence['policy']!r}", divergence["policy"], POLICIES)
+    check_at_least(0, **{"divergence.rewinds": divergence["rewinds"]})
+    for key in ("loss", "spike"):
+        if divergence[key] <= 0:
+            raise InputError(f"divergence.{key}={divergence[key]} must be above 0 nats a token; inf: never")
+    warmup, steps = config["schedule"].get("warmup_steps", 0), config["steps"]
+    if warmup > steps > 0:
+        raise InputError(
+            f"schedule.warmup_steps={warmup:,} is longer than the run of steps={steps:,}: take "
+            f"schedule.warmup_steps={steps // 10:,}, or more steps"
+        )
