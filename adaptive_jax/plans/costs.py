@@ -31,6 +31,7 @@ class Plan(NamedTuple):
     Attributes:
         parameters: numbers in all ("total") and in each of "input", "body" and "output"; a tied table counts as the input's.
         accumulation: microbatches of an update.
+        tokens_per_device: as the config says; only whole rows of them are used.
         rows_per_device: rows of a microbatch on each device.
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.devices.sharding`.
         flops_per_token: FLOPs of matrix products, "forward" and "training" (three times as many). Tails of the output count
@@ -44,6 +45,7 @@ class Plan(NamedTuple):
     rows_per_update: int
     devices: int
     accumulation: int
+    tokens_per_device: int
     rows_per_device: int
     fsdp: int
     flops_per_token: dict[str, float]
@@ -79,6 +81,7 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
         rows_per_update=rows,
         devices=devices,
         accumulation=microbatches,
+        tokens_per_device=config["tokens_per_device"],
         rows_per_device=per_device,
         fsdp=fsdp,
         flops_per_token={"forward": forward, "training": 3 * forward},
@@ -106,10 +109,12 @@ def describe(plan: Plan) -> str:
     own = ", ".join(f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output"))
     parts = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in uses.items() if name != "total")
     update = _update_line(plan.tokens_per_update, plan.accumulation, plan.rows_per_device, plan.devices)
+    rows, rest = divmod(plan.tokens_per_device, length := plan.tokens_per_update // plan.rows_per_update)
+    rounded = f"rounded      tokens_per_device={plan.tokens_per_device:,} to {rows * length:,}: {rows} rows of {length:,} tokens\n"
     return (
         f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})\n"
         f"vocabulary   {plan.vocabulary_size:,} words\n"
-        f"{update}{f', parameters sharded over {plan.fsdp}' * (plan.fsdp > 1)}\n"
+        f"{update}{f', parameters sharded over {plan.fsdp}' * (plan.fsdp > 1)}\n{rounded * bool(rest)}"
         f"work         {training / 1e6:,.1f} MFLOP a token to train, "
         f"{training * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\n"
         f"memory       about {uses['total'] / 2**30:,.2f} GiB a device ({parts})"
