@@ -1,6 +1,7 @@
 """Bands: a vocabulary in order of frequency, cut into ranges of words, each with a table of its own."""
 
 import itertools
+import numbers
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +40,7 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
         InputError: cutoffs that are no whole numbers, do not increase, or leave a band empty.
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
-    if isinstance(cutoffs, int) or not all(isinstance(cut, int) for cut in cutoffs):
+    if not isinstance(cutoffs, Sequence) or not all(isinstance(cut, numbers.Integral) for cut in cutoffs):
         raise InputError(f"cutoffs {cutoffs} are not whole numbers in a list: give them as (20_000, 60_000)")
     ends = [0, *cutoffs, vocabulary_size]
     for before, after in itertools.pairwise(ends):
@@ -59,7 +60,7 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
     """Width of the vectors of each band, `width / factor^i` (Baevski & Auli 2019, section 3): 1024, 256, 64.
 
     Raises:
-        InputError: a band would be left without any width.
+        InputError: a factor that is no whole number, or a band would be left without any width.
     """
     check_at_least(1, factor=factor)
     widths = [width // factor**i for i in range(bands)]
@@ -71,20 +72,30 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
     return widths
 
 
+def band_shapes(layer) -> list[tuple[int, int]]:
+    """`(words, width)` of each band of a layer with the fields vocabulary_size, features, cutoffs, factor and width.
+
+    Raises:
+        InputError: as `band_sizes` and `band_widths`, or a width that is no whole number.
+    """
+    check_at_least(1, features=layer.features)
+    check_at_least(0, width=layer.width)
+    sizes = band_sizes(layer.vocabulary_size, layer.cutoffs)
+    return list(zip(sizes, band_widths(layer.width or layer.features, layer.factor, len(sizes)), strict=True))
+
+
 def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
     """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …; `initializer(width)` gives their start.
 
-    The layer has the fields vocabulary_size, features, cutoffs, factor and width. A table of `MANY_BANDS` or more of one width is
-    one parameter, `table`, which starts as the table of a full softmax does.
-
-    Raises:
-        InputError: as `band_sizes` and `band_widths`.
+    The layer is one that `band_shapes` takes. A table of `MANY_BANDS` or more of one width is one parameter, `table`, which starts
+    as the table of a full softmax does.
     """
-    sizes = band_sizes(layer.vocabulary_size, layer.cutoffs)
-    widths = band_widths(layer.width or layer.features, layer.factor, len(sizes))
+    import jax.numpy as jnp  # processes that only read text should not wait for JAX
+
+    shapes = band_shapes(layer)
+    sizes, widths = zip(*shapes, strict=True)
     if len(sizes) < MANY_BANDS or len(set(widths)) > 1:
-        shapes = zip(sizes, widths, strict=True)
-        return [layer.param(f"table_{i}", initializer(shape[1]), shape) for i, shape in enumerate(shapes)]
+        return [jnp.asarray(layer.param(f"table_{i}", initializer(shape[1]), shape)) for i, shape in enumerate(shapes)]
     return split_rows(layer.param("table", initializer(widths[0]), (layer.vocabulary_size, widths[0])), sizes)
 
 

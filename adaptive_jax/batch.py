@@ -13,9 +13,9 @@ class Batch(NamedTuple):
     """Rows of tokens, and what layers need to know about them.
 
     Attributes:
-        inputs: token ids, int32 `[rows, time]`.
-        targets: the token after each input, int32 `[rows, time]`.
-        weights: float32 `[rows, time]`: how much each target counts in the loss, 0 for padding.
+        inputs: token ids, int32 `[rows, time]`. Padding has ids of words too.
+        targets: the token after each input, int32 `[rows, time]`. Where the weight is 0, any number may stand, such as -1.
+        weights: float32 `[rows, time]`: how much each target counts in the loss, 0 for padding. None: all 1.
         row_ids: int32 `[rows]`, the number of each row in its update. Dropout is a function of it, so no layout of devices and
             microbatches changes what is dropped.
         segment_ids: int32 `[rows, time]`, or None where each row is one example. A token sees tokens of its own segment only;
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
     inputs: "Array"
     targets: "Array"
-    weights: "Array"
+    weights: "Array | None"
     row_ids: "Array"
     segment_ids: "Array | None" = None
     reset: "Array | None" = None

@@ -11,9 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.arrays import floats, whole_numbers
+from adaptive_jax.errors import check_rates
+
 
 def row_seeds(key: jax.Array, row_ids: jax.Array) -> jax.Array:
     """Two seed words for every row: int32 `[rows]` to uint32 `[rows, 2]`, by threefry."""
+    row_ids = whole_numbers("row_ids", row_ids, "rows")
     return jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)).astype(jnp.uint32)
 
 
@@ -47,15 +51,23 @@ class Dropout(nn.Module):
     """Zeroes entries with probability `rate` and divides the others by 1 - rate (Srivastava et al. 2014).
 
     The key comes from the rng stream "dropout".
+
+    Raises:
+        InputError: a rate outside [0, 1), or `row_ids` that are not one whole number for each row.
     """
 
     rate: float
 
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "rate")
+
     @nn.compact
     def __call__(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> jax.Array:
         """Drops entries of `x [rows, ...]`; `row_ids [rows]` are the rows' numbers in the update, by default 0, 1, 2 …"""
+        x = floats("x", x, ...)
         if not train or not self.rate:
             return x
-        row_ids = jnp.arange(len(x)) if row_ids is None else row_ids
+        row_ids = jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
         mask = keep_mask(row_seeds(self.make_rng("dropout"), row_ids), positions(x.shape[1:]), self.rate)
         return jnp.where(mask, x / (1 - self.rate), 0).astype(x.dtype)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.arrays import ids
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
 from adaptive_jax.errors import InputError, check_known
@@ -34,7 +35,11 @@ class LanguageModel(nn.Module):
     output: nn.Module
 
     def __call__(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[Loss, object]:
-        """The loss of a batch, see `Softmax.loss`, and the body's next carry."""
+        """The loss of a batch, see `Softmax.loss`, and the body's next carry.
+
+        Raises:
+            InputError: arrays of shapes that do not fit, or ids that are known outside `jax.jit` and do not exist.
+        """
         hidden, carry = self.hidden(batch, carry, train=train)
         return self.output.loss(hidden, batch.targets, batch.weights, batch.row_ids, train=train), carry
 
@@ -59,6 +64,7 @@ class LanguageModel(nn.Module):
         `positions [rows, asked]` are columns of `batch.inputs`; nothing is computed for the others.
         """
         hidden, _ = self.hidden(batch)
+        positions = ids("positions", positions, hidden.shape[1], len(hidden), "asked")
         return self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
 
     def compose(self, words: jax.Array) -> None:

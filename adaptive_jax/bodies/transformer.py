@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.arrays import check_dtype, floats, whole_numbers
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached_attention
 from adaptive_jax.devices.products import dot_general
@@ -154,7 +155,9 @@ class Transformer(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(1, layers=self.layers, heads=self.heads, feed_forward=self.feed_forward)
+        sizes = {"features": self.features, "layers": self.layers, "heads": self.heads, "feed_forward": self.feed_forward}
+        check_at_least(1, **sizes)
+        check_dtype(self.dtype)
         check_rates(self, "dropout", "attention_dropout", "activation_dropout")
         check_known(f"body.attention={self.attention!r}", self.attention, PATHS)
         check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
@@ -174,14 +177,18 @@ class Transformer(nn.Module):
                 positions count from 0 in each. None: rows 0, 1, 2 … of one segment each.
 
         Raises:
-            InputError: the cache is full, or `batch` has segments or resets, which a cache cannot follow. Inside `jax.jit` the
-                number of tokens in the cache is not known: there the hidden states of a cache that overflows are NaN.
+            InputError: shapes that do not fit; the cache is full, or `batch` has segments or resets, which a cache cannot follow.
+                Inside `jax.jit` the number of tokens in the cache is not known: there the hidden states of a cache that overflows
+                are NaN.
         """
-        row_ids = jnp.arange(len(vectors)) if batch is None else batch.row_ids
-        segment_ids = None if batch is None else batch.segment_ids
-        time, seen = vectors.shape[1], 0
+        vectors = floats("vectors", vectors, "rows", "time", self.features)
+        rows, time = vectors.shape[:2]
+        row_ids = jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        segment_ids, seen = None if batch is None else batch.segment_ids, 0
+        if segment_ids is not None:
+            segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
         if carry:
-            _check_cache(carry, time, batch)
+            _check_cache(carry, (rows, time), batch)
             seen = carry.seen
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
         positions = sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
@@ -222,8 +229,11 @@ class Transformer(nn.Module):
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros((), jnp.int32))
 
 
-def _check_cache(cache, time, batch):
-    """Refuses what would give wrong hidden states: more tokens than the cache holds, and rows that do not simply continue."""
+def _check_cache(cache, shape, batch):
+    """Refuses what would give wrong hidden states: other rows, rows that do not simply continue, more tokens than fit."""
+    (rows, time), held = shape, cache.keys.shape[1]
+    if rows != held:
+        raise InputError(f"a cache of {held} rows does not fit vectors of {rows} rows: make it with body.cache({rows}, length=...)")
     if batch is not None and (batch.segment_ids is not None or batch.reset is not None):
         raise InputError("a cache continues every row as one segment: give no batch.segment_ids and no batch.reset")
     length, seen = cache.keys.shape[2], 0

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.bands import Band, make_tables
+from adaptive_jax.arrays import check_dtype, exists, ids
+from adaptive_jax.bands import Band, band_shapes, make_tables
 from adaptive_jax.devices.products import product
 
 
@@ -28,7 +29,8 @@ class AdaptiveInput(nn.Module):
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
-        InputError: cutoffs that do not increase or do not lie within the vocabulary.
+        InputError: cutoffs that do not increase or do not lie within the vocabulary, a number out of range, a dtype that is no
+            float, or token ids that do not exist. Inside `jax.jit`, where ids are not known, those have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -38,6 +40,11 @@ class AdaptiveInput(nn.Module):
     width: int = 0
     dtype: jnp.dtype = jnp.float32
 
+    def __post_init__(self):
+        super().__post_init__()
+        band_shapes(self)
+        check_dtype(self.dtype)
+
     def setup(self):
         tables = make_tables(self, lambda width: nn.initializers.normal(width**-0.5))
         shapes = [(table.shape[1], self.features) for table in tables]
@@ -46,6 +53,7 @@ class AdaptiveInput(nn.Module):
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
+        tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         vectors, first = 0.0, 0
         for table, projection, _ in self.own:
             # A word of another band reads behind the table: it gets zeros, and the gradient's scatter leaves it out. If it read
@@ -54,7 +62,7 @@ class AdaptiveInput(nn.Module):
             rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += product(rows.astype(self.dtype), projection.astype(self.dtype))
             first += len(table)
-        return vectors
+        return jnp.where(exists(tokens, self.vocabulary_size)[..., None], vectors, jnp.nan)
 
     def bands(self) -> list[Band]:
         """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent words first."""

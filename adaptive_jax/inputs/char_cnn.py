@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from adaptive_jax.arrays import check_dtype, ids, look_up
 from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least
 
@@ -41,7 +42,9 @@ class CharacterCNN(nn.Module):
         dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
-        InputError: filters that are not pairs of positive integers; a length shorter than the longest filter; no lexicon.
+        InputError: filters that are not pairs of positive integers; a length shorter than the longest filter; a number out of
+            range; a dtype that is no float; no lexicon, or one of another vocabulary; token ids that do not exist. Inside
+            `jax.jit`, where ids are not known, those have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -54,9 +57,11 @@ class CharacterCNN(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(1, width=self.width)
+        sizes = {"vocabulary_size": self.vocabulary_size, "features": self.features}
+        check_at_least(1, width=self.width, length=self.length, **sizes)
+        check_dtype(self.dtype)
         check_at_least(0, highway_layers=self.highway_layers)
-        if not self.filters or not all(_is_filter(pair) for pair in self.filters):
+        if not isinstance(self.filters, Sequence) or not self.filters or not all(_is_filter(pair) for pair in self.filters):
             raise InputError(f"filters={self.filters} must be pairs of characters and features: ((1, 128), (2, 256))")
         longest = max(span for span, _ in self.filters)
         if self.length < longest:
@@ -71,6 +76,8 @@ class CharacterCNN(nn.Module):
         if not (self.is_initializing() or self.has_variable("lexicon", "spelling")):
             raise InputError('a character CNN needs its words\' spelling: apply({"params": ..., "lexicon": lexicon(...)}, ...)')
         self.spelling = self.variable("lexicon", "spelling", self._blank)
+        if (words := len(self.spelling.value["lengths"])) != self.vocabulary_size:
+            raise InputError(f"a lexicon of {words} words does not fit vocabulary_size={self.vocabulary_size}: give one of as many")
         init = nn.initializers
         pooled = sum(out for _, out in self.filters)
         self.characters = self.param("characters", init.xavier_normal(), (256, self.width))
@@ -95,7 +102,9 @@ class CharacterCNN(nn.Module):
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows `[...]`."""
         if self.has_variable("tables", "vectors"):
-            return self.get_variable("tables", "vectors")[tokens].astype(self.dtype)
+            [(table, _, _)] = self.bands()
+            return look_up(table, ids("tokens", tokens, len(table), ...)).astype(self.dtype)
+        tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         return self._encode(tokens.ravel()).reshape(*tokens.shape, self.features)
 
     def compose(self, words: jax.Array) -> None:
@@ -103,6 +112,7 @@ class CharacterCNN(nn.Module):
 
         Float32, because the gradients of a word's many occurrences are summed in it.
         """
+        words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "vectors", self._encode(words).astype(jnp.float32))
 
     def bands(self) -> list[Band]:
@@ -119,10 +129,12 @@ class CharacterCNN(nn.Module):
             "highways": self.highways,
             "projection": (self.projection, self.projection_bias),
         }
-        spelling = jax.tree.map(jnp.asarray, self.spelling.value)
+        weights, spelling = jax.tree.map(jnp.asarray, (weights, self.spelling.value))
         # Words are known by their places in the order of length, so that the distinct ones come out sorted by it.
         chunk = min(CHUNK, len(words), self.vocabulary_size)
-        return _of_distinct((self.dtype, chunk), weights, spelling["places"][words], spelling)
+        places = spelling["places"].at[words].get(mode="fill", fill_value=self.vocabulary_size, wrap_negative_indices=False)
+        vectors = _of_distinct((self.dtype, chunk), weights, places, spelling)
+        return jnp.where((places < self.vocabulary_size)[:, None], vectors, jnp.nan)
 
     def _blank(self):
         words = jnp.zeros(self.vocabulary_size, jnp.int32)

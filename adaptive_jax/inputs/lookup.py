@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.arrays import check_dtype, ids, look_up
 from adaptive_jax.bands import Band
 from adaptive_jax.devices.products import product
 from adaptive_jax.errors import check_at_least
@@ -21,7 +22,8 @@ class Lookup(nn.Module):
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
-        InputError: a negative width.
+        InputError: a number out of range, a dtype that is no float, or token ids that do not exist. Inside `jax.jit`, where ids
+            are not known, those that do not exist have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -31,7 +33,9 @@ class Lookup(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
+        check_at_least(1, vocabulary_size=self.vocabulary_size, features=self.features)
         check_at_least(0, width=self.width)
+        check_dtype(self.dtype)
 
     def setup(self):
         width = self.width or self.features
@@ -42,7 +46,7 @@ class Lookup(nn.Module):
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
-        vectors = self.table[tokens].astype(self.dtype)
+        vectors = look_up(self.table, ids("tokens", tokens, self.vocabulary_size, ...)).astype(self.dtype)
         return vectors if self.projection is None else product(vectors, self.projection.astype(self.dtype))
 
     def bands(self) -> list[Band]:

@@ -29,86 +29,87 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from adaptive_jax.arrays import exists, floats, ids, whole_numbers
 from adaptive_jax.bands import Band
-from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, logits_of, one_chunk, project
+from adaptive_jax.errors import InputError
+from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, chunk_size, logits_of, one_chunk, project
+from adaptive_jax.outputs.given import given
 from adaptive_jax.outputs.groups import Member, join, trips
-
-# Tokens whose logits are alive at a time, measured on a CPU (benchmarks/outputs.py). Every token visits the head, whose matrix
-# products need many rows for full speed. A tail computes the rows of its last chunk that stay empty, so its chunks are smaller.
-# The logits of a long head would not fit the caches, and the logits of very long bands are held to 2^25 float32, 128 MiB.
-HEAD_CHUNK = 512
-LONG_HEAD_CHUNK = 128
-TAIL_CHUNK = 96
-CHUNK_LOGITS = 2**25
-
-# For accelerators, computed and not yet measured. For a word of width 1, a chunk of n rows computes 6 n FLOP and adds once to the
-# sum of the gradients, 8 to 16 bytes. At 180 FLOP a byte (an H200 in bfloat16) that takes as long as 240 to 480 rows do: the head
-# has ten times as many, and a tail of 800 tokens loses least to sums and empty rows together at sqrt(2 · 800 · 240) = 620 rows.
-FAST_HEAD_CHUNK = 4096
-FAST_TAIL_CHUNK = 512
-FAST_CHUNK_LOGITS = 2**26
-TILE = 128  # rows of a matrix unit
 
 # The gradient of tables narrower than this is summed as its transpose: at width 16, XLA's product on a CPU was 2.6 times as fast
 # with the narrow side transposed. For wider tables, transposing the sum back costs what is won.
 NARROW = 32
 
 
-def chunk_size(band: int, words: int, backend: str | None = None) -> int:
-    """Tokens whose logits are alive at a time in a band of so many words; band 0 is the head.
-
-    On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512. `backend`: by default JAX's.
-    """
-    if (backend or jax.default_backend()) == "cpu":
-        head = HEAD_CHUNK if words * HEAD_CHUNK < CHUNK_LOGITS // 2 else LONG_HEAD_CHUNK
-        return max(8, min(head if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
-    rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
-    return rows // TILE * TILE or max(8, rows)
-
-
 def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN, seeds=None):
     """Weighted sum of the regularised losses of all tokens; the same pass computes its gradients.
 
     Args:
-        hidden: `[tokens, features]`, any float dtype: matrix products run in it, sums and logarithms in float32.
-        targets: `[tokens]` word ids.
-        weights: `[tokens]`, 0 for padding.
+        hidden: `[..., features]`, any float dtype: matrix products run in it, sums and logarithms in float32.
+        targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1.
+        weights: `[...]`, 0 for padding; None: all 1.
         bands, clusters: see the module.
         settings: see `Settings`.
         seeds: uint32 `[tokens, 2]`, see `dropout.row_seeds`, needed when `tail_dropout > 0`. A token's mask is a function of its
             seeds alone, so neither the order of tokens nor chunks change it.
 
     Returns:
-        `(loss, nll)`: the scalar `sum(weights · regularised nll)` in nats, differentiable once, and `nll [tokens]`, the plain
+        `(loss, nll)`: the scalar `sum(weights · regularised nll)` in nats, differentiable once, and `nll [...]`, the plain
         negative log-likelihood of every token in the order given, a report without gradient. With tail dropout both
-        see the same mask.
+        see the same mask. The nll of a target that does not exist is 0 where its weight is 0; elsewhere it is NaN, as are loss
+        and gradients.
 
     Raises:
-        ValueError: tail dropout without seeds.
+        InputError: a target that is known outside `jax.jit` and does not exist; shapes that do not fit; settings out of range;
+            tail dropout without seeds.
     """
+    settings.check()
+    hidden, bands, clusters = given(hidden, bands, clusters)
+    shape, words = hidden.shape[:-1], sum(len(band.table) for band in bands)
+    targets = ids("targets", targets, words, *shape, weights=weights)
+    weights = jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
+    exist = exists(targets, words)
+    weights = jnp.where(exist | (weights == 0), weights, jnp.nan)  # which makes loss and gradients NaN
     if not settings.tail_dropout:
         seeds = None
     elif seeds is None:
-        raise ValueError(f"tail_dropout={settings.tail_dropout} needs seeds: give dropout.row_seeds(key, numbers of the tokens)")
+        raise InputError(f"tail_dropout={settings.tail_dropout} needs seeds: give dropout.row_seeds(key, numbers of the tokens)")
+    else:
+        seeds = whole_numbers("seeds", seeds, targets.size, 2)
     sizes, joined = join(bands)
-    total, each = _loss((settings, sizes), hidden, weights, (joined, clusters), targets, seeds)
-    return total, lax.stop_gradient(each)
+    flat = hidden.reshape(-1, hidden.shape[-1]), weights.ravel(), (joined, clusters), targets.ravel(), seeds
+    total, each = _loss((settings, sizes), *flat)
+    return total, lax.stop_gradient(jnp.where(exist, each.reshape(shape), 0 * weights))
 
 
 def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
-    """Negative log-likelihood `[tokens]` of every target in nats, in the order given.
+    """Negative log-likelihood `[...]` of every target in nats, in the order given: NaN for one that does not exist.
 
-    Differentiable in `hidden`, `bands` and `clusters` for any cotangent, by a second pass: to train, use `loss`.
+    Differentiable in `hidden [..., features]`, `bands` and `clusters` for any cotangent, by a second pass: to train, use `loss`.
+
+    Raises:
+        InputError: as `loss`.
     """
+    settings = Settings(chunk=chunk)
+    settings.check()
+    hidden, bands, clusters = given(hidden, bands, clusters)
+    shape, words = hidden.shape[:-1], sum(len(band.table) for band in bands)
+    targets = ids("targets", targets, words, *shape)
     sizes, joined = join(bands)
-    return _nll((Settings(chunk=chunk), sizes), hidden, (joined, clusters), targets)
+    each = _nll((settings, sizes), hidden.reshape(-1, hidden.shape[-1]), (joined, clusters), targets.ravel())
+    return jnp.where(exists(targets, words), each.reshape(shape), jnp.nan)
 
 
 def log_probs(hidden, bands, clusters=None):
-    """Log-probabilities `[tokens, vocabulary]` of every word, normalised, in float32.
+    """Log-probabilities `[..., vocabulary]` of every word, normalised, in float32.
 
-    Builds the matrix that it returns: give it only the rows of `hidden` that are needed.
+    Builds the matrix that it returns: give it only the rows of `hidden [..., features]` that are needed.
+
+    Raises:
+        InputError: shapes that do not fit.
     """
+    hidden, bands, clusters = given(hidden, bands, clusters)
+    shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
     sizes, (head, *tails) = join(bands)
     first, *rest = [_cast(band, hidden.dtype) for band in (head, clusters) if band is not None]
     x = project(hidden, first.projection)
@@ -118,7 +119,7 @@ def log_probs(hidden, bands, clusters=None):
         reached = head[:, done : done + len(words)]
         columns.append(_log_probs_of_group(hidden, _cast(group, hidden.dtype), words, reached))
         done += len(words)
-    return jnp.concatenate(columns, axis=1)
+    return jnp.concatenate(columns, axis=1).reshape(*shape, -1)
 
 
 def _log_probs_of_group(hidden, group, sizes, reached):
@@ -196,7 +197,6 @@ def _one_pass(static, tokens, softmax, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens; `tokens.column` holds word ids."""
     settings, sizes = static
     groups, clusters = softmax
-    tokens = jax.tree.map(jnp.asarray, tokens)  # numpy arrays cannot be indexed by what is traced
     targets, count = tokens.column, len(tokens.column)
     chunks = [min(count, settings.chunk or _chunk_of_group(i, words, count)) for i, words in enumerate(sizes)]
     starts = jnp.cumsum(jnp.array([0, *itertools.chain(*sizes)]))

@@ -1,6 +1,8 @@
 """One chunk of tokens through one softmax, with its share of every gradient: the inner part of `adaptive_jax.outputs.banded`."""
 
 import functools
+import math
+import numbers
 from typing import NamedTuple
 
 import jax
@@ -8,6 +10,23 @@ import jax.numpy as jnp
 
 from adaptive_jax import dropout
 from adaptive_jax.bands import Band
+from adaptive_jax.errors import InputError, check_at_least, check_rates
+
+# Tokens whose logits are alive at a time, measured on a CPU (benchmarks/outputs.py). Every token visits the head, whose matrix
+# products need many rows for full speed. A tail computes the rows of its last chunk that stay empty, so its chunks are smaller.
+# The logits of a long head would not fit the caches, and the logits of very long bands are held to 2^25 float32, 128 MiB.
+HEAD_CHUNK = 512
+LONG_HEAD_CHUNK = 128
+TAIL_CHUNK = 96
+CHUNK_LOGITS = 2**25
+
+# For accelerators, computed and not yet measured. For a word of width 1, a chunk of n rows computes 6 n FLOP and adds once to the
+# sum of the gradients, 8 to 16 bytes. At 180 FLOP a byte (an H200 in bfloat16) that takes as long as 240 to 480 rows do: the head
+# has ten times as many, and a tail of 800 tokens loses least to sums and empty rows together at sqrt(2 · 800 · 240) = 620 rows.
+FAST_HEAD_CHUNK = 4096
+FAST_TAIL_CHUNK = 512
+FAST_CHUNK_LOGITS = 2**26
+TILE = 128  # rows of a matrix unit
 
 
 class Settings(NamedTuple):
@@ -25,6 +44,18 @@ class Settings(NamedTuple):
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     chunk: int | None = None
+
+    def check(self) -> None:
+        """Checks the ranges of all settings.
+
+        Raises:
+            InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or infinite, a chunk of no token.
+        """
+        check_rates(self, "tail_dropout", "label_smoothing")
+        if not isinstance(self.z_loss, numbers.Real) or not 0 <= self.z_loss < math.inf:
+            raise InputError(f"z_loss={self.z_loss!r} is no weight: give 0 or more")
+        if self.chunk is not None:
+            check_at_least(1, chunk=self.chunk)
 
 
 PLAIN = Settings()
@@ -44,6 +75,18 @@ class Tokens(NamedTuple):
     column: jax.Array
     weight: jax.Array
     seeds: jax.Array | None
+
+
+def chunk_size(band: int, words: int, backend: str | None = None) -> int:
+    """Tokens whose logits are alive at a time in a band of so many words; band 0 is the head.
+
+    On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512. `backend`: by default JAX's.
+    """
+    if (backend or jax.default_backend()) == "cpu":
+        head = HEAD_CHUNK if words * HEAD_CHUNK < CHUNK_LOGITS // 2 else LONG_HEAD_CHUNK
+        return max(8, min(head if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
+    rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
+    return rows // TILE * TILE or max(8, rows)
 
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:

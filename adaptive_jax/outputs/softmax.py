@@ -1,5 +1,6 @@
 """The softmax output: full over a table of one band, adaptive over a table of several."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -7,8 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax import dropout
+from adaptive_jax.arrays import floats, whole_numbers
 from adaptive_jax.bands import Band
-from adaptive_jax.errors import check_rates
+from adaptive_jax.errors import InputError, check_rates
 from adaptive_jax.outputs import banded
 
 
@@ -40,7 +42,7 @@ class Softmax(nn.Module):
         label_smoothing, z_loss: see `adaptive_jax.outputs.chunks.Settings`.
 
     Raises:
-        InputError: a rate or label_smoothing outside [0, 1).
+        InputError: a rate or label_smoothing outside [0, 1), a negative z_loss, or a table without bands.
     """
 
     table: nn.Module
@@ -51,7 +53,10 @@ class Softmax(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        check_rates(self, "tail_dropout", "input_dropout", "label_smoothing")
+        check_rates(self, "input_dropout")
+        banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).check()
+        if not hasattr(self.table, "bands"):
+            raise InputError(f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
 
     def setup(self):
         self.dropout = dropout.Dropout(self.input_dropout)
@@ -59,42 +64,43 @@ class Softmax(nn.Module):
         shape = (len(tails), head.table.shape[1])
         self.clusters = Band(self.param("clusters", nn.initializers.xavier_uniform(), shape)) if tails else None
 
-    def loss(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, row_ids=None, *, train: bool = False) -> Loss:
+    def loss(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array | None = None, row_ids=None, *, train: bool = False
+    ) -> Loss:
         """The training loss.
 
         Args:
             hidden: `[batch, ..., features]`.
-            targets: `[batch, ...]` word ids.
-            weights: `[batch, ...]`, 0 for padding.
+            targets: `[batch, ...]` word ids. Where the weight is 0, any number may stand, such as -1. The loss of another that
+                does not exist is NaN inside `jax.jit`, where targets are not known.
+            weights: `[batch, ...]`, 0 for padding; None: all 1.
             row_ids: int32 `[batch]`, the rows' numbers in the update, on which dropout depends; by default 0, 1, 2 …
             train: draw dropout (from the rng stream "dropout") and add label smoothing and z-loss.
+
+        Raises:
+            InputError: shapes that do not fit, or a target that is known and does not exist.
         """
+        hidden = floats("hidden", hidden, ...)
+        row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
         settings, seeds = banded.PLAIN, None
         if train:
             tail_dropout = self.tail_dropout if self.clusters else 0.0
             settings = banded.Settings(tail_dropout, self.label_smoothing, self.z_loss)
         if settings.tail_dropout:
-            row_ids = jnp.arange(len(targets)) if row_ids is None else row_ids
-            per_row = targets.size // len(targets)
+            row_ids = jnp.arange(len(hidden)) if row_ids is None else row_ids
+            per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
-        bands, clusters = self.table.bands(), self.clusters
-        total, nll = banded.loss(_flat(hidden), targets.ravel(), weights.ravel(), bands, clusters, settings, seeds)
-        return Loss(total, nll.reshape(targets.shape))
+        return Loss(*banded.loss(hidden, targets, weights, self.table.bands(), self.clusters, settings, seeds))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood of each target in nats, `[...]`, in the order given."""
-        return banded.nll(_flat(hidden), targets.ravel(), self.table.bands(), self.clusters).reshape(targets.shape)
+        """Negative log-likelihood of each target `[...]` in nats, in the order given; see `banded.nll`."""
+        return banded.nll(hidden, targets, self.table.bands(), self.clusters)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are needed."""
-        flat = banded.log_probs(_flat(hidden), self.table.bands(), self.clusters)
-        return flat.reshape(*hidden.shape[:-1], -1)
+        return banded.log_probs(hidden, self.table.bands(), self.clusters)
 
 
 AdaptiveSoftmax = Softmax  # the paper's name for it where the table has several bands
-
-
-def _flat(hidden):
-    return hidden.reshape(-1, hidden.shape[-1])

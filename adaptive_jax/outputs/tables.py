@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from flax import linen as nn
 
-from adaptive_jax.bands import MANY_BANDS, Band, band_sizes, make_tables, split_rows
-from adaptive_jax.errors import InputError
+from adaptive_jax.bands import MANY_BANDS, Band, band_shapes, band_sizes, make_tables, split_rows
+from adaptive_jax.errors import InputError, check_at_least
 
 
 class OwnTable(nn.Module):
@@ -24,7 +24,7 @@ class OwnTable(nn.Module):
     Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`.
 
     Raises:
-        InputError: cutoffs that do not increase or do not lie within the vocabulary.
+        InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number out of range.
     """
 
     vocabulary_size: int
@@ -32,6 +32,10 @@ class OwnTable(nn.Module):
     cutoffs: Sequence[int] = ()
     factor: int = 4
     width: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        band_shapes(self)
 
     def setup(self):
         tables = make_tables(self, lambda width: nn.initializers.xavier_uniform())
@@ -58,7 +62,8 @@ class TiedTable(nn.Module):
             al. 2018; Table 7), whose tails have projections of their own. Empty: the source's own bands.
 
     Raises:
-        InputError: cutoffs for a source that has several bands, or cutoffs beyond the vocabulary.
+        InputError: a source without bands, or whose projections take other features; cutoffs for a source that has several bands,
+            or cutoffs beyond the vocabulary.
     """
 
     source: nn.Module
@@ -67,6 +72,12 @@ class TiedTable(nn.Module):
     share_head_projection: bool = False
     cutoffs: Sequence[int] = ()
 
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, features=self.features)
+        if not hasattr(self.source, "bands"):
+            raise InputError(f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)")
+
     def setup(self):
         bands = self.source.bands()
         if self.cutoffs:
@@ -74,6 +85,12 @@ class TiedTable(nn.Module):
         take = [self.share_head_projection] + [self.share_projections and not self.cutoffs] * (len(bands) - 1)
         shared = {i: band.projection for i, band in enumerate(bands) if take[i]}
         projections = _own_projections(self, [band.table.shape[1] for band in bands], shared)
+        for i, projection in shared.items():
+            if projection is not None and projection.shape[1] != self.features:
+                raise InputError(
+                    f"features={self.features} does not fit the source, whose band {i} has projections to {projection.shape[1]}: "
+                    f"give features={projection.shape[1]}, or share_projections=False"
+                )
         self.shared = [band._replace(projection=projection) for band, projection in zip(bands, projections, strict=True)]
 
     def bands(self) -> list[Band]:

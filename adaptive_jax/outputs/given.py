@@ -1,0 +1,39 @@
+"""The arrays that a caller gives to the core, checked: numpy arrays and lists become JAX arrays, and shapes must fit."""
+
+from collections.abc import Sequence
+
+import jax
+
+from adaptive_jax.arrays import floats
+from adaptive_jax.bands import Band
+from adaptive_jax.errors import InputError
+
+
+def given(hidden, bands: Sequence[Band], clusters: Band | None) -> tuple[jax.Array, list[Band], Band | None]:
+    """`hidden [..., features]`, bands and clusters as JAX arrays; see `adaptive_jax.outputs.banded`.
+
+    Raises:
+        InputError: hidden states of another width than the bands take, or bands and clusters that do not fit together.
+    """
+    if not bands:
+        raise InputError(f"bands={bands} has no band: give at least Band(table)")
+    tails, head = len(bands) - 1, bands[0]
+    head = _checked("bands[0]", head, "features")
+    features = (head.table if head.projection is None else head.projection).shape[1]
+    bands = [head, *(_checked(f"bands[{i}]", band, features) for i, band in enumerate(bands[1:], 1))]
+    if clusters is None and tails:
+        raise InputError(f"clusters=None does not fit {len(bands)} bands: give a Band whose table has {tails} rows")
+    if clusters is not None:
+        if not tails:
+            raise InputError("clusters=Band(...) does not fit one band, which has no tails: give clusters=None")
+        clusters = _checked("clusters", clusters._replace(projection=None), head.table.shape[1], tails)
+    return floats("hidden", hidden, ..., features), bands, clusters
+
+
+def _checked(what, band, features, words="words"):
+    """A band whose hidden states, or for clusters those of the head, have this width."""
+    table, projection, bias = band
+    table = floats(f"{what}.table", table, words, features if projection is None else "width")
+    if projection is not None:
+        projection = floats(f"{what}.projection", projection, table.shape[1], features)
+    return Band(table, projection, None if bias is None else floats(f"{what}.bias", bias, len(table)))
