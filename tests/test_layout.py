@@ -21,6 +21,7 @@ MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside t
     "workdir": {"devices", "data"},
     "evaluation": {"devices", "data", "model", "composition", "gradients", "plans", "workdir"},
     "training": {"devices", "data", "model", "composition", "gradients", "plans", "workdir", "evaluation"},
+    "explain": {"data", "model", "training"},
     "fairseq": {"data", "model", "plans", "workdir"},
 }
 FOLDERS = "*.py", "configs/*.py", "benchmarks/*.py", "adaptive_jax/**/*.py"

@@ -122,11 +122,16 @@ class Transformer(nn.Module):
     layer inside a block can sow "penalties" `[rows, time]`; they arrive as `[layers, rows, time]`.
 
     Attributes:
-        features, layers, heads, feed_forward: the paper's e, N, H and e_ff.
+        features: width of the hidden states (the paper's e).
+        layers: blocks (N).
+        heads: attention heads of a block (H); they divide the features.
+        feed_forward: width of the feed-forward layer (e_ff).
         dropout: rate on the embeddings and on the output of each sub-block.
-        attention_dropout, activation_dropout: rates on the attention weights and after the ReLU.
+        attention_dropout: rate on the attention weights.
+        activation_dropout: rate after the ReLU.
         final_norm: normalise the last hidden states. The released WikiText-103 models do not.
-        attention: one of `attention.PATHS`, which give the same numbers and differ in speed and memory.
+        attention: how attention is computed: auto, plain, chunked or cudnn, which give the same numbers and differ in speed
+            and memory.
         remat: what the backward pass recomputes in each block instead of keeping it. "none": only gathers and casts of
             parameters; "elementwise": everything but matrix products with parameters; "all": the whole block, at the cost of
             another forward pass.

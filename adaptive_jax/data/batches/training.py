@@ -14,8 +14,8 @@ class Layout(NamedTuple):
     """How a split becomes rows: the group `batches` of a config.
 
     sequence_length: tokens of a row, and the most that an example has.
-    break_mode: what an example is; see `examples`.
-    layout: "packed" or "similar"; see `layouts`. With break_mode "none" both put one example in each row.
+    break_mode: what an example is: a window of the text (none), or whole sentences (complete, complete_doc, eos); see `examples`.
+    layout: how examples become rows: "packed" or "similar"; see `layouts`. With break_mode "none" both put one in each row.
     """
 
     sequence_length: int

@@ -72,10 +72,12 @@ class Settings(NamedTuple):
     path: a local copy, see `local_texts`; for billion_word also where tensorflow-datasets prepared `lm1b`; or empty, for the
         published copy; or a URL that holds a prepared corpus, see `storage`, where the settings below have no effect.
     cache: the directory for what is prepared.
-    threshold, limit: see `Vocabulary.build`, which counts the train split.
-    codes: 0 for words, or the number of merges to learn from the train split for sub-word units, see `Subwords`.
-    tokeniser, lower: "none" for text whose words are separated by spaces, or "moses"; whether to lower-case it.
-    vocabulary_size: not used here; plans need it before the corpus is read.
+    threshold: occurrences in the train split that a word of the vocabulary needs; rarer words become `<unk>`.
+    limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
+    codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word units, see `Subwords`.
+    tokeniser: "none" for text whose words are separated by spaces, or "moses".
+    lower: whether to lower-case the text.
+    vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown. Not used to load it.
     """
 
     corpus: str
@@ -107,7 +109,7 @@ def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collect
     if "://" in path:
         return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
-    cache = Path(settings.cache).expanduser()
+    cache = _home(settings.cache, "data.cache")
     texts = _texts(corpus, path, needed)
     home = cache / corpus / _source(corpus, texts, settings.tokeniser, settings.lower)
     with kept.usable(cache):
@@ -186,10 +188,20 @@ def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
 def _texts(corpus, path, needed):
     """The text on this machine; {} for a published copy, which may have to be downloaded first."""
     try:
-        found = sources.prepared_lm1b(Path(path or PREPARED_BY_TFDS).expanduser()) if corpus == "billion_word" else {}
-        return found or (local_texts(corpus, path, needed) if path else {})
+        found = sources.prepared_lm1b(_home(path or PREPARED_BY_TFDS, "data.path")) if corpus == "billion_word" else {}
+        return found or (local_texts(corpus, str(_home(path, "data.path")), needed) if path else {})
     except OSError as error:
         raise InputError(f"cannot read data.path={path}: {error.strerror}; give a directory that you may read") from error
+
+
+def _home(path, key):
+    """The path with the home directory for a ~ at its begin."""
+    try:
+        if path:
+            return Path(path).expanduser()
+    except RuntimeError:  # no such user
+        pass
+    raise InputError(f"{key}={path!r} is no directory: give the path of one")
 
 
 def _source(corpus, texts, *settings) -> str:
