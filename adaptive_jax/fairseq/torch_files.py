@@ -72,7 +72,7 @@ def read(path: Path):
         with path.open("rb") as file:
             zipped = file.read(4) == b"PK\x03\x04"
             file.seek(0)
-            return _read_zip(file) if zipped else _read_stream(file, path.stat().st_size)
+            return (_read_zip if zipped else _read_stream)(file, _Room(path.stat().st_size))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except OSError as error:
@@ -187,7 +187,20 @@ class _Unpickler(pickle._Unpickler):
     }
 
 
-def _read_zip(file):
+class _Room:
+    """Makes arrays of at most as many bytes as the file has, all together, so that no file can ask for more memory."""
+
+    def __init__(self, size):
+        self.left = size
+
+    def array(self, length, dtype):
+        if not 0 <= length * dtype.itemsize <= self.left:
+            raise ValueError("its storages are longer than the file")
+        self.left -= length * dtype.itemsize
+        return np.empty(length, dtype)
+
+
+def _read_zip(file, room):
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("the archive is compressed, and torch.save never compresses")
@@ -202,7 +215,7 @@ def _read_zip(file):
             member = archive.getinfo(f"{root}data/{key}")
             if member.file_size != length * dtype.itemsize:
                 raise ValueError(f"storage {key[:50]} has {member.file_size} bytes")
-            array = np.empty(length, dtype)
+            array = room.array(length, dtype)
             with archive.open(member) as source:
                 _fill(source, array)
                 if source.read(1):  # zipfile compares the checksum at the member's end
@@ -213,11 +226,9 @@ def _read_zip(file):
             return _Unpickler(pickled, make_storage).load()
 
 
-def _read_stream(file, size):
+def _read_stream(file, room):
     def make_storage(key, dtype, length):
-        if not 0 <= length * dtype.itemsize <= size:
-            raise ValueError(f"storage {key[:50]} is longer than the file")
-        return np.empty(length, dtype)  # filled below: the numbers follow after the pickles
+        return room.array(length, dtype)  # filled below: the numbers follow after the pickles
 
     if _Unpickler(file).load() != STREAM_MAGIC or _Unpickler(file).load() != STREAM_PROTOCOL:
         raise ValueError("it does not begin like one")
