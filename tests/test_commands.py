@@ -52,9 +52,9 @@ def test_a_dry_run_needs_no_corpus(command, flags, config, tmp_path):
 @pytest.mark.parametrize("script, names", [
     ("train.py", ["--config", "--workdir", "--[no]dry_run"]),
     ("evaluate.py", ["--workdir", "--split", "--window", "--context", "--checkpoint", "--data_path"])])
-def test_help_lists_the_flags(command, script, names):
+def test_help_lists_the_flags(quick_command, script, names):
     """--help shows the module's words and each flag, without a traceback."""
-    done = command(script, "--help")
+    done = quick_command(script, "--help")
     assert "Traceback" not in done.stdout + done.stderr
     assert all(f"  {name}" in done.stdout for name in names)
     assert f"python {script} --" in done.stdout
@@ -63,13 +63,20 @@ def test_help_lists_the_flags(command, script, names):
 @pytest.mark.parametrize("flag, says", [
     ("--config.body.layrs=3", ["layrs", 'Did you mean "layers"']),
     ("--config.body.layers=three", ["three", "layers"]),
-    ("--config.data.block=3", ["no key 'block'", "configs/base.py"]),
+    ("--config.data.block=3", ["config.data.block is not one of corpus, path"]),
+    ("--config.steps", ["--config.steps has no value"]),
+    ("--memory=-3", ["--memory=-3", "--memory=80"]),
+    ("--memory=nan", ["--memory=nan", "--memory=80"]),
+    ("--noworkdir", ["noworkdir"]),
+    ("--workdir=", ["--workdir is missing"]),
+    ("--workdir=gs://bucket/run", ["workdir", "must be a directory on a disk that all hosts share"]),
+    ("--config=", ["--config is empty"]),
     ("--stpes=3", ["stpes"]),
     ("steps=3", ["steps=3", "--flag=value"]),
     ("--config.body.name=transfromer", ["config.body.name='transfromer'", 'Did you mean "transformer"'])])
-def test_a_wrong_flag(command, flags, tmp_path, flag, says):
+def test_a_wrong_flag(quick_command, flags, tmp_path, flag, says):
     """One line with the value and the cure, and no workdir."""
-    line = the_error(command("train.py", *flags(tmp_path / "run"), flag))
+    line = the_error(quick_command("train.py", *flags(tmp_path / "run"), flag))
     assert all(part in line for part in says), line
     assert "\\n" not in line  # a newline that was quoted instead of printed
     assert not (tmp_path / "run").exists()
@@ -99,9 +106,9 @@ def test_a_wrong_setting(config, tmp_path, changes, says):
 @pytest.mark.parametrize("config, says", [
     ("configs/quickstart.py:adp_s", ["'adp_s'", 'Did you mean "adp_t"']),
     ("configs/quikstart.py", ["configs/quikstart.py", "--config=configs/NAME.py"])])
-def test_a_wrong_config(command, tmp_path, config, says):
+def test_a_wrong_config(quick_command, tmp_path, config, says):
     """A misspelt row and a file that is not there."""
-    line = the_error(command("train.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--dry_run"))
+    line = the_error(quick_command("train.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--dry_run"))
     assert all(part in line for part in says), line
     assert not (tmp_path / "run").exists()
 
@@ -113,11 +120,11 @@ def test_a_wrong_config(command, tmp_path, config, says):
     ("import nonesuch", "ModuleNotFoundError: .*nonesuch"),
     ("open('/none')", "FileNotFoundError: .*/none"),
     ("if", "SyntaxError: invalid syntax")])
-def test_an_error_in_a_config_file(command, tmp_path, line, says):
+def test_an_error_in_a_config_file(quick_command, tmp_path, line, says):
     """One line with the file, the number of the line and what Python says."""
     path = tmp_path / "mine.py"
     path.write_text(f"from configs import quickstart\ndef get_config():\n    config = quickstart.get_config()\n    {line}\n")
-    found = the_error(command("train.py", f"--config={path}", f"--workdir={tmp_path / 'run'}", "--dry_run"))
+    found = the_error(quick_command("train.py", f"--config={path}", f"--workdir={tmp_path / 'run'}", "--dry_run"))
     assert re.fullmatch(rf"{path}, line 4: {says}.*", found), found
 
 

@@ -1,0 +1,88 @@
+"""Runs scripts quickly: imports what they import once, then forks for each line of stdin, and prints its exit status.
+
+A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`; the directory gets the files out and err.
+Of a script that takes longer than LIMIT seconds the status is -9. JAX must not have started when a process is forked: nothing
+here may use a device.
+"""
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 120
+# None of these defines flags or starts JAX.
+MODULES = ("adaptive_jax.training.loop", "adaptive_jax.evaluation.evaluate", "adaptive_jax.explain", "adaptive_jax.plans.cutoffs",
+           "adaptive_jax.fairseq.torch_files", "sacremoses")
+
+
+def child(job):
+    """Becomes the script."""
+    for number, name in (1, "out"), (2, "err"):
+        file = os.open(os.path.join(job["directory"], name), os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    os.environ.update(job["env"])
+    script, *sys.argv[1:] = job["argv"]
+    if script == "-m":
+        script, *sys.argv[1:] = sys.argv[1:]
+    sys.path[0] = str(ROOT if script.endswith(".py") else job["cwd"])
+    os.chdir(job["cwd"])
+    try:
+        if script.endswith(".py"):
+            sys.argv[0] = script
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return 1 if isinstance(end.code, str) else int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def wait(pid):
+    """The exit status of a process that has LIMIT seconds."""
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main():
+    """Serves until stdin ends."""
+    sys.path[:0] = [str(ROOT)]
+    for module in MODULES:
+        importlib.import_module(module)
+    warnings.filterwarnings("ignore", message="os.fork")  # no thread has started that a child would miss
+    for line in sys.stdin:
+        job = json.loads(line)
+        sys.stdout.flush()
+        if not (pid := os.fork()):
+            status = 1
+            try:
+                status = child(job)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(status)
+        print(wait(pid), flush=True)
+
+
+if __name__ == "__main__":
+    main()
