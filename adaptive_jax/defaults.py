@@ -123,7 +123,7 @@ OPTIONAL = {"config.optimizer.clip_norm"}  # may be None
 CHOOSE = {"hours": 1.0}
 CHOSEN = (
     *("steps", "dtype", "tokens_per_update", "tokens_per_device", "log_every", "evaluate_every", "checkpoint_every"),
-    *("data.threshold", "data.limit", "data.codes", "batches.sequence_length", "input.cutoffs"),
+    *("data.threshold", "data.limit", "data.codes", "data.vocabulary_size", "batches.sequence_length", "input.cutoffs"),
     *("body.layers", "body.features", "body.heads", "body.feed_forward", "body.dropout", "body.attention_dropout"),
     *("optimizer.learning_rate", "schedule.warmup_steps", "schedule.cycle_steps"),
 )

@@ -20,11 +20,12 @@ from ml_collections import ConfigDict
 from adaptive_jax.defaults import CHOOSE, CHOSEN
 from configs import base
 
+SETTINGS = {"data.corpus": "text_files", "schedule.cycles": 1, "early_stopping": 4}
 LAYERS = base.layers(cutoffs=(), width=0, narrow=0)["adp_t"]
 
 
 def get_config():
     """The config: what is None is chosen when training begins. `choose.hours` is the time that it may take."""
-    config = base.config({"data.corpus": "text_files", "schedule.cycles": 1}, LAYERS, dict.fromkeys(CHOSEN))
+    config = base.config(SETTINGS, LAYERS, dict.fromkeys(CHOSEN))
     config.choose = ConfigDict(CHOOSE)
     return config

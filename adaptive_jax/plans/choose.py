@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.plans import cutoffs
 from adaptive_jax.plans.cutoffs import Workload
 from adaptive_jax.progress import clock
 
 # Vocabulary.
 MOST_UNKNOWN = 0.05  # of the words of the text; beyond, sub-words
+TYPICAL_WORDS = 10_000
 LONG_TEXT = 50_000_000  # words, from which a word must occur three times, as in the Billion Word benchmark
 MOST_WORDS = 1_000_000
 CODES = 4  # byte-pair merges for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 MB
@@ -36,12 +37,15 @@ STARTING = 30  # seconds to read the text and to compile
 WORKING = 0.95  # share of the rest that updates and evaluations take
 EVALUATING = 0.1  # share of that for evaluations, and at most so many:
 EVALUATIONS = 10
-# Updates.
+# Size and updates.
+FEW_WEIGHTS = 3  # of the blocks, for each token of the text: so few do not learn it by heart, and more dropout than 0.1 harms
+MOST_WEIGHTS = 10  # of the blocks, for each token of the text: more learn it by heart, even with dropout
 READINGS = 40  # of the text at most: Muennighoff et al. 2023 find that more teach nothing
 LEAST_STEPS = 20
 LEAST_BATCH, MOST_BATCH, PAPERS_BATCH = 256, 65_536, 16_384  # tokens of an update; from the last, the paper's learning rate
 LARGEST_MICROBATCH = 8_192  # tokens of a device at a time
 WARM_UP, MOST_WARM_UP = 10, 16_000  # a tenth of the updates; the most: Baevski & Auli 2019
+SIZES_GIVEN = "steps", "tokens_per_update", "batches.sequence_length", "body.layers", "body.features", "body.heads"
 DROPOUT = (1.5, 0.0), (5, 0.1), (15, 0.2), (math.inf, 0.3)  # up to so many readings of the text, this rate
 
 
@@ -83,14 +87,24 @@ class Candidate(NamedTuple):
     loss: float
 
 
-def choose_vocabulary(data: Mapping, words: Vocabulary) -> tuple[dict, str]:
+def tokens_to_read(config: Mapping, counts: np.ndarray, speed: Mapping[int, float]) -> float:
+    """About how many words training will read in `config["choose"]["hours"]`, before the vocabulary is known.
+
+    counts: of all words of the train split. A vocabulary of 10,000 words is assumed.
+    """
+    total = int(counts.sum())
+    return _best(config, counts[:TYPICAL_WORDS], {"train": total}, speed).read
+
+
+def choose_vocabulary(data: Mapping, words: Vocabulary, read: float) -> tuple[dict, str]:
     """The settings `data` with threshold, limit and codes filled in, and a line that says why.
 
-    Words that occur once (in a text of 50M words or more: once or twice) become `<unk>`, of which the model then learns when to
-    expect it: their share of the text estimates the share of unseen words in other text (Good 1953). If it is above 5 %, as in a
-    short text or one whose words are not separated by spaces, the vocabulary is one of sub-words, which can spell every word.
+    Words that training meets less than twice, of a text of 50M words three times, become `<unk>`, and the model learns when to
+    expect that. The share of words that occur once estimates that of unseen words in other text (Good 1953). If more than 5 % of
+    the text would become `<unk>`, as in a short text or one whose words are not separated by spaces, the vocabulary is one of
+    sub-words, which can spell every word.
 
-    words: all words of the train split.
+    words: all words of the train split. read: words that training will read, see `tokens_to_read`.
     """
     keys = "threshold", "limit", "codes"
     given = {key: data[key] for key in keys if data[key] is not None}
@@ -102,7 +116,7 @@ def choose_vocabulary(data: Mapping, words: Vocabulary) -> tuple[dict, str]:
         raise InputError("the text has no words: put text in it, one sentence or paragraph a line")
     total, numbers = int(words.counts.sum()), np.fromiter(counts.values(), np.int64)
     # Something must become <unk>, or the model could not read an unseen word.
-    threshold = max(2 if total < LONG_TEXT else 3, int(numbers.min()) + 1)
+    threshold = max(2 if total < LONG_TEXT else 3, math.ceil(2 * total / read), int(numbers.min()) + 1)
     share = numbers[numbers < threshold].sum() / numbers.sum()
     if share <= MOST_UNKNOWN:
         kept = int((numbers >= threshold).sum())
@@ -121,7 +135,8 @@ def choose(
 ) -> tuple[dict, list[str]]:
     """The config with every setting that is None filled in, and lines that say what was chosen and why.
 
-    The size is the one of `SIZES` whose `predicted_loss` is lowest for the tokens that it reads in `config["choose"]["hours"]`.
+    The size is the one of `SIZES` whose `predicted_loss` is lowest for the tokens that it reads in `config["choose"]["hours"]`,
+    among those whose blocks have at most 10 weights for each token of the text.
 
     counts: int `[V]`, how often each token of the vocabulary occurs in the train split, most frequent first.
     tokens: of each split.
@@ -133,13 +148,15 @@ def choose(
     """
     hours = config["choose"]["hours"]
     check_hours(hours)
-    candidates = [_candidate(size, config, counts, tokens, speed) for size in _sizes(config, tokens)]
-    best = min(candidates, key=lambda candidate: candidate.loss)
+    check_at_least(1, **{key: value for key in SIZES_GIVEN if (value := _given(config, key)) is not None})
+    best = _best(config, counts, tokens, speed)
     length = best.size.length
     batch = _given(config, "tokens_per_update", _batch(best.read, length * devices))
     steps = _given(config, "steps", max(LEAST_STEPS, round(best.read / batch)))
     readings = steps * batch / tokens["train"]
     dropout = next(rate for most, rate in DROPOUT if readings <= most)
+    if _weights(best.size) < FEW_WEIGHTS * tokens["train"]:
+        dropout = min(dropout, 0.1)
     warm_up = _given(config, "schedule.warmup_steps", max(1, min(steps // WARM_UP, MOST_WARM_UP)))
     evaluations = int(EVALUATING * 3 * steps * batch / max(1, tokens["validation"]))  # one takes a third of training's work
     evaluations = min(max(evaluations, 1), EVALUATIONS)
@@ -150,6 +167,7 @@ def choose(
         "log_every": max(1, steps // 50),
         "evaluate_every": -(-steps // evaluations),
         "checkpoint_every": -(-steps // evaluations),
+        "data.vocabulary_size": len(counts),
         "batches.sequence_length": length,
         "input.cutoffs": best.cutoffs,
         "body.layers": best.size.layers,
@@ -163,11 +181,11 @@ def choose(
         "schedule.cycle_steps": max(1, steps - warm_up),
     }
     filled = copy.deepcopy(dict(config))
-    filled["data"]["vocabulary_size"] = len(counts)
     for key, value in chosen.items():
         if _given(filled, key) is None:
             _set(filled, key, value)
-    return filled, _lines(filled, best, (steps, batch, readings), hours, len(candidates))
+    seconds = steps * batch * best.seconds / best.read
+    return filled, _lines(filled, best.cutoffs, seconds, readings, _weights(best.size) / tokens["train"])
 
 
 def check_hours(hours: float) -> None:
@@ -176,32 +194,27 @@ def check_hours(hours: float) -> None:
         raise InputError(f"choose.hours={hours} must be a number above 0: give --hours=1.5 for an hour and a half")
 
 
-def predicted_loss(parameters: float, unique: float, read: float) -> float:
-    """Nats a token of a model that reads `read` tokens of a text of `unique` tokens: the fit of Muennighoff et al. 2023.
+def predicted_loss(size: Size, unique: float, read: float) -> float:
+    """Nats a token after reading `read` tokens of a text of `unique` tokens; it only ranks sizes.
 
-    It is the compute-optimal law of Hoffmann et al. 2022, about 20 tokens for each parameter, in which a token that is read again
-    counts less each time, and so do parameters beyond those that suit the text. Fitted to models of 7M to 9B parameters, it only
-    ranks smaller ones.
-
-    parameters: those that a token uses, a sixth of the FLOPs of its training.
+    The compute-optimal law of Hoffmann et al. 2022, in the fit of Muennighoff et al. 2023, where a token counts less each time
+    that it is read again. Parameters are those of the blocks: in small models most of the others are a table of rare words.
     """
-    suited = min(parameters, unique * (521 / 1488) ** (2 / 0.706))
-    size = _worth(parameters, suited, 5.31)
-    return 1.87 + 521 / size**0.353 + 1488 / _worth(read, min(unique, read), 15.39) ** 0.353
+    worth = min(unique, read)
+    worth *= 1 + 15.39 * -math.expm1(-(read / worth - 1) / 15.39)
+    return 1.87 + 521 / _weights(size) ** 0.353 + 1488 / worth**0.353
 
 
 def training_flops(size: Size, softmax: float) -> float:
     """FLOPs of training per token: three times those of the blocks forward, and those of the softmax, which counts both ways.
 
-    A block has 12 · features² weights, and each token attends to `length` others.
+    A block has 12 · features² weights, each of which takes two, and each token attends to `length` others.
     """
-    return 3 * size.layers * (24 * size.features**2 + 4 * size.length * size.features) + softmax
+    return 3 * (2 * _weights(size) + 4 * size.layers * size.length * size.features) + softmax
 
 
-def _worth(total, first, half_life):
-    """What `total` are worth of which `first` are new and the others repeat them."""
-    repeats = total / first - 1
-    return first * (1 + half_life * -math.expm1(-repeats / half_life))
+def _weights(size):
+    return 12 * size.layers * size.features**2
 
 
 def _sizes(config, tokens):
@@ -209,8 +222,14 @@ def _sizes(config, tokens):
     body = {key: config["body"][key] for key in ("layers", "features", "heads") if config["body"][key] is not None}
     most = 2 ** int(math.log2(max(2, min(tokens.values()))))
     length = config["batches"]["sequence_length"]
-    sizes = dict.fromkeys(size._replace(length=length or min(size.length, most), **body) for size in SIZES)
-    return [size for size in sizes if size.features % size.heads == 0] or list(sizes)
+    given = [size._replace(length=length or min(size.length, most), **body) for size in SIZES]
+    sizes = [size for size in dict.fromkeys(given) if size.features % size.heads == 0] or given
+    return [size for size in sizes if _weights(size) <= MOST_WEIGHTS * tokens["train"]] or sizes[:1]
+
+
+def _best(config, counts, tokens, speed):
+    candidates = [_candidate(size, config, counts, tokens, speed) for size in _sizes(config, tokens)]
+    return min(candidates, key=lambda candidate: candidate.loss)
 
 
 def _candidate(size, config, counts, tokens, speed):
@@ -221,7 +240,7 @@ def _candidate(size, config, counts, tokens, speed):
     total = 3600 * config["choose"]["hours"]
     budget = WORKING * max(total - STARTING, total / 3)
     read = min(budget * (1 - EVALUATING) * rate, READINGS * tokens["train"])
-    return Candidate(size, cuts, flops, read, read / rate, predicted_loss(flops / 6, tokens["train"], read))
+    return Candidate(size, cuts, flops, read, read / rate, predicted_loss(size, tokens["train"], read))
 
 
 def _bands(features, counts):
@@ -256,17 +275,18 @@ def _set(config, key, value):
         config[last] = value
 
 
-def _lines(config, best, updates, hours, sizes):
-    (steps, batch, readings), body, cuts = updates, config["body"], best.cutoffs
+def _lines(config, cuts, seconds, readings, weights):
+    body, hours, steps, batch = config["body"], config["choose"]["hours"], config["steps"], config["tokens_per_update"]
     bands = "none: a full softmax over so few costs little"
     if cuts:
         bands = f"cutoffs {', '.join(f'{cut:,}' for cut in cuts)}: an adaptive softmax of least work"
     model = f"{body['layers']} blocks of {body['features']:,} features, {body['heads']} heads"
-    read = f"reads the text {readings:,.1f} times" + ", and more would teach nothing" * (readings > READINGS - 1)
+    most = " (more would teach nothing)" * (readings > READINGS - 1)
     return [
         f"bands        {bands}",
-        f"model        {model}: of {sizes} sizes, the best for {steps * batch:,} tokens of training",
+        f"model        {model}: predicted to be the best for {steps * batch:,} tokens of training",
         f"training     {steps:,} updates of {batch:,} tokens, {config['schedule']['warmup_steps']:,} of them warm-up",
-        f"dropout      {body['dropout']}, because training {read}",
-        f"time         about {clock(best.seconds)} of updates, of {clock(3600 * hours)} asked for (choose.hours={hours:g})",
+        f"dropout      {body['dropout']}: training reads the text {readings:,.1f} times{most}, and the blocks have {weights:.2g} "
+        "weights for each of its tokens",
+        f"time         about {clock(seconds)} of updates, of {clock(3600 * hours)} asked for (choose.hours={hours:g})",
     ]

@@ -10,7 +10,7 @@ from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.devices import accelerators, hosts
 from adaptive_jax.devices.speed import product_speed
 from adaptive_jax.errors import InputError
-from adaptive_jax.plans.choose import SIZES, check_hours, choose, choose_vocabulary
+from adaptive_jax.plans.choose import SIZES, check_hours, choose, choose_vocabulary, tokens_to_read
 from adaptive_jax.workdir.settings import read_config
 
 
@@ -30,15 +30,16 @@ def settle(config: dict, workdir: Path) -> dict:
     config = config | {"data": data}
     if (workdir / "config.json").exists():
         return _filled(config, read_config(workdir))
-    data, vocabulary = choose_vocabulary(data, load(data | {"threshold": 1, "limit": 0, "codes": 0}, splits=()).vocabulary)
-    hosts.say("\n".join([*lines, f"vocabulary   {vocabulary}"]))
-    corpus = load(data)
+    words = load(data | {"threshold": 1, "limit": 0, "codes": 0, "vocabulary_size": 0}, splits=()).vocabulary
+    speed = product_speed({size.features for size in SIZES})
+    data, vocabulary = choose_vocabulary(data, words, tokens_to_read(config, words.counts, speed))
+    hosts.say("\n".join([*lines, f"words        {vocabulary}"]))
+    corpus = load(data | {"vocabulary_size": 0})
     known = accelerators.accelerator(jax.devices()[0].device_kind) is not None
     config = _filled(config | {"data": data}, {"dtype": "bfloat16" if known else "float32"})
     tokens = {split: len(ids) for split, ids in corpus.ids.items()}
-    speed = product_speed({size.features for size in SIZES})
     chosen, why = choose(config, corpus.vocabulary.counts, tokens, speed, jax.device_count())
-    hosts.say("\n".join([*why, "change        any setting by --config.KEY=VALUE, in a new --workdir"]))
+    hosts.say("\n".join([*why, "change       any of it by --config.KEY=VALUE, with a new --workdir"]))
     return chosen
 
 
