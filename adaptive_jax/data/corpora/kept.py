@@ -60,7 +60,8 @@ def read_ids(path: Path, words: int) -> np.ndarray:
     Only the ends of the file are looked at, since a split may be larger than memory.
     """
     try:
-        ids = np.lib.format.open_memmap(path, mode="r")
+        with np.errstate(over="ignore"):
+            ids = np.lib.format.open_memmap(path, mode="r")
         some = np.concatenate([ids[:1000], ids[-1000:]])
         if ids.dtype != np.int32 or ids.ndim != 1 or ids.nbytes + ids.offset != path.stat().st_size:
             raise ValueError(f"it has {path.stat().st_size:,} bytes for {ids.size:,} {ids.dtype}")

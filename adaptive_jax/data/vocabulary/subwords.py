@@ -93,7 +93,11 @@ class Subwords(Vocabulary):
             raise InputError(f"cannot read the model of {path}, {file}: {error.strerror}; {cure}") from error
         if model != _sealed(model[: -len(SEAL) - 32]):
             raise InputError(f"the model of {path}, {file}, is damaged; {cure}")
-        if {*_pieces(model), EOS} != set(plain.words) - {UNKNOWN}:
+        try:
+            pieces = _pieces(model)
+        except Exception as error:  # sentencepiece says with several kinds that it cannot read
+            raise InputError(f"the model of {path}, {file}, is not one of sentencepiece; {cure}") from error
+        if {*pieces, EOS} != set(plain.words) - {UNKNOWN}:
             raise InputError(f"the model of {path}, {file}, has other units; {cure}")
         return cls(plain.words, plain.counts, model)
 
