@@ -1,0 +1,92 @@
+"""How a script ends: interruptions while it works, reads flags or unwinds; warnings; bugs."""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+WORKS = """
+import logging, sys, time, warnings
+from absl import logging as absl_logging
+from adaptive_jax import command
+command.define_config()
+def works():
+    print("ready", flush=True)
+    time.sleep(60)
+def unwinds():
+    try:
+        works()
+    finally:
+        print("unwinding", flush=True)
+        time.sleep(60)
+def says():
+    raise KeyboardInterrupt("stopped at update 7")
+def waits():
+    try:
+        works()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped at update 8") from None
+def warns():
+    logging.getLogger("adaptive_jax.anything").warning("%d words\\nare not there", 3)
+    logging.getLogger("adaptive_jax.anything").info("an ordinary event")
+    absl_logging.warning("a library's event")
+    logging.getLogger("orbax").info("a library's event")
+    exec(compile("warnings.warn('a library says')", "/x/site-packages/y.py", "exec"))
+    warnings.warn("ours says")
+def fails():
+    {}["a bug"]
+command.run(globals()[sys.argv.pop()], stopped="stopped: here")
+"""
+
+
+def begin(*arguments, **options):
+    """The process of a case."""
+    return subprocess.Popen([sys.executable, "-c", WORKS, *map(str, arguments)], text=True, **options)
+
+
+@pytest.mark.parametrize("case, number, says", [
+    ("works", signal.SIGINT, "stopped: here"),
+    ("works", signal.SIGTERM, "stopped: here"),
+    ("waits", signal.SIGINT, "stopped at update 8"),
+    ("a config file", signal.SIGINT, "stopped: here"),
+    ("a config file", signal.SIGTERM, "stopped: here")])
+def test_an_interruption_is_one_line(tmp_path, case, number, says):
+    """Status 130 and the line of the script or of the exception, also while a config file runs."""
+    (tmp_path / "slow.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    arguments = [f"--config={tmp_path / 'slow.py'}", "works"] if case == "a config file" else [case]
+    with begin(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, f"{says}\n")
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)], ids=["ctrl-c", "sigterm"])
+def test_a_second_interruption_ends_at_once(numbers):
+    """Without a line or a traceback, and with the cursor of the terminal back."""
+    main, other = pty.openpty()
+    with begin("unwinds", stdout=other, stderr=other) as process:
+        printed = b""
+        for number, waits_for in zip(numbers, (b"ready", b"unwinding"), strict=True):
+            while waits_for not in printed:
+                printed += os.read(main, 1000)
+            process.send_signal(number)
+        assert process.wait(timeout=30) == 130
+        printed += os.read(main, 1000)
+    os.close(main), os.close(other)
+    assert b"Traceback" not in printed and printed.endswith(b"\x1b[?25h")
+
+
+@pytest.mark.parametrize("case, status, says", [
+    ("says", 130, r"stopped at update 7\n"),
+    ("warns", 0, r"warning: 3 words are not there\nwarning: ours says\n"),
+    ("fails", 1, r"Traceback.*KeyError: 'a bug'\n")])
+def test_what_else_is_printed(case, status, says):
+    """The project's warnings in one line each, none of libraries; a bug keeps its traceback."""
+    with begin(case, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == status and re.fullmatch(says, err, re.DOTALL), err
