@@ -1,6 +1,7 @@
 """train.py and evaluate.py as a user meets them: plans, help, one clear line for bad input, and interruptions."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -95,11 +96,61 @@ def test_a_wrong_flag(quick_command, flags, tmp_path, flag, says):
     ({"data.corpus": "wikitex2"}, ["data.corpus='wikitex2'", 'Did you mean "wikitext2"']),
     ({"body.layers": 0}, ["layers", "0"]),
     ({"body.dropout": 1.5}, ["dropout", "1.5"]),
+    ({"data.corpus": "ptb"}, ["data.corpus='ptb'", 'Did you mean "penn_treebank"']),
+    ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
+    ({"data.corpus": "wt2"}, ['Did you mean "wikitext2"']),
+    ({"data.corpus": "lm1b"}, ['Did you mean "billion_word"']),
+    ({"data.tokeniser": "mosse"}, ["data.tokeniser='mosse'", 'Did you mean "moses"']),
+    ({"data.threshold": 0}, ["data.threshold=0"]),
+    ({"data.vocabulary_size": -1}, ["data.vocabulary_size=-1"]),
+    ({"seed": -1}, ["seed=-1", "from 0"]),
+    ({"seed": 2**40}, ["seed=1099511627776", "4,294,967,295"]),
+    ({"fsdp": -1}, ["fsdp=-1", "0 or more"]),
+    ({"log_every": -1}, ["log_every=-1", "0 or more"]),
+    ({"evaluate_every": -1}, ["evaluate_every=-1", "0 or more"]),
+    ({"checkpoint_every": -1}, ["checkpoint_every=-1", "0 or more"]),
+    ({"early_stopping": -1}, ["early_stopping=-1", "0 or more"]),
+    ({"keep_every_hours": -0.5}, ["keep_every_hours=-0.5"]),
+    ({"keep_every_hours": math.inf}, ["keep_every_hours=inf"]),
+    ({"divergence.policy": "rewnd"}, ["divergence.policy='rewnd'", 'Did you mean "rewind"']),
+    ({"divergence.loss": 0.0}, ["divergence.loss=0.0", "above 0"]),
+    ({"divergence.spike": -2.0}, ["divergence.spike=-2.0", "above 0"]),
+    ({"divergence.rewinds": -1}, ["divergence.rewinds=-1", "0 or more"]),
+    ({"optimizer.learning_rate": -0.1}, ["optimizer.learning_rate=-0.1", "above 0"]),
+    ({"optimizer.learning_rate": math.inf}, ["optimizer.learning_rate=inf", "finite"]),
+    ({"optimizer.momentum": 1.0}, ["optimizer.momentum=1.0", "less than 1"]),
+    ({"optimizer.momentum": -0.1}, ["optimizer.momentum=-0.1", "from 0"]),
+    ({"optimizer.clip_norm": 0.0}, ["optimizer.clip_norm=0.0", "above 0", "none does not clip"]),
+    ({"schedule.min_learning_rate": 0.5}, ["schedule.min_learning_rate=0.5", "optimizer.learning_rate=0.3"]),
+    ({"schedule.min_learning_rate": -1.0}, ["schedule.min_learning_rate=-1.0", "from 0"]),
+    ({"schedule.warmup_from": -1.0}, ["schedule.warmup_from=-1.0"]),
+    ({"schedule.warmup_steps": -1}, ["schedule.warmup_steps=-1"]),
+    ({"schedule.warmup_steps": 241}, ["schedule.warmup_steps=241", "steps=240", "take schedule.warmup_steps=24"]),
+    ({"schedule.shrink": 1.5}, ["schedule.shrink=1.5", "at most 1"]),
+    ({"schedule.shrink": 0.0}, ["schedule.shrink=0.0", "above 0"]),
+    ({"schedule.cycles": 0}, ["schedule.cycles=0"]),
+    ({"schedule.cycles": 40}, ["schedule.cycles=40", "2,147,483,647"]),
 ])
 def test_a_wrong_setting(config, tmp_path, changes, says):
     """An InputError, which the commands print as above, before anything is written."""
-    line = refusal(dry_run, config(**changes), tmp_path / "run", int(16e9))
-    assert all(part in line for part in says), line
+    wrong, run = config(**changes), tmp_path / "run"
+    for line in refusal(dry_run, wrong, run, int(16e9)), refusal(train, wrong, run):
+        assert all(part in line for part in says), line
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("path", [
+    "steps", "data.corpus", "batches", "body.layers", "input", "divergence.policy", "output.table.name"])
+def test_a_missing_key(config, tmp_path, path):
+    """Named by a dry run as by training."""
+    changed = config()
+    *outer, last = path.split(".")
+    group = changed
+    for name in outer:
+        group = group[name]
+    del group[last]
+    for line in refusal(dry_run, changed, tmp_path / "run", int(16e9)), refusal(train, changed, tmp_path / "run"):
+        assert line.startswith(f"config.{path} is missing: "), line
     assert not (tmp_path / "run").exists()
 
 
