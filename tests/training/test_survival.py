@@ -1,0 +1,73 @@
+"""A run that is killed twenty times ends as one that was never stopped, bit for bit."""
+
+import collections
+import random
+import shutil
+import signal
+import time
+
+import pytest
+
+from adaptive_jax.model import BODIES
+from tests.training.test_interruptions import saved, until
+from tests.training.test_metrics import metrics
+from tests.training.test_runs import assert_close, state_of
+
+KILLS = 20
+RUN = {
+    "steps": 800, "log_every": 7, "evaluate_every": 20, "checkpoint_every": 5, "tokens_per_device": 128,
+    "batches.break_mode": "complete", "batches.layout": "packed", "body.dropout": 0.2, "body.attention_dropout": 0.1,
+    "body.activation_dropout": 0.1, "output.tail_dropout": 0.2, "output.input_dropout": 0.1,
+    "optimizer.learning_rate": 0.05}  # fmt: skip
+
+
+def moment(workdir, cache):
+    """What a run was doing when it was killed."""
+    if not any(cache.rglob("train.npy")):
+        return "while preparing"
+    saving = list(workdir.glob("checkpoints/*tmp*"))
+    return "while saving" if saving else "while training" if any(workdir.glob("checkpoints/*")) else "before the first checkpoint"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BODIES)
+def test_a_run_killed_again_and_again(start, command, flags, config, body, tmp_path, capsys):
+    """At random moments, with the cache deleted in between; continued on four devices, losses are within 1e-5.
+
+    With dropout, accumulation and packed rows; half of the kills come at any time after the start, half while updates are made.
+    """
+    changes = RUN | {"body.name": body, "data.cache": str(tmp_path / "cache")}
+    settings = config(**changes)
+    whole, killed, moved = (tmp_path / name for name in ("whole", "killed", "moved"))
+    assert command("train.py", *flags(whole, **changes)).returncode == 0
+    bits, survived = random.Random(body), collections.Counter()
+    for number in range(KILLS // len(BODIES)):
+        if number % 3 == 0:
+            shutil.rmtree(tmp_path / "cache")
+        before = max(saved(killed), default=0)
+        with start("train.py", *flags(killed, **changes), start_new_session=True) as process:
+            if number % 2:
+                until(lambda before=before: max(saved(killed), default=0) > before, process)
+                time.sleep(bits.uniform(0, 0.6))
+            else:
+                time.sleep(bits.uniform(0.5, 5))
+            assert process.poll() is None, process.communicate()
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        survived[moment(killed, tmp_path / "cache")] += 1
+    step = max(saved(killed))
+    shutil.copytree(killed, moved)
+    last = step + 20  # rounding errors grow from update to update, so only the next ones are compared
+    for workdir, devices, steps in (killed, 1, RUN["steps"]), (moved, 4, last):
+        done = command("train.py", *flags(workdir, **changes | {"steps": steps}), devices=devices)
+        assert done.returncode == 0, done.stderr
+    with capsys.disabled():
+        print(f"\n{body}, killed {sum(survived.values())} times up to update {step}:", dict(survived))
+
+    assert metrics(killed, speeds=False) == metrics(whole, speeds=False)
+    assert_close(state_of(killed, settings), state_of(whole, settings), 0)
+    ours, theirs = ({(line["step"], key): value for line in metrics(workdir) for key, value in line.items() if key.endswith("/nll")}
+                    for workdir in (moved, whole))  # fmt: skip
+    continued = [key for key in ours.keys() & theirs.keys() if key[0] > step]
+    assert len(continued) >= 3
+    assert max(abs(ours[key] - theirs[key]) for key in continued) < 1e-5
