@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from adaptive_jax import explain
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import check_keys
@@ -21,7 +22,7 @@ from adaptive_jax.plans.choose import READINGS, SIZES, choose, choose_vocabulary
 from adaptive_jax.plans.costs import divide_update
 from adaptive_jax.training import optim
 from adaptive_jax.training.loop import dry_run, train
-from configs import own_text
+from configs import own_text, quickstart
 
 CPU, GPU = 1e11, 8e14
 
@@ -252,6 +253,13 @@ def test_own_text_in_one_line(book, tmp_path, capsys):
     with pytest.raises(InputError, match="--config.data.path=DIR"):
         train(request(), tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_explain_says_what_is_chosen():
+    """Of this config, and of no other."""
+    assert "  --config.steps=None" in explain.config(request())
+    assert explain.config(request(2.5)).endswith("  --config.choose.hours=2.5\n      hours that training may take; --hours sets it")
+    assert "choose.hours" not in explain.config(quickstart.get_config().to_dict())
 
 
 def test_hours_is_a_flag_of_own_text(command, tmp_path):
