@@ -91,19 +91,25 @@ class _Unpickler(pickle._Unpickler):
     memory, and a file can set attributes of everything it names.
 
     Args:
+        size: bytes of the file, and so the most that a value in it can have.
         make_storage: `make_storage(key, dtype, length)` makes the array of a storage; called once for each key.
     """
 
     dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in REFUSED}  # noqa: RUF012
 
-    def __init__(self, file, make_storage=None):
+    def __init__(self, file, size, make_storage=None):
+        def read(count):
+            if count > size:  # the room is made before the file turns out to be shorter
+                raise EOFError("it ends within a value")
+            return file.read(count)
+
         def readline():
             line = file.readline()
             if not line.endswith(b"\n"):
                 raise EOFError("it ends within a name")
             return line
 
-        super().__init__(types.SimpleNamespace(read=file.read, readline=readline), encoding="utf-8")
+        super().__init__(types.SimpleNamespace(read=read, readline=readline), encoding="utf-8")
         self.make_storage, self.storages = make_storage, {}
 
     def find_class(self, module, name):
@@ -191,7 +197,7 @@ class _Room:
     """Makes arrays of at most as many bytes as the file has, all together, so that no file can ask for more memory."""
 
     def __init__(self, size):
-        self.left = size
+        self.size = self.left = size
 
     def array(self, length, dtype):
         if not 0 <= length * dtype.itemsize <= self.left:
@@ -209,7 +215,8 @@ def _read_zip(file, room):
             raise ValueError(f"the archive has {len(roots)} members data.pkl")
         [root] = roots
         if root + "byteorder" in archive.namelist():
-            _check_byte_order(archive.read(root + "byteorder") == b"little")
+            with archive.open(root + "byteorder") as order:
+                _check_byte_order(order.read(7) == b"little")
 
         def make_storage(key, dtype, length):
             member = archive.getinfo(f"{root}data/{key}")
@@ -223,18 +230,18 @@ def _read_zip(file, room):
             return array
 
         with archive.open(root + "data.pkl") as pickled:
-            return _Unpickler(pickled, make_storage).load()
+            return _Unpickler(pickled, room.size, make_storage).load()
 
 
 def _read_stream(file, room):
     def make_storage(key, dtype, length):
         return room.array(length, dtype)  # filled below: the numbers follow after the pickles
 
-    if _Unpickler(file).load() != STREAM_MAGIC or _Unpickler(file).load() != STREAM_PROTOCOL:
+    if _Unpickler(file, room.size).load() != STREAM_MAGIC or _Unpickler(file, room.size).load() != STREAM_PROTOCOL:
         raise ValueError("it does not begin like one")
-    _check_byte_order(_Unpickler(file).load()["little_endian"])
-    unpickler = _Unpickler(file, make_storage)
-    content, keys = unpickler.load(), _Unpickler(file).load()
+    _check_byte_order(_Unpickler(file, room.size).load()["little_endian"])
+    unpickler = _Unpickler(file, room.size, make_storage)
+    content, keys = unpickler.load(), _Unpickler(file, room.size).load()
     if set(keys) != set(unpickler.storages):
         raise ValueError("its storages are not those of its tensors")
     for key in keys:

@@ -89,7 +89,7 @@ class Vocabulary:
         for number, line in enumerate(lines, start=1):
             word, _, count = line.rpartition(" ")
             wrong = ""
-            if not word or not (count.isascii() and count.isdigit()):
+            if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
                 wrong = f"{line!r} must be a word, one space and its count"
             elif last is not None and int(count) > last:
                 wrong = f"{line!r} follows a count of {last}; sort by count, descending"
