@@ -50,4 +50,4 @@ def main():
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, stopped="stopped: the same command goes on from the last checkpoint, or starts anew where there is none")

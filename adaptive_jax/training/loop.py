@@ -42,7 +42,7 @@ def due(step: int, every: int, steps: int) -> bool:
 
 
 def dry_run(config: dict, workdir: Path, memory: int) -> None:
-    """Prints the plan of `config` for its published vocabulary, without its corpus, and writes it to workdir/plan.json.
+    """Prints the plan of `config` for its published vocabulary, without its corpus; a new workdir gets it as plan.json.
 
     memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them.
     """
@@ -51,7 +51,7 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
     _check(config)
     plan, lines = dry_run_lines(config, jax.device_count(), memory)
     hosts.say("\n".join(lines))
-    if plan is not None and hosts.first():
+    if plan is not None and hosts.first() and not (workdir / "config.json").exists():  # which has its own plan
         write_json(workdir / "plan.json", plan._asdict())
 
 
@@ -97,7 +97,9 @@ def train(config: dict, workdir: Path) -> None:
             except Diverged as diverged:
                 if config["divergence"]["policy"] != "rewind":
                     raise
-                saved = Checkpoints(workdir, read_only=True).latest() or 0
+                checkpoints = Checkpoints(workdir, read_only=True)
+                saved = checkpoints.latest() or 0
+                checkpoints.close()
                 job.rewinds.add(diverged, saved, config["divergence"]["rewinds"])
 
 
