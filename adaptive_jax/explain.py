@@ -63,7 +63,7 @@ def config(settings: Mapping) -> str:
             lines += textwrap.wrap(meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
     if "choose" in settings:
         lines += ["", "choose: keys above that are None are chosen for the text when training begins"]
-        lines += [f"  --config.choose.hours={settings['choose']['hours']!r}", f"{' ' * 6}hours that training may take; --hours sets it"]
+        lines += [f"  --config.choose.hours={settings['choose']['hours']!r}", "      hours that training may take; --hours sets it"]
     return "\n".join(lines[1:])
 
 

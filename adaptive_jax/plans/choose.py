@@ -1,6 +1,7 @@
 """Settings for a text of one's own: from its word counts, its length and the time there is to train.
 
-    data, why = choose_vocabulary(config["data"], words)              # words: all words of the train split
+    read = tokens_to_read(config, words.counts, speed)                # words: all words of the train split
+    data, why = choose_vocabulary(config["data"], words, read)
     config, lines = choose(config, counts, tokens, speed, devices)    # lines: what was chosen, and why
 
 Only settings that are None are chosen; the others stay as they are given. The rules are rules of thumb, for a start; the sources

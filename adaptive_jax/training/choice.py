@@ -45,6 +45,8 @@ def settle(config: dict, workdir: Path) -> dict:
 
 def _with_text(data: Mapping) -> tuple[dict, list[str]]:
     """The group `data` with a directory of three splits as its path, and the line that tells of a split."""
+    if data["corpus"] != "text_files":
+        return dict(data), []
     if not data["path"]:
         raise InputError(
             "configs/own_text.py needs a text: give --config.data.path=DIR, with train.txt, valid.txt and test.txt in it or "
