@@ -3,28 +3,39 @@ PYTHON ?= python3
 WORKDIR ?= runs/quickstart
 BIN := .venv/bin
 
-.PHONY: train test lint clean
+.PHONY: help train test lint clean
+
+help:
+	@echo "make train    creates .venv (about 1.1 GB), trains a small model in minutes, and prints its test perplexity"
+	@echo "make test     creates .venv and runs every test"
+	@echo "make lint     checks the style of the code"
+	@echo "make clean    deletes .venv, and every run in runs/"
+	@echo "PYTHON=python3.12 names another Python for .venv, WORKDIR=runs/mine another place for the run of make train."
 
 train: .venv/installed
 	$(BIN)/python train.py --config=configs/quickstart.py --workdir=$(WORKDIR)
 	$(BIN)/python evaluate.py --workdir=$(WORKDIR) --split=test
 	@echo
-	@echo "The run is in $(WORKDIR): metrics.jsonl, checkpoints/, eval/."
-	@echo "Curves:  $(BIN)/pip install tensorboard && $(BIN)/tensorboard --logdir $(WORKDIR)"
-	@echo "Next:    $(BIN)/python evaluate.py --workdir=$(WORKDIR) --split=test --window=64 --context=48"
-	@echo "         $(BIN)/python train.py --config=configs/quickstart.py --workdir=runs/deeper --config.body.layers=4"
+	@echo "The run is in $(WORKDIR). Next, as in README.md:"
+	@echo "    . .venv/bin/activate"
+	@echo "    python evaluate.py --workdir=$(WORKDIR) --split=test --window=64 --context=48"
 
-test: .venv/installed
+test: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
-lint: .venv/installed
+lint: .venv/tested
 	$(BIN)/ruff check .
 
+# pip prints what it downloads: the first time takes minutes.
 .venv/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: python {sys.version.split()[0]} is too old: make PYTHON=python3.11 (or newer)")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -qq -r requirements.txt -e '.[test]'
+	$(BIN)/python -m pip install -r requirements.txt -e .
+	@touch $@
+
+.venv/tested: .venv/installed
+	$(BIN)/python -m pip install -q -e '.[test]'
 	@touch $@
 
 clean:

@@ -199,7 +199,7 @@ def main(settings) -> None:
     print(f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']}; median of {settings.repeats}")
     print(
         f"a large product runs at {result['matrix_flops_per_second'] / 1e12:,.2f} TFLOP/s; an update takes "
-        f"{result['flops_per_update'] / 1e12:,.2f} TFLOP and {result['bytes'] / 2**30:,.2f} GiB"
+        f"{result['flops_per_update'] / 1e12:,.2f} TFLOP and {result['bytes'] / 1e9:,.2f} GB"
     )
     print(f"{'peer':18} {'ms':>9} {'least':>9} {'tokens/s':>10} {'of the product':>14} {'time / ours':>12}")
     for row in result["rows"]:

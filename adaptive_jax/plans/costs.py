@@ -107,7 +107,7 @@ def describe(plan: Plan) -> str:
     """The plan in a few lines."""
     parameters, uses, training = plan.parameters, plan.memory_per_device, plan.flops_per_token["training"]
     own = ", ".join(f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output"))
-    parts = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in uses.items() if name != "total")
+    parts = ", ".join(f"{name} {size / 1e9:,.2f}" for name, size in uses.items() if name != "total")
     update = _update_line(plan.tokens_per_update, plan.accumulation, plan.rows_per_device, plan.devices)
     rows, rest = divmod(plan.tokens_per_device, length := plan.tokens_per_update // plan.rows_per_update)
     rounded = f"rounded      tokens_per_device={plan.tokens_per_device:,} to {rows * length:,}: {rows} rows of {length:,} tokens\n"
@@ -117,7 +117,7 @@ def describe(plan: Plan) -> str:
         f"{update}{f', parameters sharded over {plan.fsdp}' * (plan.fsdp > 1)}\n{rounded * bool(rest)}"
         f"work         {training / 1e6:,.1f} MFLOP a token to train, "
         f"{training * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\n"
-        f"memory       about {uses['total'] / 2**30:,.2f} GiB a device ({parts})"
+        f"memory       about {uses['total'] / 1e9:,.2f} GB a device ({parts})"
     )
 
 
