@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: help train test lint clean
 
 help:
-	@echo "make train    creates .venv (about 1.1 GB), trains a small model in minutes, and prints its test perplexity"
+	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test"
 	@echo "make lint     checks the style of the code"
 	@echo "make clean    deletes .venv, and every run in runs/"
