@@ -19,6 +19,7 @@ from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.scoring import plain, summary
+from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model import build
 from adaptive_jax.plans.checks import check_settings
 from adaptive_jax.plans.costs import Plan, describe, divide_update, dry_run_lines, make_plan
@@ -86,6 +87,7 @@ def train(config: dict, workdir: Path) -> None:
     hosts.say(describe(plan))
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation)
     hosts.say(f"rows         {batches}")
+    hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
     model, optimizer = build(config, len(vocabulary)), optim.from_config(config)
     run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
     with locked(workdir):
