@@ -248,7 +248,7 @@ LETTERS = {"params": jax.tree.map(lambda a: np.ones(a.shape, "f"), made(letters(
 TABLES = {"tables": {"vectors": np.ones((WORDS + 3, FEATURES), "f")}}  # devices pad tables that they share
 INPUTS = {
     "lookup": (lookup(), None), "lookup, projected": (lookup(width=4), None), "adaptive": (adaptive(), None),
-    "lookup, bfloat16": (lookup(dtype=jnp.bfloat16), None),
+    "lookup, bfloat16": (lookup(dtype=jnp.bfloat16), None), "adaptive, bfloat16": (adaptive(dtype=jnp.bfloat16), None),
     "letters": (letters(), LETTERS | {"lexicon": {"spelling": spelling(WORDS)}}),
     "letters, composed": (letters(), LETTERS | TABLES | {"lexicon": {"spelling": spelling(WORDS)}}),
 }
@@ -260,6 +260,7 @@ def test_traced_ids_that_do_not_exist_have_vectors_of_nan(name):
     layer, variables = INPUTS[name]
     variables = variables or jax.tree.map(lambda a: np.ones(a.shape, "f"), made(layer, IDS)[1])
     vectors = jax.jit(layer.apply)(variables, np.array([[0, 19, 20], [-1, 21, 2**31 - 1]]))
+    assert vectors.dtype == layer.dtype
     assert nan_rows(vectors) == [False, False, True, True, True, True]
 
 

@@ -62,7 +62,8 @@ class AdaptiveInput(nn.Module):
             rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += product(rows.astype(self.dtype), projection.astype(self.dtype))
             first += len(table)
-        return jnp.where(exists(tokens, self.vocabulary_size)[..., None], vectors, jnp.nan)
+        # Adding -0.0 changes no bit, and the backward pass has nothing to select.
+        return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
 
     def bands(self) -> list[Band]:
         """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent words first."""

@@ -89,7 +89,7 @@ def test_full_cache_is_an_error_and_never_silent():
             assert jnp.isnan(hidden).all()
     for given in "segment_ids", "reset":  # which a cache cannot follow
         with pytest.raises(InputError, match=f"give no .*batch.{given}"):
-            body.apply(params, VECTORS, carry, Batch(None, None, None, np.arange(ROWS), **{given: np.ones((ROWS, TIME))}))
+            body.apply(params, VECTORS, carry, Batch(None, None, None, np.arange(ROWS), **{given: np.ones((ROWS, TIME), int)}))
 
 
 class Penalised(Block):
