@@ -127,3 +127,14 @@ def test_a_share_of_no_ids():
     """Words without `<unk>`, and an empty split, have none of it."""
     assert Vocabulary.build({"a": 1, "<eos>": 1}).unknown(np.zeros(3, np.int32)) == 0.0
     assert Vocabulary.build({"a": 1, "<eos>": 1, "<unk>": 1}).unknown(np.zeros(0, np.int32)) == 0.0
+
+
+def test_training_says_it_at_its_start(config, text, tmp_path, capsys, caplog):
+    """Before the first update, with the warning: what validation will be measured on."""
+    own = shutil.copytree(text, tmp_path / "text")
+    (own / "valid.txt").write_text("the quick t0w0\n" * 30)
+    changes = {"data.path": str(own), "data.limit": 100, "data.vocabulary_size": 100, "data.cache": str(tmp_path / "cache")}
+    train(config(**changes, steps=1, evaluate_every=1, checkpoint_every=1), tmp_path / "run")
+    out = capsys.readouterr().out
+    assert out.index("words        of the validation split: <unk> 25.0%, unseen words 25.0%") < out.index("step 1/1")
+    assert "validation split: <unk> 25.0%, unseen words 25.0%: its perplexity says little" in caplog.text
