@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -138,3 +140,31 @@ def test_training_says_it_at_its_start(config, text, tmp_path, capsys, caplog):
     out = capsys.readouterr().out
     assert out.index("words        of the validation split: <unk> 25.0%, unseen words 25.0%") < out.index("step 1/1")
     assert "validation split: <unk> 25.0%, unseen words 25.0%: its perplexity says little" in caplog.text
+
+
+def interrupted(process, begun):
+    """Status and stderr of a process that gets Ctrl-C once `begun()`."""
+    while process.poll() is None and not begun():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_an_interrupted_evaluation(trained, start, tmp_path):
+    """Says its own line, and writes nothing."""
+    workdir = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    with start("evaluate.py", f"--workdir={workdir}", "--window=20") as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        done = interrupted(process, lambda: "test.npy" in maps.read_text())  # its ids are in use
+    assert done == (130, "stopped: nothing was written; the same command evaluates anew\n")
+    assert not (workdir / "eval").exists()
+
+
+def test_an_interrupted_conversion(start, tmp_path):
+    """Leaves neither a workdir nor a part of one."""
+    files = FIXTURES / "lm_post_norm.pt", FIXTURES / "dict.txt", tmp_path / "run"
+    with start("-m", "adaptive_jax.fairseq", *files) as process:
+        done = interrupted(process, lambda: list(tmp_path.iterdir()))
+    assert done == (130, "stopped: nothing was written; the same command converts the checkpoint anew\n")
+    assert not list(tmp_path.iterdir())
