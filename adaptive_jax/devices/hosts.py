@@ -136,6 +136,7 @@ class Stop:
         self.asked, self.reached = False, reached
 
     def __call__(self, step: int) -> bool:
+        """Whether to stop after this update."""
         return self.asked if self.reached is None else self.reached(step)
 
 
