@@ -95,13 +95,13 @@ def measure(length, dropout, settings):
 def main(settings):
     """Prints a table of all lengths and writes the JSON."""
     print(f"{machine()}, {settings.heads} heads of {settings.width}, median of {settings.repeats}")
-    print(f"{'time':>5} {'rows':>5} {'dropout':>7} {'path':8} {'ms':>9} {'fastest':>9} {'GFLOP/s':>8} {'peak MiB':>9}")
+    print(f"{'time':>5} {'rows':>5} {'dropout':>7} {'path':8} {'ms':>9} {'fastest':>9} {'GFLOP/s':>8} {'peak MB':>9}")
     found = []
     for length in map(int, settings.times):
         for dropout in DROPOUTS:
             for row in measure(length, dropout, settings):
                 found.append(row)
-                peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:,.1f}"
+                peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:,.1f}"
                 print(
                     f"{length:5} {row['rows']:5} {dropout:7} {row['path']:8} {row['seconds'] * 1e3:9.1f} "
                     f"{row['fastest'] * 1e3:9.1f} {row['gflops_per_second']:8,.1f} {peak:>9}",

@@ -199,12 +199,12 @@ def line(label, row):
     """A row for the eye, beneath `TITLE`."""
     speed, peak = row["tokens_per_second"], row["peak_bytes"]
     speed = "" if speed is None else f"{speed:,.0f}"
-    peak = "" if peak is None else f"{peak / 2**20:,.0f}"
+    peak = "" if peak is None else f"{peak / 1e6:,.0f}"
     milliseconds = f"{row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f}"
     return f"{label:9} {row['peer']:13} {milliseconds} {speed:>10} {peak:>9} {row['times_banded']:14.2f}"
 
 
-TITLE = f"{'size':9} {'peer':13} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MiB':>9} {'time / banded':>14}"
+TITLE = f"{'size':9} {'peer':13} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MB':>9} {'time / banded':>14}"
 
 
 def machine():

@@ -145,13 +145,13 @@ def table(rows: list[dict], given: str) -> str:
 
     python -m benchmarks.preparation --path=DIR {given}
 
-| peer | words | seconds | words/s | peak MiB | time / adaptive_jax |
+| peer | words | seconds | words/s | peak MB | time / adaptive_jax |
 |---|---:|---:|---:|---:|---:|"""
     ]
     for row in rows:
         lines.append(
             f"| {row['peer']} | {row['words']:,} | {row['seconds']:,.1f} | {row['words'] / row['seconds']:,.0f} "
-            f"| {row['peak'] / 2**20:,.0f} | {row['seconds'] / rows[0]['seconds']:.2f} |"
+            f"| {row['peak'] / 1e6:,.0f} | {row['seconds'] / rows[0]['seconds']:.2f} |"
         )
     return "\n".join(lines)
 

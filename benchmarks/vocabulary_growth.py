@@ -8,7 +8,7 @@ Every token visits the head, so all work would grow with the vocabulary if the h
 
 `smallest`, which is adaptive_jax at the smallest size, runs beside the peers of every size, and growth is measured in its time,
 because the speed of a busy machine changes within minutes. A peer that computes logits of all tokens and words is left out where
-these, with their gradients, would need more than 8 GiB or a minute.
+these, with their gradients, would need more than 8 GB or a minute.
 """
 
 import importlib.util
@@ -25,7 +25,8 @@ from benchmarks import outputs
 VOCABULARIES = [267_735 * 2**k // 8 for k in range(6)]  # that of WikiText-103 is the fourth
 WIDTH, HEAD, TAIL = 256, 10_000, 4
 DENSE = ("masked dense", "full softmax")
-GIB, FLOP = 8, 60 * 100e9  # in a minute, at the speed of a small machine
+LABELS = {"banded": "adaptive_jax", "masked dense": "adaptive softmax with a mask", "torch": "torch, adaptive softmax"}
+BYTES, FLOP = 8e9, 60 * 100e9  # in a minute, at the speed of a small machine
 
 
 def cutoffs_of(vocabulary: int) -> tuple[int, ...]:
@@ -39,7 +40,7 @@ def cutoffs_of(vocabulary: int) -> tuple[int, ...]:
 def too_large(vocabulary: int, tokens: int) -> list[str]:
     """Peers to leave out: those that hold logits of all tokens and words, three times (JAX) in float32."""
     logits = vocabulary * tokens
-    return list(DENSE) if 3 * 4 * logits > GIB * 2**30 or 6 * logits * WIDTH > FLOP else []
+    return list(DENSE) if 3 * 4 * logits > BYTES or 6 * logits * WIDTH > FLOP else []
 
 
 def plot(rows: list[dict], path: Path, label: str) -> None:
@@ -49,16 +50,16 @@ def plot(rows: list[dict], path: Path, label: str) -> None:
     figure = Figure((11, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
     for peer in dict.fromkeys(row["peer"] for row in rows if row["peak_bytes"] is not None):
-        points = [(row["vocabulary"], row["times_smallest"], row["peak_bytes"] / 2**20) for row in rows if row["peer"] == peer]
+        points = [(row["vocabulary"], row["times_smallest"], row["peak_bytes"] / 1e6) for row in rows if row["peer"] == peer]
         words, *values = zip(*points, strict=True)
         for axis, value in zip(axes, values, strict=True):
-            axis.plot(words, value, "o-", label={"banded": "adaptive_jax"}.get(peer, peer))
-    titles = f"time / adaptive_jax at {rows[0]['vocabulary']:,} words", "MiB beside arguments and gradients"
-    for axis, title in zip(axes, titles, strict=True):
-        axis.set(xscale="log", yscale="log", xlabel="words", ylabel=title)
+            axis.plot(words, value, "o-", label=LABELS.get(peer, peer))
+    units = f"time (1: adaptive_jax at {rows[0]['vocabulary']:,} words)", "memory, MB"
+    for axis, unit in zip(axes, units, strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="words in the vocabulary", ylabel=unit)
         axis.grid(alpha=0.3)
-    axes[0].legend()
-    axes[0].set_title(label, loc="left", fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(f"Output layer, loss and gradient: {label}", fontsize=10)
     figure.savefig(path, dpi=110)
 
 
