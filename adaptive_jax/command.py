@@ -18,7 +18,7 @@ from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError, one_line
 
 DENIED = {errno.EACCES, errno.EPERM}
-OCCUPIED = {errno.ENOTDIR, errno.EEXIST}
+OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
 UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 RESUMES = "stopped: the same command resumes from the last checkpoint"
 NO_FILES = "/proc", "/sys"  # file systems of the kernel, which answer "no such file" to whoever creates one
@@ -91,8 +91,8 @@ class _Lines(standard_logging.Handler):
 
 
 def _quiet():
-    """Libraries log errors only and warn of nothing; this project's own warnings look like its other lines."""
-    logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
+    """Libraries log nothing and warn of nothing; this project's own warnings look like its other lines."""
+    logging.set_verbosity(logging.FATAL)  # Orbax warns about ordinary events, and logs the errors that it also raises
     own = standard_logging.getLogger("adaptive_jax")
     own.setLevel(standard_logging.WARNING)
     own.handlers, own.propagate = [_Lines()], False

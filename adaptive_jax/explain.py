@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from adaptive_jax import model
 from adaptive_jax.data.batches.training import Layout
 from adaptive_jax.data.corpora.load import CORPORA, Settings
-from adaptive_jax.defaults import DEFAULTS, GENERAL, NAMED, defaults_of
+from adaptive_jax.defaults import CHOOSE, DEFAULTS, GENERAL, NAMED, defaults_of
 from adaptive_jax.training import optim
 
 CHOICES = {
@@ -26,6 +26,7 @@ CHOICES = {
 GROUPS = {"data": Settings, "batches": Layout}
 TITLES = {
     "": "the run",
+    "choose": "what a config that leaves settings open is given",
     "divergence": "a loss that is not finite",
     "metrics": "what is logged",
     "data": "the corpus",
@@ -50,7 +51,7 @@ keeps the values of keys that both classes have, and says what it drops.
 def config(settings: Mapping) -> str:
     """Every key of a config: its value, its default if that is another, and its meaning, by group."""
     defaults, lines = defaults_of(settings), []
-    for group in TITLES:
+    for group in [group for group in TITLES if group != "choose" or group in settings]:
         lines += ["", f"{group or 'config'}: {TITLES[group]}"]
         for key, default in _at(defaults, group).items():
             value = _at(settings, group)[key]
@@ -76,7 +77,7 @@ def page() -> str:
             if name:
                 about = inspect.getdoc(CHOICES[group][name]).split("\n\n")[0].replace("\n", " ")
                 lines.append(f"### `{group}.name={name}`{' (the default)' * (name == _at(DEFAULTS, group)['name'])}\n\n{about}\n")
-            keys = NAMED[group][name] if name else _at(DEFAULTS, group)
+            keys = NAMED[group][name] if name else _at(DEFAULTS | {"choose": CHOOSE}, group)
             rows = [
                 f"| `{f'{group}.{key}'.lstrip('.')}` | `{default!r}` | {meaning_of(group, key, name).replace('|', '/')} |"
                 for key, default in keys.items()
@@ -97,6 +98,8 @@ def meaning_of(group: str, key: str, name: str | None = None) -> str:
         return GENERAL[path][1]
     if group in NAMED and key == "name":
         return f"which class: {', '.join(NAMED[group])}"
+    if path == "choose.hours":
+        return "hours that training may take, where a config leaves settings None: they are chosen for the text and this time"
     if path == "data.corpus":
         return f"one of {', '.join(CORPORA)}"
     return _documented(GROUPS[group] if group in GROUPS else CHOICES[group][name], key)

@@ -18,6 +18,8 @@ def make(group: str, registry: Mapping[str, Callable], settings: Mapping, **give
         InputError: a name or key that does not exist, or a key that is missing.
     """
     settings = {key: _tuples(value) for key, value in settings.items()}
+    if "name" not in settings:
+        raise InputError(f"config.{group}.name is missing: choose {', '.join(registry)}")
     name = settings.pop("name")
     check_known(f"config.{group}.name={name!r}", name, registry)
     parameters = inspect.signature(registry[name]).parameters

@@ -6,7 +6,7 @@ import pytest
 
 from adaptive_jax import explain
 from adaptive_jax.defaults import DEFAULTS, GENERAL, NAMED
-from configs import quickstart
+from configs import own_text, quickstart
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,3 +53,9 @@ def test_the_commands_that_explain(command):
     assert "--config.input.name='lookup'" in done.stdout and "--config.input.cutoffs" not in done.stdout
     done = command("train.py", "--help")
     assert "steps, seed" in done.stdout and "output, optimizer" in done.stdout
+
+
+def test_settings_that_are_chosen_are_explained():
+    """A config that leaves settings open shows them as None, and the time that they are chosen for."""
+    text = explain.config(own_text.get_config().to_dict())
+    assert "  --config.steps=None  (default 7500)\n" in text and "  --config.choose.hours=" in text

@@ -68,6 +68,8 @@ def read_config(workdir: Path) -> dict:
     path = workdir / "config.json"
     try:
         config = json.loads(path.read_text())
+        if not isinstance(config, dict):
+            raise ValueError("it holds no config")
         return config if "batches" in config else _renamed(config)
     except FileNotFoundError:
         raise InputError(f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py made") from None
