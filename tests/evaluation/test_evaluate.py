@@ -1,6 +1,7 @@
 """What evaluate.py says of its input and does with its result: unknown words, windows, damaged runs, disks without permission."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -162,9 +163,18 @@ def test_an_interrupted_evaluation(trained, start, tmp_path):
 
 
 def test_an_interrupted_conversion(start, tmp_path):
-    """Leaves neither a workdir nor a part of one."""
-    files = FIXTURES / "lm_post_norm.pt", FIXTURES / "dict.txt", tmp_path / "run"
-    with start("-m", "adaptive_jax.fairseq", *files) as process:
-        done = interrupted(process, lambda: list(tmp_path.iterdir()))
+    """Says its own line, and leaves neither a workdir nor a part of one. Its dict.txt is a pipe that never ends."""
+    os.mkfifo(tmp_path / "dict.txt")
+
+    def reads():
+        try:
+            return pipes.append(os.open(tmp_path / "dict.txt", os.O_WRONLY | os.O_NONBLOCK)) or True
+        except OSError:  # nobody reads yet
+            return False
+
+    pipes = []
+    with start("-m", "adaptive_jax.fairseq", FIXTURES / "lm_post_norm.pt", tmp_path / "dict.txt", tmp_path / "run") as process:
+        done = interrupted(process, reads)
     assert done == (130, "stopped: nothing was written; the same command converts the checkpoint anew\n")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["dict.txt"]
+    os.close(pipes[0])
