@@ -276,6 +276,23 @@ def test_a_damaged_run(config, trained, tmp_path):
     assert "config.json" in refusal(train, config(), tmp_path / "config.json")
 
 
+@pytest.mark.parametrize("content", ["[]", "3", "null", '"text"', "{}"])
+def test_a_config_that_is_none(quick_command, tmp_path, content):
+    """Evaluating and training both name the file."""
+    (tmp_path / "config.json").write_text(content)
+    for script, config in ("evaluate.py", []), ("train.py", ["--config=configs/quickstart.py"]):
+        line = the_error(quick_command(script, *config, f"--workdir={tmp_path}"))
+        assert str(tmp_path / "config.json") in line, line
+
+
+@pytest.mark.parametrize("place", ["/proc/run", "/dev/null", "/dev/null/run"])
+@pytest.mark.parametrize("flag", ["workdir", "config.data.cache"])
+def test_a_place_that_takes_no_files(quick_command, flags, tmp_path, place, flag):
+    """One line with the place."""
+    line = the_error(quick_command("train.py", *flags(tmp_path / "run", steps=1), f"--{flag}={place}"))
+    assert place in line and "Traceback" not in line
+
+
 def test_a_full_disk(command, config, flags, small_disk):
     """A checkpoint that does not fit is an error in one line, and the same command resumes the run once it does."""
     load(config()["data"])  # now cached, elsewhere
