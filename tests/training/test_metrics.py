@@ -287,4 +287,7 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     assert seen == 2 * [((tmp_path / "wandb" / "id").read_text(), "adaptive_jax", tmp_path.name, settings(wandb=True))]
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2
-    assert all(b"train/gradient_norm/body/blocks" in file.read_bytes() for file in files)
+    deadline = time.monotonic() + 30  # a process of its own writes them
+    while not all(b"train/gradient_norm/body/blocks" in file.read_bytes() for file in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
