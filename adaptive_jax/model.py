@@ -138,5 +138,5 @@ def _check(model, output):
     if output == "softmax" and len(bands) > 1:
         raise InputError(
             f"config.output.name='softmax' takes a table of one band, and this one has {len(bands)}: "
-            "use config.output.name='adaptive'"
+            "use config.output.name='adaptive', or config.output.table.name='own' without cutoffs"
         )
