@@ -3,6 +3,7 @@
 import errno
 import logging as standard_logging
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -18,10 +19,11 @@ from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError, one_line
 
 DENIED = {errno.EACCES, errno.EPERM}
-OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
+OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 RESUMES = "stopped: the same command resumes from the last checkpoint"
 NO_FILES = "/proc", "/sys"  # file systems of the kernel, which answer "no such file" to whoever creates one
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, or have no value"}
 INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 
@@ -77,10 +79,12 @@ def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str 
     """
     _interruptible()
     _quiet()
-    app.run(
-        lambda argv: _guarded(lambda: main(*argv[1:]), stopped),
-        flags_parser=lambda argv: _guarded(lambda: _parse(argv, positional), stopped),
-    )
+
+    def guarded(argv):
+        _guarded(lambda: main(*argv[1:]), stopped)
+        _next_leaves()
+
+    app.run(guarded, flags_parser=lambda argv: _guarded(lambda: _parse(argv, positional), stopped))
 
 
 class _Lines(standard_logging.Handler):
@@ -112,12 +116,17 @@ def _interruptible():
     def interrupted(*_):
         if os.getpid() != process:
             os._exit(130)  # a child of this process, which says nothing
-        for number in INTERRUPTIONS:
-            signal.signal(number, _leave)
+        _next_leaves()
         raise KeyboardInterrupt
 
     for number in INTERRUPTIONS:
         signal.signal(number, interrupted)
+
+
+def _next_leaves():
+    """The next interruption ends the process at once: what libraries do at its end would answer with tracebacks."""
+    for number in INTERRUPTIONS:
+        signal.signal(number, _leave)
 
 
 def _leave(*_):
@@ -134,7 +143,7 @@ def _parse(argv, positional):
             argv, given = config_file.split(argv)
         rest = flags.FLAGS(argv)
     except flags.Error as error:
-        _fail(one_line(error))
+        _fail(_told(one_line(error)))
     found, needed = len(rest) - 1, len(positional)
     if found < needed:
         raise InputError(f"{positional[found]} is missing: give {' '.join(positional)}; --help explains them")
@@ -145,6 +154,14 @@ def _parse(argv, positional):
     elif given:
         raise InputError(f"--config.{given[0].key} changes a config, and --config is missing: {config_file.CURE}")
     return rest
+
+
+def _told(error):
+    """absl's line about a flag, without what Python says of a value's conversion."""
+    found = re.match(r"flag --(\w+)=(.*?): ", error)
+    if found and (kind := KINDS.get(flags.FLAGS[found[1]].flag_type())):
+        return f"--{found[1]}={found[2]} must be {kind}; --help lists the flags"
+    return error
 
 
 def _guarded(call, stopped):
@@ -167,6 +184,10 @@ def _guarded(call, stopped):
             f"cannot write {name}: {reason}; what was saved before is intact. "
             "Make room or choose another place, then run the same command to resume"
         )
+    except Exception as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        _fail("out of memory: make the model or tokens_per_device smaller, or set body.remat=all, then run the same command")
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)
         sys.exit(130)

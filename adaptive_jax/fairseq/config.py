@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from adaptive_jax import defaults
 from adaptive_jax.errors import InputError
 
 # fairseq's defaults, for options that a checkpoint lacks: fairseq added them one by one over the years.
@@ -176,6 +177,7 @@ def _training_of(options):
     cycle = max(1, int(found["lr_period_updates"]) if found["lr_period_updates"] > 0 else steps - warmup)
     cycles = math.ceil(math.log2(max(1, steps - warmup) / cycle + 1)) if found["t_mult"] == 2 else 1
     return {
+        **{key: defaults.DEFAULTS[key] for key in ("keep_every_hours", "early_stopping", "divergence", "metrics")},
         "steps": max(1, steps), "log_every": 100, "evaluate_every": 2_000, "checkpoint_every": 2_000, "keep": 2,
         "optimizer": {
             "name": "nag", "learning_rate": highest, "momentum": found["momentum"], "clip_norm": found["clip_norm"] or None,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.defaults import DEFAULTS, check_keys
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -70,12 +71,12 @@ def read_config(workdir: Path) -> dict:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise ValueError("it holds no config")
-        return config if "batches" in config else _renamed(config)
+        return check_keys(_with_free(config if "batches" in config else _renamed(config), DEFAULTS))
     except FileNotFoundError:
         raise InputError(f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py made") from None
     except KeyError as error:
         raise InputError(f"{path} has no {error.args[0]}, so it is of an older version: add it, or train anew") from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # InputErrors among them
         raise InputError(f"{path} cannot be read ({error}): restore it, or start in a new workdir") from None
 
 
@@ -86,6 +87,18 @@ def read_words(workdir: Path) -> Vocabulary:
         InputError: it is missing or damaged.
     """
     return read_sealed(workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir")
+
+
+def _with_free(config, defaults, prefix=""):
+    """The config with the defaults of those `FREE` keys that it lacks or cannot state: JSON has no infinity."""
+    filled = dict(config)
+    for key, default in defaults.items():
+        if isinstance(default, dict):
+            group = filled.get(key, {})
+            filled[key] = _with_free(group, default, f"{prefix}{key}.") if isinstance(group, dict) else group
+        elif f"{prefix}{key}" in FREE and filled.get(key) is None:
+            filled[key] = default
+    return {key: value for key, value in filled.items() if value != {}}
 
 
 def _renamed(config):
@@ -116,7 +129,7 @@ def check_same_run(workdir: Path, config: dict) -> None:
     """
     if not (workdir / "config.json").exists():
         return
-    old, new = flat(read_config(workdir)), flat(json.loads(to_json(config)))
+    old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
     differ = [
         f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
         for key in sorted({*old, *new} - FREE)
@@ -130,10 +143,10 @@ def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
     """Refuses to resume a run on a corpus whose words have got other ids.
 
     Raises:
-        InputError: with the sizes of both vocabularies.
+        InputError: with the sizes of both vocabularies; or that of the run is missing or damaged.
     """
     path = workdir / "vocabulary.txt"
-    if path.exists() and (old := read_words(workdir)).digest != vocabulary.digest:
+    if (workdir / "config.json").exists() and (old := read_words(workdir)).digest != vocabulary.digest:
         raise InputError(
             f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the same ones in the same order: "
             "restore the corpus or use another --workdir"

@@ -229,7 +229,8 @@ def test_the_commands(conversion, command, home):
     done = command(*line.replace("DIRECTORY", str(FIXTURES)).split())
     assert done.returncode == 0, done.stderr
     assert "test: perplexity 1043.64 (6.9505 nats a word) over 684 words" in done.stdout
-    assert sorted(path.name for path in workdir.iterdir()) == ["checkpoints", "config.json", "eval", "vocabulary.txt"]
+    assert sorted(path.name for path in workdir.iterdir()) == [
+        "checkpoints", "config.json", "eval", "vocabulary.sha256", "vocabulary.txt"]
 
 
 def test_help(command):
@@ -255,7 +256,7 @@ def test_a_converted_run(conversion):
     """Its config and its parameters are those of the checkpoint, and it has no other item."""
     _, config, model, variables = converted(LEGACY)
     _, workdir = conversion
-    assert read_config(workdir) == json.loads(to_json(config))
+    assert to_json(read_config(workdir), sort_keys=True) == to_json(config, sort_keys=True)
     checkpoints = Checkpoints(workdir, read_only=True)
     restored = checkpoints.restore(checkpoints.step("best"), {"params": parameter_shapes(model)})
     checkpoints.close()
@@ -347,7 +348,7 @@ def test_a_workdir_converted_before(tmp_path, home):
     with tarfile.open(FIXTURES / "converted_before.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     config = config_of(*small_model(True), 20)
-    assert read_config(tmp_path / "run") == json.loads(to_json(config))
+    assert to_json(read_config(tmp_path / "run"), sort_keys=True) == to_json(config, sort_keys=True)
     result = evaluate(tmp_path / "run", Request(data_path=str(tmp_path)))
     assert (result["words"], result["step"]) == (27, 7)
     close(result["nll"], 8.895005)  # as computed before

@@ -13,6 +13,7 @@ import pytest
 from adaptive_jax.errors import InputError
 from adaptive_jax.workdir.checkpoints import CHECKSUMS, Checkpoints
 from adaptive_jax.workdir.settings import read_config, to_json
+from configs import quickstart
 
 
 def test_the_latest_and_the_best_are_kept(tmp_path):
@@ -56,23 +57,48 @@ def test_a_checkpoint_without_a_validation_loss(tmp_path):
     checkpoints.close()
 
 
+def config_of_before():
+    """A config without the groups `batches` and `schedule`, and without what may change when a run is resumed."""
+    config = quickstart.get_config().to_dict()
+    batches, schedule = config.pop("batches"), config.pop("schedule")
+    config["data"] |= {"block": batches["sequence_length"], "break_mode": batches["break_mode"], "rows": batches["layout"]}
+    config["optimizer"] |= schedule | {"clip_norm": math.inf}
+    for group, key in ("optimizer", "name"), ("output", "tail_dropout"):
+        del config[group][key]
+    for key in "divergence", "metrics", "early_stopping", "keep_every_hours", "fsdp":
+        del config[key]
+    return config
+
+
 def test_a_config_of_before_is_read_in_the_keys_of_today(tmp_path):
     """Groups that were one are parted; a key that is missing is named, with what to do."""
-    old = {"steps": 1, "data": {"corpus": "embedded", "block": 8, "break_mode": "none", "rows": "packed"},
-           "output": {"name": "softmax"}, "optimizer": {"learning_rate": 1.0, "momentum": 0.9, "clip_norm": math.inf, "cycles": 1}}
-    (tmp_path / "config.json").write_text(json.dumps(old))
-    new = read_config(tmp_path)
-    assert new == {
-        "steps": 1, "fsdp": 0, "data": {"corpus": "embedded"}, "output": {"name": "softmax", "tail_dropout": 0.0},
-        "batches": {"sequence_length": 8, "break_mode": "none", "layout": "packed"},
-        "optimizer": {"name": "nag", "learning_rate": 1.0, "momentum": 0.9, "clip_norm": None},
-        "schedule": {"name": "cosine_cycles", "cycles": 1}}
-    (tmp_path / "config.json").write_text(to_json(new))
-    assert read_config(tmp_path) == new
+    (tmp_path / "config.json").write_text(json.dumps(config_of_before()))
+    today = quickstart.get_config()
+    today.optimizer.clip_norm = None
+    assert read_config(tmp_path) == today.to_dict()
+    (tmp_path / "config.json").write_text(to_json(today.to_dict()))
+    assert read_config(tmp_path) == today.to_dict()
+    old = config_of_before()
     del old["data"]["rows"]
     (tmp_path / "config.json").write_text(json.dumps(old))
     with pytest.raises(InputError, match=r"config\.json has no data\.rows, so it is of an older version: add it, or train anew"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("change", [
+    *({key: ...} for key in ("body", "data", "dtype", "fsdp", "input", "output", "seed", "tokens_per_update")),
+    {"batches": {}}, {"body": 3}, {"body": {"name": "transformer"}}, {"output": {"name": "none"}}, {"steps": "ten"},
+    {"data": []}, {"input": None}, {"stepz": 3}], ids=str)
+def test_a_config_that_is_not_complete(tmp_path, change):
+    """The file and the key are named, whatever is missing or wrong."""
+    config = quickstart.get_config().to_dict() | change
+    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    if change == {"fsdp": ...}:
+        assert read_config(tmp_path)["fsdp"] == 0  # may change when a run is resumed
+        return
+    with pytest.raises(InputError, match=f"config.json (cannot be read|has no) .*{next(iter(change))}") as error:
+        read_config(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_json_is_standard():
