@@ -167,9 +167,13 @@ def _told(error):
 def _guarded(call, stopped):
     """Calls; one line and the end for bad input, for files that cannot be used, and for an interruption."""
     try:
-        return call()
+        result = call()
+        sys.stdout.flush()
+        return result
     except InputError as error:
         _fail(one_line(error))
+    except BrokenPipeError:
+        os._exit(141)  # as others do whose reader, such as `head`, has read enough
     except OSError as error:
         name, reason = error.filename or "a file", os.strerror(error.errno or 0)
         if error.errno in DENIED and not _readable(name):

@@ -39,6 +39,10 @@ def warns():
     warnings.warn("ours says")
 def fails():
     {}["a bug"]
+def prints():
+    print("line", flush=True)
+    sys.stdin.read()
+    print("line " * 10_000)
 command.run(globals()[sys.argv.pop()], stopped="stopped: here")
 """
 
@@ -90,3 +94,12 @@ def test_what_else_is_printed(case, status, says):
     with begin(case, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         _, err = process.communicate(timeout=30)
     assert process.returncode == status and re.fullmatch(says, err, re.DOTALL), err
+
+
+def test_a_reader_that_has_read_enough():
+    """As `train.py --explain | head -1`: the command ends without a traceback."""
+    with begin("prints", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        process.stdin.close()
+        assert (process.stderr.read(), process.wait(timeout=30)) == ("", 141)
