@@ -31,6 +31,7 @@ lint: .venv/tested
 .venv/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: python {sys.version.split()[0]} is too old: make PYTHON=python3.11 (or newer)")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip --version || $(BIN)/python -m ensurepip  # uv makes environments without pip
 	$(BIN)/python -m pip install -r requirements.txt -e .
 	@touch $@
 
