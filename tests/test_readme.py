@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.defaults import CHOOSE, DEFAULTS, NAMED
+from adaptive_jax.workdir.settings import FREE
 
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))
@@ -159,6 +160,14 @@ def test_config_keys():
         named = re.findall(r"--config\.([a-z_.]+)=", content) + re.findall(r"`config\.([a-z_.]+)`", content)
         named += [key for key in re.findall(r"`([a-z_]+\.[a-z_.]+?)(?:=[^`]*)?`", content) if key.split(".")[0] in groups]
         assert not [key for key in named if key not in known and not key.endswith(("json", "jsonl"))], page
+
+
+def test_settings_that_may_change_when_a_run_is_resumed():
+    """The page on runs names every one of them, and groups of which all keys may change."""
+    page = " ".join(PAGES["docs/runs.md"].split())
+    (named,) = re.findall(r"Settings that change no update may change: (.*?), and the groups (.*?)\. ", page)
+    settings, groups = ({*re.findall(r"`([^`]+)`", part)} for part in named)
+    assert settings | {f"{group}.{key}" for group in groups for key in DEFAULTS[group]} == FREE
 
 
 def test_the_pages_are_short_and_use_one_unit():
