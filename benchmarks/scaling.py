@@ -10,8 +10,8 @@ the other devices is then of an eighth of the bytes on each. Everything counts a
 in bfloat16 take half.
 """
 
-from absl import app
 
+from adaptive_jax import command
 from adaptive_jax.devices.accelerators import ACCELERATORS
 from adaptive_jax.plans.costs import make_plan
 from configs import billion_word, wikitext103
@@ -46,7 +46,7 @@ def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
     return {"tokens": tokens, "arithmetic": arithmetic, "communication": communication}
 
 
-def main(argv):
+def main():
     """Prints a table."""
     del argv
     rows = {"wikitext103:adp_t": (wikitext103, "adp_t", 1)}
@@ -64,4 +64,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command.run(main)
