@@ -48,7 +48,6 @@ def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
 
 def main():
     """Prints a table."""
-    del argv
     rows = {"wikitext103:adp_t": (wikitext103, "adp_t", 1)}
     rows["billion_word:very_large, sharded over 8"] = billion_word, "very_large", 8
     print("| config | accelerator | devices | tokens on each | arithmetic, ms | communication, ms | share of arithmetic |")
