@@ -68,7 +68,12 @@ def workdir() -> tuple[Path, tuple]:
     given = flags.FLAGS
     if not given.workdir:
         raise InputError("--workdir is missing: give --workdir=DIRECTORY")
-    return Path(given.workdir), (given.coordinator, given.hosts, given.host)
+    if "\\" in given.workdir and os.sep == "/":  # tensorstore would write checkpoints elsewhere
+        raise InputError(f"--workdir={given.workdir} has a \\: separate directories by /")
+    try:
+        return Path(given.workdir).expanduser(), (given.coordinator, given.hosts, given.host)
+    except RuntimeError:
+        raise InputError(f"--workdir={given.workdir} is in the home of an unknown user: give another directory") from None
 
 
 def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str = RESUMES) -> None:
@@ -100,8 +105,15 @@ def _quiet():
     own = standard_logging.getLogger("adaptive_jax")
     own.setLevel(standard_logging.WARNING)
     own.handlers, own.propagate = [_Lines()], False
+    sys.excepthook = _no_closed_loops
     if not sys.warnoptions:
         warnings.showwarning = _no_warnings_of_libraries
+
+
+def _no_closed_loops(kind, error, trace):
+    """Threads of a checkpoint that could not be read print that nobody waits for them any more: no news."""
+    if str(error) != "Event loop is closed":
+        sys.__excepthook__(kind, error, trace)
 
 
 def _no_warnings_of_libraries(message, category, filename, lineno, file=None, line=None):
@@ -157,10 +169,17 @@ def _parse(argv, positional):
 
 
 def _told(error):
-    """absl's line about a flag, without what Python says of a value's conversion."""
-    found = re.match(r"flag --(\w+)=(.*?): ", error)
-    if found and (kind := KINDS.get(flags.FLAGS[found[1]].flag_type())):
-        return f"--{found[1]}={found[2]} must be {kind}; --help lists the flags"
+    """absl's line about a flag in this project's words."""
+    if found := re.match(r"flag (--(\w+)=.*?): (.*)", error):
+        flag = flags.FLAGS[found[2]]
+        allowed = f"must be one of {', '.join(getattr(flag.parser, 'enum_values', []))}"
+        says = {"string": found[3], "string enum": allowed}.get(flag.flag_type()) or f"must be {KINDS[flag.flag_type()]}"
+        return f"{found[1]} {says}"
+    if found := re.match(r"Unknown command line flag '(.*)'\.?(?: Did you mean: (.*) \?)?", error):
+        close = f". Did you mean --{found[2].replace(' or ', ' or --')}?" if found[2] else ""
+        return f"--{found[1]} is no flag of this command{close or '; --help lists the flags'}"
+    if found := re.match(r"Missing value for flag (\S+)", error):
+        return f"{found[1]} has no value: write {found[1]}=VALUE"
     return error
 
 

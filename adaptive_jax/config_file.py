@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -66,7 +67,7 @@ def read(place: str, given: Sequence[Given] = ()) -> tuple[dict, list[str]]:
             or gives no complete config; or a flag is wrong.
     """
     path, row = (place, None) if place.endswith(".py") or ":" not in place else place.rsplit(":", 1)
-    config = _run(path, row)
+    config = _run(os.path.expanduser(path), row)
     return set_values(config, given)
 
 

@@ -1,5 +1,6 @@
 """Peak performance and memory of accelerators, used for utilisation and plans; and the cache of compiled programs."""
 
+import os
 import platform
 from pathlib import Path
 from typing import NamedTuple
@@ -41,6 +42,11 @@ def memory() -> int | None:
     """Bytes that programs may use on the smallest device of all hosts; None if a device does not report it, as a CPU."""
     mib = min((device.memory_stats() or {}).get("bytes_limit", 0) // 2**20 for device in jax.local_devices())
     return int(np.min(multihost_utils.process_allgather(np.int32(mib)))) * 2**20 or None
+
+
+def installed() -> int:
+    """Bytes of memory of this machine, for each of its devices: what `memory` cannot say of a CPU."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
 
 
 def keep_programs(cache: Path) -> None:

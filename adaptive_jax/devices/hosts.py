@@ -42,7 +42,7 @@ def meeting(coordinator: str | None, hosts: int | None, host: int | None, enviro
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
     Raises:
-        InputError: some of the flags without the others, no HOST:PORT, or a host that is not in 0 … hosts − 1.
+        InputError: some of the flags without the others, no HOST:PORT, no such port, or a host that is not in 0 … hosts − 1.
     """
     given = [flag is not None for flag in (coordinator, hosts, host)]
     if any(given):
@@ -51,6 +51,8 @@ def meeting(coordinator: str | None, hosts: int | None, host: int | None, enviro
             raise InputError(f"{shown}: give --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none")
         if not re.fullmatch(r".+:\d+", coordinator):
             raise InputError(f"--coordinator={coordinator} has no port: give HOST:PORT of host 0, the same on every host")
+        if not 0 < int(coordinator.rpartition(":")[2]) < 2**16:
+            raise InputError(f"--coordinator={coordinator}: a port is a number from 1 to 65,535, such as 1234")
         if not 0 <= host < hosts:
             raise InputError(f"--host={host} is not one of {hosts} hosts: number them from 0 to {hosts - 1}")
         named = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}

@@ -10,6 +10,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 POLICIES = ("stop", "skip", "rewind")
 FROM_ZERO = ("fsdp", "log_every", "evaluate_every", "checkpoint_every", "early_stopping")
 SEEDS = 2**32
+LARGEST = 2**31 - 1  # of any other number: JAX counts in 32 bits
 
 
 def check_settings(config: Mapping) -> None:
@@ -18,7 +19,7 @@ def check_settings(config: Mapping) -> None:
     Raises:
         InputError: names the key and its value.
     """
-    check_keys(config)
+    _check_sizes("", check_keys(config))
     checked_settings(config["data"])
     check_at_least(0, **{key: config[key] for key in FROM_ZERO}, **{"data.vocabulary_size": config["data"]["vocabulary_size"]})
     if not 0 <= config["keep_every_hours"] < math.inf:
@@ -37,3 +38,15 @@ def check_settings(config: Mapping) -> None:
             f"schedule.warmup_steps={warmup:,} is longer than the run of steps={steps:,}: take "
             f"schedule.warmup_steps={steps // 10:,}, or more steps"
         )
+
+
+def _check_sizes(path, value):
+    """Raises InputError for a finite number that is too large to count or compute in, other than the seed."""
+    if isinstance(value, Mapping):
+        for key in value:
+            _check_sizes(f"{path}.{key}".lstrip("."), value[key])
+    elif isinstance(value, tuple):
+        for item in value:
+            _check_sizes(path, item)
+    elif isinstance(value, int | float) and LARGEST < value < math.inf and path != "seed":
+        raise InputError(f"{path}={value} is too large: give at most {LARGEST:,}")

@@ -89,6 +89,16 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     )
 
 
+def check_memory(plan: Plan, memory: int) -> None:
+    """Raises InputError if a device with so many bytes cannot hold what the plan needs; the estimate is a low one."""
+    if (needed := plan.memory_per_device["total"]) > memory:
+        largest = max((use for use in plan.memory_per_device if use != "total"), key=plan.memory_per_device.get)
+        raise InputError(
+            f"an update needs about {needed / 1e9:,.1f} GB a device, most of it for {largest}, and this one has "
+            f"{memory / 1e9:,.1f} GB: make the model smaller, lower tokens_per_device or sequence_length, or set body.remat=all"
+        )
+
+
 def choose_fsdp(config: Mapping, vocabulary_size: int, devices: int, memory: int | None = None) -> int:
     """Devices that share one copy of the parameters to evaluate: the config's `fsdp`, or as few as can hold the model.
 

@@ -14,7 +14,7 @@ from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import Corpus
-from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.corpora.load import home_of, load
 from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
@@ -22,7 +22,7 @@ from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model import build
 from adaptive_jax.plans.checks import check_settings
-from adaptive_jax.plans.costs import Plan, describe, divide_update, dry_run_lines, make_plan
+from adaptive_jax.plans.costs import Plan, check_memory, describe, divide_update, dry_run_lines, make_plan
 from adaptive_jax.training import optim, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
@@ -77,12 +77,14 @@ def train(config: dict, workdir: Path) -> None:
     """
     config = settle(config, workdir)
     check_same_run(workdir, config)
-    accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
+    accelerators.keep_programs(home_of(config["data"]["cache"], "data.cache"))
     _check(config)
     corpus = load(config["data"])
     vocabulary, layout = corpus.vocabulary, Layout(**config["batches"])
     check_same_vocabulary(workdir, vocabulary)
-    plan = make_plan(config, len(vocabulary), jax.device_count(), accelerators.memory())
+    memory = accelerators.memory()
+    plan = make_plan(config, len(vocabulary), jax.device_count(), memory)
+    check_memory(plan, memory or accelerators.installed())
     mesh = sharding.device_mesh(plan.fsdp)
     hosts.say(describe(plan))
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import replacing
 from adaptive_jax.workdir.settings import to_json
 
@@ -45,10 +45,21 @@ def check(settings: Mapping) -> None:
 
 
 def recorded(workdir: Path, last_step: int) -> list[dict]:
-    """The lines of a run's metrics.jsonl up to `last_step`: `{"step": 20, "train/nll": 6.1}`. None are read of a new run."""
+    """The lines of a run's metrics.jsonl up to `last_step`: `{"step": 20, "train/nll": 6.1}`. None are read of a new run.
+
+    Raises:
+        InputError: the file is damaged.
+    """
     path = workdir / NAME
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    read = [json.loads(line) for line in lines if line.endswith("\n")]  # a killed process may have left half a line
+    try:
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        read = [json.loads(line) for line in lines if line.endswith("\n")]  # a killed process may have left half a line
+        for number, line in enumerate(read, start=1):
+            numbers = all(value is None or isinstance(value, int | float) for value in line.values())
+            if not numbers or not isinstance(line.get("step"), int):
+                raise ValueError(f"line {number} is not one of a step's numbers")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({one_line(error)}): restore it, or move it away to go on without it") from None
     return [line for line in read if line["step"] <= last_step]
 
 

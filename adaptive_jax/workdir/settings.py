@@ -76,7 +76,7 @@ def read_config(workdir: Path) -> dict:
         raise InputError(f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py made") from None
     except KeyError as error:
         raise InputError(f"{path} has no {error.args[0]}, so it is of an older version: add it, or train anew") from None
-    except (ValueError, TypeError) as error:  # InputErrors among them
+    except (ValueError, TypeError, RecursionError) as error:  # InputErrors among them
         raise InputError(f"{path} cannot be read ({error}): restore it, or start in a new workdir") from None
 
 
@@ -125,9 +125,11 @@ def check_same_run(workdir: Path, config: dict) -> None:
     """Refuses to resume a run with settings that would change its updates.
 
     Raises:
-        InputError: names each setting that differs, with both values.
+        InputError: names each setting that differs, with both values; or there are checkpoints without a config.
     """
     if not (workdir / "config.json").exists():
+        if any((workdir / "checkpoints").glob("[0-9]*/")):
+            raise InputError(f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir")
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
     differ = [

@@ -109,7 +109,7 @@ def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collect
     if "://" in path:
         return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
-    cache = _home(settings.cache, "data.cache")
+    cache = home_of(settings.cache, "data.cache")
     texts = _texts(corpus, path, needed)
     home = cache / corpus / _source(corpus, texts, settings.tokeniser, settings.lower)
     with kept.usable(cache):
@@ -188,20 +188,24 @@ def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
 def _texts(corpus, path, needed):
     """The text on this machine; {} for a published copy, which may have to be downloaded first."""
     try:
-        found = sources.prepared_lm1b(_home(path or PREPARED_BY_TFDS, "data.path")) if corpus == "billion_word" else {}
-        return found or (local_texts(corpus, str(_home(path, "data.path")), needed) if path else {})
+        found = sources.prepared_lm1b(home_of(path or PREPARED_BY_TFDS, "data.path")) if corpus == "billion_word" else {}
+        return found or (local_texts(corpus, str(home_of(path, "data.path")), needed) if path else {})
     except OSError as error:
         raise InputError(f"cannot read data.path={path}: {error.strerror}; give a directory that you may read") from error
 
 
-def _home(path, key):
-    """The path with the home directory for a ~ at its begin."""
+def home_of(path: str, key: str) -> Path:
+    """The directory that a setting names, with the home directory for a ~ at its start.
+
+    Raises:
+        InputError: it is empty, a URL, or the home of an unknown user.
+    """
     try:
-        if path:
+        if path and "://" not in path:
             return Path(path).expanduser()
     except RuntimeError:  # no such user
         pass
-    raise InputError(f"{key}={path!r} is no directory: give the path of one")
+    raise InputError(f"{key}={path!r} is no directory: give the path of one on a disk")
 
 
 def _source(corpus, texts, *settings) -> str:

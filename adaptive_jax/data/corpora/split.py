@@ -1,6 +1,7 @@
 """A text in one file, split into train, validation and test text."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ class Split(NamedTuple):
 
 def single_file(path: str) -> Path | None:
     """The only file of the directory `path`, hidden ones apart, or the file `path`; None for anything else, archives too."""
-    place = Path(path).expanduser().resolve()
+    place = Path(os.path.expanduser(path)).resolve()
     if place.is_dir():
         entries = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
         place = entries[0] if len(entries) == 1 else place
