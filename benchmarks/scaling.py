@@ -10,7 +10,6 @@ the other devices is then of an eighth of the bytes on each. Everything counts a
 in bfloat16 take half.
 """
 
-
 from adaptive_jax import command
 from adaptive_jax.devices.accelerators import ACCELERATORS
 from adaptive_jax.plans.costs import make_plan
