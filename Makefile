@@ -9,7 +9,7 @@ help:
 	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test"
 	@echo "make lint     checks the style of the code"
-	@echo "make clean    deletes .venv, and every run in runs/"
+	@echo "make clean    deletes .venv; runs stay"
 	@echo "PYTHON=python3.12 names another Python for .venv, WORKDIR=runs/mine another place for the run of make train."
 
 train: .venv/installed
@@ -40,4 +40,4 @@ lint: .venv/tested
 	@touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv
