@@ -68,8 +68,6 @@ def workdir() -> tuple[Path, tuple]:
     given = flags.FLAGS
     if not given.workdir:
         raise InputError("--workdir is missing: give --workdir=DIRECTORY")
-    if "\\" in given.workdir and os.sep == "/":  # tensorstore would write checkpoints elsewhere
-        raise InputError(f"--workdir={given.workdir} has a \\: separate directories by /")
     try:
         return Path(given.workdir).expanduser(), (given.coordinator, given.hosts, given.host)
     except RuntimeError:
@@ -105,15 +103,15 @@ def _quiet():
     own = standard_logging.getLogger("adaptive_jax")
     own.setLevel(standard_logging.WARNING)
     own.handlers, own.propagate = [_Lines()], False
-    sys.excepthook = _no_closed_loops
+    sys.unraisablehook = _no_closed_loops
     if not sys.warnoptions:
         warnings.showwarning = _no_warnings_of_libraries
 
 
-def _no_closed_loops(kind, error, trace):
+def _no_closed_loops(unraisable):
     """Threads of a checkpoint that could not be read print that nobody waits for them any more: no news."""
-    if str(error) != "Event loop is closed":
-        sys.__excepthook__(kind, error, trace)
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _no_warnings_of_libraries(message, category, filename, lineno, file=None, line=None):

@@ -32,7 +32,7 @@ from adaptive_jax.fairseq import torch_files
 from adaptive_jax.fairseq.config import config_of
 from adaptive_jax.fairseq.tensors import parameters_of, vocabulary_size_of
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import write_json
+from adaptive_jax.workdir.settings import check_name, write_json
 
 
 class Loaded(NamedTuple):
@@ -133,7 +133,10 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
     """
-    workdir = Path(workdir).absolute()
+    if "://" in workdir:
+        raise InputError(f"OUT_WORKDIR={workdir} must be a directory on a disk")
+    workdir = Path(os.path.expanduser(workdir)).absolute()
+    check_name(workdir)
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} already exists: give a new directory")
     vocabulary = read_dictionary(Path(dictionary))

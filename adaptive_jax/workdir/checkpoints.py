@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import threading
@@ -41,18 +42,19 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C until the end of the block."""
+    """Delays Ctrl-C and SIGTERM until the end of the block. Within `hosts.stopping`, which interrupts nothing, they act at once."""
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if not hasattr(signal.getsignal(number), "interrupts_nothing")]
     if threading.current_thread() is not threading.main_thread():  # which alone receives signals
-        yield
-        return
-    pressed = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+        numbers = []
+    came = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
-        signal.raise_signal(signal.SIGINT)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 class _Saved(NamedTuple):
@@ -167,7 +169,7 @@ class Checkpoints:
             return like | dict(self.manager.restore(step, args=args).items())
         except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
             orbax = str(error).strip().splitlines() or [type(error).__name__]
-            reason = problem(self.directory / str(step), tuple(wanted)) or orbax[0][:200]
+            reason = problem(self.directory / str(step), tuple(wanted)) or _mismatch(orbax[0]) or orbax[0][:200]
             others = [other for other in sorted(self.manager.all_steps()) if other != step]
             cure = f"the run has steps {', '.join(map(str, others))} as well" if others else "there is no other in this run"
             raise InputError(f"checkpoint {self.directory / str(step)} cannot be read ({reason}); {cure}") from error
@@ -244,6 +246,12 @@ def _plain(step):
     return None if step is None else int(step)
 
 
+def _mismatch(error):
+    """Orbax's line about an array that has another shape than the model's, in plain words; None for any other line."""
+    found = re.search(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))", error)
+    return found and f"it has an array of shape {found[2]} where config.json describes one of {found[1]}"
+
+
 def _loss(metrics):
     return metrics["nll"]
 
@@ -268,7 +276,7 @@ def _unreadable(directory):
             json.loads(metrics.read_text())
         for item in items:
             json.loads((item / "_METADATA").read_text())
-            store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{item}/"}).result()
+            store = tensorstore.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{item}/"}}).result()
             keys = store.list().result()
             if not keys or any(store.read(key).result().state != "value" for key in keys):
                 return f"{item.name} is incomplete"

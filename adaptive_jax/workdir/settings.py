@@ -121,12 +121,21 @@ def _renamed(config):
     return {"fsdp": 0} | config | new
 
 
+def check_name(workdir: Path) -> None:
+    """Raises InputError if Orbax would write checkpoints of this workdir elsewhere, or not find them again."""
+    for character in "\\[":
+        if character in str(workdir.absolute()):
+            raise InputError(f"--workdir={workdir.absolute()} has a {character} in it, which checkpoints cannot: give another name")
+
+
 def check_same_run(workdir: Path, config: dict) -> None:
     """Refuses to resume a run with settings that would change its updates.
 
     Raises:
-        InputError: names each setting that differs, with both values; or there are checkpoints without a config.
+        InputError: names each setting that differs, with both values; or there are checkpoints without a config; or see
+            `check_name`.
     """
+    check_name(workdir)
     if not (workdir / "config.json").exists():
         if any((workdir / "checkpoints").glob("[0-9]*/")):
             raise InputError(f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir")

@@ -4,6 +4,7 @@ texts = local_texts("text_files", "my_corpus")      # {"train": Text(files=(.../
 for chunk in texts["train"].chunks(): ...           # Chunk(name=".../train.txt.xz", data=b"the cat ...", done=0.01)
 """
 
+import codecs
 import contextlib
 import fnmatch
 import gzip
@@ -60,9 +61,11 @@ class Text(NamedTuple):
             try:
                 with file.open("rb") as raw:
                     for name, stream in _streams(file, raw, self.members):
+                        start = read
                         while data := stream.read(CHUNK):
+                            text = data if read > start else data.removeprefix(codecs.BOM_UTF8)
                             read += len(data)
-                            yield Chunk(name, data, min(1.0, (before + raw.tell()) / total))
+                            yield Chunk(name, text, min(1.0, (before + raw.tell()) / total))
             except Exception as error:  # damaged archives make their readers fail in many ways
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
                 where = f"{' '.join(name.split())} after {read:,} bytes of text"
