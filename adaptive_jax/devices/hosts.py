@@ -171,6 +171,7 @@ def stopping(first: str = "") -> Iterator[Stop]:
             print(f"\nstopping: {first}; Ctrl-C again stops at once", file=sys.stderr)
         stop.asked = True
 
+    wait_for_update.interrupts_nothing = True
     handlers = {signal.SIGINT: pass_on} if several else {signal.SIGINT: wait_for_update, signal.SIGTERM: wait_for_update}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:

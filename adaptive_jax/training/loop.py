@@ -172,9 +172,9 @@ def loop(job: Job, update, state: State, record: Record) -> None:
         checkpoints.save(step, state.items(), None)
         raise KeyboardInterrupt(f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes")
 
-    try:
-        first = int(state.step)
-        with hosts.stopping("this update is finished and saved first") as stop:
+    with hosts.stopping("this update is finished and saved first") as stop:
+        try:
+            first = int(state.step)
             # A run that was stopped saved its state first, and left out an evaluation that was due.
             if first and any(due(first, config[key], steps) for key in VALIDATED) and not checkpoints.evaluated(first):
                 nll, state = validate(state, first)
@@ -215,10 +215,10 @@ def loop(job: Job, update, state: State, record: Record) -> None:
                         if early:
                             return metrics.finish(step, "stopped early")
                         interval = Interval(interval.work, names)  # neither scoring nor saving counts in words a second
-        metrics.finish(steps, "finished")
-    finally:
-        metrics.close()
-        checkpoints.close()
+            metrics.finish(steps, "finished")
+        finally:
+            metrics.close()
+            checkpoints.close()
 
 
 def _batch(job, step):
