@@ -174,11 +174,16 @@ def _told(error):
         says = {"string": found[3], "string enum": allowed}.get(flag.flag_type()) or f"must be {KINDS[flag.flag_type()]}"
         return f"{found[1]} {says}"
     if found := re.match(r"Unknown command line flag '(.*)'\.?(?: Did you mean: (.*) \?)?", error):
-        close = f". Did you mean --{found[2].replace(' or ', ' or --')}?" if found[2] else ""
+        own = [name for name in re.findall(r"\w+", found[2] or "") if name in flags.FLAGS and not _of_absl(name)]
+        close = own and f". Did you mean --{own[0]}?"
         return f"--{found[1]} is no flag of this command{close or '; --help lists the flags'}"
     if found := re.match(r"Missing value for flag (\S+)", error):
         return f"{found[1]} has no value: write {found[1]}=VALUE"
     return error
+
+
+def _of_absl(name):
+    return flags.FLAGS.find_module_defining_flag(name).startswith("absl")
 
 
 def _guarded(call, stopped):
@@ -206,6 +211,8 @@ def _guarded(call, stopped):
             "Make room or choose another place, then run the same command to resume"
         )
     except Exception as error:
+        if str(error).startswith("Unable to initialize backend"):
+            _fail(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')} has no devices here: unset it, or install JAX for them")
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         _fail("out of memory: make the model or tokens_per_device smaller, or set body.remat=all, then run the same command")

@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 
-from adaptive_jax import model
+from adaptive_jax import command, model
 from adaptive_jax.data.batches.training import Layout
 from adaptive_jax.data.corpora.load import CORPORA, Settings
 from adaptive_jax.defaults import CHOOSE, DEFAULTS, GENERAL, NAMED, defaults_of
@@ -132,4 +132,4 @@ def _named(owner, path):
 
 
 if __name__ == "__main__":
-    print(page())
+    command.run(lambda: print(page()), stopped="stopped")

@@ -25,7 +25,7 @@ from absl import flags
 from adaptive_jax import command
 from adaptive_jax.bodies.attention import PATHS, attention
 from adaptive_jax.dropout import row_seeds
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_at_least
 from benchmarks.outputs import machine, torch_memory
 from benchmarks.timing import interleaved, torch_device
 
@@ -94,6 +94,10 @@ def measure(length, dropout, settings):
 
 def main(settings):
     """Prints a table of all lengths and writes the JSON."""
+    if not all(length.isdecimal() and int(length) for length in settings.times):
+        raise InputError(f"--times={','.join(settings.times)}: give lengths of 1 or more, such as --times=512,3072")
+    given = {"--heads": settings.heads, "--width": settings.width, "--repeats": settings.repeats}
+    check_at_least(1, **given, **{"--rows": settings.rows or 1})
     print(f"{machine()}, {settings.heads} heads of {settings.width}, median of {settings.repeats}")
     print(f"{'time':>5} {'rows':>5} {'dropout':>7} {'path':8} {'ms':>9} {'fastest':>9} {'GFLOP/s':>8} {'peak MB':>9}")
     found = []

@@ -24,7 +24,9 @@ import sys
 import time
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
+
+from adaptive_jax import command
 
 SMALL = (
     "--config.data.vocabulary_size=700", "--config.batches.sequence_length=16", "--config.input.cutoffs=(100,300)",
@@ -82,14 +84,13 @@ def table(parts: dict) -> str:
     return "\n".join(lines)
 
 
-def main(argv):
+def main():
     """Runs all parts and writes the results after each of them."""
-    del argv
     directory = Path(flags.FLAGS.out).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     end, parts = time.monotonic() + 60 * flags.FLAGS.minutes, {}
-    for name, command in commands(directory, flags.FLAGS.tiny).items():
-        parts[name] = run_part(name, command, directory, end - time.monotonic())
+    for name, line in commands(directory, flags.FLAGS.tiny).items():
+        parts[name] = run_part(name, line, directory, end - time.monotonic())
         done = {"date": datetime.date.today().isoformat(), "command": "python -m benchmarks.gpu", "parts": parts}
         (directory / "gpu.json").write_text(json.dumps(done, indent=2) + "\n")
         (directory / "gpu.md").write_text(table(parts) + "\n")
@@ -102,4 +103,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("out", os.environ.get("OUT", "gpu"), "Directory for gpu.json, gpu.md and profile.")
     flags.DEFINE_float("minutes", 8.7, "Minutes for all parts together.")
     flags.DEFINE_bool("tiny", False, "Very small models, as a test.")
-    app.run(main)
+    command.run(main)

@@ -8,6 +8,7 @@ here may use a device.
 import importlib
 import json
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -18,13 +19,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 120
+MEMORY = 8 << 30  # bytes that a script may take
 # None of these defines flags or starts JAX.
-MODULES = ("adaptive_jax.training.loop", "adaptive_jax.evaluation.evaluate", "adaptive_jax.explain", "adaptive_jax.plans.cutoffs",
+MODULES = ("adaptive_jax.training.loop", "adaptive_jax.evaluation.evaluate", "adaptive_jax.plans.cutoffs",
            "adaptive_jax.fairseq.torch_files", "sacremoses")
 
 
 def child(job):
     """Becomes the script."""
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     for number, name in (1, "out"), (2, "err"):
         file = os.open(os.path.join(job["directory"], name), os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)

@@ -12,6 +12,7 @@ import time
 from absl import flags
 
 from adaptive_jax import command
+from adaptive_jax.errors import InputError
 
 command.define_config()
 TO = flags.DEFINE_string("to", None, "URL to copy vocabulary and ids to: gs://..., s3://..., file:///...")
@@ -23,6 +24,8 @@ def main():
     from adaptive_jax.data.corpora import storage  # after the flags: their errors should not wait
     from adaptive_jax.data.corpora.load import load
 
+    if "choose" in config:
+        raise InputError("configs/own_text.py chooses the vocabulary when training begins: run train.py, which prepares the text")
     data = config["data"]
     start = time.perf_counter()
     corpus = load(data)

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax import command
+from adaptive_jax.data.corpora.load import home_of
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
@@ -133,9 +134,7 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
     """
-    if "://" in workdir:
-        raise InputError(f"OUT_WORKDIR={workdir} must be a directory on a disk")
-    workdir = Path(os.path.expanduser(workdir)).absolute()
+    workdir = home_of(workdir, "OUT_WORKDIR").absolute()
     check_name(workdir)
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} already exists: give a new directory")

@@ -17,8 +17,9 @@ from absl import flags
 from adaptive_jax import command
 from adaptive_jax.data.corpora.load import load, splits_of
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, check_cut
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError
 from adaptive_jax.plans import cutoffs
+from adaptive_jax.plans.checks import LARGEST
 from adaptive_jax.plans.cutoffs import Workload
 
 THRESHOLDS = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -26,6 +27,11 @@ LIMITS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000
 BANDS = (2, 3, 4, 5)
 STOPPED = "stopped: what was prepared is kept; the same command goes on"
 DEFAULTS = Workload()
+RANGES = {  # of the flags that are numbers, beside those that `check_cut` knows
+    **dict.fromkeys(("width", "factor", "batch"), (1, LARGEST)),
+    **dict.fromkeys(("smallest", "least_rows"), (0, LARGEST)),
+    "bands": (0, 100),
+}
 NO_UNKNOWN = f"It has no {UNKNOWN}, so it cannot encode the other splits: train with data.threshold=2 or a data.limit."
 NOTE = """\
 * least work, among bands of --smallest={:,} words or more. Work says nothing about accuracy: on WikiText-103, bands of
@@ -128,7 +134,9 @@ def _table(header, rows):
 
 def print_report(corpus: str, flag: flags.FlagValues) -> None:
     """Prints both tables for a corpus and the flags of the command. Raises InputError before anything is printed."""
-    check_at_least(0, bands=flag.bands, smallest=flag.smallest)
+    for name, (least, most) in RANGES.items():
+        if not least <= flag[name].value <= most:
+            raise InputError(f"--{name}={flag[name].value} must be from {least} to {most:,}")
     check_cut(flag.threshold, flag.limit)
     workload = Workload(flag.width, flag.factor, tokens=flag.batch, least_rows=flag.least_rows)
     workload.widths(flag.bands or 1)

@@ -1,0 +1,101 @@
+"""Command lines with a mistake in them, run as a user runs them: one line `error: …` with the value, status 2, within bounds.
+
+300 rows are written out in `tests/wrong_inputs.py`; 130 more follow from the keys of `adaptive_jax.defaults.DEFAULTS`. With the 134
+calls of the public layers in `tests/test_wrong_layers.py` they make more than 550 wrong inputs. `tests/forks.py` bounds memory.
+"""
+
+import itertools
+import re
+import shlex
+import shutil
+import time
+
+import pytest
+
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.training.loop import train
+from tests.conftest import ROOT
+from tests.test_wrong_layers import WRONG
+from tests.wrong_inputs import ACCEPTED, DIRECTORY, GENERATED, LINES, LINK, NOTHING, TABLE
+
+SECONDS = 60
+
+
+def place(path, content):
+    """Puts the damage in its place."""
+    before = path.read_bytes() if path.is_file() else None
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if content == DIRECTORY:
+        path.mkdir()
+    elif content == LINK:
+        path.symlink_to("/nowhere/at/all")
+    elif content != NOTHING:
+        path.write_bytes(content(before) if callable(content) else content)
+
+
+def stamps(*directories):
+    """What lies in directories, with the times of changes."""
+    return {path: path.stat().st_mtime_ns for directory in directories for path in directory.rglob("*")}
+
+
+@pytest.fixture
+def places(text, trained, flags, tmp_path):
+    """`places(row)`: what the names in braces stand for, after the row's damage is done."""
+
+    def places(row):
+        names = {"text": text, "tmp": tmp_path, "run": tmp_path / "run", "trained": trained}
+        changes = {}
+        if row.damage:
+            file, content = row.damage
+            if file.startswith("run"):
+                shutil.copytree(trained, names["run"])
+            if file.startswith("text/"):
+                names["text"] = shutil.copytree(text, tmp_path / "text")
+                changes = {"data.path": names["text"], "data.cache": tmp_path / "cache"}
+            place(tmp_path / file, content)
+        names["train"] = shlex.join(["train.py", *flags(names["run"], **changes)])
+        return names | {name: line.format(**names) for name, line in LINES.items()}
+
+    return places
+
+
+@pytest.mark.parametrize("row", [*TABLE, *GENERATED], ids=lambda row: row.name[:120])
+def test_a_wrong_input(quick_command, places, row, text, trained, tmp_path):
+    """One line that says what is wrong and what helps, soon, and nothing written but below {tmp}, without a new workdir."""
+    names = places(row)
+    before, began = stamps(text, trained), (set(ROOT.iterdir()), (tmp_path / "run").exists())
+    start = time.monotonic()
+    done = quick_command(*shlex.split(row.line.format(**names)))
+    assert time.monotonic() - start < SECONDS
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert re.fullmatch(r"(warning: .+\n)*error: .{20,}\n", done.stderr), done.stderr
+    assert "Traceback" not in done.stdout
+    line = done.stderr.splitlines()[-1]
+    assert all(part in line for part in row.says), line
+    assert "pybind" not in line and "object at 0x" not in line and "list index" not in line
+    assert stamps(text, trained) == before
+    assert (set(ROOT.iterdir()), (tmp_path / "run").exists()) == began
+
+
+@pytest.mark.parametrize("key, value", sorted(ACCEPTED))
+def test_what_is_no_mistake(quick_command, flags, tmp_path, key, value):
+    """Numbers that look like one."""
+    done = quick_command("train.py", *flags(tmp_path / "run"), "--dry_run", f"--config.{key}={value}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["a b", "ü 中", "a?b", "a%41b", "#|{}$*"])
+def test_names_of_workdirs(config, tmp_path, name):
+    """Whatever a directory may be called, its checkpoints are found again."""
+    workdir = tmp_path / name
+    train(config(steps=1), workdir)
+    assert evaluate(workdir, Request())["step"] == 1
+
+
+def test_how_many():
+    """Of the rows, no two are alike."""
+    assert len(TABLE) >= 300 and len(GENERATED) >= 130 and len(TABLE) + len(GENERATED) + len(WRONG) >= 550
+    assert not [name for name, rows in itertools.groupby(sorted(row.name for row in [*TABLE, *GENERATED])) if len(list(rows)) > 1]
