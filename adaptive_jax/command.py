@@ -80,6 +80,8 @@ def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str 
     positional: names of required arguments without a flag; `main` gets them in this order.
     stopped: the line after an interruption, unless the KeyboardInterrupt has a text of its own.
     """
+    for name in ("stdout", "stderr"):  # None where the user has closed it
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     _interruptible()
     _quiet()
 

@@ -8,10 +8,13 @@ import itertools
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
 
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from tests.conftest import ROOT
@@ -93,6 +96,22 @@ def test_names_of_workdirs(config, tmp_path, name):
     workdir = tmp_path / name
     train(config(steps=1), workdir)
     assert evaluate(workdir, Request())["step"] == 1
+
+
+@pytest.mark.parametrize("name", ["a\\b", "[a]", "\udcfc"])
+def test_names_that_no_workdir_can_have(config, tmp_path, name):
+    """Told before anything is written, as checkpoints would not be found again."""
+    with pytest.raises(InputError, match="give another name"):
+        train(config(), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_closed_streams():
+    """A command whose input and output are closed runs to its end."""
+    line = ["train.py", "--config=configs/quickstart.py", "--explain"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, *line], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_how_many():

@@ -123,6 +123,8 @@ def _renamed(config):
 
 def check_name(workdir: Path) -> None:
     """Raises InputError if Orbax would write checkpoints of this workdir elsewhere, or not find them again."""
+    if any("\udc80" <= character <= "\udcff" for character in str(workdir.absolute())):  # bytes that Python could not decode
+        raise InputError(f"--workdir={workdir.absolute()} is not UTF-8: give another name, or set LANG=C.UTF-8")
     for character in "\\[":
         if character in str(workdir.absolute()):
             raise InputError(f"--workdir={workdir.absolute()} has a {character} in it, which checkpoints cannot: give another name")
