@@ -90,6 +90,15 @@ def test_what_is_no_mistake(quick_command, flags, tmp_path, key, value):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_own_text_of_few_words(quick_command, tmp_path):
+    """It gives fewer merges than are chosen for its length; those that it gives are taken."""
+    text = tmp_path / "all.txt"
+    text.write_text("the cat sat\n" * 2000)
+    places = f"--workdir={tmp_path / 'run'}", f"--config.data.path={text}", f"--config.data.cache={tmp_path / 'cache'}"
+    done = quick_command("train.py", "--config=configs/own_text.py", "--dry_run", *places)
+    assert done.returncode == 0 and "merges       only 7: " in done.stdout, (done.stdout, done.stderr)
+
+
 @pytest.mark.parametrize("name", ["a b", "ü 中", "a?b", "a%41b", "#|{}$*"])
 def test_names_of_workdirs(config, tmp_path, name):
     """Whatever a directory may be called, its checkpoints are found again."""

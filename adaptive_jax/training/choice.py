@@ -7,6 +7,7 @@ import jax
 
 from adaptive_jax.data.corpora.load import home_of, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
+from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.devices import accelerators, hosts
 from adaptive_jax.devices.speed import product_speed
 from adaptive_jax.errors import InputError
@@ -34,7 +35,14 @@ def settle(config: dict, workdir: Path) -> dict:
     speed = product_speed({size.features for size in SIZES})
     data, vocabulary = choose_vocabulary(data, words, tokens_to_read(config, words.counts, speed))
     hosts.say("\n".join([*lines, f"words        {vocabulary}"]))
-    corpus = load(data | {"vocabulary_size": 0})
+    try:
+        corpus = load(data | {"vocabulary_size": 0})
+    except TooManyCodes as error:
+        if config["data"]["codes"] is not None or not error.able:
+            raise
+        data = data | {"codes": error.able}
+        hosts.say(f"merges       only {error.able}: they make every word of this text one unit")
+        corpus = load(data | {"vocabulary_size": 0})
     known = accelerators.accelerator(jax.devices()[0].device_kind) is not None
     config = _filled(config | {"data": data}, {"dtype": "bfloat16" if known else "float32"})
     tokens = {split: len(ids) for split, ids in corpus.ids.items()}

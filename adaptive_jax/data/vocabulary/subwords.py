@@ -47,6 +47,14 @@ class _UnitsOfWords(dict[str, tuple[int, ...]]):
         return ids
 
 
+class TooManyCodes(InputError):
+    """A text gives fewer merges than asked for: `able` of them, its second argument."""
+
+    def __init__(self, message: str, able: int):
+        super().__init__(message)
+        self.able = able
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subwords(Vocabulary):
     """Units of words, most frequent first; units that the train split never uses are last.
@@ -190,9 +198,10 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     merges = {piece: k for k, piece in enumerate(_pieces(model)[len(BYTES) : len(BYTES) + most], start=1)}
     able = min(most, max(merges.get(word + MARK, codes) for word in words))
     if able < codes:
-        raise InputError(
+        raise TooManyCodes(
             f"data.codes={codes} is more than the train split gives: {able} merges make every word one unit; set "
-            f"data.codes={able} or less, or 0 for a vocabulary of words"
+            f"data.codes={able} or less, or 0 for a vocabulary of words",
+            able,
         )
     return model
 
