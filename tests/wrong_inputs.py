@@ -178,7 +178,7 @@ VOCABULARY = rows(
     ("extra", "'extra' is no flag"), ("--threshold=0", "threshold=0"), ("--threshold=two", "--threshold=two", "a whole number"),
     ("--limit=1", "limit=1", "3 or more"), ("--width=0", "--width=0", "from 1"), ("--width=10k", "--width=10k"),
     (f"--width={HUGE}", f"--width={HUGE}", "2,147,483,647"), ("--bands=-1", "--bands=-1"), ("--bands=99", "99 bands", "give fewer"),
-    ("--bands=1000000000", "--bands=1000000000", "100"), ("--smallest=-1", "--smallest=-1"), ("--factor=0", "--factor=0"),
+    ("--bands=1000000000", "--bands=1000000000", "1,000"), ("--smallest=-1", "--smallest=-1"), ("--factor=0", "--factor=0"),
     (f"--factor={HUGE}", f"--factor={HUGE}"), ("--batch=0", "--batch=0"), ("--least_rows=-1", "--least_rows=-1"),
     ("--tokeniser=spacy", "'spacy'", "moses"), ("--lower=maybe", "--lower=maybe"), ("--vocab=3", "--vocab is no flag"),
     ("--path=/nowhere", "/nowhere"), ("--path=", "data.path=DIR"), ("--cache=/proc/x", "/proc/x"), ("--cache=gs://x/y", "gs://x/y"),

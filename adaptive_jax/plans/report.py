@@ -30,7 +30,7 @@ DEFAULTS = Workload()
 RANGES = {  # of the flags that are numbers, beside those that `check_cut` knows
     **dict.fromkeys(("width", "factor", "batch"), (1, LARGEST)),
     **dict.fromkeys(("smallest", "least_rows"), (0, LARGEST)),
-    "bands": (0, 100),
+    "bands": (0, 1_000),
 }
 NO_UNKNOWN = f"It has no {UNKNOWN}, so it cannot encode the other splits: train with data.threshold=2 or a data.limit."
 NOTE = """\
@@ -135,8 +135,8 @@ def _table(header, rows):
 def print_report(corpus: str, flag: flags.FlagValues) -> None:
     """Prints both tables for a corpus and the flags of the command. Raises InputError before anything is printed."""
     for name, (least, most) in RANGES.items():
-        if not least <= flag[name].value <= most:
-            raise InputError(f"--{name}={flag[name].value} must be from {least} to {most:,}")
+        if not least <= getattr(flag, name) <= most:
+            raise InputError(f"--{name}={getattr(flag, name)} must be from {least} to {most:,}")
     check_cut(flag.threshold, flag.limit)
     workload = Workload(flag.width, flag.factor, tokens=flag.batch, least_rows=flag.least_rows)
     workload.widths(flag.bands or 1)
