@@ -48,16 +48,17 @@ def make_update(
         gradients, carry, sums = gradients_of(state.params, lexicon, state.step, batch, state.carry)
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        squares = _squares(gradients)
         metrics = {
             "nll": sums.nll / sums.tokens,
             "loss": sums.loss / sums.tokens,
             "learning_rate": optimizer.rate(state.optimizer, state.step),
-            "gradient_norm": optax.global_norm(gradients),
+            "gradient_norm": jnp.sqrt(sum(squares)),
             "tokens": sums.tokens,
-            "gradient_squares": _squares(gradients),
+            "gradient_squares": jnp.stack(squares),
         }
         if extras.norms:
-            metrics["change_squares"] = _squares(changes)
+            metrics["change_squares"] = jnp.stack(_squares(changes))
         after = State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state, carry)
         if extras.skip_from is not None:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
@@ -71,7 +72,7 @@ def make_update(
 
 
 def _squares(tree):
-    return jnp.stack([jnp.sum(jnp.square(a.astype(jnp.float32))) for a in jax.tree.leaves(tree)])
+    return [jnp.sum(jnp.square(a.astype(jnp.float32))) for a in jax.tree.leaves(tree)]
 
 
 def _either(keep, new, old):

@@ -263,7 +263,9 @@ def problem(directory: Path, items: Sequence[str] = ITEMS) -> str | None:
     """
     if changed := changed_file(directory / CHECKSUMS, (*items, "metrics", "_")):
         return f"{changed} is missing or has changed"
-    return None if (directory / CHECKSUMS).exists() else _unreadable(directory)
+    sums = directory / CHECKSUMS
+    files = sum(path.is_file() for path in directory.rglob("*"))
+    return None if sums.exists() and len(sums.read_bytes().splitlines()) == files - 1 else _unreadable(directory)
 
 
 def _unreadable(directory):

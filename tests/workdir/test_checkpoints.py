@@ -167,6 +167,22 @@ def test_every_damaged_file_is_noticed(tmp_path, caplog, how):
         checkpoints.close()
 
 
+def test_a_damaged_list_of_checksums(tmp_path, caplog):
+    """It hides no damage: the files themselves are read. A whole checkpoint stays in use."""
+    items = saved_run(tmp_path)
+    sums = tmp_path / "checkpoints" / "2" / CHECKSUMS
+    sums.write_bytes(sums.read_bytes()[:200])
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.latest() == 2
+    checkpoints.close()
+    for path in (tmp_path / "checkpoints" / "2" / "params" / "d").iterdir():
+        damage(path, "half")
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.latest() == 1 and "checkpoint 2 is damaged" in caplog.text
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), checkpoints.restore(1, items), items))
+    checkpoints.close()
+
+
 @pytest.mark.parametrize("how", ["empty", "gone"])
 def test_damage_where_there_are_no_checksums(tmp_path, caplog, how):
     """Of a checkpoint by an older version, or of a killed process: noticed, or the numbers are right all the same."""
