@@ -18,6 +18,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with unfinished.open("wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a power failure may leave the new name and no content
         os.replace(unfinished, path)
     except OSError as error:
         error.filename = error.filename or str(path)  # the error of a full disk does not name the file

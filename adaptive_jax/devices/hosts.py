@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -162,16 +161,18 @@ def stopping(first: str = "") -> Iterator[Stop]:
         signal.signal(signal.SIGINT, before[signal.SIGINT])
         os.kill(os.getpid(), signal.SIGTERM)  # jax catches it and tells the other hosts
 
+    def tell(text):  # not by sys.stderr: a bar that is being drawn holds its lock
+        os.write(2, text.encode())
+
     def wait_for_update(number, _):
         if stop.asked and number == signal.SIGINT:
-            shown = "\x1b[?25h" * sys.stderr.isatty()  # the cursor, which a progress bar hides
-            print(f"{shown}\nstopped at once: the same command resumes from the last checkpoint", file=sys.stderr, flush=True)
+            tell("\x1b[?25h" * os.isatty(2) + "\nstopped at once: the same command resumes from the last checkpoint\n")  # cursor on
             os._exit(130)
         if not stop.asked:
-            print(f"\nstopping: {first}; Ctrl-C again stops at once", file=sys.stderr)
+            tell(f"\nstopping: {first}; Ctrl-C again stops at once\n")
         stop.asked = True
 
-    wait_for_update.interrupts_nothing = True
+    pass_on.interrupts_nothing = wait_for_update.interrupts_nothing = True
     handlers = {signal.SIGINT: pass_on} if several else {signal.SIGINT: wait_for_update, signal.SIGTERM: wait_for_update}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -179,6 +180,27 @@ def stopping(first: str = "") -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Delays Ctrl-C and SIGTERM until the end of the block. Within `stopping`, which interrupts nothing, they act at once.
+
+    On several hosts SIGTERM is jax's, which Python's functions for signals cannot put back.
+    """
+    numbers = [signal.SIGINT] if jax.distributed.is_initialized() else [signal.SIGINT, signal.SIGTERM]
+    numbers = [number for number in numbers if not hasattr(signal.getsignal(number), "interrupts_nothing")]
+    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
+        numbers = []
+    came = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager

@@ -70,7 +70,8 @@ def scores(
         if before is not None:
             yield fetch(*before)
         before = results, batch, at
-    yield fetch(*before)
+    if before is not None:  # `progress` may end before the first batch
+        yield fetch(*before)
 
 
 def plain(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> np.ndarray:

@@ -27,12 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 class Diverged(InputError):
-    """Training has diverged: the update number `step` is the first whose loss or gradient is not finite, or too large."""
+    """Training has diverged: the update number `step` is the first whose loss or gradient is not finite, or too large.
 
-    def __init__(self, step: int, what: str):
+    policy: what the config says to do.
+    """
+
+    def __init__(self, step: int, what: str, policy: str):
+        others = {"stop": ", or go on in this one with --config.divergence.policy=rewind or skip",
+                  "skip": ", or go on in this one with --config.divergence.policy=rewind"}.get(policy, "")  # fmt: skip
         super().__init__(
-            f"update {step:,} gives {what}: lower optimizer.learning_rate or lengthen schedule.warmup_steps in a new --workdir, or "
-            "go on in this one with --config.divergence.policy=rewind or skip; earlier checkpoints are intact"
+            f"update {step:,} gives {what}: lower optimizer.learning_rate or lengthen schedule.warmup_steps in a new "
+            f"--workdir{others}; earlier checkpoints are intact"
         )
         self.step, self.what = step, what
 
@@ -70,7 +75,7 @@ class Watch:
     def _diverged(self, step, what, metrics):
         self.skipped += 1
         if "skipped" not in metrics or self.skipped > SKIPPED:
-            raise Diverged(step, what)
+            raise Diverged(step, what, self.settings["policy"])
         logger.warning("update %s gives %s: skipped", f"{step:,}", what)
         return {"spikes": 0, "skipped": 1}
 
@@ -91,16 +96,19 @@ class Rewinds:
     """
 
     def __init__(self, workdir: Path):
-        self.path, self.all = workdir / "rewinds.json", []
+        self.path, self.count, self.gaps = workdir / "rewinds.json", 0, []  # a gap: (update, batches left out after it)
         if self.path.exists():
             try:
-                self.all = [{key: int(each[key]) for key in ("diverged", "resumed")} for each in json.loads(self.path.read_text())]
-            except (ValueError, TypeError, KeyError) as error:
+                read = json.loads(self.path.read_text())
+                self.count, self.gaps = int(read["rewinds"]), [(int(after), int(batches)) for after, batches in read["left_out"]]
+                if min(self.count, *(number for gap in self.gaps for number in gap), 0) < 0:
+                    raise ValueError("a number is negative")
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
                 raise InputError(f"{self.path} is damaged ({error}): restore it, or train in a new --workdir") from None
 
     def left_out(self, step: int) -> int:
         """How many batches were left out before update `step`."""
-        return sum(each["diverged"] - each["resumed"] for each in self.all if each["resumed"] < step)
+        return sum(batches for after, batches in self.gaps if after < step)
 
     def add(self, diverged: Diverged, resumed: int, most: int) -> None:
         """Goes back from an update that diverged to the one after update `resumed`, at most `most` times a run.
@@ -108,13 +116,16 @@ class Rewinds:
         Raises:
             Diverged: once more is too often.
         """
-        if len(self.all) >= most:
-            raise Diverged(diverged.step, f"{diverged.what}, after {len(self.all)} rewinds (divergence.rewinds={most})")
-        self.all.append({"diverged": diverged.step, "resumed": resumed})
+        if self.count >= most:
+            raise Diverged(diverged.step, f"{diverged.what}, after {self.count} rewinds (divergence.rewinds={most})", "rewind")
+        # The next batch is the one after that of the update that diverged, whatever lay between.
+        batches = diverged.step - resumed + self.left_out(diverged.step) - self.left_out(resumed + 1)
+        self.count += 1
+        self.gaps = [*(gap for gap in self.gaps if gap[0] <= resumed), (resumed, batches)]
         logger.warning(
             "update %s gives %s: back to update %s, without the batches of the %s updates since",
             f"{diverged.step:,}", diverged.what, f"{resumed:,}", f"{diverged.step - resumed:,}",
         )  # fmt: skip
         if hosts.first():
-            write_json(self.path, self.all)
-        hosts.wait(f"rewind {len(self.all)}")
+            write_json(self.path, {"rewinds": self.count, "left_out": self.gaps})
+        hosts.wait(f"rewind {self.count}")

@@ -66,14 +66,19 @@ class Job(NamedTuple):
     batches: TrainingBatches
     optimizer: optim.Optimizer
     rewinds: Rewinds
+    stop: hosts.Stop
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was told to stop, and all its hosts do after the same update; the text says what is saved."""
 
 
 def train(config: dict, workdir: Path) -> None:
     """Trains to `config["steps"]` updates, from the workdir's last checkpoint if there is one.
 
     Raises:
-        InputError: anything a user can cure, an update that diverges among it. Checkpoints stay as they are.
-        KeyboardInterrupt: the run was told to stop; its text says what is saved.
+        InputError: anything a user can cure, an update that diverges among it. What was saved stays.
+        Stopped: the run was told to; its text says what is saved.
     """
     config = settle(config, workdir)
     check_same_run(workdir, config)
@@ -92,27 +97,35 @@ def train(config: dict, workdir: Path) -> None:
     hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
     model, optimizer = build(config, len(vocabulary)), optim.from_config(config)
     run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
-    with locked(workdir):
+    with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, config, plan._asdict(), vocabulary)
-        job = Job(config, plan, run, corpus, batches, optimizer, Rewinds(workdir))
+        job = Job(config, plan, run, corpus, batches, optimizer, Rewinds(workdir), stop)
         while True:
             try:
                 return _run(job, workdir)
             except Diverged as diverged:
                 if config["divergence"]["policy"] != "rewind":
                     raise
-                checkpoints = Checkpoints(workdir, read_only=True)
-                saved = checkpoints.latest() or 0
-                checkpoints.close()
-                job.rewinds.add(diverged, saved, config["divergence"]["rewinds"])
+                _rewind(job, workdir, diverged)
+
+
+def _rewind(job, workdir, diverged):
+    checkpoints = Checkpoints(workdir, job.config["keep"], job.config["keep_every_hours"])
+    if checkpoints.latest() == diverged.step:  # saved when the run was stopped, before it was evaluated
+        checkpoints.set_aside(diverged.step, diverged.what)
+    saved = checkpoints.latest() or 0
+    checkpoints.close()
+    if job.stop.asked:
+        raise Stopped(f"stopped: update {diverged.step:,} gives {diverged.what}; the same command goes on from update {saved:,}")
+    job.rewinds.add(diverged, saved, job.config["divergence"]["rewinds"])
 
 
 class Record(NamedTuple):
-    """Where a run is written: its checkpoints, its metrics, and the validation losses so far, in nats a word."""
+    """Where a run is written: its checkpoints, its metrics, and the validation losses so far by update, in nats a word."""
 
     checkpoints: Checkpoints
     metrics: Metrics | NoMetrics
-    losses: list[float]
+    losses: dict[int, float]
 
 
 def _run(job: Job, workdir: Path) -> None:
@@ -131,7 +144,8 @@ def _run(job: Job, workdir: Path) -> None:
         state = restored_state(shapes, step, functools.partial(checkpoints.restore, step))
         hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
     # Read by every host, from the disk that they share: all must end early after the same update.
-    losses = [line["validation/nll"] for line in writers.recorded(workdir, step or 0) if "validation/nll" in line]
+    lines = writers.recorded(workdir, step or 0)
+    losses = {line["step"]: line["validation/nll"] for line in lines if line.get("validation/nll") is not None}
     metrics = open_metrics(workdir, step or 0, config)
     divergence = config["divergence"]
     extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"])
@@ -162,62 +176,75 @@ def loop(job: Job, update, state: State, record: Record) -> None:
 
     def validate(state, step):
         """The validation loss in nats a word, None if stopped meanwhile, and the state after the optimizer was told of it."""
-        nll = _validation_nll(job, state, step, metrics, stop)
+        nll = _validation_nll(job, state, step, metrics)
         if nll is None:
             return None, state
-        losses.append(nll)
+        losses[step] = nll
         return nll, state._replace(optimizer=job.optimizer.after_evaluation(state.optimizer, nll))
 
     def end(step, state):
         checkpoints.save(step, state.items(), None)
-        raise KeyboardInterrupt(f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes")
+        checkpoints.verify()
+        raise Stopped(f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes")
 
-    with hosts.stopping("this update is finished and saved first") as stop:
-        try:
-            first = int(state.step)
-            # A run that was stopped saved its state first, and left out an evaluation that was due.
-            if first and any(due(first, config[key], steps) for key in VALIDATED) and not checkpoints.evaluated(first):
-                nll, state = validate(state, first)
-                if nll is None:
-                    end(first, state)
-            if first == steps or _patience_ends(config, losses):
-                return metrics.finish(first, "finished" if first == steps else "stopped early")
-            interval, before, programs = Interval(job.plan.flops_per_token["training"], names), None, {}
-            with Ahead(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
-                for step, (arrays, words) in batches:
-                    if (shape := arrays.inputs.shape) in programs:
-                        interval.waited += batches.waited
-                    else:
-                        start = time.perf_counter() - batches.waited
-                        programs[shape] = update.lower(state, job.run.lexicon, arrays).compile()
-                        interval.start += time.perf_counter() - start  # starting up counts neither as waiting nor as work
-                    with jax.transfer_guard("disallow"):
-                        state, following = programs[shape](state, job.run.lexicon, arrays)
-                    # The step has been dispatched; now there is time to read the metrics of the one before.
-                    if before is not None:
-                        read(step - 1, before)
-                    before, stopped = (following, words), stop(step)
-                    evaluate, save = (due(step, config[key], steps) for key in VALIDATED)
-                    if evaluate or save or stopped or due(step, config["log_every"], steps):
-                        read(step, before)
-                        before = None
-                        metrics.write(step, "train", interval.close())
-                    metrics.advance(step)
-                    if stopped:
-                        end(step, state)  # on all hosts
-                    if evaluate or save:
-                        nll, state = validate(state, step)
-                        if nll is None:
-                            end(step, state)
-                        early = _patience_ends(config, losses)
-                        if save or early:
-                            checkpoints.save(step, state.items(), nll)
-                        if early:
-                            return metrics.finish(step, "stopped early")
-                        interval = Interval(interval.work, names)  # neither scoring nor saving counts in words a second
-            metrics.finish(steps, "finished")
-        finally:
-            metrics.close()
+    def finish(step, reason):
+        checkpoints.verify()
+        metrics.finish(step, reason)
+
+    together = True
+    try:
+        first = int(state.step)
+        # A run that was stopped saved its state first, and left out an evaluation that was due.
+        if first and any(due(first, config[key], steps) for key in VALIDATED) and not checkpoints.evaluated(first):
+            nll, state = validate(state, first)
+            if nll is not None:
+                checkpoints.record_loss(first, nll)
+        if job.stop.asked:
+            raise Stopped(f"stopped after update {first:,} of {steps:,}: the same command resumes")
+        if first == steps or _patience_ends(config, losses):
+            return finish(first, "finished" if first == steps else "stopped early")
+        interval, before, programs = Interval(job.plan.flops_per_token["training"], names), None, {}
+        with Ahead(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
+            for step, (arrays, words) in batches:
+                if (shape := arrays.inputs.shape) in programs:
+                    interval.waited += batches.waited
+                else:
+                    start = time.perf_counter() - batches.waited
+                    programs[shape] = update.lower(state, job.run.lexicon, arrays).compile()
+                    interval.start += time.perf_counter() - start  # starting up counts neither as waiting nor as work
+                with jax.transfer_guard("disallow"):
+                    state, following = programs[shape](state, job.run.lexicon, arrays)
+                # The step has been dispatched; now there is time to read the metrics of the one before.
+                if before is not None:
+                    read(step - 1, before)
+                before, stopped = (following, words), job.stop(step)
+                evaluate, save = (due(step, config[key], steps) for key in VALIDATED)
+                if evaluate or save or stopped or due(step, config["log_every"], steps):
+                    read(step, before)
+                    before = None
+                    metrics.write(step, "train", interval.close())
+                metrics.advance(step)
+                if stopped:
+                    end(step, state)
+                if evaluate or save:
+                    nll, state = validate(state, step)
+                    if nll is None:
+                        end(step, state)
+                    early = _patience_ends(config, losses)
+                    if save or early:
+                        checkpoints.save(step, state.items(), nll)
+                    if early:
+                        return finish(step, "stopped early")
+                    interval = Interval(interval.work, names)  # neither scoring nor saving counts in words a second
+        finish(steps, "finished")
+    except (Diverged, Stopped):  # on all hosts
+        raise
+    except BaseException:
+        together = not jax.distributed.is_initialized()
+        raise
+    finally:
+        metrics.close()
+        if together:  # otherwise the others would not answer
             checkpoints.close()
 
 
@@ -231,11 +258,11 @@ def _batch(job, step):
 
 def _patience_ends(config, losses):
     """Whether so many evaluations in a row have not lowered the validation loss."""
-    patience = config["early_stopping"]
+    patience, losses = config["early_stopping"], list(losses.values())
     return bool(patience) and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:])
 
 
-def _validation_nll(job, state, step, metrics, stop):
+def _validation_nll(job, state, step, metrics):
     """Scores the validation split, records the result and returns the loss in nats a word; None if told to stop meanwhile."""
     ids, vocabulary = job.corpus.ids["validation"], job.corpus.vocabulary
     length, break_mode, layout = Layout(**job.config["batches"])
@@ -243,13 +270,13 @@ def _validation_nll(job, state, step, metrics, stop):
     settings = Windows(length, 0, break_mode, layout, job.batches.per_microbatch)
 
     def until_stopped(batches, count):
-        return itertools.takewhile(lambda batch: not stop.asked, batches)
+        return itertools.takewhile(lambda batch: not job.stop.asked, batches)
 
     nll = plain(job.run._replace(params=params, step=step), ids, settings, until_stopped)
-    if stop.asked:
+    if job.stop.asked:
         return None
     result = summary(nll, ids, vocabulary)
     if not math.isfinite(result["nll"]):
-        raise Diverged(step, f"validation loss {result['nll']}")
+        raise Diverged(step, f"validation loss {result['nll']}", job.config["divergence"]["policy"])
     metrics.write(step, "validation", {key: result[key] for key in ("nll", "perplexity")})
     return result["nll"]

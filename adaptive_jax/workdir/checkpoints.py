@@ -12,15 +12,11 @@ import logging
 import os
 import re
 import shutil
-import signal
-import threading
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
-import tensorstore
 from orbax.checkpoint.checkpoint_managers import (
     AnyPreservationPolicy,
     BestN,
@@ -31,30 +27,11 @@ from orbax.checkpoint.checkpoint_managers import (
 
 from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import changed_file, write_checksums
-
-ITEMS = ("params", "optimizer", "carry")
-WHOLE = "default"  # the one item of checkpoints made before there were several
-CHECKSUMS = "checksums.sha256"
+from adaptive_jax.files import replacing
+from adaptive_jax.workdir import integrity
+from adaptive_jax.workdir.integrity import ITEMS, WHOLE
 
 logger = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM until the end of the block. Within `hosts.stopping`, which interrupts nothing, they act at once."""
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if not hasattr(signal.getsignal(number), "interrupts_nothing")]
-    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
-        numbers = []
-    came = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
 
 
 class _Saved(NamedTuple):
@@ -168,8 +145,10 @@ class Checkpoints:
             args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in wanted.items()})
             return like | dict(self.manager.restore(step, args=args).items())
         except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                raise
             orbax = str(error).strip().splitlines() or [type(error).__name__]
-            reason = problem(self.directory / str(step), tuple(wanted)) or _mismatch(orbax[0]) or orbax[0][:200]
+            reason = integrity.problem(self.directory / str(step), tuple(wanted)) or _mismatch(orbax[0]) or orbax[0][:200]
             others = [other for other in sorted(self.manager.all_steps()) if other != step]
             cure = f"the run has steps {', '.join(map(str, others))} as well" if others else "there is no other in this run"
             raise InputError(f"checkpoint {self.directory / str(step)} cannot be read ({reason}); {cure}") from error
@@ -184,36 +163,73 @@ class Checkpoints:
             self._verify()
             self.manager.close()
 
+    def verify(self) -> None:
+        """Waits until the last checkpoint is on disk, reads it back, and deletes those that need not be kept.
+
+        Raises:
+            InputError: it cannot be read back, and has been set aside.
+            OSError: it does not fit on the disk.
+        """
+        with self._writing():
+            step = self.unverified
+            if not self._verify():
+                raise InputError(
+                    f"checkpoint {step} cannot be read back: check the disk of {self.directory}; the same command goes on from the "
+                    "checkpoint before, if there is one"
+                )
+
+    def record_loss(self, step: int, nll: float) -> None:
+        """Gives a checkpoint that was saved without a validation loss its loss, in nats a word."""
+        directory = self.directory / str(step)
+        if hosts.first():
+            with replacing(directory / "metrics" / "metrics") as file:
+                file.write(json.dumps({"nll": nll}).encode())
+            integrity.seal(directory)
+        hosts.wait(f"the loss of {step}")
+        self.manager.reload()
+
+    def set_aside(self, step: int, why: str) -> None:
+        """Renames a checkpoint to STEP.damaged, with a warning."""
+        if hosts.first():
+            self._set_aside(step, why)
+        hosts.wait(f"checkpoint {step} aside")
+        self.manager.reload()
+
     def _verify(self):
-        """Reads the last checkpoint back and lists its checksums; then deletes those that need not be kept."""
+        """As `verify`; returns whether the checkpoint can be read."""
         self.manager.wait_until_finished()
         if self.unverified is None:
-            return
+            return True
         step, self.unverified = self.unverified, None
         directory, why = self.directory / str(step), None
         if hosts.first():
-            if (why := _unreadable(directory)) is None:
-                write_checksums(directory / CHECKSUMS, [path for path in directory.rglob("*") if path.is_file()])
+            if (why := integrity.unreadable(directory)) is None:
+                integrity.seal(directory)
             else:
                 self._set_aside(step, why)
         if sharding.sum_over_hosts(why is not None):
             self.manager.reload()
-            return
+            return False
         saved = [self._saved(step) for step in sorted(self.manager.all_steps())]
         keep = self.policy.should_preserve(saved, context=PreservationContext())
         for checkpoint, stays in zip(saved, keep, strict=True):
-            if not stays:
+            if sharding.sum_over_hosts(hosts.first() and not stays):  # the first host decides: disks may show others other times
                 self.manager.delete(checkpoint.step)
+        return True
 
     def _saved(self, step):
-        seconds = (self.directory / str(step)).stat().st_mtime  # of the last file in it: its checksums
+        directory = self.directory / str(step)
+        try:  # not the times of files, which copying changes
+            seconds = json.loads((directory / "_CHECKPOINT_METADATA").read_text())["init_timestamp_nsecs"] / 1e9
+        except (OSError, ValueError, KeyError, TypeError):
+            seconds = directory.stat().st_mtime
         return _Saved(step, self.manager.metrics(step), datetime.datetime.fromtimestamp(seconds, datetime.UTC))
 
     def _set_damaged_aside(self):
         found, damaged = [], {}
         if hosts.first() and self.directory.is_dir():
             found = sorted((int(path.name) for path in self.directory.iterdir() if path.name.isdecimal()), reverse=True)
-            problems = ((step, problem(self.directory / str(step))) for step in found)
+            problems = ((step, integrity.problem(self.directory / str(step))) for step in found)
             damaged = dict(itertools.takewhile(lambda each: each[1], problems))
         if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(found)):
             raise InputError(
@@ -233,7 +249,7 @@ class Checkpoints:
     @contextlib.contextmanager
     def _writing(self):
         try:
-            with uninterrupted():  # Orbax and its threads answer an interruption with tracebacks
+            with hosts.uninterrupted():  # Orbax and its threads answer an interruption with tracebacks
                 yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
@@ -254,34 +270,3 @@ def _mismatch(error):
 
 def _loss(metrics):
     return metrics["nll"]
-
-
-def problem(directory: Path, items: Sequence[str] = ITEMS) -> str | None:
-    """What is wrong with the files of a checkpoint, or None. Checksums notice a single wrong bit; Orbax alone does not.
-
-    items: those to read.
-    """
-    if changed := changed_file(directory / CHECKSUMS, (*items, "metrics", "_")):
-        return f"{changed} is missing or has changed"
-    sums = directory / CHECKSUMS
-    files = sum(path.is_file() for path in directory.rglob("*"))
-    return None if sums.exists() and len(sums.read_bytes().splitlines()) == files - 1 else _unreadable(directory)
-
-
-def _unreadable(directory):
-    """Why the files of a checkpoint cannot be read, or None: reads all of them, and decodes no array."""
-    items = [path for path in directory.iterdir() if path.name in (*ITEMS, WHOLE)]
-    if not items:
-        return "it has no parameters"
-    try:
-        if (metrics := directory / "metrics" / "metrics").exists():
-            json.loads(metrics.read_text())
-        for item in items:
-            json.loads((item / "_METADATA").read_text())
-            store = tensorstore.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{item}/"}}).result()
-            keys = store.list().result()
-            if not keys or any(store.read(key).result().state != "value" for key in keys):
-                return f"{item.name} is incomplete"
-    except (OSError, ValueError, KeyError) as error:
-        return " ".join(str(error).split())[:200]
-    return None

@@ -1,6 +1,8 @@
 """One training at a time in a workdir."""
 
 import contextlib
+import errno
+import inspect
 import logging
 import os
 import platform
@@ -12,6 +14,8 @@ import filelock
 from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+
+WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +32,14 @@ def locked(workdir: Path) -> Iterator[None]:
     lock, holder, busy = None, workdir / ".training", None
     if hosts.first():
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(workdir / ".training.lock")
+        lock = _lock(workdir / ".training.lock")
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            busy = holder.read_text() if holder.exists() else "another process"
-        except NotImplementedError:  # a file system without locks
+            busy = _read(holder) or "another process"
+        except (NotImplementedError, OSError) as error:
+            if getattr(error, "errno", errno.ENOSYS) not in WITHOUT_LOCKS:
+                raise
             logger.warning("the disk of %s has no locks: start no second training there", workdir)
     try:
         if sharding.sum_over_hosts(busy is not None):
@@ -48,3 +54,14 @@ def locked(workdir: Path) -> Iterator[None]:
         if lock is not None and lock.is_locked:
             holder.unlink(missing_ok=True)
             lock.release()
+
+
+def _lock(path):
+    # Where the disk has no locks, newer versions of filelock would make a file that a killed process leaves behind.
+    takes = inspect.signature(filelock.FileLock.__init__).parameters
+    return filelock.FileLock(path, **{"fallback_to_soft": False} if "fallback_to_soft" in takes else {})
+
+
+def _read(path):
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()

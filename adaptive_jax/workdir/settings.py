@@ -13,7 +13,7 @@ from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
-# Settings that may change when a run is resumed: none of them changes an update.
+# Settings that may change when a run is resumed: none of them changes an update that does not diverge.
 FREE = {
     "steps",
     "log_every",
@@ -170,8 +170,10 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     """Writes what the run is; the first host does, and the others wait until they see it.
 
     Raises:
-        InputError: the hosts do not share a disk, or their flags differ.
+        InputError: another run has begun there meanwhile, the hosts do not share a disk, or their flags differ.
     """
+    check_same_run(workdir, config)
+    check_same_vocabulary(workdir, vocabulary)
     hosts.wait("before the workdir")  # all have checked for another run there
     if hosts.first():
         workdir.mkdir(parents=True, exist_ok=True)

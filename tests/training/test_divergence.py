@@ -131,7 +131,7 @@ def test_rewind_draws_other_batches(config, steady, tmp_path, caplog, capsys):
     settings, losses, worst = steady
     train(divergent(config, settings, "rewind"), tmp_path / "run")
     resumed = worst // 4 * 4
-    assert json.loads((tmp_path / "run" / "rewinds.json").read_text()) == [{"diverged": worst, "resumed": resumed}]
+    assert json.loads((tmp_path / "run" / "rewinds.json").read_text()) == {"rewinds": 1, "left_out": [[resumed, worst - resumed]]}
     assert f"back to update {resumed}, without the batches of the {worst - resumed} updates since" in caplog.text
     batches = [*range(1, resumed + 1), *range(worst + 1, worst + 1 + 12 - resumed)]
     found = [line["train/nll"] for line in metrics(tmp_path / "run") if "train/nll" in line]
@@ -154,7 +154,8 @@ def test_the_cure_is_to_resume_with_another_policy(config, steady, tmp_path):
 
 def test_damaged_rewinds(tmp_path):
     """One line."""
-    for content in "", "{", "[1]", '[{"diverged": 1}]':
+    gaps = '{"rewinds": 1, "left_out": [[1, -2]]}', '{"rewinds": 1e999, "left_out": []}', '{"rewinds": 1, "left_out": [3]}'
+    for content in "", "{", "[1]", '{"rewinds": 1}', "[" * 100_000, *gaps:
         (tmp_path / "rewinds.json").write_text(content)
         with pytest.raises(InputError, match="rewinds.json is damaged"):
             Rewinds(tmp_path)

@@ -6,10 +6,11 @@ import time
 
 import pytest
 
+from adaptive_jax.devices.hosts import uninterrupted
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.checkpoints import Checkpoints, uninterrupted
+from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
 
 LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1, "body.dropout": 0.1}

@@ -210,7 +210,7 @@ def test_sub_words_are_continued_as_if_never_stopped(spelt, tmp_path):
 def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
     """The first update's loss is that of the untrained model, in nats over all units divided by the words they end."""
     settings, workdir = spelt
-    vocabulary, ids = load(settings["data"])
+    vocabulary, ids, _ = load(settings["data"])
     model = build(settings, len(vocabulary))
     batches = TrainingBatches(ids["train"], vocabulary.eos, Layout(**settings["batches"]), rows=32)
     batch = jax.tree.map(lambda a: a[0], batches.batch(0, 0))
@@ -255,7 +255,7 @@ def diverged(config, tmp_path_factory):
     """Workdir, config and error of a run whose third update is the first at an absurd rate."""
     workdir = tmp_path_factory.mktemp("diverged") / "run"
     settings = config(steps=20, log_every=1, evaluate_every=1, checkpoint_every=1, keep=20, **{
-        "optimizer.learning_rate": 1e30, "optimizer.clip_norm": 1e30, "schedule.warmup_steps": 2})
+        "optimizer.learning_rate": 1e9, "optimizer.clip_norm": 1e9, "schedule.warmup_steps": 2})
     with pytest.raises(InputError) as error:
         train(settings, workdir)
     return workdir, settings, str(error.value)
@@ -335,7 +335,7 @@ def test_a_run_that_is_stopped_saves_first(config, tmp_path, monkeypatch):
     settings = config(steps=6, evaluate_every=2, checkpoint_every=4, log_every=1)
     train(settings, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(hosts, "stopping", lambda: contextlib.nullcontext(lambda step: step == 4))
+        patch.setattr(hosts, "stopping", lambda first="": contextlib.nullcontext(hosts.Stop(lambda step: step == 4)))
         with pytest.raises(KeyboardInterrupt):
             train(settings, tmp_path / "run")
     assert [line["step"] for line in metrics(tmp_path / "run") if "validation/nll" in line] == [2]

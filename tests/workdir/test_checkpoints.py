@@ -11,7 +11,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.workdir.checkpoints import CHECKSUMS, Checkpoints
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.integrity import CHECKSUMS
 from adaptive_jax.workdir.settings import read_config, to_json
 from configs import quickstart
 
