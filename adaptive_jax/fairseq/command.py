@@ -134,7 +134,7 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
     """
-    workdir = home_of(workdir, "OUT_WORKDIR").absolute()
+    workdir = home_of(str(workdir), "OUT_WORKDIR").absolute()
     check_name(workdir)
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} already exists: give a new directory")

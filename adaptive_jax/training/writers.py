@@ -159,12 +159,15 @@ class WeightsAndBiases:
                 f"Weights & Biases does not start ({reason}): run `wandb login`, set WANDB_MODE=offline, or set "
                 "--config.metrics.wandb=False"
             ) from error
+        # Its own steps only rise: after a run went back, they would leave out what follows.
+        self.run.define_metric("update")
+        self.run.define_metric("*", step_metric="update")
         if not self.run.resumed:
             _replay(self, before)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a point to the curve of each metric."""
-        self.run.log(_finite(metrics), step=step)
+        self.run.log({"update": step} | _finite(metrics))
 
     def close(self) -> None:
         """Sends what is pending."""

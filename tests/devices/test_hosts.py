@@ -224,6 +224,38 @@ def test_an_error_of_all_is_said_once(start_hosts, tmp_path):
     assert silent(other_err)
 
 
+ALONE = """
+import errno
+from adaptive_jax import command
+command.define_config()
+command.define_workdir("")
+def main():
+    from adaptive_jax.devices import hosts
+    from adaptive_jax.training import loop, writers
+    workdir, others = command.workdir()
+    hosts.initialize(*others)
+    if hosts.first():
+        write = writers.JsonLines.write
+        def full(self, step, metrics):
+            if step == 6:
+                raise OSError(errno.ENOSPC, "", "metrics.jsonl")
+            write(self, step, metrics)
+        writers.JsonLines.write = full
+    with hosts.together():
+        loop.train(command.config()[0], workdir)
+command.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
+    """After a checkpoint: it says why and ends, and the other one does not wait for ever."""
+    (_, err), _, statuses = ended(start_hosts("-c", ALONE, *flags(tmp_path / "run", **STEPS, steps=100_000)))
+    assert statuses[0] == 2 and statuses[1] not in (0, None)
+    assert "error: cannot write metrics.jsonl: No space left on device" in err and "Traceback" not in err
+    assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
+
+
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_host_that_is_killed(start_hosts, flags, tmp_path, killed):
     """The other one does not wait for ever."""

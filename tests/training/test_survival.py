@@ -9,9 +9,9 @@ import time
 import pytest
 
 from adaptive_jax.model import BODIES
-from tests.training.test_interruptions import saved, until
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
+from tests.training.test_stopping import saved, until
 
 KILLS = 20
 RUN = {

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -244,10 +245,39 @@ def test_nothing_older_goes_before_the_newer_is_verified(tmp_path, caplog):
 
 
 def test_one_checkpoint_every_so_many_hours(tmp_path):
-    """A ten-thousandth of a second apart they all stay; an hour apart only the first and the last."""
-    for hours, left in (0.1 / 3600, {"1", "2", "3"}), (1.0, {"1", "3"}):
-        checkpoints = Checkpoints(tmp_path / str(hours), 1, hours)
-        for step in 1, 2, 3:
-            checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, None)
-        checkpoints.close()
-        assert {path.name for path in (tmp_path / str(hours) / "checkpoints").iterdir()} == left
+    """Of checkpoints made an hour apart, every 1.5 hours: the first, every second one, and the last."""
+    checkpoints, begin = Checkpoints(tmp_path, 1, 1.5), time.time() - 360_000
+    for step in range(1, 7):
+        checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, None)
+        checkpoints.verify()
+        facts = tmp_path / "checkpoints" / str(step) / "_CHECKPOINT_METADATA"
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"init_timestamp_nsecs": int((begin + 3600 * step) * 1e9)}))
+    checkpoints.close()
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "3", "5", "6"}
+
+
+def test_a_loss_that_is_known_later(tmp_path):
+    """The checkpoint is then evaluated, and the best one if its loss is lowest; after opening the directory again, too."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step, nll in (1, 2.0), (2, None):
+        checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, nll)
+    checkpoints.verify()
+    assert (checkpoints.best(), checkpoints.evaluated(2)) == (1, False)
+    checkpoints.record_loss(2, 1.5)
+    checkpoints.close()
+    again = Checkpoints(tmp_path, keep=2)
+    assert (again.best(), again.evaluated(2), again.latest()) == (2, True, 2)
+    again.close()
+
+
+def test_the_last_checkpoint_is_verified_before_anyone_is_told(tmp_path):
+    """`verify` raises where it cannot be read back, and sets it aside."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in 1, 2:
+        checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, None)
+    checkpoints.manager.wait_until_finished()
+    damage(tmp_path / "checkpoints" / "2" / "params" / "manifest.ocdbt", "half")
+    with pytest.raises(InputError, match="checkpoint 2 cannot be read back: check the disk"):
+        checkpoints.verify()
+    assert (checkpoints.latest(), checkpoints.verify()) == (1, None)
+    checkpoints.close()
