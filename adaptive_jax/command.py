@@ -21,7 +21,6 @@ from adaptive_jax.errors import InputError, one_line
 DENIED = {errno.EACCES, errno.EPERM}
 OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-RESUMES = "stopped: the same command resumes from the last checkpoint"
 NO_FILES = "/proc", "/sys"  # file systems of the kernel, which answer "no such file" to whoever creates one
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, or have no value"}
 INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
@@ -74,7 +73,7 @@ def workdir() -> tuple[Path, tuple]:
         raise InputError(f"--workdir={given.workdir} is in the home of an unknown user: give another directory") from None
 
 
-def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str = RESUMES) -> None:
+def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str = "stopped") -> None:
     """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after Ctrl-C or SIGTERM.
 
     positional: names of required arguments without a flag; `main` gets them in this order.

@@ -25,6 +25,12 @@ ROOT = Path(__file__).parents[1]
 TOPICS, WORDS = 12, 10
 
 
+def pytest_collection_modifyitems(items):
+    """Files with long tests come first, so that no worker waits for another at the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled(tmp_path_factory):
     """A directory where programs once compiled are found again, by all processes of the tests."""

@@ -1,6 +1,7 @@
 """The benchmarks of whole updates: that they run, need no more than they say, compare equal models, and end when time is up."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -67,7 +68,8 @@ def test_a_part_is_cut_off_and_said_to_be(tmp_path, capfd):
     """A part that has no time left has status 124, and the table says so; numbers of the others would stay."""
     part = gpu.run_part("output layer", ["benchmarks.outputs"], tmp_path, seconds=0)
     assert (part["status"], part["numbers"]) == (124, None)
-    assert "output layer (1 s, cut off)" in gpu.table({"output layer": part}) and "benchmarks.outputs" in capfd.readouterr().out
+    assert re.search(r"output layer \([1-9] s, cut off\)", gpu.table({"output layer": part}))
+    assert "benchmarks.outputs" in capfd.readouterr().out
 
 
 def test_torch_is_given_an_equal_model(tiny):
