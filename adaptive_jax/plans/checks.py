@@ -32,8 +32,8 @@ def check_settings(config: Mapping) -> None:
     for key in ("loss", "spike"):
         if divergence[key] <= 0:
             raise InputError(f"divergence.{key}={divergence[key]} must be above 0 nats a token; inf: never")
-    warmup, steps = config["schedule"].get("warmup_steps", 0), config["steps"]
-    if warmup > steps > 0:
+    schedule, steps = config["schedule"], config["steps"]
+    if "warmup_steps" in schedule and (warmup := schedule["warmup_steps"]) > steps > 0:
         raise InputError(
             f"schedule.warmup_steps={warmup:,} is longer than the run of steps={steps:,}: take "
             f"schedule.warmup_steps={steps // 10:,}, or more steps"

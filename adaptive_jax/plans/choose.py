@@ -149,16 +149,17 @@ def choose(
     """
     hours = config["choose"]["hours"]
     check_hours(hours)
-    check_at_least(1, **{key: value for key in SIZES_GIVEN if (value := _given(config, key)) is not None})
+    check_at_least(1, **{key: _at(config, key) for key in SIZES_GIVEN if not _is_open(config, key)})
     best = _best(config, counts, tokens, speed)
     length = best.size.length
-    batch = _given(config, "tokens_per_update", _batch(best.read, length * devices))
-    steps = _given(config, "steps", max(LEAST_STEPS, round(best.read / batch)))
+    batch = _batch(best.read, length * devices) if _is_open(config, "tokens_per_update") else config["tokens_per_update"]
+    steps = max(LEAST_STEPS, round(best.read / batch)) if _is_open(config, "steps") else config["steps"]
     readings = steps * batch / tokens["train"]
     dropout = next(rate for most, rate in DROPOUT if readings <= most)
     if _weights(best.size) < FEW_WEIGHTS * tokens["train"]:
         dropout = min(dropout, 0.1)
-    warm_up = _given(config, "schedule.warmup_steps", max(1, min(steps // WARM_UP, MOST_WARM_UP)))
+    chosen_warm_up = max(1, min(steps // WARM_UP, MOST_WARM_UP))
+    warm_up = chosen_warm_up if _is_open(config, "schedule.warmup_steps") else config["schedule"]["warmup_steps"]
     evaluations = int(EVALUATING * 3 * steps * batch / max(1, tokens["validation"]))  # one takes a third of training's work
     evaluations = min(max(evaluations, 1), EVALUATIONS)
     chosen = {
@@ -183,7 +184,7 @@ def choose(
     }
     filled = copy.deepcopy(dict(config))
     for key, value in chosen.items():
-        if _given(filled, key) is None:
+        if _is_open(filled, key):
             _set(filled, key, value)
     seconds = steps * batch * best.seconds / best.read
     return filled, _lines(filled, best.cutoffs, seconds, readings, _weights(best.size) / tokens["train"])
@@ -234,8 +235,8 @@ def _best(config, counts, tokens, speed):
 
 
 def _candidate(size, config, counts, tokens, speed):
-    cuts = config["input"].get("cutoffs")
-    cuts = _bands(size.features, counts) if cuts is None else tuple(cuts)
+    given = "cutoffs" in config["input"] and not _is_open(config, "input.cutoffs")
+    cuts = tuple(config["input"]["cutoffs"]) if given else _bands(size.features, counts)
     flops = training_flops(size, cutoffs.cost(counts, cuts, Workload(size.features)))
     rate = EFFICIENCY * speed[min(speed, key=lambda width: abs(width - size.features))] / flops  # tokens a second
     total = 3600 * config["choose"]["hours"]
@@ -260,20 +261,22 @@ def _batch(read, multiple):
     return max(1, round(min(max(wanted, LEAST_BATCH), MOST_BATCH) / multiple)) * multiple
 
 
-def _given(config, key, default=None):
-    for name in key.split("."):
-        config = config.get(name)
-        if config is None:
-            return default
+def _at(config, key):
+    for name in filter(None, key.split(".")):
+        config = config[name]
     return config
 
 
+def _is_open(config, key):
+    """Whether a setting is to be chosen: None. A layer of the user's choice may have no such setting."""
+    group, _, last = key.rpartition(".")
+    settings = _at(config, group)
+    return last in settings and settings[last] is None
+
+
 def _set(config, key, value):
-    *groups, last = key.split(".")
-    for name in groups:
-        config = config[name]
-    if last in config:  # a layer of the user's choice may have no such setting
-        config[last] = value
+    group, _, last = key.rpartition(".")
+    _at(config, group)[last] = value
 
 
 def _lines(config, cuts, seconds, readings, weights):
