@@ -22,7 +22,7 @@ LIMIT = 120
 MEMORY = 8 << 30  # bytes that a script may take
 # None of these defines flags or starts JAX.
 MODULES = ("adaptive_jax.training.loop", "adaptive_jax.evaluation.evaluate", "adaptive_jax.plans.cutoffs",
-           "adaptive_jax.fairseq.torch_files", "sacremoses")
+           "adaptive_jax.convert.torch_files", "sacremoses")
 
 
 def child(job):

@@ -32,7 +32,7 @@ LINES = {
     "prepare": "-m adaptive_jax.data.prepare --config=configs/quickstart.py --config.data.corpus=text_files"
     " --config.data.path={text} --config.data.cache={tmp}/cache --config.data.threshold=1",
     "vocabulary": "-m adaptive_jax.data.vocabulary text_files --path={text} --cache={tmp}/cache",
-    "convert": "-m adaptive_jax.fairseq",
+    "convert": "-m adaptive_jax.convert",
     "checkpoint": "tests/fixtures/fairseq/lm_post_norm.pt",
     "dict": "tests/fixtures/fairseq/dict.txt",
 }

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptive_jax.convert.command import convert
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
-from adaptive_jax.fairseq.command import convert
 from adaptive_jax.training.loop import train
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
@@ -173,7 +173,7 @@ def test_an_interrupted_conversion(start, tmp_path):
             return False
 
     pipes = []
-    with start("-m", "adaptive_jax.fairseq", FIXTURES / "lm_post_norm.pt", tmp_path / "dict.txt", tmp_path / "run") as process:
+    with start("-m", "adaptive_jax.convert", FIXTURES / "lm_post_norm.pt", tmp_path / "dict.txt", tmp_path / "run") as process:
         done = interrupted(process, reads)
     assert done == (130, "stopped: nothing was written; the same command converts the checkpoint anew\n")
     assert [path.name for path in tmp_path.iterdir()] == ["dict.txt"]

@@ -1,6 +1,6 @@
 """Converts a language model trained with fairseq into a workdir for evaluate.py.
 
-    python -m adaptive_jax.fairseq CHECKPOINT DICT OUT_WORKDIR
+    python -m adaptive_jax.convert CHECKPOINT DICT OUT_WORKDIR
     python evaluate.py --workdir=OUT_WORKDIR --data_path=DIRECTORY --window=512 --context=480
 
 CHECKPOINT is a .pt file of a `transformer_lm`, with `args` (until 2020) or `cfg`; no code in it is run. DICT is the dict.txt
@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax import command
+from adaptive_jax.convert import torch_files
+from adaptive_jax.convert.config import config_of
+from adaptive_jax.convert.tensors import parameters_of, vocabulary_size_of
 from adaptive_jax.data.corpora.load import home_of
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.fairseq import torch_files
-from adaptive_jax.fairseq.config import config_of
-from adaptive_jax.fairseq.tensors import parameters_of, vocabulary_size_of
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import check_name, write_json
 

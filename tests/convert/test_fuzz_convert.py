@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive_jax.convert import command as fairseq
+from adaptive_jax.convert import torch_files
 from adaptive_jax.errors import InputError
-from adaptive_jax.fairseq import command as fairseq
-from adaptive_jax.fairseq import torch_files
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ZIP, STREAM = FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"

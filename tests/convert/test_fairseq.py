@@ -19,12 +19,12 @@ import pytest
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.transformer import sinusoids
+from adaptive_jax.convert import command as fairseq
+from adaptive_jax.convert.config import config_of
+from adaptive_jax.convert.tensors import parameters_of
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.fairseq import command as fairseq
-from adaptive_jax.fairseq.config import config_of
-from adaptive_jax.fairseq.tensors import parameters_of
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.plans.costs import make_plan
@@ -211,7 +211,7 @@ def test_training():
 def conversion(command, tmp_path_factory):
     """The command that converts LEGACY, run to its end, and the workdir that it made."""
     workdir = tmp_path_factory.mktemp("converted") / "new" / "run"
-    return command("-m", "adaptive_jax.fairseq", LEGACY, DICT, workdir), workdir
+    return command("-m", "adaptive_jax.convert", LEGACY, DICT, workdir), workdir
 
 
 @pytest.fixture
@@ -235,8 +235,8 @@ def test_the_commands(conversion, command, home):
 
 def test_help(command):
     """--help says what the arguments are."""
-    done = command("-m", "adaptive_jax.fairseq", "--help")
-    assert "python -m adaptive_jax.fairseq CHECKPOINT DICT OUT_WORKDIR" in done.stdout
+    done = command("-m", "adaptive_jax.convert", "--help")
+    assert "python -m adaptive_jax.convert CHECKPOINT DICT OUT_WORKDIR" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 
+from adaptive_jax.convert import command as fairseq
+from adaptive_jax.convert import tensors
+from adaptive_jax.convert.config import config_of
+from adaptive_jax.convert.tensors import parameters_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.fairseq import command as fairseq
-from adaptive_jax.fairseq import tensors
-from adaptive_jax.fairseq.config import config_of
-from adaptive_jax.fairseq.tensors import parameters_of
 from adaptive_jax.model import build, parameter_shapes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"

@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from adaptive_jax.convert import torch_files
 from adaptive_jax.errors import InputError
-from adaptive_jax.fairseq import torch_files
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ZIP, STREAM = FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"
@@ -213,7 +213,7 @@ HOSTILE = {
     # Dotted names, this project's own modules, torch's other functions: no other name is looked up.
     "which is not part of a checkpoint": [
         value(module) + value(name) + pickle.STACK_GLOBAL + b"." for module, name in (
-            ("adaptive_jax.fairseq.torch_files", "zipfile"), ("torch._utils", "_rebuild_tensor_v2.__globals__"),
+            ("adaptive_jax.convert.torch_files", "zipfile"), ("torch._utils", "_rebuild_tensor_v2.__globals__"),
             ("torch.storage", "_load_from_bytes"), ("builtins", "getattr"), ("collections", "OrderedDict.__init__"),
             ("no_such_module_anywhere", "x"), ("torch", "load"), ("torch", "FloatStorage\nerror: two lines"))],
     # A file sets attributes of a namespace that it makes, never of a class, a function or a type of storages.
