@@ -22,8 +22,8 @@ TRANSFORMER = {
     "remat": "none",
 }
 TABLES = {
-    "own": {"cutoffs": (), "factor": 4, "width": 0},
-    "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": ()},
+    "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False},
+    "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False},
 }
 OUTPUT = {
     "table": {"name": "own"} | TABLES["own"],

@@ -101,13 +101,13 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
         InputError: a name or a field that does not exist, or values that do not fit together.
     """
     check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
-    dtype, features = jnp.dtype(config["dtype"]), config["body"]["features"]
-    source = make("input", INPUTS, config["input"], vocabulary_size=vocabulary_size, features=features, dtype=dtype)
+    dtype = jnp.dtype(config["dtype"])
     body = make("body", BODIES, config["body"], dtype=dtype)
+    source = make("input", INPUTS, config["input"], vocabulary_size=vocabulary_size, features=body.features, dtype=dtype)
     settings = dict(config["output"])
     table = settings.pop("table")
     given = {"tied": {"source": source}, "own": {"vocabulary_size": vocabulary_size}}.get(table["name"], {})
-    table = make("output.table", TABLES, table, features=features, **given)
+    table = make("output.table", TABLES, table, features=body.output_features, **given)
     model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table))
     _check(model, config["output"]["name"])
     return model

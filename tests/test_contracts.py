@@ -36,8 +36,8 @@ BODY = {
     "transformer_post_norm": [{"layers": 2, "heads": 2, "feed_forward": 24, "final_norm": False}],
 }
 TABLE = {
-    "own": [{"cutoffs": CUTOFFS, "factor": 2}, {"cutoffs": (20,), "factor": 1, "width": 8}, {}],
-    "tied": [{}, {"share_projections": False}, {"share_head_projection": True}, {"cutoffs": CUTOFFS}],
+    "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {}],
+    "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True}, {"cutoffs": CUTOFFS}],
 }
 OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}]}
 

@@ -30,7 +30,8 @@ class Softmax(nn.Module):
     """Softmax over all words of a table; the logits of all tokens never exist at once.
 
     With one band this is the full softmax. With several it is the adaptive softmax (Grave et al. 2017): its head holds the words of
-    band 0 and, for every further band, a row of its own, the parameter `clusters [tails, width_0]`, Xavier-uniform at first.
+    band 0 and, for every further band, a row of its own, the parameter `clusters [tails, width_0]`, Xavier-uniform at first, with a
+    bias `cluster_bias [tails]` where the words of the head have one.
 
     The table decides what is tied: `TiedTable(input, features)` for ADP-T, `OwnTable(...)` for ADP.
 
@@ -62,7 +63,11 @@ class Softmax(nn.Module):
         self.dropout = dropout.Dropout(self.input_dropout)
         head, *tails = self.table.bands()
         shape = (len(tails), head.table.shape[1])
-        self.clusters = Band(self.param("clusters", nn.initializers.xavier_uniform(), shape)) if tails else None
+        self.clusters = None
+        if tails:
+            rows = self.param("clusters", nn.initializers.xavier_uniform(), shape)
+            bias = None if head.bias is None else self.param("cluster_bias", nn.initializers.zeros, shape[:1])
+            self.clusters = Band(rows, None, bias)
 
     def loss(
         self, hidden: jax.Array, targets: jax.Array, weights: jax.Array | None = None, row_ids=None, *, train: bool = False

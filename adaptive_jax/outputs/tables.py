@@ -21,7 +21,8 @@ class OwnTable(nn.Module):
     al. 2017). The first band has a projection only where its width is not `features`, since the head multiplies hidden
     states and words directly (Baevski & Auli 2019, section 3). All arrays start Xavier-uniform.
 
-    Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`.
+    Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`, and
+        bias: add a bias to the logit of every word, 0 at first.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number out of range.
@@ -32,6 +33,7 @@ class OwnTable(nn.Module):
     cutoffs: Sequence[int] = ()
     factor: int = 4
     width: int = 0
+    bias: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -40,7 +42,7 @@ class OwnTable(nn.Module):
     def setup(self):
         tables = make_tables(self, lambda width: nn.initializers.xavier_uniform())
         projections = _own_projections(self, [table.shape[1] for table in tables], {})
-        self.own = list(map(Band, tables, projections))
+        self.own = list(map(Band, tables, projections, _biases(self, [len(table) for table in tables])))
 
     def bands(self) -> list[Band]:
         """See the module."""
@@ -60,6 +62,7 @@ class TiedTable(nn.Module):
             the band's width is not `features`, and else none.
         cutoffs: cut a source of one band here, so that all bands have its width: "no dimension reduction, tied" (Merity et
             al. 2018; Table 7), whose tails have projections of their own. Empty: the source's own bands.
+        bias: add a bias to the logit of every word, 0 at first; the input has none.
 
     Raises:
         InputError: a source without bands, or whose projections take other features; cutoffs for a source that has several bands,
@@ -71,6 +74,7 @@ class TiedTable(nn.Module):
     share_projections: bool = True
     share_head_projection: bool = False
     cutoffs: Sequence[int] = ()
+    bias: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -91,7 +95,8 @@ class TiedTable(nn.Module):
                     f"features={self.features} does not fit the source, whose band {i} has projections to {projection.shape[1]}: "
                     f"give features={projection.shape[1]}, or share_projections=False"
                 )
-        self.shared = [band._replace(projection=projection) for band, projection in zip(bands, projections, strict=True)]
+        biases = _biases(self, [len(band.table) for band in bands])
+        self.shared = [Band(band.table, *more) for band, *more in zip(bands, projections, biases, strict=True)]
 
     def bands(self) -> list[Band]:
         """See the module."""
@@ -105,10 +110,15 @@ def _cut(bands, cutoffs):
             f"output.table.cutoffs={tuple(cutoffs)} cannot cut an input that has {len(bands)} bands: leave them empty, or use "
             "input.name='lookup'"
         )
-    [(table, projection, bias)] = bands
-    sizes = band_sizes(table.shape[0], cutoffs)
-    biases = [None] * len(sizes) if bias is None else split_rows(bias, sizes)
-    return [Band(rows, projection, one) for rows, one in zip(split_rows(table, sizes), biases, strict=True)]
+    [(table, projection, _)] = bands
+    return [Band(rows, projection) for rows in split_rows(table, band_sizes(table.shape[0], cutoffs))]
+
+
+def _biases(module, sizes):
+    """A bias `[words]` for every band, parts of one parameter, or None."""
+    if not module.bias:
+        return [None] * len(sizes)
+    return split_rows(module.param("bias", nn.initializers.zeros, (sum(sizes),)), sizes)
 
 
 def _own_projections(module, widths, shared):

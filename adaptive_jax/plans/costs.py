@@ -242,4 +242,4 @@ def _composed_bytes(model, tokens):
 def _output_bytes(model, tokens):
     sizes = [band.table.shape[0] for band in traced.output_bands(model)]
     logits = max(min(tokens, chunk_size(i, words)) * words for i, words in enumerate(sizes))
-    return 4 * (logits + tokens * model.body.features)
+    return 4 * (logits + tokens * model.body.output_features)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import DEFAULTS, check_keys
+from adaptive_jax.defaults import check_keys, defaults_of
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -37,6 +37,9 @@ FREE = {
     "data.cache",
     "data.vocabulary_size",
 }
+
+# Keys of later versions, whose defaults compute what runs that lack them computed.
+ADDED = {"input.word_dropout", "output.table.bias", "output.table.weight_norm", "optimizer.decay"}
 
 VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 
@@ -71,7 +74,8 @@ def read_config(workdir: Path) -> dict:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise ValueError("it holds no config")
-        return check_keys(_with_free(config if "batches" in config else _renamed(config), DEFAULTS))
+        config = config if "batches" in config else _renamed(config)
+        return check_keys(_completed(config, defaults_of(config)))
     except FileNotFoundError:
         raise InputError(f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py made") from None
     except KeyError as error:
@@ -89,14 +93,14 @@ def read_words(workdir: Path) -> Vocabulary:
     return read_sealed(workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir")
 
 
-def _with_free(config, defaults, prefix=""):
-    """The config with the defaults of those `FREE` keys that it lacks or cannot state: JSON has no infinity."""
+def _completed(config, defaults, prefix=""):
+    """The config with the defaults of those `FREE` and `ADDED` keys that it lacks or cannot state: JSON has no infinity."""
     filled = dict(config)
     for key, default in defaults.items():
         if isinstance(default, dict):
             group = filled.get(key, {})
-            filled[key] = _with_free(group, default, f"{prefix}{key}.") if isinstance(group, dict) else group
-        elif f"{prefix}{key}" in FREE and filled.get(key) is None:
+            filled[key] = _completed(group, default, f"{prefix}{key}.") if isinstance(group, dict) else group
+        elif f"{prefix}{key}" in FREE | ADDED and filled.get(key) is None:
             filled[key] = default
     return {key: value for key, value in filled.items() if value != {}}
 
