@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from adaptive_jax.data.batches.examples import BREAK_MODES
-from adaptive_jax.data.batches.layouts import LAYOUTS
+from adaptive_jax.data.batches.layouts import check_layout
 from adaptive_jax.devices.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model import build
 from adaptive_jax.outputs.banded import chunk_size
 from adaptive_jax.plans import traced
@@ -179,8 +178,7 @@ def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
     """
     length, break_mode, layout = (config["batches"][key] for key in ("sequence_length", "break_mode", "layout"))
     check_at_least(1, steps=config["steps"], keep=config["keep"], **{"batches.sequence_length": length})
-    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
-    check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
+    check_layout(break_mode, layout)
     rows, rest = divmod(config["tokens_per_update"], length)
     if rest or not rows:
         raise InputError(

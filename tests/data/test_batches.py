@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
-from adaptive_jax.data.batches.layouts import LAYOUTS, Spans, fill_rows
+from adaptive_jax.data.batches.rows import Spans, fill_rows
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError
 
 EOS = 99
 TOY = json.loads((Path(__file__).parents[1] / "fixtures" / "context_window.json").read_text())["toy"]
-CHOICES = [("none", "packed"), *((mode, layout) for mode in BREAK_MODES[1:] for layout in LAYOUTS)]
+CHOICES = [("none", "packed"), *((mode, layout) for mode in BREAK_MODES[1:] for layout in ("packed", "similar"))]
 # Sentences of so many words, an empty line among them; the text may end in the middle of one.
 TEXTS = st.tuples(st.lists(st.integers(0, 20), min_size=1, max_size=40).filter(any), st.booleans())
 thorough = settings(deadline=None, max_examples=60, derandomize=True)
@@ -177,7 +177,7 @@ def test_impossible_settings_are_named():
         ({"context": -1}, "window=4 .* context=-1"),
         ({"break_mode": "eos"}, "context=1 .* batches.break_mode='eos' .*give context 0"),
         ({"rows": 0}, "rows=0 must be 1"),
-        ({"layout": "pack"}, 'batches.layout=\'pack\' is not one of packed, similar. Did you mean "packed"'),
+        ({"layout": "pack"}, 'batches.layout=\'pack\' is not one of packed, similar, streams. Did you mean "packed"'),
     ]:
         with pytest.raises(InputError, match=says):
             windows(ids, EOS, good._replace(**wrong))

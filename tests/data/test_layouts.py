@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from adaptive_jax.data.batches import examples as breaking
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
-from adaptive_jax.data.batches.layouts import Packed, Similar, Spans, fill_rows, pack, permutation, shuffled
+from adaptive_jax.data.batches.layouts import Packed, Similar, pack
+from adaptive_jax.data.batches.rows import Spans, fill_rows, permutation, shuffled
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build, parameter_shapes

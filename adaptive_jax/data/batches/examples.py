@@ -31,8 +31,7 @@ def examples(ids: np.ndarray, eos: int, break_mode: str, longest: int) -> tuple[
     """
     check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
     check_at_least(1, **{"batches.sequence_length": longest})
-    if not len(ids):
-        raise InputError("the split has 0 tokens; give one with at least 1")
+    check_split(ids)
     index = np.dtype(np.int32 if len(ids) < 2**31 - longest else np.int64)
     if break_mode == "none":
         ends = np.append(np.arange(longest, len(ids), longest, index), index.type(len(ids)))
@@ -45,6 +44,12 @@ def examples(ids: np.ndarray, eos: int, break_mode: str, longest: int) -> tuple[
     if not len(starts):
         raise InputError("the split has empty lines only; give text, or batches.break_mode='eos'")
     return _split(starts, ends, longest)
+
+
+def check_split(ids: np.ndarray) -> None:
+    """Raises InputError for a split without tokens."""
+    if not len(ids):
+        raise InputError("the split has 0 tokens; give one with at least 1")
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

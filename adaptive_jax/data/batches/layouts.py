@@ -9,27 +9,15 @@ A layout numbers the rows of an epoch. It says which rows an update reads, and w
 
 import functools
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.batch import Batch
-from adaptive_jax.data.batches.examples import ranges
-from adaptive_jax.errors import InputError
+from adaptive_jax.data.batches.examples import BREAK_MODES, ranges
+from adaptive_jax.data.batches.rows import Spans, permutation, runs, shuffled
+from adaptive_jax.data.batches.streams import Streams
+from adaptive_jax.errors import InputError, check_known
 
 DIVISORS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 21, 32, 64)  # of the sequence length, for rows of similar length
-
-
-class Spans(NamedTuple):
-    """Spans of a split, and the row of each: span i is the tokens `starts[i]` to `starts[i] + lengths[i] - 1`, in row `rows[i]`.
-
-    Rows ascend. The spans of one row follow each other from its left edge.
-    """
-
-    starts: np.ndarray
-    lengths: np.ndarray
-    rows: np.ndarray
 
 
 class Single:
@@ -40,14 +28,21 @@ class Single:
         row_lengths: the lengths that rows have, ascending; one or several.
         capacity: how many tokens the rows of an epoch have room for.
         segmented: whether a row may hold several examples, which must not see each other.
+        continued: whether each row of an update continues the one of the update before.
     """
 
-    segmented = False
+    segmented, continued = False, False
 
     def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
         """Takes starts and lengths of examples, `[examples]`, each at most `sequence_length` long. An update has `rows`."""
         self.starts, self.lengths, self.rows, self.row_lengths = starts, lengths, rows, [sequence_length]
         self.count, self.capacity = len(starts), len(starts) * sequence_length
+
+    def describe(self, examples: int, tokens: int) -> str:
+        """What an epoch of so many examples is, in words."""
+        shortest, longest = self.row_lengths[0], self.row_lengths[-1]
+        length = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
+        return f"{examples:,} examples in {self.count:,} rows of {length} tokens, padding {1 - tokens / self.capacity:.2%}"
 
     def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Returns the epochs and the numbers, int64 `[rows]`, of the rows that update `step` reads, and their length.
@@ -151,39 +146,19 @@ class Similar(Single):
         return Spans(self.starts[index], self.lengths[index], filled)
 
 
-# For each name the layout of a stream (break mode "none"), where every example fills its row, and that of other examples.
-LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar)}
+# For each name the layout of text that is cut anywhere (break mode "none") and that of other examples, if there is one.
+LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar), "streams": (Streams, None)}
 
 
-def fill_rows(ids: np.ndarray, eos: int, spans: Spans, shape: tuple[int, int], segmented: bool = False) -> Batch:
-    """Copies spans into a batch of `shape`, which is (rows, time). Row ids are 0, 1, 2, …
-
-    ids a b c d e, spans with starts 3 0 and lengths 2 1, both in row 0, shape (1, 4):
-        inputs [c d <eos> .], targets [d e a .], weights [1 1 1 0] and, if segmented, segment_ids [1 1 2 0].
-
-    Args:
-        ids: int32 `[n]`, or anything with a length, slices and indexing by integer arrays.
-        segmented: whether to number the spans of each row, so that they do not see each other.
-    """
-    starts, lengths, row = spans
-    rows, time = shape
-    # Each span with the token before it, which is the first input.
-    at = ranges(starts.astype(np.int64) - 1, lengths + 1)
-    stream = np.where(at < 0, np.int32(eos), ids[np.maximum(at, 0)])
-    ends = np.cumsum(lengths + 1, dtype=np.int64)
-    begins = np.cumsum(lengths, dtype=np.int64) - lengths
-    leftmost = np.searchsorted(row, row)  # the first span of the same row
-    positions = ranges(row * time + begins - begins[leftmost], lengths)
-
-    def fill(values, padding, dtype):
-        flat = np.full(rows * time, padding, dtype)
-        flat[positions] = values
-        return flat.reshape(shape)
-
-    inputs, targets = np.delete(stream, ends - 1), np.delete(stream, ends - lengths - 1)
-    segment_ids = fill(np.repeat(np.arange(len(row)) - leftmost + 1, lengths), 0, np.int32) if segmented else None
-    row_ids = np.arange(rows, dtype=np.int32)
-    return Batch(fill(inputs, eos, np.int32), fill(targets, eos, np.int32), fill(1, 0, np.float32), row_ids, segment_ids)
+def check_layout(break_mode: str, layout: str) -> None:
+    """Raises InputError for an unknown name, or a layout that cannot hold such examples."""
+    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
+    check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
+    if LAYOUTS[layout][1] is None and break_mode != "none":
+        raise InputError(
+            f"batches.layout={layout!r} continues the text from row to row, and batches.break_mode={break_mode!r} breaks it: "
+            "give break_mode none, or layout packed"
+        )
 
 
 def pack(counts: np.ndarray, sequence_length: int) -> list[tuple[tuple[int, ...], int]]:
@@ -210,42 +185,3 @@ def pack(counts: np.ndarray, sequence_length: int) -> list[tuple[tuple[int, ...]
                 patterns[room].append((lengths, rows - used))
             patterns[room - each * length].append((lengths + (length,) * each, used))
     return [pattern for of_room in patterns for pattern in of_room]
-
-
-def runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Yields each distinct value of an ascending array and its slice: 3 3 4 gives 3, slice(0, 2) and 4, slice(2, 3)."""
-    bounds = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
-    for begin, end in itertools.pairwise(bounds.tolist()):
-        yield int(values[begin]), slice(begin, end)
-
-
-@functools.lru_cache(maxsize=4)
-def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of `count` things in an epoch: int64 `[count]`, the same on every machine and in every NumPy.
-
-    It sorts random bits, because the order of Generator.permutation may change with the version of NumPy.
-    """
-    order = np.argsort(_bits(seed, epoch, 0).random_raw(count), kind="stable")
-    order.flags.writeable = False  # callers share it through the cache
-    return order
-
-
-def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Shuffles things within their groups, which have `counts` members: int32 `[sum of counts]`, int64 from 2^31 on.
-
-    counts 3 2: the first three are 0 1 2 in some order, the last two 3 4.
-    """
-    total, bits = int(np.sum(counts)), _bits(seed, epoch, 1)
-    order = np.empty(total, np.int32 if total < 2**31 else np.int64)
-    begin = 0
-    for count in map(int, counts):
-        order[begin : begin + count] = begin + np.argsort(bits.random_raw(count), kind="stable")
-        begin += count
-    order.flags.writeable = False
-    return order
-
-
-def _bits(seed, epoch, stream):
-    if seed < 0:
-        raise InputError(f"seed={seed} must be 0 or more")
-    return np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))

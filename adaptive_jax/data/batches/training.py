@@ -6,16 +6,18 @@ import numpy as np
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import examples
-from adaptive_jax.data.batches.layouts import LAYOUTS, Spans, fill_rows, runs
-from adaptive_jax.errors import check_at_least, check_known
+from adaptive_jax.data.batches.layouts import LAYOUTS, check_layout
+from adaptive_jax.data.batches.rows import Spans, fill_rows, runs
+from adaptive_jax.errors import check_at_least
 
 
 class Layout(NamedTuple):
     """How a split becomes rows: the group `batches` of a config.
 
-    sequence_length: tokens of a row, and the most that an example has.
+    sequence_length: tokens of a row, and the most that an example has; of layout "streams" the usual length of a window.
     break_mode: what an example is: a window of the text (none), or whole sentences (complete, complete_doc, eos); see `examples`.
-    layout: how examples become rows: "packed" or "similar"; see `layouts`. With break_mode "none" both put one in each row.
+    layout: how examples become rows: "packed" or "similar", see `layouts` (with break_mode "none" both put one in each row); or
+        "streams", for bodies that carry a state from update to update, see `streams`.
     """
 
     sequence_length: int
@@ -43,19 +45,19 @@ class TrainingBatches:
 
     def __init__(self, ids: np.ndarray, eos: int, layout: Layout, rows: int, microbatches: int = 1):
         length, break_mode, name = layout
-        check_known(f"batches.layout={name!r}", name, LAYOUTS)
+        check_layout(break_mode, name)
         check_at_least(1, rows=rows, microbatches=microbatches)
         starts, lengths = examples(ids, eos, break_mode, length)
         self.ids, self.eos, self.microbatches, self.per_microbatch = ids, eos, microbatches, rows // microbatches
-        of_stream, of_examples = LAYOUTS[name]
-        self.layout = (of_stream if break_mode == "none" else of_examples)(starts, lengths, length, rows)
+        of_text, of_examples = LAYOUTS[name]
+        self.layout = (of_text if break_mode == "none" else of_examples)(starts, lengths, length, rows)
         self.examples, self.tokens = len(starts), int(lengths.sum(dtype=np.int64))
 
     def batch(self, seed: int, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
         """Returns the batch of update `step`, `[microbatches, rows, ...]`. Every epoch reads each token of an example once.
 
         share: (i, n) returns only the rows of host i of n: the i-th of n equal parts of each microbatch. `row_ids` number the
-            rows of the whole update.
+            rows of the whole update. With layout "streams" row r continues row r of the update before, or is `reset`.
         """
         epochs, numbers, time = self.layout.update(seed, step)
         index, hosts = share
@@ -67,11 +69,9 @@ class TrainingBatches:
             spans.append((starts, lengths, rows + run.start))
         spans = Spans(*map(np.concatenate, zip(*spans, strict=True)))
         batch = fill_rows(self.ids, self.eos, spans, (row_ids.size, time), self.layout.segmented)
-        arrays = batch._replace(row_ids=row_ids.ravel())
+        reset = numbers < self.layout.rows if self.layout.continued else None  # the first window of an epoch
+        arrays = batch._replace(row_ids=row_ids.ravel(), reset=reset)
         return Batch(*(None if a is None else a.reshape(*row_ids.shape, *a.shape[1:]) for a in arrays))
 
     def __str__(self):
-        shortest, longest = self.layout.row_lengths[0], self.layout.row_lengths[-1]
-        length = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-        padding = 1 - self.tokens / self.layout.capacity
-        return f"{self.examples:,} examples in {self.layout.count:,} rows of {length} tokens, padding {padding:.2%}"
+        return self.layout.describe(self.examples, self.tokens)

@@ -6,9 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.batch import Batch
-from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
-from adaptive_jax.data.batches.layouts import LAYOUTS, Single, Spans, fill_rows
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.data.batches import streams
+from adaptive_jax.data.batches.examples import check_split, examples, ranges
+from adaptive_jax.data.batches.layouts import LAYOUTS, Single, check_layout
+from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.errors import InputError, check_at_least
 
 ALONE = ("complete_doc", "eos")  # break modes whose examples see nothing before them
 
@@ -18,8 +20,11 @@ class Windows(NamedTuple):
 
     window: tokens of a row, the first `context` of which are only read.
     break_mode: what an example is; see `examples`.
-    layout: "packed" or "similar"; how to place examples that must see nothing else (break_mode "complete_doc" or "eos").
-    rows: rows of a batch. Layout "similar" has more where rows are shorter.
+    layout: "packed" or "similar"; how to place examples that must see nothing else (break_mode "complete_doc" or "eos"). Or
+        "streams": the split is read on from batch to batch, by a body that carries its state.
+    rows: rows of a batch. Layout "similar" has more where rows are shorter. "streams" cuts the split into so many, and all but the
+        first begin without what came before them: only one row gives every token its whole past.
+    multiple: batches have a multiple of so many rows; empty ones are added.
     """
 
     window: int
@@ -27,6 +32,7 @@ class Windows(NamedTuple):
     break_mode: str
     layout: str
     rows: int
+    multiple: int = 1
 
 
 class WindowBatch(NamedTuple):
@@ -45,10 +51,9 @@ def check_windows(settings: Windows) -> None:
     Raises:
         InputError: window <= context, a context for examples that must see nothing else, an unknown name.
     """
-    window, context, break_mode, layout, rows = settings
-    check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
-    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
-    check_at_least(1, rows=rows)
+    window, context, break_mode, layout, rows, multiple = settings
+    check_layout(break_mode, layout)
+    check_at_least(1, rows=rows, multiple=multiple)
     if not 0 <= context < window:
         raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
     if context and break_mode in ALONE:
@@ -56,6 +61,8 @@ def check_windows(settings: Windows) -> None:
             f"context={context} shows an example the tokens before it, but batches.break_mode={break_mode!r} forbids that: "
             "give context 0, or break_mode none or complete"
         )
+    if context and LAYOUTS[layout][1] is None:
+        raise InputError(f"context={context} is not for batches.layout={layout!r}, where a token sees all before it: give 0")
 
 
 def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:
@@ -76,7 +83,11 @@ def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator
         InputError: as `check_windows`, and an empty split.
     """
     check_windows(settings)
-    window, context, break_mode, name, rows = settings
+    window, context, break_mode, name, rows, multiple = settings
+    check_split(ids)
+    if name == "streams":
+        return _continued(ids, eos, settings)
+    rows = -(-rows // multiple) * multiple
     alone, longest = break_mode in ALONE, max(1, min(window - context, len(ids)))  # a row need not be longer than the split
     starts, lengths = examples(ids, eos, break_mode, longest)
     layout = (LAYOUTS[name][1] if alone else Single)(starts, lengths, longest, rows)
@@ -93,3 +104,17 @@ def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator
 
     batches = layout.in_order()
     return len(batches), (read(*batch) for batch in batches)
+
+
+def _continued(ids, eos, settings):
+    """As `windows`, for layout "streams"."""
+    rows = min(settings.rows, len(ids))
+    shape = -(-rows // settings.multiple) * settings.multiple, min(settings.window, -(-len(ids) // rows))
+    count, spans = streams.in_order(len(ids), rows, shape[1])
+
+    def read(number, spans):
+        batch = fill_rows(ids, eos, spans, shape)
+        batch = batch._replace(reset=np.full(shape[0], number == 0))
+        return WindowBatch(batch, np.zeros(shape[0], np.int32)), ranges(spans.starts, spans.lengths)
+
+    return count, (read(*each) for each in enumerate(spans))

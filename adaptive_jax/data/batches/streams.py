@@ -1,0 +1,114 @@
+"""Streams: the split as parallel rows, each of which continues from update to update, for bodies that carry a state on."""
+
+import functools
+import itertools
+
+import numpy as np
+
+from adaptive_jax.data.batches.rows import Spans, bits
+from adaptive_jax.errors import InputError
+
+DEVIATION = 5  # of a window's length, in tokens
+SHORTEST = 5  # tokens of a window
+
+
+class Streams:
+    """The split cut into equal rows; update after update reads the next window of each (Merity et al. 2018, section 5).
+
+    Tokens 0 to 13 in 2 rows, windows of 3, 4:   update 0: [0 1 2] and [7 8 9];   update 1: [3 4 5 6] and [10 11 12 13].
+
+    A window is about as long as the sequence length; see `draw` and `lattice`. All rows of an update have windows of one length.
+    The last window of an epoch is cut short, and filled up with tokens of weight 0. Tokens that do not fill a row, fewer than there
+    are rows, are left out. The first token of a row follows the token before it in the split.
+
+    Attributes: as those of `adaptive_jax.data.batches.layouts.Single`, and
+        columns: tokens of each row in an epoch.
+    """
+
+    segmented, continued = False, True
+
+    def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
+        """As `Single`; the examples are the text, cut anywhere."""
+        tokens = int(starts[-1]) + int(lengths[-1])
+        self.rows, self.base, self.columns = rows, sequence_length, tokens // rows
+        if not self.columns:
+            raise InputError(f"the split has {tokens:,} tokens, fewer than its {rows:,} rows: lower tokens_per_update")
+        self.ends = functools.lru_cache(maxsize=4)(self._ends)
+        self._windows = {}  # by seed, windows up to the end of each epoch
+
+    def describe(self, examples: int, tokens: int) -> str:
+        """What an epoch is, in words."""
+        usual = lattice(self.base, self.base + 2.0 * DEVIATION * np.array([-1, 1]))
+        return f"{self.rows:,} rows, each continued through {self.columns:,} tokens in windows of about {usual[0]} to {usual[1]}"
+
+    def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """As `Single.update`; the numbers of window w are w · rows to (w + 1) · rows − 1."""
+        done = self._windows.setdefault(seed, [0])
+        while done[-1] <= step:
+            done.append(done[-1] + len(self.ends(seed, len(done) - 1)))
+        epoch = int(np.searchsorted(done, step, side="right")) - 1
+        window = step - done[epoch]
+        ends = self.ends(seed, epoch)
+        time = int(ends[window] - (ends[window - 1] if window else 0))
+        return np.full(self.rows, epoch), window * self.rows + np.arange(self.rows), time
+
+    def spans(self, numbers: np.ndarray, seed: int, epoch: int) -> Spans:
+        """As `Single.spans`."""
+        window, row = np.divmod(numbers, self.rows)
+        ends = np.append(0, self.ends(seed, epoch))
+        lengths = np.minimum(ends[window + 1], self.columns) - ends[window]
+        return Spans(row * self.columns + ends[window], lengths, np.arange(len(numbers)))
+
+    def _ends(self, seed, epoch):
+        """The ends of an epoch's windows in a row, the last one not cut short: int64 `[windows]`."""
+        source, drawn, total = bits(seed, epoch, 2), [], 0
+        while total < self.columns:
+            drawn.append(draw(self.base, source, 1 + (self.columns - total) // self.base))
+            total += int(drawn[-1].sum())
+        ends = np.cumsum(np.concatenate(drawn))
+        return ends[: np.searchsorted(ends, self.columns) + 1]
+
+
+def draw(base: int, source: np.random.Philox, count: int) -> np.ndarray:
+    """Lengths of `count` windows, int64: those of `rule`, rounded as `lattice` says."""
+    uniform, *pair = (source.random_raw(3 * count).reshape(count, 3) >> np.uint64(11)).T * 2.0**-53
+    normal = np.sqrt(-2 * np.log1p(-pair[0])) * np.cos(2 * np.pi * pair[1])
+    return lattice(base, rule(base, uniform, normal))
+
+
+def rule(base: int, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    """Lengths of windows as Merity et al. 2018, section 5, draw them: about `base` with probability 0.95, else half of that.
+
+    uniform, normal: numbers drawn from U(0, 1) and N(0, 1).
+    """
+    mean = np.where(uniform < 0.95, base, base / 2)
+    return np.maximum(min(SHORTEST, base), (mean + DEVIATION * normal).astype(np.int64))
+
+
+def lattice(base: int, lengths: np.ndarray) -> np.ndarray:
+    """Lengths rounded to the nearest of base ± 0, 1, 2, … tenths of it (5 tokens, if that is more), so that few programs compile.
+
+    With base 70 those are 56, 63, 70, 77, 84 and, around half of it, 21 to 49. Rounding leaves the mean, 68.25, as it is, and
+    raises the deviation around each of the two means from 5 to 5.4.
+    """
+    step = max(min(base, SHORTEST), round(base / 10))
+    rounded = base + step * np.rint((np.asarray(lengths) - base) / step).astype(np.int64)
+    return np.maximum(rounded, base % step or step)
+
+
+def in_order(tokens: int, rows: int, window: int) -> tuple[int, itertools.chain]:
+    """Cuts a split of so many tokens into `rows` rows, read on in windows, each token once: for evaluation.
+
+    Returns:
+        The number of windows, and an iterator over pairs of a window's spans and its time. Rows that are at their end have no span.
+    """
+    columns = -(-tokens // rows)
+    begins = range(0, columns, window)
+
+    def spans(begin):
+        starts = np.arange(rows) * columns + begin
+        lengths = np.clip(np.minimum(tokens, (np.arange(rows) + 1) * columns) - starts, 0, window)
+        filled = np.flatnonzero(lengths > 0)
+        return Spans(starts[filled], lengths[filled], filled)
+
+    return len(begins), map(spans, begins)

@@ -1,0 +1,181 @@
+"""Streams: rows that continue from update to update, for training and for evaluation."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.batches import streams
+from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.windows import Windows, windows
+from adaptive_jax.errors import InputError
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
+REFERENCE = np.load(FIXTURES / "batching.npz")
+CASES = json.loads((FIXTURES / "batching.json").read_text())["cases"]
+EOS = 99
+thorough = settings(deadline=None, max_examples=40, derandomize=True)
+
+
+def batches_of(count, length, rows, microbatches=1):
+    """Batches of a split whose token k is k + 100."""
+    return TrainingBatches(np.arange(100, 100 + count, dtype=np.int32), EOS, Layout(length, "none", "streams"), rows, microbatches)
+
+
+def together(batches, seed, steps):
+    """The rows' targets and inputs over so many updates, `[rows, tokens]` without padding, by epoch."""
+    epochs = []
+    for step in range(steps):
+        batch = Batch(*(None if a is None else a.reshape(-1, *a.shape[2:]) for a in batches.batch(seed, step)))
+        np.testing.assert_array_equal(batch.row_ids, np.arange(len(batch.inputs)))
+        assert batch.reset.dtype == bool
+        assert batch.reset.all() or not batch.reset.any()
+        if batch.reset[0]:
+            epochs.append([])
+        used = batch.weights[0] > 0
+        assert (batch.weights == used).all()
+        assert used[: used.sum()].all()
+        epochs[-1].append((batch.targets[:, used], batch.inputs[:, used], len(used)))
+    return [[np.concatenate(parts, axis=1) for parts in list(zip(*epoch, strict=True))[:2]] for epoch in epochs], epochs
+
+
+@thorough
+@given(count=st.integers(1, 900), length=st.integers(1, 80), rows=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_rows_continue_through_the_whole_split(count, length, rows, seed):
+    """Every epoch reads every row once, in order, each token after the one before it; fewer tokens than rows are left out."""
+    if count < rows:
+        with pytest.raises(InputError, match=f"has {count} tokens, fewer than its {rows} rows"):
+            batches_of(count, length, rows)
+        return
+    batches = batches_of(count, length, rows)
+    columns = count // rows
+    expected = 100 + np.arange(rows * columns).reshape(rows, columns)
+    whole, parts = together(batches, seed, 2 * (columns // min(5, length) + 1))
+    for targets, inputs in whole[:-1]:
+        np.testing.assert_array_equal(targets, expected)
+        np.testing.assert_array_equal(inputs, np.where(expected == 100, EOS, expected - 1))
+    assert len(whole) > 1
+    assert {time for epoch in parts for *_, time in epoch} <= set(streams.lattice(length, np.arange(4 * length + 40)))
+
+
+def test_a_batch_is_a_function_of_seed_and_step():
+    """Walking there or asking at once, in one microbatch or three, on one host or two: the same windows; another seed, others."""
+    walked, late, parts = batches_of(5_000, 20, 6), batches_of(5_000, 20, 6), batches_of(5_000, 20, 6, microbatches=3)
+    all_ = [walked.batch(3, step) for step in range(130)]
+    assert sum(batch.reset.all() for batch in all_) > 2
+    for step in 129, 41, 0:
+        hosts = [parts.batch(3, step, (host, 2)) for host in range(2)]
+        for ours, whole in zip(late.batch(3, step), all_[step], strict=True):
+            np.testing.assert_array_equal(ours, whole)
+        for field in "inputs", "targets", "weights", "row_ids", "reset":
+            joined = np.concatenate([getattr(host, field) for host in hosts], axis=1)
+            np.testing.assert_array_equal(joined.reshape(getattr(all_[step], field)[0].shape), getattr(all_[step], field)[0])
+    lengths = [[b.inputs.shape[-1] for b in (late.batch(seed, step) for step in range(40))] for seed in (3, 4)]
+    assert lengths[0] != lengths[1]
+
+
+def test_lengths_are_drawn_as_published_and_rounded():
+    """Rounding to 10 lengths keeps the mean and moves the deviation a little; half of the length comes once in twenty."""
+    source = np.random.Philox(key=np.array([1, 2], np.uint64))
+    rounded = streams.draw(70, source, 200_000)
+    generator = np.random.default_rng(0)
+    exact = streams.rule(70, generator.random(200_000), generator.standard_normal(200_000))
+    assert abs((rounded < 52).mean() - 0.05) < 2e-3
+    assert abs(rounded.mean() - exact.mean()) < 0.1
+    assert abs(exact.mean() - 67.75) < 0.1
+    assert [round(lengths[lengths > 52].std(), 1) for lengths in (exact, rounded)] == [5.0, 5.4]
+    assert set(rounded) <= set(range(14, 99, 7))
+    assert np.isin(rounded, (63, 70, 77)).mean() > 0.91
+
+
+@pytest.mark.parametrize("base", [3, 5, 7, 10, 35, 64, 70, 512])
+def test_few_lengths_are_compiled(base):
+    """The sequence length is one of them; none is below 1."""
+    lengths = streams.draw(base, np.random.Philox(1), 50_000)
+    assert base in lengths
+    assert lengths.min() >= 1
+    assert len(set(lengths)) <= 14
+    np.testing.assert_array_equal(streams.lattice(base, np.array([base])), [base])
+
+
+@pytest.mark.parametrize("case", ["bptt70", "bptt70_other_seed", "bptt10"])
+def test_batching_lengths(case):
+    """The public code's lengths from its own random numbers, before rounding."""
+    settings, source = CASES[case], np.random.RandomState(CASES[case]["numpy_seed"])
+    drawn = [(source.random_sample(), source.standard_normal()) for _ in range(settings["n"])]
+    np.testing.assert_array_equal(streams.rule(settings["bptt"], *np.array(drawn).T), REFERENCE[f"{case}/seq_len"])
+
+
+@pytest.mark.parametrize("case", ["batchify_23_4", "batchify_20_4", "batchify_7_1"])
+def test_batching_rows(case):
+    """The public code's rows; there the first token of each is not predicted, here it follows the one before it in the split."""
+    [[targets, _]], _ = together(batches_of(CASES[case]["tokens"], 50, CASES[case]["bsz"]), 0, 1)
+    np.testing.assert_array_equal(targets, REFERENCE[f"{case}/result"].T)
+
+
+def test_batching_epoch_walk(monkeypatch):
+    """The public code's windows of one epoch, given its lengths. It predicts all but the first of 1,500 tokens a row."""
+    drawn, case = REFERENCE["epoch_walk/drawn"], CASES["epoch_walk"]
+    monkeypatch.setattr(streams, "draw", lambda base, source, count: drawn)
+    columns = case["rows"] - 1
+    _, [epoch, *_] = together(batches_of(columns * case["batch_size"], case["bptt"], case["batch_size"]), 0, case["updates"] + 1)
+    np.testing.assert_array_equal([targets[0, 0] - 100 for targets, *_ in epoch], REFERENCE["epoch_walk/i"])
+    np.testing.assert_array_equal([targets.shape[1] for targets, *_ in epoch], REFERENCE["epoch_walk/rows"])
+    lengths = np.array([time for *_, time in epoch])
+    np.testing.assert_allclose(case["base_lr"] * lengths / case["bptt"], REFERENCE["epoch_walk/lr"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("get_batch")])
+def test_batching_windows(case):
+    """A window of the public code is one of evaluation here: its inputs, its targets, and where it is cut short."""
+    settings, source = CASES[case], np.arange(100, 144).reshape(4, 11)
+    length = settings["seq_len"] or settings["bptt"]
+    begin, rows = settings["i"], [source[row, settings["i"] :] for row in range(4)]
+    parts = []
+    for row in rows:  # each as a split of its own, whose first token is only read
+        _, batches = windows(row[1:].astype(np.int32), int(row[0]), Windows(length, 0, "none", "streams", 1))
+        window, at = next(batches)
+        parts.append((window.batch.inputs[0, : len(at)], window.batch.targets[0, : len(at)]))
+    inputs, targets = (np.stack(part) for part in zip(*parts, strict=True))
+    assert begin + len(inputs[0]) <= 10
+    np.testing.assert_array_equal(inputs.T, REFERENCE[f"{case}/data"])
+    np.testing.assert_array_equal(targets.T.ravel(), REFERENCE[f"{case}/target"])
+
+
+@thorough
+@given(count=st.integers(1, 300), window=st.integers(1, 40), rows=st.integers(1, 8), multiple=st.integers(1, 4))
+def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple):
+    """Every token once; row r's windows follow each other; the first window of all resets; rows are filled up for devices."""
+    ids = np.arange(100, 100 + count, dtype=np.int32)
+    number, batches = windows(ids, EOS, Windows(window, 0, "none", "streams", rows, multiple))
+    batches = list(batches)
+    assert len(batches) == number
+    at = np.concatenate([at for _, at in batches])
+    assert sorted(at) == list(range(count))
+    read, scored = {}, []
+    for i, (shown, at) in enumerate(batches):
+        batch = shown.batch
+        assert len(batch.inputs) % multiple == 0
+        assert (batch.reset == (i == 0)).all()
+        counted = batch.weights > 0
+        np.testing.assert_array_equal(batch.targets[counted], ids[at])
+        for row in np.flatnonzero(counted.any(axis=1)):
+            read.setdefault(row, []).extend(batch.inputs[row, counted[row]])
+            scored.append(row)
+    assert len(read) <= min(rows, count)
+    for row, inputs in read.items():
+        assert inputs[0] == EOS if row == 0 else True
+        np.testing.assert_array_equal(np.diff(inputs[1:]), 1)
+
+
+def test_what_streams_refuse():
+    with pytest.raises(InputError, match="batches.break_mode='eos' breaks it: give break_mode none"):
+        TrainingBatches(np.arange(9, dtype=np.int32), EOS, Layout(4, "eos", "streams"), 1)
+    with pytest.raises(InputError, match="context=3 is not for batches.layout='streams'"):
+        windows(np.arange(9), EOS, Windows(4, 3, "none", "streams", 1))
+    with pytest.raises(InputError, match="0 tokens"):
+        windows(np.arange(0), EOS, Windows(4, 0, "none", "streams", 1))
