@@ -26,8 +26,8 @@ import numpy as np
 
 from adaptive_jax import command
 from adaptive_jax.convert import torch_files
-from adaptive_jax.convert.config import config_of
-from adaptive_jax.convert.tensors import parameters_of, vocabulary_size_of
+from adaptive_jax.convert.transformer import parameters_of, vocabulary_size_of
+from adaptive_jax.convert.transformer_config import config_of
 from adaptive_jax.data.corpora.load import home_of
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary

@@ -20,8 +20,8 @@ import pytest
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.transformer import sinusoids
 from adaptive_jax.convert import command as fairseq
-from adaptive_jax.convert.config import config_of
-from adaptive_jax.convert.tensors import parameters_of
+from adaptive_jax.convert.transformer import parameters_of
+from adaptive_jax.convert.transformer_config import config_of
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation.evaluate import Request, evaluate

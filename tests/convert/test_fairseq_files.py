@@ -15,8 +15,8 @@ import pytest
 
 from adaptive_jax.convert import command as fairseq
 from adaptive_jax.convert import tensors
-from adaptive_jax.convert.config import config_of
-from adaptive_jax.convert.tensors import parameters_of
+from adaptive_jax.convert.transformer import parameters_of
+from adaptive_jax.convert.transformer_config import config_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build, parameter_shapes
