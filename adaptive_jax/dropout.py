@@ -21,6 +21,11 @@ def row_seeds(key: jax.Array, row_ids: jax.Array) -> jax.Array:
     return jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)).astype(jnp.uint32)
 
 
+def shared_seeds(key: jax.Array) -> jax.Array:
+    """Two seed words, uint32 `[2]`, for a mask that all rows of an update share."""
+    return jax.random.key_data(key).astype(jnp.uint32)
+
+
 def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
     """Which entries stay: True with probability 1 - rate.
 
@@ -52,11 +57,16 @@ class Dropout(nn.Module):
 
     The key comes from the rng stream "dropout".
 
+    Attributes:
+        rate: the probability.
+        locked: draw one mask for all steps of `x [rows, time, ...]` (Gal & Ghahramani 2016; Merity et al. 2018, section 4.2).
+
     Raises:
         InputError: a rate outside [0, 1), or `row_ids` that are not one whole number for each row.
     """
 
     rate: float
+    locked: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -69,5 +79,57 @@ class Dropout(nn.Module):
         if not train or not self.rate:
             return x
         row_ids = jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
-        mask = keep_mask(row_seeds(self.make_rng("dropout"), row_ids), positions(x.shape[1:]), self.rate)
+        shape = (1, *x.shape[2:]) if self.locked else x.shape[1:]
+        mask = keep_mask(row_seeds(self.make_rng("dropout"), row_ids), positions(shape), self.rate)
         return jnp.where(mask, x / (1 - self.rate), 0).astype(x.dtype)
+
+
+class WordDropout(nn.Module):
+    """Drops words: all vectors of a word, wherever it stands, become 0 with probability `rate`; the others are divided by 1 - rate.
+
+    Gal & Ghahramani 2016, as the embedding dropout of Merity et al. 2018, section 4.3. The mask is a hash of the word's id, so it
+    never exists for the whole vocabulary. Its key, from the rng stream "dropout", knows no rows: all rows of an update drop the
+    same words.
+
+    Raises:
+        InputError: a rate outside [0, 1).
+    """
+
+    rate: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "rate")
+
+    @nn.compact
+    def __call__(self, vectors: jax.Array, tokens: jax.Array, *, train: bool) -> jax.Array:
+        """Drops from `vectors [..., features]` those of the words `tokens [...]` that the mask leaves out."""
+        if not train or not self.rate:
+            return vectors
+        mask = keep_mask(shared_seeds(self.make_rng("dropout")), tokens.astype(jnp.uint32), self.rate)
+        # A product: NaN, the vector of an id that does not exist, stays NaN.
+        return vectors * jnp.where(mask, 1 / (1 - self.rate), 0).astype(vectors.dtype)[..., None]
+
+
+class WeightDropout(nn.Module):
+    """Drops entries of a matrix of parameters with probability `rate` and divides the others by 1 - rate.
+
+    DropConnect (Wan et al. 2013), as in Merity et al. 2018, section 2: one mask for all rows of an update and all time steps.
+
+    Raises:
+        InputError: a rate outside [0, 1).
+    """
+
+    rate: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "rate")
+
+    @nn.compact
+    def __call__(self, matrix: jax.Array, *, train: bool) -> jax.Array:
+        """The matrix to compute with, of the same shape."""
+        if not train or not self.rate:
+            return matrix
+        mask = keep_mask(shared_seeds(self.make_rng("dropout")), positions(matrix.shape), self.rate)
+        return jnp.where(mask, matrix / (1 - self.rate), 0)

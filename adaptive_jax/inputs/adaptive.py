@@ -9,6 +9,8 @@ from flax import linen as nn
 from adaptive_jax.arrays import check_dtype, exists, ids
 from adaptive_jax.bands import Band, band_shapes, make_tables
 from adaptive_jax.devices.products import product
+from adaptive_jax.dropout import WordDropout
+from adaptive_jax.errors import check_rates
 
 
 class AdaptiveInput(nn.Module):
@@ -26,6 +28,8 @@ class AdaptiveInput(nn.Module):
         cutoffs: id of the first word of every band but the first: `(20_000, 60_000)`.
         factor: by which each band is narrower than the one before it.
         width: width of the first band; 0 means `features`.
+        word_dropout: rate at which words are dropped in training, the same ones in a whole update (Merity et al. 2018, section
+            4.3). A table that an output shares is not touched.
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
@@ -38,17 +42,20 @@ class AdaptiveInput(nn.Module):
     cutoffs: Sequence[int]
     factor: int = 4
     width: int = 0
+    word_dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
         super().__post_init__()
         band_shapes(self)
+        check_rates(self, "word_dropout")
         check_dtype(self.dtype)
 
     def setup(self):
         tables = make_tables(self, lambda width: nn.initializers.normal(width**-0.5))
         shapes = [(table.shape[1], self.features) for table in tables]
         init = nn.initializers.xavier_uniform()
+        self.drop = WordDropout(self.word_dropout)
         self.own = [Band(t, self.param(f"projection_{i}", init, shapes[i])) for i, t in enumerate(tables)]
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
@@ -62,6 +69,7 @@ class AdaptiveInput(nn.Module):
             rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += product(rows.astype(self.dtype), projection.astype(self.dtype))
             first += len(table)
+        vectors = self.drop(vectors, tokens, train=train)
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.
         return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
 

@@ -7,7 +7,8 @@ from flax import linen as nn
 from adaptive_jax.arrays import check_dtype, ids, look_up
 from adaptive_jax.bands import Band
 from adaptive_jax.devices.products import product
-from adaptive_jax.errors import check_at_least
+from adaptive_jax.dropout import WordDropout
+from adaptive_jax.errors import check_at_least, check_rates
 
 
 class Lookup(nn.Module):
@@ -19,6 +20,9 @@ class Lookup(nn.Module):
         vocabulary_size: words.
         features: width of what `__call__` returns.
         width: width of a word's vector; 0 means `features`.
+        word_dropout: rate at which words are dropped in training, the same ones in a whole update (Merity et al. 2018, section
+            4.3). A table that an output shares is not touched.
+        init_range: the table starts uniform between -init_range and init_range; 0: normal, of deviation width^-0.5.
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
@@ -29,26 +33,36 @@ class Lookup(nn.Module):
     vocabulary_size: int
     features: int
     width: int = 0
+    word_dropout: float = 0.0
+    init_range: float = 0.0
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
         super().__post_init__()
         check_at_least(1, vocabulary_size=self.vocabulary_size, features=self.features)
         check_at_least(0, width=self.width)
+        check_rates(self, "word_dropout", "init_range")
         check_dtype(self.dtype)
 
     def setup(self):
         width = self.width or self.features
-        self.table = self.param("table", nn.initializers.normal(width**-0.5), (self.vocabulary_size, width))
+        init = _uniform(self.init_range) if self.init_range else nn.initializers.normal(width**-0.5)
+        self.table = self.param("table", init, (self.vocabulary_size, width))
+        self.drop = WordDropout(self.word_dropout)
         shape = (width, self.features)
         init = nn.initializers.xavier_uniform()
         self.projection = None if width == self.features else self.param("projection", init, shape)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
-        vectors = look_up(self.table, ids("tokens", tokens, self.vocabulary_size, ...)).astype(self.dtype)
+        tokens = ids("tokens", tokens, self.vocabulary_size, ...)
+        vectors = self.drop(look_up(self.table, tokens).astype(self.dtype), tokens, train=train)
         return vectors if self.projection is None else product(vectors, self.projection.astype(self.dtype))
 
     def bands(self) -> list[Band]:
         """The one band, `table [words, width]` and, where that is not the features' width, `projection [width, features]`."""
         return [Band(self.table, self.projection)]
+
+
+def _uniform(bound):
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)

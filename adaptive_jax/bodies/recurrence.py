@@ -1,0 +1,173 @@
+"""One LSTM layer as a function of arrays. Several implementations, called paths, give the same numbers.
+
+`scan` runs on every device: one matrix product for the inputs of all steps, then a loop over time that adds the products of hidden
+states. Its backward pass is written by hand: a loop finds the gradients of the gates, and each matrix gets its gradient from one
+product over all steps, where differentiating the loop would add up one product a step. `cudnn` calls NVIDIA's kernel.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import rnn
+
+from adaptive_jax.errors import InputError, check_known
+
+PATHS = ("auto", "scan", "cudnn")
+_barrier = jax.lax.optimization_barrier
+
+
+class Weights(NamedTuple):
+    """Parameters of a layer of width H; columns are the gates i, f, g, o in turn, H each.
+
+    Attributes:
+        input: `[features, 4 H]`.
+        recurrent: `[H, 4 H]`.
+        bias: `[4 H]`.
+    """
+
+    input: jax.Array
+    recurrent: jax.Array
+    bias: jax.Array
+
+
+class State(NamedTuple):
+    """What a layer hands on from step to step.
+
+    Attributes:
+        hidden: `[rows, H]` in the layer's dtype.
+        cell: `[rows, H]`, float32.
+    """
+
+    hidden: jax.Array
+    cell: jax.Array
+
+
+def zero_state(rows: int, width: int, dtype=jnp.float32) -> State:
+    """The state before the first step."""
+    return State(jnp.zeros((rows, width), dtype), jnp.zeros((rows, width), _wide(dtype)))
+
+
+def lstm(x: jax.Array, weights: Weights, state: State, starts=None, path: str = "auto") -> tuple[jax.Array, State]:
+    """A layer of LSTM (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000).
+
+        i, f, o = sigmoid(…), g = tanh(…) of x_t input + h_(t-1) recurrent + bias
+        c_t = f c_(t-1) + i g,  h_t = o tanh(c_t)
+
+    Args:
+        x: `[rows, time, features]`; its dtype is that of the products. Sums and cells are float32.
+        weights: float32.
+        state: from `zero_state`, or what a call before returned.
+        starts: bool `[rows, time]`, where a token begins with a state of zeros; None: nowhere.
+        path: one of `PATHS`. "auto" takes cudnn where it can compute this.
+
+    Returns:
+        Hidden states `[rows, time, H]` in the dtype of `x`, and the state after the last step.
+
+    Raises:
+        InputError: the path is unknown or cannot compute this.
+    """
+    check_known(f"body.path={path!r}", path, PATHS)
+    refusal = _cudnn_refusal(x.dtype, starts)
+    if path == "cudnn" and refusal:
+        raise InputError(f"body.path='cudnn' {refusal}: choose body.path='scan'")
+    if path == "scan" or refusal:
+        keep = None if starts is None else ~starts.T[..., None]
+        hidden, state = _scan(jnp.swapaxes(x, 0, 1), weights, state, keep)
+        return jnp.swapaxes(hidden, 0, 1), state
+    rows, time, features = x.shape
+    width = weights.recurrent.shape[0]
+    given = x, state.hidden[None], state.cell[None], pack_for_cudnn(weights), jnp.full(rows, time, jnp.int32)
+    hidden, *state = rnn.lstm(*given, features, width, 1, 0.0, False)
+    return hidden, State(*(each[0] for each in state))
+
+
+def pack_for_cudnn(weights: Weights) -> jax.Array:
+    """One vector of all parameters as cuDNN reads them: matrices `[4 H, …]` row after row, then its two biases."""
+    matrices = [weights.input.T.ravel(), weights.recurrent.T.ravel()]
+    return jnp.concatenate([*matrices, weights.bias, jnp.zeros_like(weights.bias)])
+
+
+def _cudnn_refusal(dtype, starts):
+    """Why cuDNN cannot compute this, as the end of a sentence; empty if it can."""
+    if jax.default_backend() != "gpu":
+        return f"needs a GPU, and this is a {jax.default_backend()}"
+    if starts is not None:
+        return "does not support segments"
+    if dtype != jnp.float32:
+        return f"computes in float32, not {dtype}"
+    return ""
+
+
+def _wide(dtype):
+    """The dtype of sums and cells."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+@jax.custom_vjp
+def _scan(x, weights, state, keep):
+    """`lstm` with time first: `x [time, rows, features]`; `keep [time, rows, 1]`, False where a state of zeros begins, or None."""
+    return _forward(x, weights, state, keep)[0]
+
+
+def _dot(a, b):
+    """The product of two matrices in their dtype, summed in the wide one."""
+    return jnp.matmul(a, b, preferred_element_type=_wide(a.dtype))
+
+
+def _kept(keep, *arrays):
+    return arrays if keep is None else tuple(jnp.where(keep, a, 0) for a in arrays)
+
+
+def _forward(x, weights, state, keep):
+    dtype = x.dtype
+    recurrent = weights.recurrent.astype(dtype)
+    pushed = _dot(x, weights.input.astype(dtype)) + weights.bias
+
+    def step(before, given):
+        pushed, keep = given
+        hidden, cell = _kept(keep, *before)
+        sums = pushed + _dot(hidden, recurrent)
+        i, f, g, o = jnp.split(sums, 4, axis=1)
+        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        cell = f * cell + i * g
+        hidden = (o * jnp.tanh(cell)).astype(dtype)
+        return (hidden, cell), (hidden, cell, jnp.concatenate([i, f, g, o], axis=1).astype(dtype))
+
+    after, (hidden, cells, gates) = jax.lax.scan(step, tuple(state), (pushed, keep))
+    return (hidden, State(*after)), (x, weights, state, keep, hidden, cells, gates)
+
+
+def _backward(saved, gradient):
+    x, weights, state, keep, hidden, cells, gates = saved
+    of_hidden, of_state = gradient
+    dtype, wide = x.dtype, cells.dtype
+    back = weights.recurrent.astype(dtype).T
+    befores = _kept(keep, *(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(state, (hidden, cells), strict=True)))
+
+    def step(after, given):
+        of_hidden, of_cell = after
+        pull, gates, cell, before, keep = given
+        i, f, g, o = jnp.split(gates.astype(wide), 4, axis=1)
+        squashed = jnp.tanh(cell)
+        of_hidden += pull
+        of_cell += of_hidden * o * (1 - squashed**2)
+        of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
+        of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
+        of_sums = jnp.concatenate(of_sums, axis=1)
+        return _kept(keep, _dot(of_sums.astype(dtype), back), of_cell * f), of_sums.astype(dtype)
+
+    after = of_state.hidden.astype(wide), of_state.cell
+    of_state, of_sums = jax.lax.scan(step, after, (of_hidden, gates, cells, befores[1], keep), reverse=True)
+    flat = of_sums.reshape(-1, of_sums.shape[-1])
+    of_weights = Weights(
+        _dot(_barrier(x.reshape(-1, x.shape[-1]).T), flat),
+        _dot(_barrier(befores[0].reshape(-1, cells.shape[-1]).T), flat),
+        jnp.sum(flat, axis=0, dtype=wide),
+    )
+    of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
+    of_x = _dot(of_sums, weights.input.astype(dtype).T).astype(dtype)
+    return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
+
+
+_scan.defvjp(_forward, _backward)
