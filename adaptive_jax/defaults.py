@@ -21,6 +21,19 @@ TRANSFORMER = {
     "attention": "auto",
     "remat": "none",
 }
+LSTM = {"features": 256, "widths": (512, 256), "dropout": 0.1, "biases": 1, "path": "auto"}
+AWD_LSTM = {  # as the authors' code, on their sizes
+    "features": 400,
+    "widths": (1150, 1150, 400),
+    "input_dropout": 0.65,
+    "hidden_dropout": 0.3,
+    "dropout": 0.4,
+    "weight_drop": 0.5,
+    "ar": 2.0,
+    "tar": 1.0,
+    "biases": 2,
+    "path": "auto",
+}
 TABLES = {
     "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False},
     "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False},
@@ -32,26 +45,38 @@ OUTPUT = {
     "label_smoothing": 0.0,
     "z_loss": 0.0,
 }
+WARM_UP = {"warmup_from": 1e-7, "warmup_steps": 500}
+GATED_CONV = {
+    "features": 256,
+    "blocks": ((8, 4, 256),),
+    "form": "paper",
+    "activation": "glu",
+    "weight_norm": True,
+    "dropout": 0.0,
+    "output_width": 0,
+}
 # Groups whose key "name" picks a class or function; the other keys are its arguments, and its docstring says what they mean.
 NAMED = {
     "input": {
-        "lookup": {"width": 0},
-        "adaptive": {"cutoffs": (), "factor": 4, "width": 0},
+        "lookup": {"width": 0, "word_dropout": 0.0, "init_range": 0.0},
+        "adaptive": {"cutoffs": (), "factor": 4, "width": 0, "word_dropout": 0.0},
         "char_cnn": {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50},
     },
-    "body": {"transformer": TRANSFORMER, "transformer_post_norm": TRANSFORMER},
+    "body": {"transformer": TRANSFORMER, "transformer_post_norm": TRANSFORMER, "gated_conv": GATED_CONV},
     "output": {"softmax": OUTPUT, "adaptive": OUTPUT},
     "output.table": TABLES,
-    "optimizer": {"nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1}},
+    "optimizer": {"nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decay": 0.0}},
     "schedule": {
         "cosine_cycles": {
             "min_learning_rate": 1e-5,
-            "warmup_from": 1e-7,
-            "warmup_steps": 500,
+            **WARM_UP,
             "cycle_steps": 1_000,
             "cycles": 3,
             "shrink": 0.75,
-        }
+        },
+        "constant": WARM_UP,
+        "inverse_square_root": WARM_UP,
+        "plateau": WARM_UP | {"factor": 2.0, "patience": 1, "threshold": 1e-4, "divisions": 0},
     },
 }
 # Keys that belong to no class: the default and the meaning.

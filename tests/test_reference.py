@@ -17,7 +17,7 @@ from flax import linen as nn
 from adaptive_jax import AdaptiveInput, Band, OwnTable, Softmax, TiedTable
 from adaptive_jax.bodies.transformer import sinusoids
 from adaptive_jax.outputs import banded
-from adaptive_jax.training import optim
+from adaptive_jax.training import optim, schedules
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = json.loads((FIXTURES / "reference.json").read_text())
@@ -215,7 +215,7 @@ def test_learning_rates(case):
     cycles, updates = SCHEDULES[case]
     first = int(settings["lr_period_updates"])
     with jax.enable_x64(True):
-        rate = optim.cosine_cycles(
+        rate = schedules.cosine_cycles(
             learning_rate=settings["lr"][0], min_learning_rate=settings["min_lr"],
             warmup_from=settings["lr_right_after_construction"], warmup_steps=settings["warmup_updates"],
             cycle_steps=first if first > 0 else settings["max_update"] - settings["warmup_updates"],

@@ -42,9 +42,19 @@ class Halving(Optimizer):
     """Plain descent whose state counts evaluations, and which evaluates half of the parameters."""
 
     def __init__(self, schedule):
-        super().__init__(optax.sgd(schedule), schedule)
-        self.init = lambda params: {"evaluations": jnp.zeros(()), "last": jnp.zeros(())}
-        self.update = lambda gradients, state, params: (jax.tree.map(lambda g: -self.schedule(0) * g, gradients), state)
+        super().__init__(optax.chain(optax.identity()), schedule)
+
+    def init(self, params):
+        """No evaluations."""
+        return {"evaluations": jnp.zeros(()), "last": jnp.zeros(())}
+
+    def update(self, gradients, state, params, scale=1.0):
+        """Against the gradient."""
+        return jax.tree.map(lambda g: -scale * self.schedule(0) * g, gradients), state
+
+    def rate(self, state, step):
+        """Always the same."""
+        return self.schedule(0)
 
     def after_evaluation(self, state, nll):
         """Counts it, and keeps its loss."""
@@ -53,3 +63,7 @@ class Halving(Optimizer):
     def params_to_evaluate(self, state, params):
         """Half of each."""
         return jax.tree.map(lambda a: a / 2, params)
+
+    def ended(self, state):
+        """Never."""
+        return False

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.training import optim
+from adaptive_jax.training import schedules
 
 PAPER = {  # Baevski & Auli 2019, section 4.5: warm-up, first cycle, cycles, M, updates in all
     "WikiText-103": (16_000, 18_000, 4, 0.75, 286_000),
@@ -18,7 +18,7 @@ def test_cycles_of_the_paper(corpus):
     """Every cycle begins at M^c and ends at 1e-5 M^c, each twice as long, and the last ends with the training."""
     warmup, first, cycles, shrink, updates = PAPER[corpus]
     with jax.enable_x64(True):
-        rate = optim.cosine_cycles(learning_rate=1.0, min_learning_rate=1e-5, warmup_from=1e-7, warmup_steps=warmup,
+        rate = schedules.cosine_cycles(learning_rate=1.0, min_learning_rate=1e-5, warmup_from=1e-7, warmup_steps=warmup,
                               cycle_steps=first, cycles=cycles, shrink=shrink)
         assert rate(jnp.asarray(0)) == pytest.approx(1e-7, rel=1e-9)
         assert rate(jnp.asarray(warmup // 2)) == pytest.approx((1 + 1e-7) / 2, rel=1e-9)
@@ -41,4 +41,4 @@ def test_a_schedule_without_cycles(wrong):
     settings = {"learning_rate": 1.0, "min_learning_rate": 0.0, "warmup_from": 0.0, "warmup_steps": 1, "cycle_steps": 5,
                 "cycles": 1, "shrink": 1.0} | wrong
     with pytest.raises(InputError, match=r"schedule\.cycles=\d of schedule\.cycle_steps=\d: both must be 1 or more"):
-        optim.cosine_cycles(**settings)
+        schedules.cosine_cycles(**settings)
