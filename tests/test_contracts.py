@@ -34,6 +34,8 @@ BODY = {
         {"layers": 2, "heads": 2, "feed_forward": 24},
         {"layers": 1, "heads": 4, "feed_forward": 24, "final_norm": False}],
     "transformer_post_norm": [{"layers": 2, "heads": 2, "feed_forward": 24, "final_norm": False}],
+    "lstm": [{"widths": (12, FEATURES)}],
+    "awd_lstm": [{"widths": (FEATURES,), "biases": 2}],
 }
 TABLE = {
     "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {}],
