@@ -16,6 +16,7 @@ CONTEXT = flags.DEFINE_integer("context", 0, "Tokens of each window that are giv
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
 BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
+ROWS = flags.DEFINE_integer("rows", 0, "Rows of a batch. Of layout streams 0 means 1, which scores exactly; N rows are faster.")
 command.define_workdir("Directory of a run that train.py made.")
 flags.adopt_module_key_flags(command)  # --help shows them
 
@@ -24,7 +25,8 @@ def main():
     from adaptive_jax.devices import hosts  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.evaluation.evaluate import Request, evaluate
 
-    request = Request(SPLIT.value, WINDOW.value, CONTEXT.value, CHECKPOINT.value, DATA_PATH.value, BREAK_MODE.value)
+    what = SPLIT.value, WINDOW.value, CONTEXT.value, CHECKPOINT.value
+    request = Request(*what, DATA_PATH.value, BREAK_MODE.value, rows=ROWS.value)
     workdir, others = command.workdir()
     hosts.initialize(*others)
     with hosts.together():

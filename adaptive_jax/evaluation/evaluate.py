@@ -9,7 +9,7 @@ from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.devices import hosts
-from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.evaluation.scoring import METHODS, summary
 from adaptive_jax.evaluation.unseen import describe_words
@@ -27,6 +27,8 @@ class Request(NamedTuple):
         data_path: a directory with the split as .txt, .txt.xz or .txt.gz, instead of the corpus in the run's config.
         break_mode: how the split is broken into examples, instead of as the run's config says.
         method: a name of `METHODS`.
+        rows: rows of a batch, 0: as many as a device holds. Layout "streams" cuts the split into so many, and 0 means one, so
+            that every token sees all that came before it.
     """
 
     split: str = "test"
@@ -36,6 +38,7 @@ class Request(NamedTuple):
     data_path: str | None = None
     break_mode: str | None = None
     method: str = "plain"
+    rows: int = 0
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
@@ -53,6 +56,7 @@ def evaluate(workdir: Path, request: Request) -> dict:
     batches, split = config["batches"], request.split
     window, break_mode = request.window or batches["sequence_length"], request.break_mode or batches["break_mode"]
     settings = Windows(window, request.context, break_mode, batches["layout"], rows=1)
+    check_at_least(0, rows=request.rows)
     check_windows(settings)
     check_known(f"split={split!r}", split, SPLITS)
     check_known(f"method={request.method!r}", request.method, METHODS)
@@ -64,7 +68,9 @@ def evaluate(workdir: Path, request: Request) -> dict:
     words = describe_words(corpus, split)
 
     run = open_run(workdir, request.checkpoint, vocabulary)
-    settings = settings._replace(rows=max(1, config["tokens_per_device"] // window) * run.mesh.size)
+    streams = batches["layout"] == "streams"
+    rows = request.rows or (1 if streams else max(1, config["tokens_per_device"] // window) * run.mesh.size)
+    settings = settings._replace(rows=rows)
     nll = METHODS[request.method](run, ids, settings, _progress)
     result = summary(nll, ids, vocabulary) | {
         "unseen": corpus.unseen.get(split),
@@ -75,10 +81,17 @@ def evaluate(workdir: Path, request: Request) -> dict:
     hosts.say(
         f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} "
         f"words, unigram perplexity {result['unigram_perplexity']:.2f}; {words}; step {run.step:,}, break_mode {break_mode}, "
-        f"window {window}, context {request.context}"
+        f"window {window}, " + (_context_of_rows(rows) if streams else f"context {request.context}")
     )
     _write(workdir / "eval" / f"{_name(result)}.json", result)
     return result
+
+
+def _context_of_rows(rows):
+    """What tokens of layout "streams" see."""
+    if rows == 1:
+        return "each token after all before it"
+    return f"in {rows:,} rows, of which {rows - 1:,} begin without what came before (--rows=1 scores exactly)"
 
 
 def _write(path, result):
@@ -98,6 +111,8 @@ def _name(result):
     """The name of a result's file: results of other text, or of text broken otherwise, do not replace those of the run's own."""
     settings = result["settings"]
     name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
+    if settings["config"]["batches"]["layout"] == "streams" and settings["rows"] > 1:
+        name += f"-rows{settings['rows']}"
     if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:
         name += f"-{settings['break_mode']}"
     if settings["data_path"] is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from adaptive_jax.composition import compose_shared, make_compose
 from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
@@ -37,11 +37,12 @@ def scores(
     Rows of `window` tokens are read; the first `context` of each are given and not scored. With window 512 and context 480
     every token but the first few sees at least 480 before it, at 16 times the work of context 0 (Baevski & Auli 2019,
     section 5.3 and Table 5). With break_mode "complete" a row scores whole sentences, after as much context (section 4.3).
-    Those of "complete_doc" and "eos" are scored as in training, each seeing nothing else.
+    Those of "complete_doc" and "eos" are scored as in training, each seeing nothing else. With layout "streams" the body carries
+    its state from batch to batch, so a token sees all before it in its row.
 
     Args:
         ids: int32 `[tokens]`.
-        settings: see `Windows`; its rows are rounded up to a multiple of the devices.
+        settings: see `Windows`; `multiple` is set to the number of devices.
         hidden: also return hidden states.
 
     Yields:
@@ -50,10 +51,10 @@ def scores(
     Raises:
         InputError: see `windows`.
     """
-    settings = settings._replace(rows=-(-settings.rows // run.mesh.size) * run.mesh.size)
-    count, batches = windows(ids, run.vocabulary.eos, settings)
+    count, batches = windows(ids, run.vocabulary.eos, settings._replace(multiple=run.mesh.size))
     tables, rows = _composed(run, ids)
     scorer, before = _scorer(run.model, run.mesh, settings.context, hidden), None
+    carry = () if settings.layout != "streams" else None
 
     def fetch(results, batch, at):
         nll, states = jax.device_get(results)
@@ -65,7 +66,8 @@ def scores(
     for batch, at in progress(batches, count):
         inputs = batch.batch.inputs if rows is None else rows[batch.batch.inputs]
         given = sharding.put_batch(run.mesh, batch._replace(batch=batch.batch._replace(inputs=inputs)))
-        results = scorer(run.params, run.lexicon, tables, given)
+        carry = _initial_carry(run, len(batch.first)) if carry is None else carry
+        results, carry = scorer(run.params, run.lexicon, tables, given, carry)
         # Fetch a batch's results only once the next one has been dispatched.
         if before is not None:
             yield fetch(*before)
@@ -145,18 +147,24 @@ def _composer(model, mesh):
 def _scorer(model, mesh, context, with_hidden):
     local_model, gather, specs = _local(model, mesh)
 
-    def local(params, lexicon, tables, given: WindowBatch):
+    def local(params, lexicon, tables, given: WindowBatch, carry):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
         batch, first = given
         columns = first[:, None] + jnp.arange(batch.inputs.shape[1] - context)[None]
-        hidden, _ = local_model.apply(variables, batch, method="hidden")
+        hidden, carry = local_model.apply(variables, batch, carry, method="hidden")
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
         nll = local_model.apply(variables, hidden, jnp.take_along_axis(batch.targets, columns, axis=1), method="nll")
-        return nll, hidden if with_hidden else ()
+        return (nll, hidden if with_hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, whole, whole, rows), out_specs=rows, check_vma=False)
-    return jax.jit(mapped, out_shardings=sharding.replicated(mesh))  # so that every host can read all of it
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, whole, whole, rows, rows), out_specs=rows, check_vma=False)
+    # Results are replicated, so that every host can read all of them.
+    return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
+
+
+def _initial_carry(run, rows):
+    make = jax.jit(lambda: run.model.body.initial_carry(rows), out_shardings=NamedSharding(run.mesh, sharding.batch_spec(0)))
+    return make()
 
 
 def _local(model, mesh):

@@ -130,11 +130,13 @@ class Record(NamedTuple):
 
 def _run(job: Job, workdir: Path) -> None:
     """Restores or starts, and trains to the end."""
-    config, mesh, shapes = job.config, job.run.mesh, shape_of_state(job.run.model, job.optimizer, job.run.mesh)
+    config, mesh, streams = job.config, job.run.mesh, job.config["batches"]["layout"] == "streams"
+    rows = (job.plan.accumulation, job.batches.per_microbatch) if streams else None
+    shapes = shape_of_state(job.run.model, job.optimizer, mesh, rows)
     checkpoints = Checkpoints(workdir, config["keep"], config["keep_every_hours"])
     step = checkpoints.latest()
     if step is None:
-        state = initial_state(job.run.model, job.optimizer, config["seed"], mesh)
+        state = initial_state(job.run.model, job.optimizer, config["seed"], mesh, rows)
     else:
         if step > config["steps"]:
             raise InputError(
@@ -147,8 +149,8 @@ def _run(job: Job, workdir: Path) -> None:
     lines = writers.recorded(workdir, step or 0)
     losses = {line["step"]: line["validation/nll"] for line in lines if line.get("validation/nll") is not None}
     metrics = open_metrics(workdir, step or 0, config)
-    divergence = config["divergence"]
-    extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"])
+    divergence, window = config["divergence"], config["batches"]["sequence_length"] if streams else None
+    extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"], window)
     update = make_update(job.run.model, job.optimizer, mesh, config["seed"], shapes, extras)
     loop(job, update, state, Record(checkpoints, metrics, losses))
 
@@ -158,7 +160,12 @@ def _check(config):
     check_settings(config)
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
-    build(config, max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
+    model = build(config, max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
+    if config["batches"]["layout"] == "streams" and jax.eval_shape(lambda: model.body.initial_carry(1)) == ():
+        raise InputError(
+            f"batches.layout='streams' needs a body that carries its state on, and body.name={config['body']['name']!r} does not: "
+            "give batches.layout=packed, or a body such as awd_lstm"
+        )
     optim.from_config(config)
     divide_update(config, jax.device_count())
 

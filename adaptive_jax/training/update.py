@@ -22,10 +22,12 @@ class Extras(NamedTuple):
     Attributes:
         skip_from: leave the update out if its loss is this many nats a token or more, or anything is not finite; None: never.
         norms: also measure the changes of the parameters.
+        window: multiply the learning rate by an update's time over so many tokens; None: leave it.
     """
 
     skip_from: float | None = None
     norms: bool = False
+    window: int | None = None
 
 
 def make_update(
@@ -47,12 +49,13 @@ def make_update(
     def update(state: State, lexicon, batch: Batch):
         gradients, carry, sums = gradients_of(state.params, lexicon, state.step, batch, state.carry)
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
-        changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+        scale = batch.inputs.shape[-1] / extras.window if extras.window else 1.0
+        changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params, scale)
         squares = _squares(gradients)
         metrics = {
             "nll": sums.nll / sums.tokens,
             "loss": sums.loss / sums.tokens,
-            "learning_rate": optimizer.rate(state.optimizer, state.step),
+            "learning_rate": scale * optimizer.rate(state.optimizer, state.step),
             "gradient_norm": jnp.sqrt(sum(squares)),
             "tokens": sums.tokens,
             "gradient_squares": jnp.stack(squares),
