@@ -8,6 +8,7 @@ from flax import linen as nn
 
 from adaptive_jax.arrays import ids
 from adaptive_jax.batch import Batch
+from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
 from adaptive_jax.errors import InputError, check_known
@@ -19,7 +20,13 @@ from adaptive_jax.outputs.tables import OwnTable, TiedTable
 from adaptive_jax.registry import make
 
 INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN}
-BODIES = {"transformer": Transformer, "transformer_post_norm": PostNormTransformer, "lstm": LSTM, "awd_lstm": AWDLSTM}
+BODIES = {
+    "transformer": Transformer,
+    "transformer_post_norm": PostNormTransformer,
+    "gated_conv": GatedConv,
+    "lstm": LSTM,
+    "awd_lstm": AWDLSTM,
+}
 TABLES = {"own": OwnTable, "tied": TiedTable}
 OUTPUTS = {"softmax": Softmax, "adaptive": Softmax}
 

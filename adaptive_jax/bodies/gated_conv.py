@@ -1,0 +1,275 @@
+"""Gated convolutional networks: residual blocks of causal convolutions whose outputs are gated (Dauphin et al. 2017)."""
+
+import functools
+import math
+import numbers
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax.arrays import check_dtype, floats, whole_numbers
+from adaptive_jax.batch import Batch
+from adaptive_jax.bodies.convolution import Convolution, NormedConvolution
+from adaptive_jax.bodies.transformer import positions_in_segments
+from adaptive_jax.dropout import Dropout
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+
+
+class Activation(NamedTuple):
+    """What follows a convolution.
+
+    Attributes:
+        function: from `maps` arrays of one shape to one of that shape.
+        maps: outputs of the convolution for each unit, 2 where one gates the other.
+        gain: initial variance of the convolution's outputs that lets the activation keep the variance of small inputs, as He et
+            al. 2015 derive it for ReLU. An open gate is 1/2 at first, so the outputs need four times the variance.
+    """
+
+    function: Callable
+    maps: int
+    gain: float
+
+
+ACTIVATIONS = {
+    "glu": Activation(lambda a, b: a * jax.nn.sigmoid(b), 2, 4.0),
+    "gtu": Activation(lambda a, b: jnp.tanh(a) * jax.nn.sigmoid(b), 2, 4.0),
+    "bilinear": Activation(lambda a, b: a * b, 2, 1.0),
+    "relu": Activation(jax.nn.relu, 1, 2.0),
+    "tanh": Activation(jnp.tanh, 1, 1.0),
+    "linear": Activation(lambda a: a, 1, 1.0),
+}
+
+
+class Form(NamedTuple):
+    """What Table 1 leaves open.
+
+    Attributes:
+        entry: whether a linear layer brings the vectors to the width of the first convolution, after dropout.
+        residual_scale: factor of the sum of a block's input and output.
+    """
+
+    entry: bool
+    residual_scale: float
+
+
+FORMS = {"paper": Form(False, 1.0), "fairseq": Form(True, math.sqrt(0.5))}
+
+
+class Run(NamedTuple):
+    """Equal blocks in a row: `count` blocks of `layers`, pairs (kernel, units), whose inputs have `width`."""
+
+    count: int
+    layers: tuple[tuple[int, int], ...]
+    width: int
+
+    @property
+    def projected(self) -> bool:
+        """Whether the input of the block needs a projection to be added to its output."""
+        return self.width != self.layers[-1][1]
+
+
+def runs(width: int, blocks: tuple[tuple[int, ...], ...]) -> list[Run]:
+    """`GatedConv.blocks` as runs, given the width of the first block's input; a block that changes the width runs alone."""
+    found = []
+    for repeat, *sizes in blocks:
+        layers = tuple(zip(sizes[::2], sizes[1::2], strict=True))
+        alone = int(width != layers[-1][1])
+        found += [Run(count, layers, at) for count, at in ((alone, width), (repeat - alone, layers[-1][1])) if count]
+        width = layers[-1][1]
+    return found
+
+
+class Block(nn.Module):
+    """A residual block.
+
+    Attributes:
+        run: the layers and the width of the input.
+        convolution: makes a convolution, given kernel, outputs, variance and name.
+        activation: what follows each convolution.
+        residual_scale: see `Form`.
+        dropout: rate on the input of each convolution; the input itself reaches the sum without dropout.
+        train: whether to drop.
+    """
+
+    run: Run
+    convolution: Callable
+    activation: Activation
+    residual_scale: float
+    dropout: float
+    train: bool
+
+    @nn.compact
+    def __call__(self, x, memory, positions, row_ids):
+        """`x [rows, time, width]` and the memory `[rows, kernel - 1, ...]` of each layer to both after this block."""
+        y, after, variance = x, [], self.activation.gain * (1 - self.dropout)
+        for i, ((kernel, units), before) in enumerate(zip(self.run.layers, memory, strict=True)):
+            y = Dropout(self.dropout)(y, row_ids, train=self.train)
+            after.append(None if before is None else jnp.concatenate([before, y], axis=1)[:, y.shape[1] :])
+            layer = self.convolution(kernel, self.activation.maps * units, variance, name=f"layer_{i}")
+            maps = layer(y, before, positions)
+            y = self.activation.function(*jnp.split(maps, self.activation.maps, axis=-1))
+        if self.run.projected:
+            x = self.convolution(1, y.shape[-1], 1.0, name="projection")(x)
+        return (x + y) * jnp.asarray(self.residual_scale, y.dtype), tuple(after)
+
+
+class GatedConv(nn.Module):
+    """The gated convolutional network of Dauphin et al. 2017, sections 2 and 3 and Table 1.
+
+    Each layer is a causal convolution and an activation; equation 1 is the activation "glu". A block adds its input to its
+    output, through a linear projection where the widths differ. Equal blocks run under one scan, and their parameters have a
+    leading axis of blocks; `runs` says which.
+
+    `form` decides what the paper leaves open. "paper": the first convolution reads the vectors, and sums are not scaled.
+    "fairseq", as the released code: a linear layer first brings the vectors to the width of the first convolution, after
+    dropout, and sums are scaled by sqrt(1/2).
+
+    Initial weights are normal, of the variance that keeps that of the inputs (He et al. 2015): 4 / inputs for "glu" and "gtu",
+    whose gates are half open, 2 / inputs for "relu", 1 / inputs for the others and for linear layers. Dropout with rate p raises
+    the variance of inputs, so weights behind it have 1 - p of that, as released.
+
+    "glu", "gtu" and "bilinear" convolve twice for each unit, so at n units a layer of another activation has half their
+    parameters; with 1.41 times the units it has as many.
+
+    Attributes:
+        features: width of the vectors that the body takes.
+        blocks: the blocks, each as (repeat, k, n, k, n, ...): its layers' kernel widths and units. (3, 1, 512, 5, 512, 1, 1024) are
+            the three blocks of three layers that Table 1 writes as [1,512; 5,512; 1,1024] x 3.
+        form: what Table 1 leaves open: paper or fairseq.
+        activation: what follows each convolution: glu, gtu, relu, tanh, linear or bilinear (sections 3 and 5.2, 5.3).
+        weight_norm: learn norm and direction of the weights apart (section 4.2).
+        dropout: rate on the input of every convolution and of the linear layer at the start, and on the output of the one at the
+            end. The paper has none.
+        output_width: width that a linear layer at the end brings the hidden states to, as the released code has it before a full
+            softmax; 0: no such layer.
+        dtype: of the matrix products; parameters are float32.
+
+    Raises:
+        InputError: blocks that are not written so or have more than 5 layers, an unknown name, or a number out of range.
+    """
+
+    features: int
+    blocks: tuple[tuple[int, ...], ...]
+    form: str = "paper"
+    activation: str = "glu"
+    weight_norm: bool = True
+    dropout: float = 0.0
+    output_width: int = 0
+    dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, features=self.features)
+        check_at_least(0, output_width=self.output_width)
+        check_dtype(self.dtype)
+        check_rates(self, "dropout")
+        check_known(f"body.form={self.form!r}", self.form, FORMS)
+        check_known(f"body.activation={self.activation!r}", self.activation, ACTIVATIONS)
+        _check_blocks(self.blocks)
+
+    @property
+    def output_features(self) -> int:
+        """Width of the hidden states."""
+        return self.output_width or self.blocks[-1][-1]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The blocks as runs of equal ones; run i has the parameters `blocks_i`."""
+        return runs(self.blocks[0][2] if FORMS[self.form].entry else self.features, self.blocks)
+
+    @nn.compact
+    def __call__(self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False):
+        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, output_features], next carry)`.
+
+        Args:
+            carry: `()`, where every row stands alone, and `()` is returned; or one of `initial_carry`, which the rows continue.
+            batch: its `row_ids` (for dropout), `segment_ids` and `reset` are read. Convolutions read zeros for what lies before a
+                token's segment; rows that are reset, zeros for the carry. None: rows 0, 1, 2 … of one segment each.
+
+        Raises:
+            InputError: shapes that do not fit, or segments together with a carry.
+        """
+        vectors = floats("vectors", vectors, "rows", "time", self.features)
+        rows, time = vectors.shape[:2]
+        row_ids = jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        positions = None
+        if batch is not None and batch.segment_ids is not None:
+            positions = positions_in_segments(whole_numbers("segment_ids", batch.segment_ids, rows, time))
+        memory = self.initial_carry(rows)
+        if carry:
+            _check_carry(carry, memory, positions)
+            memory = carry if batch is None or batch.reset is None else _without(batch.reset, carry)
+        kind = NormedConvolution if self.weight_norm else Convolution
+        convolution = functools.partial(kind, dtype=self.dtype)
+        form, after = FORMS[self.form], []
+        x = vectors.astype(self.dtype)
+        if form.entry:
+            x = Dropout(self.dropout)(x, row_ids, train=train)
+            x = convolution(1, self.blocks[0][2], 1 - self.dropout, name="entry")(x)
+        for i, run in enumerate(self.runs):
+            settings = {"run": run, "convolution": convolution, "activation": ACTIVATIONS[self.activation]}
+            settings |= {"residual_scale": form.residual_scale, "dropout": self.dropout, "train": train}
+            block = (Block if run.count == 1 else _repeated(run.count))(**settings, name=f"blocks_{i}")
+            x, state = block(x, memory[i], positions, row_ids)
+            after.append(state)
+        if self.output_width:
+            x = Dropout(self.dropout)(convolution(1, self.output_width, 1.0, name="output")(x), row_ids, train=train)
+        return x, tuple(after) if carry else ()
+
+    def initial_carry(self, rows: int) -> tuple:
+        """The carry of rows that start: zeros for the last `kernel - 1` inputs of every layer.
+
+        For each run a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1, width]`, or
+        `[rows, count, kernel - 1, width]` for a run of several blocks.
+        """
+
+        def zeros(run):
+            widths = run.width, *(units for _, units in run.layers[:-1])
+            count = () if run.count == 1 else (run.count,)
+            shapes = [(rows, *count, kernel - 1, width) for (kernel, _), width in zip(run.layers, widths, strict=True)]
+            return tuple(jnp.zeros(shape, self.dtype) if shape[-2] else None for shape in shapes)
+
+        return tuple(map(zeros, self.runs))
+
+    def cache(self, rows: int, length: int) -> tuple:
+        """An empty decoding memory, the same as `initial_carry`: it holds no more for longer rows."""
+        return self.initial_carry(rows)
+
+
+def _repeated(count):
+    """A block that runs `count` times under one scan; memory has the axis of blocks after that of rows."""
+    return nn.scan(
+        Block,
+        variable_axes={"params": 0, "penalties": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(1, nn.broadcast, nn.broadcast),
+        out_axes=1,
+        length=count,
+    )
+
+
+def _without(reset, carry):
+    """The carry with zeros for rows that are reset, bool `[rows]`."""
+    return jax.tree.map(lambda a: jnp.where(reset.reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry)
+
+
+def _check_blocks(blocks):
+    for block in blocks if isinstance(blocks, tuple) and blocks else [blocks]:
+        whole = isinstance(block, tuple) and all(isinstance(n, numbers.Integral) and n > 0 for n in block)
+        if not whole or len(block) not in (3, 5, 7, 9, 11):
+            raise InputError(
+                f"body.blocks: {block!r} is no block of 1 to 5 layers: give (repeat, kernel, units, kernel, units, ...), "
+                "such as (3, 1, 512, 5, 512, 1, 1024)"
+            )
+
+
+def _check_carry(carry, expected, positions):
+    """Refuses a carry of other rows or another body, and one of rows that do not simply continue."""
+    given, wanted = (jax.tree.map(jnp.shape, tree) for tree in (carry, expected))
+    if given != wanted:
+        raise InputError(f"the carry has arrays of shapes {given}, not {wanted}: make it with body.initial_carry(rows)")
+    if positions is not None:
+        raise InputError("a carry continues every row as one segment: give no batch.segment_ids")
