@@ -122,7 +122,7 @@ def _kept(keep, *arrays):
 def _forward(x, weights, state, keep):
     dtype = x.dtype
     recurrent = weights.recurrent.astype(dtype)
-    pushed = _dot(x, weights.input.astype(dtype)) + weights.bias
+    pushed = _dot(x, weights.input.astype(dtype)) + weights.bias[None, None]
 
     def step(before, given):
         pushed, keep = given
