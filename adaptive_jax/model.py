@@ -115,10 +115,15 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     settings = dict(config["output"])
     table = settings.pop("table")
     given = {"tied": {"source": source}, "own": {"vocabulary_size": vocabulary_size}}.get(table["name"], {})
-    table = make("output.table", TABLES, table, features=body.output_features, **given)
+    table = make("output.table", TABLES, table, features=output_features(body), **given)
     model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table))
     _check(model, config["output"]["name"])
     return model
+
+
+def output_features(body: nn.Module) -> int:
+    """Width of a body's hidden states: that of the vectors it takes, unless it says `output_features`."""
+    return getattr(body, "output_features", body.features)
 
 
 def variable_shapes(model: LanguageModel) -> dict:

@@ -172,11 +172,6 @@ class Transformer(nn.Module):
                 "choose body.heads so that they do"
             )
 
-    @property
-    def output_features(self) -> int:
-        """Width of the hidden states."""
-        return self.features
-
     @nn.compact
     def __call__(self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False):
         """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, features], next carry)`.

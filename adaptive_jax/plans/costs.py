@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh
 from adaptive_jax.data.batches.layouts import check_layout
 from adaptive_jax.devices.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.model import build
+from adaptive_jax.model import build, output_features
 from adaptive_jax.outputs.banded import chunk_size
 from adaptive_jax.plans import traced
 
@@ -240,4 +240,4 @@ def _composed_bytes(model, tokens):
 def _output_bytes(model, tokens):
     sizes = [band.table.shape[0] for band in traced.output_bands(model)]
     logits = max(min(tokens, chunk_size(i, words)) * words for i, words in enumerate(sizes))
-    return 4 * (logits + tokens * model.body.output_features)
+    return 4 * (logits + tokens * output_features(model.body))
