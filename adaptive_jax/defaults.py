@@ -65,7 +65,13 @@ NAMED = {
     "body": {"transformer": TRANSFORMER, "transformer_post_norm": TRANSFORMER, "gated_conv": GATED_CONV, "lstm": LSTM, "awd_lstm": AWD_LSTM},
     "output": {"softmax": OUTPUT, "adaptive": OUTPUT},
     "output.table": TABLES,
-    "optimizer": {"nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decay": 0.0}},
+    "optimizer": {
+        "nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decay": 0.0},
+        "sgd": {"learning_rate": 1.0, "clip_norm": 0.25, "l2_decay": 0.0},
+        "adam": {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip_norm": 0.25}
+        | {"l2_decay": 0.0, "decoupled_decay": 0.0},
+        "nt_asgd": {"learning_rate": 30.0, "nonmono": 5, "form": "paper", "clip_norm": 0.25, "l2_decay": 1.2e-6},
+    },
     "schedule": {
         "cosine_cycles": {
             "min_learning_rate": 1e-5,
