@@ -17,7 +17,7 @@ from adaptive_jax.errors import InputError
 command.define_config()
 MEMORY = flags.DEFINE_float("memory", 80, "With --dry_run: GB of memory of an accelerator, to show how 8, 32 and 64 would hold it.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the plan, write it to workdir/plan.json, and stop.")
-HOURS = flags.DEFINE_float("hours", None, "With configs/own_text.py: how long training may take; short for --config.choose.hours.")
+HOURS = flags.DEFINE_float("hours", None, "How long training may take; short for --config.hours, or --config.choose.hours.")
 EXPLAIN = flags.DEFINE_bool("explain", False, "Print every key of the config: its value, its default and its meaning; and stop.")
 command.define_workdir("Directory of this run: config, vocabulary, metrics, checkpoints.")
 flags.adopt_module_key_flags(command)  # --help shows them
@@ -26,9 +26,7 @@ flags.adopt_module_key_flags(command)  # --help shows them
 def main():
     config, switched = command.config()
     if HOURS.value is not None:
-        if "choose" not in config:
-            raise InputError(f"--hours={HOURS.value:g} goes with --config=configs/own_text.py; here give --config.steps=N")
-        config["choose"]["hours"] = HOURS.value
+        config.get("choose", config)["hours"] = HOURS.value
     if EXPLAIN.value:
         from adaptive_jax import explain
 

@@ -101,6 +101,7 @@ GENERAL = {
     "checkpoint_every": (500, "updates between two checkpoints; 0: only at the end"),
     "keep": (1, "latest checkpoints that are kept; the best one is kept beside them"),
     "keep_every_hours": (0.0, "hours of training after which one more checkpoint is kept for good; 0: none"),
+    "hours": (0.0, "hours of training, over all starts of the run, after which it evaluates, saves and ends; 0: no limit"),
     "early_stopping": (0, "evaluations in a row without a lower validation loss that end training; 0: never"),
     "divergence.policy": (
         "stop",

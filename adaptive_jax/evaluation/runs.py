@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
 
 def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | None = None) -> Run:
-    """Opens a run of train.py: reads its parameters and nothing else of the training state.
+    """Opens a run of train.py: reads its parameters, or their averages if its optimizer takes them, and nothing else.
 
     Args:
         checkpoint: "best" by validation, "latest", or a step.
@@ -57,7 +57,8 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
         shapes,
         sharding.parameter_specs(shapes, mesh),
     )
-    params = checkpoints.restore(step, {"params": like})["params"]
+    item = "averages" if checkpoints.holds(step, "averages") else "params"
+    params = checkpoints.restore(step, {item: like})[item]
     checkpoints.close()
     return Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, step)
 

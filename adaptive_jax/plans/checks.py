@@ -24,6 +24,8 @@ def check_settings(config: Mapping) -> None:
     check_at_least(0, **{key: config[key] for key in FROM_ZERO}, **{"data.vocabulary_size": config["data"]["vocabulary_size"]})
     if not 0 <= config["keep_every_hours"] < math.inf:
         raise InputError(f"keep_every_hours={config['keep_every_hours']} must be 0 (keep none) or more, and finite")
+    if not 0 <= config["hours"] < math.inf:
+        raise InputError(f"hours={config['hours']} must be 0 (no limit) or more, and finite: --hours=1.5 is an hour and a half")
     if not 0 <= config["seed"] < SEEDS:
         raise InputError(f"seed={config['seed']} must be from 0 to {SEEDS - 1:,}")
     divergence = config["divergence"]

@@ -26,6 +26,7 @@ from adaptive_jax.plans.costs import Plan, check_memory, describe, divide_update
 from adaptive_jax.training import optim, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
+from adaptive_jax.training.ends import Clock, due, reason, validates
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
 from adaptive_jax.training.state import State, initial_state, parameter_names, restored_state, shape_of_state
@@ -33,13 +34,6 @@ from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, write_json
-
-VALIDATED = ("evaluate_every", "checkpoint_every")  # a checkpoint needs a validation loss, so that the best one is known
-
-
-def due(step: int, every: int, steps: int) -> bool:
-    """Whether something done every `every` updates is due after `step` of `steps`; everything is due at the end."""
-    return step == steps or (every > 0 and step % every == 0)
 
 
 def dry_run(config: dict, workdir: Path, memory: int) -> None:
@@ -121,11 +115,12 @@ def _rewind(job, workdir, diverged):
 
 
 class Record(NamedTuple):
-    """Where a run is written: its checkpoints, its metrics, and the validation losses so far by update, in nats a word."""
+    """What a run has been so far: its checkpoints, its metrics, its validation losses by update, in nats a word, its hours."""
 
     checkpoints: Checkpoints
     metrics: Metrics | NoMetrics
     losses: dict[int, float]
+    clock: Clock
 
 
 def _run(job: Job, workdir: Path) -> None:
@@ -152,7 +147,8 @@ def _run(job: Job, workdir: Path) -> None:
     divergence, window = config["divergence"], config["batches"]["sequence_length"] if streams else None
     extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"], window)
     update = make_update(job.run.model, job.optimizer, mesh, config["seed"], shapes, extras)
-    loop(job, update, state, Record(checkpoints, metrics, losses))
+    clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
+    loop(job, update, state, Record(checkpoints, metrics, losses, clock))
 
 
 def _check(config):
@@ -172,7 +168,7 @@ def _check(config):
 
 def loop(job: Job, update, state: State, record: Record) -> None:
     """Updates from `state` to the last one; closes the record."""
-    config, steps, (checkpoints, metrics, losses) = job.config, job.config["steps"], record
+    config, steps, (checkpoints, metrics, losses, clock) = job.config, job.config["steps"], record
     names = parameter_names(state.params)
     watch = Watch(config["divergence"], names)
 
@@ -182,15 +178,24 @@ def loop(job: Job, update, state: State, record: Record) -> None:
         interval.add(fetched, words, watch.see(step, fetched))
 
     def validate(state, step):
-        """The validation loss in nats a word, None if stopped meanwhile, and the state after the optimizer was told of it."""
+        """The validation loss in nats a word, None if stopped meanwhile, and the state, `told` of it."""
         nll = _validation_nll(job, state, step, metrics)
         if nll is None:
             return None, state
         losses[step] = nll
-        return nll, state._replace(optimizer=job.optimizer.after_evaluation(state.optimizer, nll))
+        return nll, told(state, step, nll)
+
+    def told(state, step, nll):
+        """The state after the optimizer was told of an evaluation, unless that is due for another reason than `evaluate_every`."""
+        if not due(step, config["evaluate_every"]):
+            return state
+        return state._replace(optimizer=job.optimizer.after_evaluation(state.optimizer, nll))
+
+    def why(state, step, late):
+        return reason(config, step, list(losses.values()), late, job.optimizer.ended(state.optimizer))
 
     def end(step, state):
-        checkpoints.save(step, state.items(), None)
+        checkpoints.save(step, state.items(), None, clock.hours())
         checkpoints.verify()
         raise Stopped(f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes")
 
@@ -201,15 +206,18 @@ def loop(job: Job, update, state: State, record: Record) -> None:
     together = True
     try:
         first = int(state.step)
+        late = clock.over()
         # A run that was stopped saved its state first, and left out an evaluation that was due.
-        if first and any(due(first, config[key], steps) for key in VALIDATED) and not checkpoints.evaluated(first):
+        if first and any(validates(config, first, late or first == steps)) and not checkpoints.evaluated(first):
             nll, state = validate(state, first)
             if nll is not None:
                 checkpoints.record_loss(first, nll)
+        elif first and (nll := checkpoints.recorded_loss(first)) is not None:
+            state = told(state, first, nll)
         if job.stop.asked:
             raise Stopped(f"stopped after update {first:,} of {steps:,}: the same command resumes")
-        if first == steps or _patience_ends(config, losses):
-            return finish(first, "finished" if first == steps else "stopped early")
+        if over := why(state, first, late):
+            return finish(first, over)
         interval, before, programs = Interval(job.plan.flops_per_token["training"], names), None, {}
         with Ahead(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
             for step, (arrays, words) in batches:
@@ -224,26 +232,27 @@ def loop(job: Job, update, state: State, record: Record) -> None:
                 # The step has been dispatched; now there is time to read the metrics of the one before.
                 if before is not None:
                     read(step - 1, before)
-                before, stopped = (following, words), job.stop(step)
-                evaluate, save = (due(step, config[key], steps) for key in VALIDATED)
-                if evaluate or save or stopped or due(step, config["log_every"], steps):
+                before, stopped, last = (following, words), job.stop(step), step == steps
+                log = any(validates(config, step, last)) or due(step, config["log_every"], last)
+                late = clock.over(together=log)
+                evaluate, save = validates(config, step, last or late)
+                if log or evaluate or stopped:
                     read(step, before)
                     before = None
                     metrics.write(step, "train", interval.close())
                 metrics.advance(step)
                 if stopped:
                     end(step, state)
-                if evaluate or save:
+                if evaluate:
                     nll, state = validate(state, step)
                     if nll is None:
                         end(step, state)
-                    early = _patience_ends(config, losses)
-                    if save or early:
-                        checkpoints.save(step, state.items(), nll)
-                    if early:
-                        return finish(step, "stopped early")
+                    over = why(state, step, late)
+                    if save or over:
+                        checkpoints.save(step, state.items(), nll, clock.hours())
+                    if over:
+                        return finish(step, over)
                     interval = Interval(interval.work, names)  # neither scoring nor saving counts in words a second
-        finish(steps, "finished")
     except (Diverged, Stopped):  # on all hosts
         raise
     except BaseException:
@@ -261,12 +270,6 @@ def _batch(job, step):
     local = job.batches.batch(job.config["seed"], step - 1 + job.rewinds.left_out(step), share)
     words = int(np.sum(job.corpus.vocabulary.ends[local.targets] & (local.weights > 0)))
     return sharding.put_host_share(job.run.mesh, local, axis=1), words
-
-
-def _patience_ends(config, losses):
-    """Whether so many evaluations in a row have not lowered the validation loss."""
-    patience, losses = config["early_stopping"], list(losses.values())
-    return bool(patience) and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:])
 
 
 def _validation_nll(job, state, step, metrics):

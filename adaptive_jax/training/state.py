@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.devices import sharding
 from adaptive_jax.model import LanguageModel, init_params
+from adaptive_jax.training.nt_asgd import NtAsgdState
 from adaptive_jax.training.optim import Optimizer
 
 
@@ -22,8 +23,14 @@ class State(NamedTuple):
     carry: object = ()  # the body's state of the rows, [microbatches, rows, ...]; () where rows stand alone
 
     def items(self) -> dict:
-        """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it fits any microbatches."""
-        return {"params": self.params, "optimizer": self.optimizer, "carry": {"rows": _by_row(self.carry)}}
+        """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it fits any microbatches.
+
+        The averages of an optimizer are an item of their own, for evaluation to read them alone.
+        """
+        averages, optimizer = (), self.optimizer
+        if isinstance(optimizer, NtAsgdState):
+            averages, optimizer = optimizer.average, optimizer._replace(average=())
+        return {"params": self.params, "averages": averages, "optimizer": optimizer, "carry": {"rows": _by_row(self.carry)}}
 
 
 def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) -> State:
@@ -34,7 +41,10 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
     items = restore(layout.items())
     carry = jax.tree.map(lambda a, like: _reshaped(a, like.shape, like.sharding), items["carry"]["rows"], layout.carry)
     done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
-    return State(done, items["params"], items["optimizer"], carry)
+    optimizer = items["optimizer"]
+    if isinstance(layout.optimizer, NtAsgdState):
+        optimizer = optimizer._replace(average=items["averages"])
+    return State(done, items["params"], optimizer, carry)
 
 
 def shape_of_state(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, rows: tuple[int, int] | None = None) -> State:

@@ -80,10 +80,11 @@ class Checkpoints:
         except ValueError as error:  # it reads the validation losses
             raise InputError(f"{self.directory} cannot be read ({error}): train.py sets damaged ones aside") from error
 
-    def save(self, step: int, items: dict, nll: float | None) -> None:
+    def save(self, step: int, items: dict, nll: float | None, hours: float = 0.0) -> None:
         """Saves items after `step` updates, in the background.
 
         nll: the validation loss in nats a word; None if it was not computed, and the checkpoint is never the best one.
+        hours: that the run has trained.
 
         Raises:
             OSError: this checkpoint, or the one before, does not fit on the disk.
@@ -98,7 +99,8 @@ class Checkpoints:
             if sharding.sum_over_hosts(full):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}
-            self.manager.save(step, args=ocp.args.Composite(**saved), metrics=None if nll is None else {"nll": nll})
+            metrics = None if nll is None else {"nll": nll}
+            self.manager.save(step, args=ocp.args.Composite(**saved), metrics=metrics, custom_metadata={"hours": hours})
             self.unverified = step
 
     def latest(self) -> int | None:
@@ -113,6 +115,22 @@ class Checkpoints:
     def evaluated(self, step: int) -> bool:
         """Whether the checkpoint has a validation loss."""
         return self.manager.metrics(step) is not None
+
+    def holds(self, step: int, item: str) -> bool:
+        """Whether the checkpoint has an item of `ITEMS`."""
+        return (self.directory / str(step) / item).is_dir()
+
+    def hours(self, step: int) -> float:
+        """Hours that the run had trained when it was saved; 0 for checkpoints that do not say."""
+        try:
+            return float(json.loads((self.directory / str(step) / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]["hours"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0
+
+    def recorded_loss(self, step: int) -> float | None:
+        """The loss that `record_loss` gave a checkpoint, whose state does not know of it; None if there is none."""
+        metrics = self.manager.metrics(step) or {}
+        return metrics["nll"] if metrics.get("recorded") else None
 
     def step(self, name: str) -> int:
         """The step that "best", "latest" or a number names; "best" is the latest where none has a validation loss.
@@ -183,7 +201,7 @@ class Checkpoints:
         directory = self.directory / str(step)
         if hosts.first():
             with replacing(directory / "metrics" / "metrics") as file:
-                file.write(json.dumps({"nll": nll}).encode())
+                file.write(json.dumps({"nll": nll, "recorded": True}).encode())
             integrity.seal(directory)
         hosts.wait(f"the loss of {step}")
         self.manager.reload()

@@ -16,6 +16,7 @@ from adaptive_jax.files import replacing
 # Settings that may change when a run is resumed: none of them changes an update that does not diverge.
 FREE = {
     "steps",
+    "hours",
     "log_every",
     "evaluate_every",
     "checkpoint_every",

@@ -3,7 +3,6 @@
 Each test is named after the file of `tests/fixtures` that it matches.
 """
 
-import functools
 import json
 from pathlib import Path
 

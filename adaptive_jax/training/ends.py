@@ -1,0 +1,70 @@
+"""When a run is evaluated and saved, and when it ends."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from adaptive_jax.devices import hosts, sharding
+
+VALIDATED = ("evaluate_every", "checkpoint_every")  # a checkpoint needs a validation loss, so that the best one is known
+
+
+def due(step: int, every: int, last: bool = False) -> bool:
+    """Whether something done every `every` updates is due after `step` updates; everything is due after the last one."""
+    return last or (every > 0 and step % every == 0)
+
+
+def validates(config: Mapping, step: int, last: bool) -> tuple[bool, bool]:
+    """Whether a run is evaluated after `step` updates, and whether it is saved."""
+    save = due(step, config["checkpoint_every"], last)
+    return save or due(step, config["evaluate_every"], last), save
+
+
+class Clock:
+    """The hours that a run has trained.
+
+    What counts is the time since `Clock` was made, which is after the corpus was prepared: compiling, updates, evaluations and
+    saving. A run that is resumed goes on from the hours of its checkpoint, so what a crash lost does not count.
+
+    Args:
+        limit: hours of training; 0: no limit.
+        before: hours that the run had trained before.
+    """
+
+    def __init__(self, limit: float, before: float):
+        self.limit, self.before, self.start = limit, before, time.monotonic()
+
+    def hours(self) -> float:
+        """Hours of training so far."""
+        return self.before + (time.monotonic() - self.start) / 3600
+
+    def left(self) -> float | None:
+        """Seconds to the limit; None: there is none."""
+        return max(0.0, 3600 * (self.limit - self.hours())) if self.limit else None
+
+    def over(self, together: bool = True) -> bool:
+        """Whether the limit is reached, by the clock of host 0, so that all hosts end after the same update.
+
+        together: whether this is an update after which the hosts meet anyway; after the others only a single process looks.
+        """
+        if not self.limit or (jax.distributed.is_initialized() and not together):
+            return False
+        return bool(sharding.sum_over_hosts(hosts.first() and self.hours() >= self.limit))
+
+
+def reason(config: Mapping, step: int, losses: Sequence[float], late: bool, ended: bool) -> str | None:
+    """Why a run ends after `step` updates, as the first words of its last line; None: it goes on.
+
+    losses: of all evaluations so far. late: whether its hours are over. ended: whether the optimizer says so.
+    """
+    if step == config["steps"]:
+        return "finished"
+    if late:
+        return f"finished after {config['hours']:g} hours"
+    if ended:
+        return "finished by its schedule"
+    patience = config["early_stopping"]
+    if patience and len(losses) > patience and min(losses[:-patience]) <= min(losses[-patience:]):
+        return "stopped early"
+    return None
