@@ -1,0 +1,125 @@
+"""Runs on streams: the carry over updates, stops, devices and microbatches, and in evaluation."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from adaptive_jax import defaults
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.training import optim
+from adaptive_jax.training.loop import dry_run, train
+from adaptive_jax.training.state import restored_state, shape_of_state
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from tests.training.test_metrics import metrics
+
+ROWS = 8
+CHANGES = {
+    "steps": 60, "batches.layout": "streams", "batches.sequence_length": 60, "tokens_per_update": ROWS * 60,
+    "tokens_per_device": ROWS * 60,
+    "body.name": "lstm", "body.widths": (32,), "body.features": 32, "body.dropout": 0.1, "input.name": "lookup",
+    "output.name": "softmax", "output.table.name": "tied", "optimizer.learning_rate": 0.1, "schedule.name": "constant",
+    "schedule.warmup_steps": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def streams(settings):
+    """`streams(steps=3)`: the config of a small run on streams."""
+
+    def streams(**changes):
+        small = {key: value for key, value in settings().items() if not key.startswith(("body.", "input.", "output.", "schedule."))}
+        return defaults.config(small | CHANGES | changes).to_dict()
+
+    return streams
+
+
+def state_of(workdir, config, microbatches=1):
+    """The state in the last checkpoint, its carry by row."""
+    run = open_run(workdir, "latest")
+    layout = shape_of_state(run.model, optim.from_config(config), run.mesh, (microbatches, ROWS // microbatches))
+    checkpoints = Checkpoints(workdir, read_only=True)
+    state = restored_state(layout, run.step, lambda like: checkpoints.restore(run.step, like))
+    checkpoints.close()
+    return jax.tree.map(np.asarray, state._replace(carry=jax.tree.map(lambda a: a.reshape(ROWS, *a.shape[2:]), state.carry)))
+
+
+def assert_close(ours, theirs, tolerance):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs)
+
+
+@pytest.fixture(scope="module")
+def whole(streams, tmp_path_factory):
+    """The workdir of a run that was never stopped."""
+    workdir = tmp_path_factory.mktemp("streams") / "whole"
+    train(streams(), workdir)
+    return workdir
+
+
+def test_a_run_on_streams_learns_and_scales_its_rate(whole, streams):
+    """Its loss falls, and an update's rate is that of the schedule times its window over the usual one."""
+    lines = metrics(whole)
+    assert lines[-1]["validation/nll"] < lines[0]["train/nll"] - 1.5
+    config = streams()
+    batches = TrainingBatches(load(config["data"]).ids["train"], 0, Layout(**config["batches"]), ROWS)
+    rates = {line["step"]: line["train/learning_rate"] for line in lines if "train/learning_rate" in line}
+    expected = {step: 0.1 * batches.batch(config["seed"], step - 1).inputs.shape[-1] / 60 for step in rates}
+    assert rates == pytest.approx(expected, rel=1e-6)
+    assert len(set(expected.values())) > 2
+
+
+def test_a_run_that_was_stopped_resumes_bit_for_bit(whole, streams, tmp_path):
+    """Parameters, momentum and carry equal those of the run that was never stopped."""
+    for steps in 37, 60:
+        train(streams(steps=steps), tmp_path / "stopped")
+    state = state_of(tmp_path / "stopped", streams())
+    assert_close(state, state_of(whole, streams()), 0)
+    assert max(np.abs(a).max() for a in jax.tree.leaves(state.carry)) > 0.01
+
+
+def test_microbatches_and_devices_change_nothing(whole, streams, command, tmp_path):
+    """Rows are split, never time: 12 updates in 4 microbatches, or half of them on 4 devices, end with the same state and carry."""
+    last = {"steps": 12, "evaluate_every": 0, "checkpoint_every": 0}
+    reference = streams(**last)
+    train(reference, tmp_path / "one")
+    train(streams(**last, tokens_per_device=120), tmp_path / "parts")
+    small = f"ConfigDict({streams(**last, tokens_per_device=60)!r})"
+    (tmp_path / "config.py").write_text(f"from ml_collections import ConfigDict\n\ndef get_config():\n    return {small}\n")
+    for steps in 6, 12:
+        arguments = [f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'four'}", f"--config.steps={steps}"]
+        done = command("train.py", *arguments, devices=4 if steps == 12 else 1)
+        assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "parts" / "plan.json").read_text())["accumulation"] == 4
+    one = state_of(tmp_path / "one", reference)
+    assert_close(state_of(tmp_path / "parts", reference, 4), one, 2e-5)
+    assert_close(state_of(tmp_path / "four", reference, 2), one, 2e-5)
+
+
+def test_evaluation_carries_the_state_through_the_split(whole, capsys):
+    """One row equals the whole split in one window; any window gives the same; 4 rows lose what came before three of them."""
+    run, corpus = open_run(whole), load(json.loads((whole / "config.json").read_text())["data"])
+    ids = np.asarray(corpus.ids["test"])
+    inputs = np.append(run.vocabulary.eos, ids[:-1])[None]
+    batch = Batch(inputs, ids[None], np.ones(inputs.shape, np.float32), np.zeros(1, np.int32))
+    expected = float(jax.jit(run.model.apply)({"params": run.params}, batch)[0].nll.mean())
+    results = {window: evaluate(whole, Request(window=window)) for window in (0, 7, len(ids))}
+    for result in results.values():
+        assert result["nll"] == pytest.approx(expected, rel=1e-6)
+    assert "each token after all before it" in capsys.readouterr().out
+    rows = evaluate(whole, Request(rows=4))
+    assert "in 4 rows, of which 3 begin without what came before (--rows=1 scores exactly)" in capsys.readouterr().out
+    assert 1e-4 < abs(rows["nll"] - expected) < 0.1
+    assert len(list((whole / "eval").glob("*.json"))) == 4
+
+
+def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):
+    """In one line, before anything is read or written."""
+    says = "layout='streams' needs a body .* body.name='transformer' does not: give batches.layout=packed"
+    with pytest.raises(InputError, match=says):
+        dry_run(config(**{"batches.layout": "streams"}), tmp_path, int(1e9))
