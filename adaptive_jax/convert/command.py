@@ -1,135 +1,63 @@
-"""Converts a language model trained with fairseq into a workdir for evaluate.py.
+"""Converts a language model that was trained with other code into a workdir for evaluate.py.
 
-    python -m adaptive_jax.convert CHECKPOINT DICT OUT_WORKDIR
+    python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR
     python evaluate.py --workdir=OUT_WORKDIR --data_path=DIRECTORY --window=512 --context=480
 
-CHECKPOINT is a .pt file of a `transformer_lm`, with `args` (until 2020) or `cfg`; no code in it is run. DICT is the dict.txt
-that the model was trained with. OUT_WORKDIR is a new directory. DIRECTORY has a test.txt, tokenised like the training text.
+CHECKPOINT is one of these; no code in it is run:
+    a .pt file of fairseq's `transformer_lm` or `fconv_lm`, with `args` (until 2020) or `cfg`;
+    the model.pt of AWD-LSTM (salesforce/awd-lstm-lm), or the state dict of its model.
+WORDS says what the ids mean: for fairseq, the dict.txt that the model was trained with; for AWD-LSTM, the directory of the
+train.txt, valid.txt and test.txt it was trained with, or a file with one word a line in the order of the ids.
+OUT_WORKDIR is a new directory. DIRECTORY has a test.txt, tokenised like the training text.
 
 The command uses every tensor of the checkpoint exactly once, or writes nothing. train.py cannot resume the workdir, because
-no corpus gives the words `<s>` and `<pad>`; the config keeps the training settings as a record.
+the checkpoint has no corpus; the config keeps the training settings as a record.
 """
 
-import io
-import math
 import os
 import shlex
 import shutil
-import types
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from adaptive_jax import command
-from adaptive_jax.convert import torch_files
-from adaptive_jax.convert.transformer import parameters_of, vocabulary_size_of
-from adaptive_jax.convert.transformer_config import config_of
+from adaptive_jax.convert import awd_lstm_config, transformer, transformer_config
+from adaptive_jax.convert.checkpoint import read
+from adaptive_jax.convert.words import awd_lstm_words, fairseq_words
 from adaptive_jax.data.corpora.load import home_of
 from adaptive_jax.data.vocabulary.sealed import write_sealed
-from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import check_name, write_json
 
 
-class Loaded(NamedTuple):
-    """The content of a checkpoint.
+class Kind(NamedTuple):
+    """How checkpoints of one kind are converted.
 
     Attributes:
-        options: settings of training by name.
-        state: tensors of the model by name.
-        updates: number of updates done.
-        nll: validation loss in nats a word, None if the checkpoint has none.
+        words: `words(WORDS, state)` gives the vocabulary, and the tensors with their rows in its order.
+        config_of: `config_of(options, state, words)` gives the config.
+        parameters_of: `parameters_of(state, config)` gives the parameters.
     """
 
-    options: dict
-    state: dict[str, np.ndarray]
-    updates: int
-    nll: float | None
+    words: Callable
+    config_of: Callable
+    parameters_of: Callable
 
 
-def read(path: Path) -> Loaded:
-    """Reads a checkpoint of fairseq. The groups of a `cfg` are merged into one dict, like `args`.
-
-    Raises:
-        InputError: the file is damaged or not a checkpoint of fairseq.
-    """
-    content = torch_files.read(path)
-    parts = content if isinstance(content, dict) else {}
-    if parts.get("cfg"):
-        groups = {name: _fields(group) for name, group in _fields(parts["cfg"]).items()}
-        options = {key: value for group in groups.values() for key, value in group.items()} | groups.get("model", {})
-        options |= {name: group["_name"] for name, group in groups.items() if "_name" in group}
-        options.setdefault("arch", options.get("model"))
-    else:
-        options = _fields(parts.get("args"))
-    state = parts.get("model")
-    if not options or not isinstance(state, dict) or not all(isinstance(a, np.ndarray) for a in state.values()):
-        raise InputError(f"{path} has no model with its args or cfg: give a checkpoint that fairseq saved during training")
-    history, extra = (parts.get("optimizer_history") or [{}])[-1], parts.get("extra_state") or {}
-    loss = extra.get("val_loss") if options.get("best_checkpoint_metric", "loss") == "loss" else None
-    nll = math.inf if loss is None else float(loss) * math.log(2)  # fairseq reports bits
-    return Loaded(options, dict(state), int(history.get("num_updates", 0)), nll if math.isfinite(nll) else None)
+KINDS = {
+    "transformer_lm": Kind(fairseq_words, transformer_config.config_of, transformer.parameters_of),
+    "awd_lstm": Kind(awd_lstm_words, awd_lstm_config.config_of, awd_lstm_config.parameters_of),
+}
 
 
-def _fields(group):
-    return vars(group) if isinstance(group, types.SimpleNamespace) else group if isinstance(group, dict) else {}
-
-
-def read_dictionary(path: Path) -> Vocabulary:
-    """The vocabulary of a dict.txt with the same ids: fairseq's own `<s> <pad> </s> <unk>`, then the words of the file.
-
-    `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the largest count in it, so the
-    unigram perplexity of a converted model is only a rough number. A word that a later line overwrites
-    (`#fairseq:overwrite`) keeps its id under a name that cannot occur in a text.
-
-    Raises:
-        InputError: gives the number of the wrong line.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give the model's dict.txt") from None
-    except UnicodeDecodeError as error:
-        number = error.object.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}, line {number}: not UTF-8; give the dict.txt of the checkpoint") from None
-    words, counts = ["<s>", "<pad>", "</s>", "<unk>"], []
-    ids = {word: i for i, word in enumerate(words)}
-    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
-        line = line.rstrip()
-        entry = line.removesuffix(" #fairseq:overwrite")
-        word, _, count = entry.rpartition(" ")
-        try:
-            if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
-                raise InputError("must be a word, one space and its count; give the dict.txt of the checkpoint")
-            if word == EOS:
-                raise InputError("has the name of fairseq's </s> in this project; rename the word, also in the text")
-            if word in ids and entry == line:
-                raise InputError("repeats a word; give the dict.txt of the checkpoint")
-            if counts and int(count) > counts[-1]:
-                raise InputError(
-                    f"follows a count of {counts[-1]}, and fairseq sorts by count; keep the order of the words and lower "
-                    "this count (counts are used for the unigram perplexity only)"
-                )
-        except InputError as error:
-            raise InputError(f"{path}, line {number}: {line!r} {error}") from None
-        if word in ids:
-            words[ids[word]] = f"{word} (until line {number})"
-        ids[word] = len(words)
-        words.append(word)
-        counts.append(int(count))
-    if not counts:
-        raise InputError(f"{path} has no words; give the dict.txt of the checkpoint")
-    words[2] = EOS
-    return Vocabulary(tuple(words), np.array([counts[0]] * 4 + counts, np.int64))
-
-
-def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
-    """Writes a checkpoint of fairseq as a workdir: config.json, vocabulary.txt and one checkpoint with the parameters.
+def convert(checkpoint: str, words: str, workdir: str) -> None:
+    """Writes a checkpoint of other code as a workdir: config.json, vocabulary.txt and one checkpoint with the parameters.
 
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
@@ -138,17 +66,12 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     check_name(workdir)
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} already exists: give a new directory")
-    vocabulary = read_dictionary(Path(dictionary))
     try:
         loaded = read(Path(checkpoint))
-        config = config_of(loaded.options, loaded.state, len(vocabulary))
-        size = vocabulary_size_of(loaded.state)
-        if size not in (0, len(vocabulary)):
-            raise InputError(
-                f"{dictionary} has {len(vocabulary):,} words, including fairseq's own four, and the checkpoint {size:,}: "
-                "give the dict.txt that the model was trained with"
-            )
-        params = jax.tree.map(jnp.asarray, parameters_of(loaded.state, config))
+        kind = KINDS[loaded.kind]
+        vocabulary, state = kind.words(Path(words), loaded.state)
+        config = kind.config_of(loaded.options, state, len(vocabulary))
+        params = jax.tree.map(jnp.asarray, kind.parameters_of(state, config))
     except InputError:
         raise
     except Exception as error:  # options and tensors can have any type and shape, which fails in many ways
@@ -168,8 +91,9 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     print(
-        f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, {len(vocabulary):,} words, "
-        f"after {loaded.updates:,} updates\n"
+        f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, {len(vocabulary):,} words"
+        + (f", after {loaded.updates:,} updates" if loaded.updates else "")
+        + f"\npython
         f"python evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    # that holds test.txt",
         flush=True,
     )
@@ -177,4 +101,4 @@ def convert(checkpoint: str, dictionary: str, workdir: str) -> None:
 
 if __name__ == "__main__":
     stopped = "stopped: nothing was written; the same command converts the checkpoint anew"
-    command.run(convert, positional=("CHECKPOINT", "DICT", "OUT_WORKDIR"), stopped=stopped)
+    command.run(convert, positional=("CHECKPOINT", "WORDS", "OUT_WORKDIR"), stopped=stopped)

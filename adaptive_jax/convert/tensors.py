@@ -30,14 +30,39 @@ def fill(tensors: Mapping[str, np.ndarray], places: Mapping[str, Place], config:
     Raises:
         InputError: tensors are left over, missing or of another shape, all in one line.
     """
-    shapes = parameter_shapes(build(config, config["data"]["vocabulary_size"]))
-    shapes = {path: leaf.shape for path, leaf in traverse_util.flatten_dict(shapes, sep="/").items()}
+    shapes = _shapes(config)
     places = {name: place for name, place in places.items() if place.path in shapes}
     _check_all_used(tensors, places, shapes)
     parameters = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
     for name, (path, part, transposed) in places.items():
         parameters[path][part] = tensors[name].T if transposed else tensors[name]
     return traverse_util.unflatten_dict(parameters, sep="/")
+
+
+def fitting(parameters: dict, config: dict) -> dict:
+    """These parameters as float32, if they are all of `build(config, ...)`.
+
+    Raises:
+        InputError: they are not, or have other shapes; with those that differ, in one line.
+    """
+    given, shapes = traverse_util.flatten_dict(parameters, sep="/"), _shapes(config)
+    if wrong := [
+        f"{path} {list(getattr(given.get(path), 'shape', ()))}, not {list(shapes.get(path, ()))}"
+        for path in sorted({*given, *shapes})
+        if path not in given or path not in shapes or given[path].shape != shapes[path]
+    ]:
+        raise InputError(f"the checkpoint's tensors do not fit together: {_listed(wrong)}; give another checkpoint")
+    return traverse_util.unflatten_dict({path: array.astype(np.float32) for path, array in given.items()}, sep="/")
+
+
+def _shapes(config):
+    """The shape of every parameter by path."""
+    shapes = parameter_shapes(build(config, config["data"]["vocabulary_size"]))
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(shapes, sep="/").items()}
+
+
+def _listed(names, most=4):
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _check_all_used(tensors, places, shapes):
@@ -56,12 +81,8 @@ def _check_all_used(tensors, places, shapes):
         ],
         "without a source": [f"{path} {list(shape)}" for path, shape in shapes.items() if filled[path] != math.prod(shape)],
     }
-
-    def listed(names, most=4):
-        return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
     if any(wrong.values()):
         raise InputError(
             "the checkpoint's tensors do not fit the model that its options describe: "
-            + "; ".join(f"{problem}: {listed(names)}" for problem, names in wrong.items() if names)
+            + "; ".join(f"{problem}: {_listed(names)}" for problem, names in wrong.items() if names)
         )

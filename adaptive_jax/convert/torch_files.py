@@ -36,18 +36,29 @@ def _plain(key):
     return key
 
 
+def _nothing(*_):
+    """Stands for a function whose result is not needed."""
+
+
 # The names that a file may contain, besides storages and functions that rebuild tensors.
 KNOWN = {
     "torch.Size": tuple,
     "collections.OrderedDict": lambda items=(): collections.OrderedDict((_plain(key), value) for key, value in items),
     "builtins.set": lambda entries=(): set(map(_plain, entries)),
     "__builtin__.set": lambda entries=(): set(map(_plain, entries)),
+    "collections.defaultdict": lambda *_: {},
     "argparse.Namespace": types.SimpleNamespace,
     # Checkpoints from before 2019 contain these counters of time and loss.
     "fairseq.meters.AverageMeter": types.SimpleNamespace,
     "fairseq.meters.StopwatchMeter": types.SimpleNamespace,
     "fairseq.meters.TimeMeter": types.SimpleNamespace,
+    # AWD-LSTM saves its model, loss and optimizer as they are: classes, defaults of dicts, and methods as attributes.
+    **dict.fromkeys(("model.RNNModel", "weight_drop.WeightDrop", "locked_dropout.LockedDropout"), types.SimpleNamespace),
+    "splitcross.SplitCrossEntropyLoss": types.SimpleNamespace,
+    **{f"{module}.{name}": _nothing for module in ("builtins", "__builtin__") for name in ("dict", "list", "getattr")},
 }
+# Classes of these modules, too, become a `types.SimpleNamespace` of their attributes.
+CLASSES = "torch.nn.modules.", "torch.optim."
 
 # Opcodes that torch does not write: registered extensions, instances in the oldest form, sets, buffers of a declared size.
 REFUSED = (
@@ -62,7 +73,8 @@ STREAM_PROTOCOL = 1001
 def read(path: Path):
     """The object that was given to `torch.save`, with tensors as NumPy arrays of the same dtype, shape and strides.
 
-    Tensors that shared a storage share memory. An `argparse.Namespace` becomes a `types.SimpleNamespace`.
+    Tensors that shared a storage share memory. An `argparse.Namespace`, a module and an optimizer become a
+    `types.SimpleNamespace` with the same attributes.
 
     Raises:
         InputError: the file is missing, truncated, damaged or not from torch.save, or it contains a name that no
@@ -121,14 +133,18 @@ class _Unpickler(pickle._Unpickler):
             "torch._utils._rebuild_tensor_v2": self.tensor,
             "torch._utils._rebuild_parameter": lambda data, *_: data,
         }
+        if path.startswith(CLASSES):
+            return types.SimpleNamespace
         if path not in known:
             raise InputError(
                 f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options, so none of it was read: "
-                "get the file from a source you trust, or save it again with only plain dicts and tensors"
+                "get the file from a source you trust, or save it again with only plain dicts and tensors, as model.state_dict()"
             )
         return known[path]
 
     def persistent_load(self, pid):
+        if len(pid) == 4 and pid[0] == "module" and pid[1] is types.SimpleNamespace:  # until 2020: a class and its source
+            return pid[1]
         tag, type_name, key, _, length, *view = pid
         if tag != "storage" or not isinstance(type_name, str) or not isinstance(key, str | int):
             raise ValueError("a reference to something that is not a storage")
@@ -162,7 +178,9 @@ class _Unpickler(pickle._Unpickler):
 
     def load_dict(self):
         items = self.pop_mark()
-        self.append(dict(zip(map(_plain, items[::2]), items[1::2], strict=True)))
+        self.append({})
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self._set(key, value)
 
     def load_setitem(self):
         self._set(self.stack.pop(-2), self.stack.pop())
@@ -175,7 +193,8 @@ class _Unpickler(pickle._Unpickler):
     def _set(self, key, value):
         if not isinstance(self.stack[-1], dict):  # a set would hash the value, an array copy it
             raise ValueError(f"entries of a {type(self.stack[-1]).__name__}")
-        self.stack[-1][_plain(key)] = value
+        if not isinstance(key, np.ndarray):  # an optimizer's memory of a parameter, which is not needed
+            self.stack[-1][_plain(key)] = value
 
     def load_build(self):
         state, instance = self.stack.pop(), self.stack[-1]

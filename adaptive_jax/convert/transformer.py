@@ -16,19 +16,6 @@ INPUT, SOFTMAX = "decoder.embed_tokens", "decoder.adaptive_softmax"
 NOT_PARAMETERS = ("decoder.version", f"{SOFTMAX}.version", "*._float_tensor", "decoder.embed_positions.weights")
 
 
-def vocabulary_size_of(state: dict[str, np.ndarray]) -> int:
-    """The number of words that the tables of a model's state have rows for; 0 if it has no table known here."""
-
-    def rows(pattern):
-        return [len(tensor) for name, tensor in state.items() if tensor.ndim == 2 and fnmatchcase(name, f"decoder.{pattern}")]
-
-    tables = ("embed_tokens.embeddings.*.0.weight", "embed_tokens.weight", "output_projection.weight", "embed_out")
-    if found := next(filter(None, map(rows, tables)), None):
-        return sum(found)
-    tails = rows("adaptive_softmax.tail.*.2.weight")
-    return max(0, sum(rows("adaptive_softmax.head.weight")) + sum(tails) - len(tails))
-
-
 def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     """The parameters, float32, of `build(config, ...)`, from the state of a fairseq model.
 

@@ -19,9 +19,10 @@ import pytest
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.transformer import sinusoids
-from adaptive_jax.convert import command as fairseq
+from adaptive_jax.convert.checkpoint import Loaded, read
 from adaptive_jax.convert.transformer import parameters_of
 from adaptive_jax.convert.transformer_config import config_of
+from adaptive_jax.convert.words import read_dictionary
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -76,7 +77,7 @@ def released(model):
 class Converted(NamedTuple):
     """A checkpoint of fairseq and what it is here."""
 
-    checkpoint: fairseq.Loaded
+    checkpoint: Loaded
     config: dict
     model: LanguageModel
     variables: dict
@@ -84,7 +85,7 @@ class Converted(NamedTuple):
 
 @functools.cache
 def converted(path):
-    checkpoint, vocabulary = fairseq.read(path), fairseq.read_dictionary(DICT)
+    checkpoint, vocabulary = read(path), read_dictionary(DICT)
     config = config_of(checkpoint.options, checkpoint.state, len(vocabulary))
     model = build(config, len(vocabulary))
     params = jax.tree.map(jnp.asarray, parameters_of(checkpoint.state, config))
@@ -236,7 +237,7 @@ def test_the_commands(conversion, command, home):
 def test_help(command):
     """--help says what the arguments are."""
     done = command("-m", "adaptive_jax.convert", "--help")
-    assert "python -m adaptive_jax.convert CHECKPOINT DICT OUT_WORKDIR" in done.stdout
+    assert "python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 

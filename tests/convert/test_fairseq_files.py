@@ -13,10 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax.convert import command as fairseq
 from adaptive_jax.convert import tensors
+from adaptive_jax.convert.checkpoint import read
+from adaptive_jax.convert.command import convert
 from adaptive_jax.convert.transformer import parameters_of
 from adaptive_jax.convert.transformer_config import config_of
+from adaptive_jax.convert.words import read_dictionary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build, parameter_shapes
@@ -29,7 +31,7 @@ CURRENT = FIXTURES / "lm_post_norm.pt"
 @functools.cache
 def legacy():
     """A checkpoint and its config, to be read only."""
-    checkpoint = fairseq.read(LEGACY)
+    checkpoint = read(LEGACY)
     return checkpoint, config_of(checkpoint.options, checkpoint.state, 1000)
 
 
@@ -59,7 +61,7 @@ def test_options_and_progress(options, extra, nll, tmp_path):
     """The same options from every format; the number of updates, and the validation loss, if there is one, in nats."""
     content = {"model": {}, "optimizer_history": [{"num_updates": 3}, {"num_updates": 7}], "extra_state": extra}
     write_zip(tmp_path / "lm.pt", content | options)
-    loaded = fairseq.read(tmp_path / "lm.pt")
+    loaded = read(tmp_path / "lm.pt")
     assert {name: loaded.options[name] for name in ("arch", "max_tokens", "decoder_layers")} == {
         "arch": "transformer_lm", "max_tokens": 5, "decoder_layers": 3}
     assert (loaded.state, loaded.updates, loaded.nll) == ({}, 7, nll)
@@ -70,7 +72,7 @@ def test_options_and_progress(options, extra, nll, tmp_path):
 def test_content_of_another_kind(content, tmp_path):
     """A file of torch.save that is not a checkpoint of fairseq."""
     write_zip(tmp_path / "lm.pt", content)
-    assert "lm.pt has no model with its args or cfg" in refused(fairseq.read, tmp_path / "lm.pt")
+    assert "lm.pt has no model with its args or cfg" in refused(read, tmp_path / "lm.pt")
 
 
 def test_names_of_2018():
@@ -91,7 +93,7 @@ def test_names_of_2018():
 def test_dictionary(case, tmp_path):
     """Ids, counts and encoded lines equal fairseq's; a vocabulary that is built here has the words in the same order."""
     (tmp_path / "dict.txt").write_text(case["dict_txt"])
-    vocabulary = fairseq.read_dictionary(tmp_path / "dict.txt")
+    vocabulary = read_dictionary(tmp_path / "dict.txt")
     vocabulary.write(tmp_path / "vocabulary.txt")
     vocabulary = Vocabulary.read(tmp_path / "vocabulary.txt")
     symbols = ["<eos>" if word == "</s>" else word for word in case["symbols"]]
@@ -113,7 +115,7 @@ def test_dictionary(case, tmp_path):
 def test_a_word_that_is_overwritten(tmp_path):
     """The word gets the later line's id, and the earlier id stays without a word; `</s>` in a text becomes an ordinary word."""
     (tmp_path / "dict.txt").write_text("the 9\n<unk> 7 #fairseq:overwrite\n</s> 5 #fairseq:overwrite\nthe 2 #fairseq:overwrite\n")
-    vocabulary = fairseq.read_dictionary(tmp_path / "dict.txt")
+    vocabulary = read_dictionary(tmp_path / "dict.txt")
     assert len(vocabulary) == 8
     assert vocabulary.encode("the <unk> </s> other") == [7, 5, 6, 5, 2]
 
@@ -135,7 +137,7 @@ def test_a_wrong_dictionary(tmp_path, text, says):
     """One line with the file and the number of the line."""
     path = tmp_path / "dict.txt"
     path.write_bytes(text)
-    line = refused(fairseq.read_dictionary, path)
+    line = refused(read_dictionary, path)
     assert all(part in line for part in [str(path), *says]), line
 
 
@@ -243,6 +245,6 @@ def test_nothing_is_written_after_bad_input(tmp_path, spoil, says):
     shutil.copy(FIXTURES / "dict.txt", tmp_path)
     spoil(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    line = refused(fairseq.convert, tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
+    line = refused(convert, tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
     assert all(part in line for part in says), line
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

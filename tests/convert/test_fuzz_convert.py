@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.convert import command as fairseq
 from adaptive_jax.convert import torch_files
+from adaptive_jax.convert.words import read_dictionary
 from adaptive_jax.errors import InputError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -49,7 +49,7 @@ def test_dictionaries(content, tmp_path_factory):
     """What is read has fairseq's own words first and can be used."""
     path = tmp_path_factory.mktemp("dict") / "dict.txt"
     path.write_bytes(content)
-    found = bounded(fairseq.read_dictionary, path)
+    found = bounded(read_dictionary, path)
     if not isinstance(found, str):
         assert found.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>") and len(found.index) == len(found) == len(found.counts)
 
@@ -61,7 +61,8 @@ VALUE = st.recursive(
 OPCODES = [bytes([code]) for code in pickle._Unpickler.dispatch]
 NAMES = [f"c{name}\n".encode() for name in (
     "torch._utils\n_rebuild_tensor_v2", "torch._utils\n_rebuild_parameter", "torch\nFloatStorage", "torch\nSize",
-    "collections\nOrderedDict", "argparse\nNamespace", "builtins\nset", "builtins\nexec")]  # fmt: skip
+    "collections\nOrderedDict", "argparse\nNamespace", "builtins\nset", "builtins\nexec",
+    "torch.nn.modules.linear\nLinear", "collections\ndefaultdict", "__builtin__\ngetattr", "__builtin__\ndict")]  # fmt: skip
 PART = st.sampled_from(OPCODES) | st.sampled_from(NAMES) | VALUE.map(lambda v: pickle.dumps(v, 2)[2:-1]) | st.binary(max_size=3)
 
 

@@ -171,11 +171,11 @@ class Call:
 @pytest.mark.parametrize("make, name", [
     (lambda mark: Call(os.system, f"touch {mark}"), "system"),
     (lambda mark: Call(eval, f"open({str(mark)!r}, 'w')"), "eval"),
-    (lambda mark: {"model": [1, Call(Call(getattr, Call(__import__, "os"), "system"), f"touch {mark}")]}, "getattr"),
+    (lambda mark: {"model": [1, Call(Call(getattr, Call(__import__, "os"), "system"), f"touch {mark}")]}, "__import__"),
     (lambda mark: {"args": Call(set, (Call(os.system, f"touch {mark}"),))}, "system"),
     (lambda mark: Call(io.open, str(mark), "w"), "open"),
     (lambda mark: Call(pickle.loads, f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()), "loads"),
-], ids=["system", "eval", "getattr", "nested", "open", "loads"])
+], ids=["system", "eval", "import", "nested", "open", "loads"])
 def test_nothing_in_a_file_is_run(make, name, protocol, write, tmp_path):
     """A file that asks for a function is refused with the function's name. The standard unpickler does run it."""
     mark = tmp_path / "run"
@@ -214,7 +214,7 @@ HOSTILE = {
     "which is not part of a checkpoint": [
         value(module) + value(name) + pickle.STACK_GLOBAL + b"." for module, name in (
             ("adaptive_jax.convert.torch_files", "zipfile"), ("torch._utils", "_rebuild_tensor_v2.__globals__"),
-            ("torch.storage", "_load_from_bytes"), ("builtins", "getattr"), ("collections", "OrderedDict.__init__"),
+            ("torch.storage", "_load_from_bytes"), ("builtins", "setattr"), ("collections", "OrderedDict.__init__"),
             ("no_such_module_anywhere", "x"), ("torch", "load"), ("torch", "FloatStorage\nerror: two lines"))],
     # A file sets attributes of a namespace that it makes, never of a class, a function or a type of storages.
     "attributes of a ": [

@@ -1,0 +1,42 @@
+"""The config of an AWD-LSTM."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from adaptive_jax.convert import awd_lstm
+from adaptive_jax.convert.config import completed
+from adaptive_jax.convert.tensors import fitting
+
+# How the public main.py trains if no option is given: recorded, because its checkpoints do not say it.
+TRAINING = {
+    "seed": 1111, "tokens_per_update": 80 * 70, "tokens_per_device": 80 * 70, "batches.sequence_length": 70,
+    "batches.layout": "streams", "input.word_dropout": 0.1, "input.init_range": 0.1, "optimizer.name": "nt_asgd",
+    "optimizer.form": "torch", "schedule.name": "constant", "schedule.warmup_steps": 0,
+}  # fmt: skip
+# Dropout rates that a model which was saved as a module has as attributes, by their names here.
+RATES = {"dropout": "body.dropout", "dropouti": "body.input_dropout", "dropouth": "body.hidden_dropout",
+         "dropoute": "input.word_dropout"}  # fmt: skip
+
+
+def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
+    """The complete config of the model in a checkpoint, as evaluate.py reads it.
+
+    Args:
+        options, state: see `Loaded`.
+        vocabulary_size: number of words.
+
+    Raises:
+        InputError: tensors that are no AWD-LSTM.
+    """
+    rates = {ours: float(options[name]) for name, ours in RATES.items() if isinstance(options.get(name), int | float)}
+    return completed(TRAINING | awd_lstm.settings_of(state) | rates | {"data.vocabulary_size": vocabulary_size})
+
+
+def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
+    """The parameters, float32, of `build(config, ...)`, from the state dict of an AWD-LSTM.
+
+    Raises:
+        InputError: tensors are left over, missing or of another shape.
+    """
+    return fitting(awd_lstm.parameters_of(state, config["body"]["biases"]), config)

@@ -1,0 +1,138 @@
+"""The words that the ids of a checkpoint stand for."""
+
+import io
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+
+from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
+from adaptive_jax.errors import InputError
+
+DICTIONARY = "give the dict.txt of the checkpoint"
+CORPUS = "give the directory of train.txt, valid.txt and test.txt that the model was trained with, or a file with one word a line"
+
+
+def read_dictionary(path: Path) -> Vocabulary:
+    """The vocabulary of a dict.txt with the same ids: fairseq's own `<s> <pad> </s> <unk>`, then the words of the file.
+
+    `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the largest count in it, so the
+    unigram perplexity of a converted model is only a rough number. A word that a later line overwrites
+    (`#fairseq:overwrite`) keeps its id under a name that cannot occur in a text.
+
+    Raises:
+        InputError: gives the number of the wrong line.
+    """
+    words, counts = ["<s>", "<pad>", "</s>", "<unk>"], []
+    ids = {word: i for i, word in enumerate(words)}
+    for number, line in _lines(path, DICTIONARY):
+        line = line.rstrip()
+        entry = line.removesuffix(" #fairseq:overwrite")
+        word, _, count = entry.rpartition(" ")
+        try:
+            if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
+                raise InputError(f"must be a word, one space and its count; {DICTIONARY}")
+            if word == EOS:
+                raise InputError("has the name of fairseq's </s> in this project; rename the word, also in the text")
+            if word in ids and entry == line:
+                raise InputError(f"repeats a word; {DICTIONARY}")
+            if counts and int(count) > counts[-1]:
+                raise InputError(
+                    f"follows a count of {counts[-1]}, and fairseq sorts by count; keep the order of the words and lower "
+                    "this count (counts are used for the unigram perplexity only)"
+                )
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {line!r} {error}") from None
+        if word in ids:
+            words[ids[word]] = f"{word} (until line {number})"
+        ids[word] = len(words)
+        words.append(word)
+        counts.append(int(count))
+    if not counts:
+        raise InputError(f"{path} has no words; {DICTIONARY}")
+    words[2] = EOS
+    return Vocabulary(tuple(words), np.array([counts[0]] * 4 + counts, np.int64))
+
+
+def vocabulary_size_of(state: dict[str, np.ndarray]) -> int:
+    """The number of words that the tables of a fairseq model have rows for; 0 if it has no table known here."""
+
+    def rows(pattern):
+        return [len(tensor) for name, tensor in state.items() if tensor.ndim == 2 and fnmatchcase(name, f"decoder.{pattern}")]
+
+    tables = ("embed_tokens.embeddings.*.0.weight", "embed_tokens.weight", "output_projection.weight", "embed_out")
+    if found := next(filter(None, map(rows, tables)), None):
+        return sum(found)
+    tails = rows("adaptive_softmax.tail.*.2.weight")
+    return max(0, sum(rows("adaptive_softmax.head.weight")) + sum(tails) - len(tails))
+
+
+def read_corpus(path: Path) -> dict[str, int]:
+    """Counts of the words of an AWD-LSTM in the order of their ids.
+
+    path: the directory of the corpus, whose words are numbered as they appear in train.txt, valid.txt and test.txt, with `<eos>` at
+        the end of every line; or a text file with one word a line, which has no counts: each is 1.
+
+    Raises:
+        InputError: a file is missing or not UTF-8; or a line of the list is not a word, or one of a line before.
+    """
+    counts: dict[str, int] = {}
+    if path.is_dir():
+        for split in ("train.txt", "valid.txt", "test.txt"):
+            for _, line in _lines(path / split, CORPUS):
+                for word in (*line.split(), EOS):
+                    counts[word] = counts.get(word, 0) + 1
+        return counts
+    for number, line in _lines(path, CORPUS):
+        word, *more = line.split() or [""]
+        if not word or more or word in counts:
+            problem = "repeats a word" if word in counts else "is not one word"
+            raise InputError(f"{path}, line {number}: {line.rstrip()!r} {problem}; {CORPUS}")
+        counts[word] = 1
+    if EOS not in counts:
+        raise InputError(f"{path} has no {EOS}, which ends every line of a text; {CORPUS}")
+    return counts
+
+
+def fairseq_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary, dict[str, np.ndarray]]:
+    """The vocabulary of a dict.txt, and the tensors of the model as they are.
+
+    Raises:
+        InputError: see `read_dictionary`; or the model has another number of words.
+    """
+    vocabulary, size = read_dictionary(path), vocabulary_size_of(state)
+    if size not in (0, len(vocabulary)):
+        raise InputError(
+            f"{path} has {len(vocabulary):,} words, including fairseq's own four, and the checkpoint {size:,}: "
+            "give the dict.txt that the model was trained with"
+        )
+    return vocabulary, state
+
+
+def awd_lstm_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary, dict[str, np.ndarray]]:
+    """The vocabulary of an AWD-LSTM, most frequent words first, and the tensors of the model with their rows in this order.
+
+    Raises:
+        InputError: see `read_corpus`; or the model has another number of words.
+    """
+    counts, size = read_corpus(path), len(state["encoder.weight"])
+    if len(counts) != size:
+        raise InputError(f"{path} has {len(counts):,} words and the checkpoint {size:,}: {CORPUS}")
+    numbers = np.fromiter(counts.values(), np.int64)
+    order, words = np.argsort(-numbers, kind="stable"), list(counts)
+    tables = {name: state[name] for name in ("encoder.weight", "decoder.weight", "decoder.bias") if name in state}
+    tables = {name: rows[order] for name, rows in tables.items() if len(rows) == size}
+    return Vocabulary(tuple(words[i] for i in order), numbers[order]), state | tables
+
+
+def _lines(path, cure) -> Iterator[tuple[int, str]]:
+    """Numbers and lines of a text file."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {cure}") from None
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}, line {number}: not UTF-8; {cure}") from None
+    return enumerate(io.StringIO(text, newline=None), start=1)
