@@ -93,8 +93,7 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     print(
         f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, {len(vocabulary):,} words"
         + (f", after {loaded.updates:,} updates" if loaded.updates else "")
-        + f"\npython
-        f"python evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    # that holds test.txt",
+        + f"\npython evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    # that holds test.txt",
         flush=True,
     )
 

@@ -4,6 +4,7 @@
 and an optimizer, whose classes have the names and attributes of the public code's.
 """
 
+import itertools
 import json
 import re
 import zipfile
@@ -153,7 +154,7 @@ def nll_of(weights, ids):
     layers = sum(name.endswith("weight_hh_l0") for name in weights)
     hidden = [np.zeros(weights[f"rnns.{i}.weight_hh_l0"].shape[1]) for i in range(layers)]
     cells, total = list(hidden), 0.0
-    for word, following in zip(ids[:-1], ids[1:], strict=True):
+    for word, following in itertools.pairwise(ids):
         x = weights["encoder.weight"][word]
         for i in range(layers):
             of = {name.removeprefix(f"rnns.{i}."): array for name, array in weights.items()}
@@ -235,7 +236,7 @@ GRU = {name: array[: len(array) * 3 // 4] if "rnns" in name else array for name,
     (changed(), ["w0", ""], ["line 2", "'' is not one word"]),
     (changed(), ["w0"], ["has no <eos>"]),
     (Module("model\nRNNModel", (), {"self": 3}), WORDS, ["AttributeError", "another kind"]),
-], ids=["split", "large", "twice", "missing", "other layers", "short bias", "gru", "fewer", "repeated", "counts", "empty", "eos", "odd"])
+], ids=["split", "large", "twice", "missing", "qrnn", "bias", "gru", "fewer", "repeated", "counts", "empty", "eos", "odd"])
 def test_what_cannot_be_converted(content, words, says, tmp_path):
     """One line with what is wrong, and nothing written."""
     model, words = save(content, tmp_path / "model.pt"), write_words(tmp_path / "words.txt", words)
