@@ -1,0 +1,251 @@
+"""Equality with numbers that fairseq's gated convolutional model computed: tests/fixtures/gcnn, whose files name the cases.
+
+The settings of each case stand in its JSON file; `parameters_of` maps fairseq's tensors, and gradients under their names, to ours.
+"""
+
+import functools
+import itertools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.bodies.convolution import Convolution
+from adaptive_jax.convert import torch_files
+from adaptive_jax.convert.fconv import blocks_of, layers_of, parameters_of
+from adaptive_jax.dropout import Dropout
+from adaptive_jax.model import build
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
+CASES = ["plain_full", "plain_adaptive", "wiki_adaptive", "bottleneck_adaptive", "bottleneck_full"]
+PAD = 1  # fairseq's id of padding; here it is a word like others
+
+
+def settings_of(name):
+    """The one case of a JSON file."""
+    [case] = json.loads((FIXTURES / f"{name}.json").read_text())["cases"].values()
+    return case
+
+
+def config_of(options, vocabulary_size, blocks):
+    """The config of a case, given fairseq's options."""
+    full, width = options["criterion"] == "cross_entropy", options["decoder_embed_dim"]
+    table = {"bias": True, "weight_norm": True, "cutoffs": ()}
+    if not full:
+        table = {"cutoffs": tuple(map(int, options["adaptive_softmax_cutoff"].split(",")))}
+    body = {"features": width, "blocks": blocks, "form": "fairseq", "dropout": options["dropout"]}
+    return {
+        "dtype": "float32", "data": {"vocabulary_size": vocabulary_size}, "input": {"name": "lookup"},
+        "body": {"name": "gated_conv", "output_width": width if full else 0} | body,
+        "output": {"name": "softmax" if full else "adaptive", "table": {"name": "own"} | table,
+                   "input_dropout": options.get("adaptive_softmax_dropout", 0.0)}}
+
+
+def close(ours, theirs, tolerance=2e-5):
+    np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def close_trees(ours, theirs):
+    """1e-4, relative to each entry or to the largest of its array."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max()), ours, theirs)
+
+
+def batch_of(inputs, targets):
+    return Batch(jnp.asarray(inputs, jnp.int32), jnp.asarray(targets, jnp.int32), jnp.asarray(targets != PAD, jnp.float32),
+                 jnp.arange(len(inputs)))
+
+
+def criterion(model, params, batch):
+    """fairseq's training loss; hidden states, log-probabilities and convolutions.
+
+    The loss leaves out, as `ignore_index`, the term within a cluster of the cluster's word 1.
+    """
+    variables = {"params": params}
+    (hidden, _), inner = model.apply(
+        variables, batch, method="hidden", mutable=["intermediates"],
+        capture_intermediates=lambda module, _: isinstance(module, Convolution))
+    total = model.apply(variables, hidden, batch.targets, batch.weights, method=lambda m, *given: m.output.loss(*given)).total
+    log_probs = model.apply(variables, hidden, method=lambda m, hidden: m.output.log_probs(hidden))
+    for first, end in itertools.pairwise((*model.output.table.cutoffs, log_probs.shape[-1])):
+        cluster = jax.nn.logsumexp(log_probs[..., first:end], axis=-1)
+        left_out = (batch.targets == first + PAD) * batch.weights
+        total -= jnp.sum(left_out * (cluster - log_probs[..., first + PAD]))
+    return total, (hidden, log_probs, inner["intermediates"]["body"])
+
+
+def without_padding_row(gradients):
+    """fairseq's padding has a vector of zeros that is not trained."""
+    table = gradients["input"]["table"].copy()
+    table[PAD] = 0
+    return gradients | {"input": {"table": table}}
+
+
+def one_by_one(model, params, tokens):
+    """Hidden states of `tokens [rows, time]`, decoded one at a time, and the carry after each."""
+    def step(carry, column):
+        hidden, carry = model.apply({"params": params}, column[:, None], carry, method="step")
+        return carry, (hidden[:, 0], carry)
+
+    _, (hidden, carries) = jax.lax.scan(step, model.body.cache(len(tokens), 0), tokens.T)
+    return jnp.swapaxes(hidden, 0, 1), carries
+
+
+def with_masks(model, params, batch, masks):
+    """Hidden states in training where `Dropout` keeps what `masks` say, in the order of the calls."""
+    masks = iter(masks)
+
+    def keep(call, given, how, context):
+        return given[0] * next(masks) / (1 - context.module.rate) if isinstance(context.module, Dropout) else call(*given, **how)
+
+    with nn.intercept_methods(keep):
+        hidden, _ = model.apply({"params": params}, batch, train=True, method="hidden")
+    return hidden
+
+
+def log_softmax(logits):
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def loss_with_masks(output, hidden, targets, masks):
+    """The loss of all tokens in numpy, dropping by given masks: of the softmax's input, and of each tail's own tokens."""
+    table, rate = output["table"], 0.2
+    hidden, targets = np.float64(hidden).reshape(-1, hidden.shape[-1]), targets.ravel()
+    if "bias" in table:
+        weights = table["table_0"] * (table["norm_0"] / np.linalg.norm(table["table_0"], axis=1))[:, None]
+        return -log_softmax(hidden @ weights.T + table["bias"])[np.arange(len(targets)), targets].sum()
+    inputs, *tails = masks or [np.full(1, 1 - rate)] * len(table)
+    hidden = hidden * inputs / (1 - rate)
+    head = log_softmax(hidden @ np.concatenate([table["table_0"], output["clusters"]]).T)
+    first = words = len(table["table_0"])
+    in_head = np.flatnonzero(targets < first)
+    total = head[in_head, targets[in_head]].sum()
+    for i in range(len(output["clusters"])):
+        rows = table[f"table_{i + 1}"]
+        own = np.flatnonzero((targets >= first) & (targets < first + len(rows)))
+        tail = log_softmax((hidden[own] @ table[f"projection_{i + 1}"].T * tails[i] / (1 - rate)) @ rows.T)
+        total += tail[np.arange(len(own)), targets[own] - first].sum() + head[own, words + i].sum()
+        first += len(rows)
+    return -total
+
+
+@functools.cache
+def computed(name):
+    """All that a file has, from our model: one compiled program."""
+    case, arrays = settings_of(name), dict(np.load(FIXTURES / f"{name}.npz"))
+    options, layers = case["model_options"], case["layers_expanded"]
+    assert layers_of(options["decoder_layers"]) == [tuple(layer) for layer in layers]
+    config = config_of(options, case["vocab_size"], blocks_of(layers))
+    single = config_of(options, case["vocab_size"], blocks_single(blocks_of(layers)))
+    model, unrepeated = build(config, case["vocab_size"]), build(single, case["vocab_size"])
+    state = torch_files.read(FIXTURES / f"{name}.pt")["model"]
+    both = batch_of(*(np.concatenate([arrays[f"batch{i}/{what}"] for i in range(2)]) for what in ("src_tokens", "target")))
+    first = jax.tree.map(lambda a: a[: len(arrays["batch0/target"])], both)
+    of_first = jnp.arange(len(both.inputs)) < len(first.inputs)
+    weights = jnp.stack([both.weights * of_first[:, None], both.weights * ~of_first[:, None]])
+    calls = [where for _, _, where in case["dropout_calls (call, p, where)"]]
+    masks = [arrays[f"dropout/keep/{i}"] for i in range(len(calls))]
+    masks = [mask.swapaxes(0, 1) if "[T,B,C]" in where else mask for mask, where in zip(masks, calls, strict=True)]
+    of_body = len(layers) + 1 + (options["criterion"] == "cross_entropy")
+
+    @jax.jit
+    def program(params, single_params):
+        losses = jax.value_and_grad(lambda params, weights: criterion(model, params, both._replace(weights=weights)), has_aux=True)
+        (loss, (hidden, log_probs, inner)), gradients = jax.lax.map(functools.partial(losses, params), weights)
+        hidden, log_probs, inner = jax.tree.map(lambda a: a[0], (hidden, log_probs, inner))
+        return {
+            "loss": loss, "gradients": gradients, "hidden": hidden, "log_probs": log_probs, "inner": inner,
+            "steps": one_by_one(model, params, first.inputs),
+            "dropped": with_masks(unrepeated, single_params, first, masks[:of_body])}
+
+    params = parameters_of(state, config)
+    found = program(params, parameters_of(state, single))
+    loss = loss_with_masks(params["output"], found["dropped"], arrays["batch0/target"], masks[of_body:])
+    return config, model, arrays, found | {"loss_dropped": loss}
+
+
+def blocks_single(blocks):
+    """The same blocks, none repeated: their layers run without a scan."""
+    return tuple((1, *block) for repeat, *block in blocks for _ in range(repeat))
+
+
+def layers_in(model, tree):
+    """What `tree`, parameters or intermediates of the body, has of each layer, first layer first."""
+    for i, run in enumerate(model.body.runs):
+        for number in range(run.count):
+            for j in range(len(run.layers)):
+                layer = tree[f"blocks_{i}"][f"layer_{j}"]
+                yield jax.tree.map(lambda a, number=number, run=run: a[number] if run.count > 1 else a, layer)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs(name):
+    """Convolutions, hidden states, log-probabilities and losses, padding on the right and on the left among the batches."""
+    _, model, arrays, found = computed(name)
+    count, log_probs = len(arrays["batch0/target"]), np.asarray(found["log_probs"])
+    for i, rows in enumerate((slice(count), slice(count, None))):
+        expected = {key.removeprefix(f"batch{i}/"): value for key, value in arrays.items() if key.startswith(f"batch{i}/")}
+        real = expected["target"] != PAD
+        close(found["hidden"][rows], expected["fc2" if "fc2" in expected else "final_hidden"])
+        token = np.take_along_axis(log_probs[rows], expected["target"][..., None], axis=-1)[..., 0]
+        close(token[real], expected["token_log_prob"][real])
+        np.testing.assert_allclose(-token[real].sum(dtype=np.float64), expected["nll_sum"], rtol=1e-6)
+        np.testing.assert_allclose(found["loss"][i], expected["criterion_loss_sum"], rtol=1e-6)
+        np.testing.assert_allclose(np.exp(-token[real].mean(dtype=np.float64)), expected["eval_ppl"], rtol=1e-5)
+    close(log_probs[:count], arrays["batch0/log_prob"])
+    close(log_probs[count], arrays["batch1/log_prob_row0"])
+    [entry] = found["inner"]["entry"]["__call__"]
+    close(entry[:count], arrays["batch0/layer_in/0"])
+    maps = [layer["__call__"][0] for layer in layers_in(model, found["inner"])]
+    for i, outputs in enumerate(maps):
+        close(outputs[:count], arrays[f"batch0/conv_out/{i}"])
+    assert f"batch0/conv_out/{len(maps)}" not in arrays
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name):
+    """Of every parameter, g and v apart; the second batch has those of the table, of `fc1` and of an adaptive softmax."""
+    config, model, arrays, found = computed(name)
+    first, second = (
+        {key.split("/")[2]: value for key, value in arrays.items() if key.startswith(f"batch{i}/grad/")} for i in (0, 1))
+    ours = [without_padding_row(jax.tree.map(lambda a, i=i: np.asarray(a[i]), found["gradients"])) for i in (0, 1)]
+    close_trees(ours[0], parameters_of(first, config))
+    expected = parameters_of(first | second, config)
+    close_trees(ours[1]["input"], expected["input"])
+    close_trees(ours[1]["body"]["entry"], expected["body"]["entry"])
+    if not model.body.output_width:
+        close_trees(ours[1]["output"], expected["output"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_token_at_a_time(name):
+    """Hidden states, and the memory after 8 tokens; fairseq's also holds the current input."""
+    _, model, arrays, found = computed(name)
+    hidden, carries = found["steps"]
+    if model.body.output_width:
+        close(hidden, arrays["batch0/fc2"])
+    else:
+        close(hidden, arrays["incremental/final_hidden"])
+    after = jax.tree.map(lambda a: a[7], carries)
+    layers = [(state if run.count == 1 else jax.tree.map(lambda a, number=number: a[:, number], state))
+              for run, state in zip(model.body.runs, after, strict=True) for number in range(run.count)]
+    memories = [memory for layer in layers for memory in layer]
+    for i, memory in enumerate(memories):
+        assert (memory is None) == (f"incremental/buffer_after_8/{i}" not in arrays)
+        if memory is not None:
+            close(memory, arrays[f"incremental/buffer_after_8/{i}"][:, 1:])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dropout(name):
+    """Training with fairseq's masks: on the embedding, on the input of each convolution, and after `fc2`."""
+    _, model, arrays, found = computed(name)
+    tolerance = 5e-5 if name == "bottleneck_adaptive" else 2e-5
+    if not model.body.output_width:
+        close(found["dropped"], arrays["dropout/final_hidden"], tolerance)
+    np.testing.assert_allclose(found["loss_dropped"], arrays["dropout/loss_sum"], rtol=tolerance)
