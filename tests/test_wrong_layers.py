@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from adaptive_jax import (
+    AWDLSTM,
+    LSTM,
     AdaptiveInput,
     AdaptiveSoftmax,
     Band,
@@ -38,6 +40,8 @@ own = functools.partial(OwnTable, WORDS, FEATURES)
 tied = functools.partial(TiedTable, adaptive())
 softmax = functools.partial(AdaptiveSoftmax, OwnTable(WORDS, FEATURES, (5, 12), factor=2))
 transformer = functools.partial(Transformer, features=FEATURES, layers=1, heads=2, feed_forward=8)
+lstm = functools.partial(LSTM, FEATURES, (5, 4))
+awd = functools.partial(AWDLSTM, FEATURES, (5, 4))
 model = LanguageModel(adaptive(), transformer(), AdaptiveSoftmax(tied(FEATURES)))
 
 
@@ -145,6 +149,24 @@ WRONG = {
     "transformer, dropout 1.5": (lambda: transformer(dropout=1.5), "dropout=1.5"),
     "transformer, attention dropout": (lambda: transformer(attention_dropout=-1), "attention_dropout=-1"),
     "transformer, dtype": (lambda: transformer(dtype=jnp.int32), "dtype=int32"),
+    "lstm, no widths": (lambda: LSTM(8, ()), "widths=()"),
+    "lstm, one number": (lambda: LSTM(8, 5), "widths=5"),
+    "lstm, fractional width": (lambda: LSTM(8, (5, 2.5)), "widths[1]=2.5"),
+    "lstm, no features": (lambda: LSTM(0, (5,)), "features=0"),
+    "lstm, dropout 1": (lambda: lstm(dropout=1), "dropout=1"),
+    "lstm, three biases": (lambda: lstm(biases=3), "biases=3"),
+    "lstm, unknown path": (lambda: lstm(path="cuda"), "path='cuda'"),
+    "lstm, whole dtype": (lambda: lstm(dtype=jnp.int32), "dtype=int32"),
+    "lstm, no cuDNN": (lambda: made(lstm(path="cudnn"), HIDDEN), "path='cudnn'"),
+    "awd_lstm, input dropout -1": (lambda: awd(input_dropout=-1), "input_dropout=-1"),
+    "awd_lstm, hidden dropout as text": (lambda: awd(hidden_dropout="0.3"), "hidden_dropout='0.3'"),
+    "awd_lstm, weight drop 1": (lambda: awd(weight_drop=1.0), "weight_drop=1.0"),
+    "awd_lstm, negative ar": (lambda: awd(ar=-2), "ar=-2"),
+    "awd_lstm, tar NaN": (lambda: awd(tar=float("nan")), "tar=nan"),
+    "awd_lstm, tar as text": (lambda: awd(tar="1"), "tar='1'"),
+    "lookup, word dropout 1": (lambda: lookup(word_dropout=1), "word_dropout=1"),
+    "lookup, negative init_range": (lambda: lookup(init_range=-0.1), "init_range=-0.1"),
+    "adaptive, word dropout 1.5": (lambda: adaptive(word_dropout=1.5), "word_dropout=1.5"),
     "dropout 2": (lambda: Dropout(2), "rate=2"),
     # token ids
     "lookup, id beyond": (lambda: made(lookup(), ids_at(1, 2, 20)), "tokens[1, 2]=20"),
@@ -214,6 +236,11 @@ WRONG = {
     "transformer, fractional segments": (lambda: made(transformer(), HIDDEN, (), batch(segment_ids=W)), "float32"),
     "transformer, cache of other rows": (lambda: made(transformer(), HIDDEN, cache(5, 9)), "5 rows"),
     "transformer, full cache": (lambda: made(transformer(), HIDDEN, cache(ROWS, 2)), "length 2"),
+    "lstm, vectors of other width": (lambda: made(lstm(), HIDDEN[..., :6]), "[2, 3, 6]"),
+    "lstm, segments": (lambda: made(lstm(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])), "segment_ids of shape [2"),
+    "lstm, segments with a carry": (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9), batch(segment_ids=IDS)), "segment_ids"),
+    "lstm, carry of other rows": (lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)), "carry of shape [5, 5]"),
+    "lstm, carry of other layers": (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]), "1 states"),
     "dropout, row ids": (lambda: made(Dropout(0.5), HIDDEN, [0], train=True), "row_ids of shape [1]"),
     "row seeds, fractions": (lambda: row_seeds(jax.random.key(0), [0.5]), "float32"),
     "model, input beyond": (lambda: made(model, batch(inputs=ids_at(0, 1, 50))), "tokens[0, 1]=50"),
