@@ -1,5 +1,6 @@
 """LSTMs: plain, and with the dropouts and penalties of AWD-LSTM."""
 
+import numbers
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -164,8 +165,9 @@ class AWDLSTM(LSTM):
         super().__post_init__()
         check_rates(self, "input_dropout", "hidden_dropout", "weight_drop")
         for name in ("ar", "tar"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise InputError(f"{name}={getattr(self, name)} must be 0 or more")
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
+                raise InputError(f"{name}={value!r} must be a number, 0 or more")
 
     def _rates(self):
         return (self.input_dropout, *[self.hidden_dropout] * (len(self.widths) - 1), self.dropout)
