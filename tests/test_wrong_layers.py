@@ -155,7 +155,6 @@ WRONG = {
     "lstm, no features": (lambda: LSTM(0, (5,)), "features=0"),
     "lstm, dropout 1": (lambda: lstm(dropout=1), "dropout=1"),
     "lstm, three biases": (lambda: lstm(biases=3), "biases=3"),
-    "lstm, unknown path": (lambda: lstm(path="cuda"), "path='cuda'"),
     "lstm, whole dtype": (lambda: lstm(dtype=jnp.int32), "dtype=int32"),
     "lstm, no cuDNN": (lambda: made(lstm(path="cudnn"), HIDDEN), "path='cudnn'"),
     "awd_lstm, input dropout -1": (lambda: awd(input_dropout=-1), "input_dropout=-1"),
