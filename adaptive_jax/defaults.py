@@ -35,7 +35,7 @@ AWD_LSTM = {  # as the authors' code, on their sizes
     "path": "auto",
 }
 TABLES = {
-    "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False},
+    "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False, "weight_norm": False},
     "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False},
 }
 OUTPUT = {
@@ -85,6 +85,7 @@ NAMED = {
         "plateau": WARM_UP | {"factor": 2.0, "patience": 1, "threshold": 1e-4, "divisions": 0},
     },
 }
+BY_LOSS = {"nt_asgd", "plateau"}  # optimizers and schedules that go by the validation losses that evaluate_every asks for
 # Keys that belong to no class: the default and the meaning.
 GENERAL = {
     "steps": (7_500, "updates in all"),

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from adaptive_jax.data.corpora.load import checked_settings
-from adaptive_jax.defaults import check_keys
+from adaptive_jax.defaults import BY_LOSS, check_keys
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
 POLICIES = ("stop", "skip", "rewind")
@@ -35,6 +35,9 @@ def check_settings(config: Mapping) -> None:
         if divergence[key] <= 0:
             raise InputError(f"divergence.{key}={divergence[key]} must be above 0 nats a token; inf: never")
     schedule, steps = config["schedule"], config["steps"]
+    for group in "optimizer", "schedule":
+        if (name := config[group]["name"]) in BY_LOSS and config["evaluate_every"] == 0:
+            raise InputError(f"evaluate_every=0 with {group}.name={name!r}, which waits for evaluations: give evaluate_every=500")
     if "warmup_steps" in schedule and (warmup := schedule["warmup_steps"]) > steps > 0:
         raise InputError(
             f"schedule.warmup_steps={warmup:,} is longer than the run of steps={steps:,}: take "

@@ -206,7 +206,7 @@ def loop(job: Job, update, state: State, record: Record) -> None:
     together = True
     try:
         first = int(state.step)
-        late = clock.over()
+        late = first > 0 and clock.over()
         # A run that was stopped saved its state first, and left out an evaluation that was due.
         if first and any(validates(config, first, late or first == steps)) and not checkpoints.evaluated(first):
             nll, state = validate(state, first)

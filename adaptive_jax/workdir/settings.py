@@ -8,12 +8,12 @@ from pathlib import Path
 
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import check_keys, defaults_of
+from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
-# Settings that may change when a run is resumed: none of them changes an update that does not diverge.
+# Settings that may change when a run is resumed: none of them changes an update that does not diverge. (evaluate_every: `BY_LOSS`.)
 FREE = {
     "steps",
     "hours",
@@ -40,7 +40,7 @@ FREE = {
 }
 
 # Keys of later versions, whose defaults compute what runs that lack them computed.
-ADDED = {"input.word_dropout", "output.table.bias", "output.table.weight_norm", "optimizer.decay"}
+ADDED = {"input.word_dropout", "input.init_range", "output.table.bias", "output.table.weight_norm", "optimizer.decay"}
 
 VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 
@@ -148,9 +148,10 @@ def check_same_run(workdir: Path, config: dict) -> None:
             raise InputError(f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir")
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
+    free = FREE - {"evaluate_every"} if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")} else FREE
     differ = [
         f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
-        for key in sorted({*old, *new} - FREE)
+        for key in sorted({*old, *new} - free)
         if old.get(key) != new.get(key)
     ]
     if differ:

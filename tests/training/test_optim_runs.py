@@ -1,0 +1,124 @@
+"""Runs whose optimizer goes by validation losses, or that end before their last update: killed, stopped, resumed."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from adaptive_jax import defaults
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.plans.checks import check_settings
+from adaptive_jax.training.loop import Stopped, train
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from tests.training.test_metrics import metrics
+from tests.training.test_runs import assert_close, state_of
+from tests.training.test_stopping import hosts_stop_at, saved
+
+RUN = {
+    "steps": 10, "log_every": 1, "evaluate_every": 2, "checkpoint_every": 3, "keep": 20, "batches.sequence_length": 8,
+    "tokens_per_update": 64, "tokens_per_device": 64, "input.cutoffs": (20,), "body.features": 16, "body.feed_forward": 16,
+    "body.dropout": 0.1, "metrics.tensorboard": False}  # fmt: skip
+SWITCH = 6  # so fast that the loss rises: after this update averages begin and the rate is divided
+AVERAGED = RUN | {
+    "optimizer.name": "nt_asgd", "optimizer.nonmono": 1, "optimizer.learning_rate": 20.0, "optimizer.form": "torch",
+    "schedule.name": "plateau", "schedule.warmup_steps": 1, "schedule.warmup_from": 0.1}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def averaged(settings):
+    """`averaged(steps=3)`: the config of a run of nt_asgd and plateau with these changes."""
+    small = {key: value for key, value in settings().items() if not key.startswith(("optimizer.", "schedule."))}
+    return lambda **changes: defaults.config(small | AVERAGED | changes).to_dict()
+
+
+@pytest.fixture(scope="module")
+def whole(averaged, tmp_path_factory):
+    """A run that was never stopped."""
+    workdir = tmp_path_factory.mktemp("averaged") / "whole"
+    train(averaged(), workdir)
+    return workdir
+
+
+def killed_after(workdir, step, copy):
+    """What a run leaves that is killed before the first checkpoint after `step`."""
+    shutil.copytree(workdir, copy)
+    for later in saved(copy):
+        if later > step:
+            shutil.rmtree(copy / "checkpoints" / str(later))
+    return copy
+
+
+def assert_same(workdir, whole, settings):
+    assert metrics(workdir, speeds=False) == metrics(whole, speeds=False)
+    assert_close(state_of(workdir, settings), state_of(whole, settings), 0)
+
+
+@pytest.mark.parametrize("step", [3, SWITCH, 9])
+def test_a_run_killed_around_the_switch(whole, averaged, tmp_path, step):
+    """Before, at and after the switch to averages and the division of the rate, it ends bit for bit as one never stopped."""
+    switched = state_of(whole, averaged(), step).optimizer
+    assert (bool(switched.switched), int(switched.plain[-1].divided)) == (step >= SWITCH, step >= SWITCH)
+    workdir = killed_after(whole, step, tmp_path / "run")
+    train(averaged(), workdir)
+    assert_same(workdir, whole, averaged())
+
+
+def test_a_run_stopped_before_the_evaluation_that_switches(whole, averaged, tmp_path):
+    """The optimizer hears of the evaluation, made up for by the next start, and again if that start is killed: once in all."""
+    workdir = tmp_path / "run"
+    for stop in SWITCH, SWITCH + 1:
+        with pytest.raises(Stopped), hosts_stop_at(stop):
+            train(averaged(), workdir)
+    shutil.rmtree(workdir / "checkpoints" / str(SWITCH + 1))
+    assert not state_of(workdir, averaged()).optimizer.switched
+    train(averaged(), workdir)
+    assert_same(workdir, whole, averaged())
+
+
+def test_averages_are_evaluated(whole, averaged):
+    """By training and by evaluate.py alike; training goes on from other parameters."""
+    state = state_of(whole, averaged())
+    gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), state.params, state.optimizer.average)
+    assert max(jax.tree.leaves(gaps)) > 0.01
+    last = metrics(whole)[-1]
+    assert (last["step"], state.optimizer.averaged) == (10, 10 - SWITCH)
+    assert evaluate(whole, Request("validation", checkpoint="latest"))["nll"] == pytest.approx(last["validation/nll"], rel=1e-6)
+
+
+def test_evaluations_that_change_updates_stay(whole, averaged):
+    """Where losses change the updates, evaluate_every cannot; checkpoint_every, whose evaluations do not count, can."""
+    with pytest.raises(InputError, match="evaluate_every was 2 and is now 3"):
+        train(averaged(evaluate_every=3), whole)
+    train(averaged(checkpoint_every=1), whole)
+    with pytest.raises(InputError, match="evaluate_every=0 with optimizer.name='nt_asgd', which waits for evaluations"):
+        check_settings(averaged(evaluate_every=0))
+
+
+def test_a_schedule_that_ends_the_run(averaged, tmp_path, capsys):
+    """The last division ends it, evaluated and saved; repeated, the command says so and does nothing."""
+    settings, workdir = averaged(**{"schedule.divisions": 1}), tmp_path / "run"
+    for _ in range(2):
+        train(settings, workdir)
+        assert f"finished by its schedule: {SWITCH} updates" in capsys.readouterr().out
+        assert max(saved(workdir)) == metrics(workdir)[-1]["step"] == SWITCH
+
+
+def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
+    """It is evaluated and saved, and says that it is finished, until it is given more; no update is another for it."""
+    workdir = tmp_path / "run"
+    for _ in range(2):
+        train(averaged(hours=1e-9), workdir)
+        assert "finished after 1e-09 hours: 1 updates" in capsys.readouterr().out
+        assert saved(workdir) == [1] and metrics(workdir)[-1].keys() > {"validation/nll"}
+    train(averaged(), workdir)
+    assert_close(state_of(workdir, averaged()), state_of(whole, averaged()), 0)
+    checkpoints = Checkpoints(workdir, read_only=True)
+    before, after = checkpoints.hours(1), checkpoints.hours(10)
+    checkpoints.close()
+    assert 0 < before < after < 1
+    (workdir / "metrics.jsonl").unlink()
+    shutil.rmtree(workdir / "checkpoints" / "10")
+    train(averaged(hours=before), workdir)  # the clock goes on where the last start of the run had come to
+    assert "finished after " in capsys.readouterr().out and max(saved(workdir)) == 9
