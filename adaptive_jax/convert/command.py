@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax import command
-from adaptive_jax.convert import awd_lstm_config, transformer, transformer_config
+from adaptive_jax.convert import awd_lstm_config, fconv, fconv_config, transformer, transformer_config
 from adaptive_jax.convert.checkpoint import read
 from adaptive_jax.convert.words import awd_lstm_words, fairseq_words
 from adaptive_jax.data.corpora.load import home_of
@@ -52,6 +52,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "transformer_lm": Kind(fairseq_words, transformer_config.config_of, transformer.parameters_of),
+    "fconv_lm": Kind(fairseq_words, fconv_config.config_of, fconv.parameters_of),
     "awd_lstm": Kind(awd_lstm_words, awd_lstm_config.config_of, awd_lstm_config.parameters_of),
 }
 

@@ -15,7 +15,8 @@ RUN = {"tokens_per_sample": 1024, "sample_break_mode": "none", "max_tokens": Non
 # How the paper trains (Baevski & Auli 2019, section 4.5), under fairseq's names: recorded if the checkpoint used another
 # optimizer or schedule.
 TRAINING = {"max_update": 286_000, "lr": [1.0], "min_lr": 1e-5, "warmup_init_lr": 1e-7, "warmup_updates": 16_000,
-            "lr_period_updates": 18_000, "t_mult": 2, "lr_shrink": 0.75, "momentum": 0.99, "clip_norm": 0.1}  # fmt: skip
+            "lr_period_updates": 18_000, "t_mult": 2, "lr_shrink": 0.75, "momentum": 0.99, "clip_norm": 0.1,
+            "weight_decay": 0.0, "lr_scheduler": "cosine"}  # fmt: skip
 
 
 def completed(config: Mapping) -> dict:
@@ -54,23 +55,45 @@ def list_of(options, name):
 
 
 def _training_of(options):
-    """Steps, optimizer and schedule: the checkpoint's if it was trained by nag with cosine cycles, else the paper's."""
-    cosine = options.get("optimizer") == "nag" and options.get("lr_scheduler") == "cosine"
-    found = {name: options[name] for name in TRAINING if cosine and options.get(name) is not None}
-    found = TRAINING | {"t_mult": 1, "lr_shrink": 1.0} | found if cosine else TRAINING
-    highest, lowest = found["lr"][0], found["min_lr"]
-    if cosine and "max_lr" in options:  # until 2020, `lr` was the lowest rate
-        highest, lowest = options["max_lr"], found["lr"][0]
-    steps, warmup = found["max_update"], found["warmup_updates"]
-    cycle = max(1, int(found["lr_period_updates"]) if found["lr_period_updates"] > 0 else steps - warmup)
-    cycles = math.ceil(math.log2(max(1, steps - warmup) / cycle + 1)) if found["t_mult"] == 2 else 1
+    """Steps, optimizer and schedule: the checkpoint's if they are known here, else the paper's."""
+    known = options.get("optimizer") == "nag" and options.get("lr_scheduler") in SCHEDULES
+    given = {name: value for name, value in options.items() if value is not None}
+    found = TRAINING | {"t_mult": 1, "lr_shrink": 1.0} | given if known else TRAINING
+    steps = found["max_update"] or TRAINING["max_update"]  # none where training went on for a number of epochs
+    highest, schedule = SCHEDULES[found["lr_scheduler"]](found, steps)
     return {
         "steps": max(1, steps), "log_every": 100, "evaluate_every": 2_000, "checkpoint_every": 2_000, "keep": 2,
         "optimizer": {
             "name": "nag", "learning_rate": highest, "momentum": found["momentum"], "clip_norm": found["clip_norm"] or None,
+            "decay": found["weight_decay"],
         },
-        "schedule": {
-            "name": "cosine_cycles", "min_learning_rate": lowest, "warmup_from": found["warmup_init_lr"],
-            "warmup_steps": warmup, "cycle_steps": cycle, "cycles": max(1, cycles), "shrink": found["lr_shrink"],
-        },
+        "schedule": schedule,
     }  # fmt: skip
+
+
+def _cosine(found, steps):
+    highest, lowest = found["lr"][0], found["min_lr"]
+    if "max_lr" in found:  # until 2020, `lr` was the lowest rate
+        highest, lowest = found["max_lr"], found["lr"][0]
+    warmup, period = found["warmup_updates"], found["lr_period_updates"]
+    cycle = max(1, int(period) if period > 0 else steps - warmup)
+    cycles = math.ceil(math.log2(max(1, steps - warmup) / cycle + 1)) if found["t_mult"] == 2 else 1
+    return highest, {
+        "name": "cosine_cycles", "min_learning_rate": lowest, "warmup_from": found["warmup_init_lr"],
+        "warmup_steps": warmup, "cycle_steps": cycle, "cycles": max(1, cycles), "shrink": found["lr_shrink"],
+    }  # fmt: skip
+
+
+def _plateau(found, steps):
+    """The rate is divided after an epoch that is no better, more than `lr_patience` of them in a row."""
+    return found["lr"][0], {
+        "name": "plateau", "warmup_from": 0.0, "warmup_steps": found.get("warmup_updates", 0), "factor": 1 / found["lr_shrink"],
+        "patience": 1 + found.get("lr_patience", 0), "threshold": found.get("lr_threshold", 1e-4), "divisions": 0,
+    }  # fmt: skip
+
+
+def _fixed(found, steps):
+    return found["lr"][0], {"name": "constant", "warmup_from": 0.0, "warmup_steps": found["warmup_updates"]}
+
+
+SCHEDULES = {"cosine": _cosine, "reduce_lr_on_plateau": _plateau, "fixed": _fixed}

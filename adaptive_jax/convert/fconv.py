@@ -16,6 +16,8 @@ from adaptive_jax.convert.transformer import INPUT, SOFTMAX
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
 
+MOST = 10_000  # layers
+
 
 def layers_of(text: str) -> list[tuple[int, int, int]]:
     """The option `decoder_layers`, `[(850, 6)] * 3 + [(128, 1, 0)]`, as (units, kernel, residual); residual is 1 if not given.
@@ -28,15 +30,21 @@ def layers_of(text: str) -> list[tuple[int, int, int]]:
         return [(units, kernel, *(residual or [1])) for units, kernel, *residual in layers]
     except (SyntaxError, TypeError, ValueError) as error:
         raise InputError(
-            f"decoder_layers={text!r} is no list of layers: give one such as '[(850, 6)] * 3 + [(128, 1, 0), (512, 1, 2)]'"
+            f"decoder_layers={text[:200]!r} is no list of layers: give one such as '[(850, 6)] * 3 + [(128, 1, 0), (512, 1, 2)]'"
         ) from error
 
 
 def _literal(node):
-    operators = {ast.Add: operator.add, ast.Mult: operator.mul}
+    operators = {ast.Add: operator.add, ast.Mult: _times}
     if isinstance(node, ast.BinOp) and type(node.op) in operators:
         return operators[type(node.op)](_literal(node.left), _literal(node.right))
     return ast.literal_eval(node)
+
+
+def _times(layers, number):
+    if len(layers) * number > MOST:  # a short text can ask for any amount of memory
+        raise ValueError("too many layers")
+    return layers * number
 
 
 def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], ...]:
@@ -75,7 +83,7 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     tensors = {name: tensor for name, tensor in state.items() if not name.endswith(".version")}
     for name in [name for name in tensors if name.endswith(".weight_g")]:
         v = f"{name[:-1]}v"
-        if v in tensors and tensors[v].ndim == 3 and tensors[name].size != tensors[v].shape[2]:
+        if v in tensors and tensors[v].ndim == 3 and tensors[name].shape == (len(tensors[v]), 1, 1):
             tensors[v], tensors[name] = _one_norm_for_each_output(tensors[v], tensors[name])
         tensors[name] = tensors[name].ravel()
     head, cutoffs = f"{SOFTMAX}.head.weight", config["output"]["table"]["cutoffs"]
