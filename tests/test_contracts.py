@@ -42,7 +42,7 @@ BODY = {
     "awd_lstm": [{"widths": (FEATURES,), "biases": 2}],
 }
 TABLE = {
-    "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {}],
+    "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {"weight_norm": True}],
     "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True}, {"cutoffs": CUTOFFS}],
 }
 OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}]}

@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from adaptive_jax.bands import MANY_BANDS, Band, band_shapes, band_sizes, make_tables, split_rows
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.weight_norm import norms, weight_norm
 
 
 class OwnTable(nn.Module):
@@ -23,6 +24,8 @@ class OwnTable(nn.Module):
 
     Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`, and
         bias: add a bias to the logit of every word, 0 at first.
+        weight_norm: learn norm and direction of every word's vector apart (Salimans & Kingma 2016), as fairseq's gated convolutional
+            network does under a full softmax.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number out of range.
@@ -34,6 +37,7 @@ class OwnTable(nn.Module):
     factor: int = 4
     width: int = 0
     bias: bool = False
+    weight_norm: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -41,6 +45,9 @@ class OwnTable(nn.Module):
 
     def setup(self):
         tables = make_tables(self, lambda width: nn.initializers.xavier_uniform())
+        if self.weight_norm:
+            lengths = [self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1)) for i, v in enumerate(tables)]
+            tables = [weight_norm(v, g, axis=1) for v, g in zip(tables, lengths, strict=True)]
         projections = _own_projections(self, [table.shape[1] for table in tables], {})
         self.own = list(map(Band, tables, projections, _biases(self, [len(table) for table in tables])))
 
