@@ -6,11 +6,13 @@ The settings of each case stand in its JSON file; `parameters_of` maps fairseq's
 import functools
 import itertools
 import json
+import math
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
@@ -19,7 +21,8 @@ from adaptive_jax.bodies.convolution import Convolution
 from adaptive_jax.convert import torch_files
 from adaptive_jax.convert.fconv import blocks_of, layers_of, parameters_of
 from adaptive_jax.dropout import Dropout
-from adaptive_jax.model import build
+from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.training import optim
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
 CASES = ["plain_full", "plain_adaptive", "wiki_adaptive", "bottleneck_adaptive", "bottleneck_full"]
@@ -249,3 +252,76 @@ def test_dropout(name):
     if not model.body.output_width:
         close(found["dropped"], arrays["dropout/final_hidden"], tolerance)
     np.testing.assert_allclose(found["loss_dropped"], arrays["dropout/loss_sum"], rtol=tolerance)
+
+
+def arrays_under(arrays, prefix):
+    return {key.removeprefix(f"{prefix}/"): value for key, value in arrays.items() if key.startswith(f"{prefix}/")}
+
+
+@pytest.mark.parametrize("name", ["train_plain_full", "train_bottleneck_adaptive"])
+def test_training(name):
+    """Ten updates by `nag`: losses, norms, parameters and momentum."""
+    case, arrays = settings_of(name), dict(np.load(FIXTURES / f"{name}.npz"))
+    config = config_of(case["model_options"], case["vocab_size"], blocks_of(case["layers_expanded"]))
+    model, start = build(config, case["vocab_size"]), parameters_of(arrays_under(arrays, "start"), config)
+    settings = {"momentum": case["momentum"], "clip_norm": case["clip_norm"], "decay": case["weight_decay"]}
+    optimizer = optim.nag(lambda updates: jnp.float32(case["lr"]), **settings)
+    inputs, targets = (arrays[key].reshape(case["steps"], -1, arrays[key].shape[-1]) for key in ("src_tokens", "target"))
+
+    @jax.jit
+    def program(params):
+        def update(state, ids):
+            params, optimizer_state = state
+            batch = batch_of(*ids)
+            loss, gradients = jax.value_and_grad(lambda params: criterion(model, params, batch)[0])(params)
+            gradients = jax.tree.map(lambda g: g / batch.weights.sum(), gradients)
+            gradients["input"]["table"] = gradients["input"]["table"].at[PAD].set(0)
+            changes, optimizer_state = optimizer.update(gradients, optimizer_state, params)
+            params = optax.apply_updates(params, changes)
+            return (params, optimizer_state), (loss, optax.global_norm(gradients), optax.global_norm(params))
+
+        return jax.lax.scan(update, (params, optimizer.init(params)), (inputs, targets))
+
+    (end, optimizer_state), (losses, gradient_norms, norms) = program(start)
+    np.testing.assert_allclose(losses, arrays["loss_sum"], rtol=1e-5)
+    np.testing.assert_allclose(gradient_norms, arrays["grad_norm"], rtol=1e-4)
+    np.testing.assert_allclose(norms, arrays["param_norm"], rtol=1e-5)
+    jax.tree.map(functools.partial(close, tolerance=1e-5), end, parameters_of(arrays_under(arrays, "end"), config))
+    # fairseq's momentum holds the rate and the sign; the file has a part of the arrays.
+    unknown = {key: np.full_like(value, np.nan) for key, value in arrays_under(arrays, "end").items()}
+    kept = arrays_under(arrays, "end_momentum")
+    expected = parameters_of(unknown | kept, config)
+    [trace] = [part for part in optimizer_state if isinstance(part, optax.TraceState)]
+    found = jax.tree.map(lambda a, b: np.where(np.isnan(b), b, -case["lr"] * a), trace.trace, expected)
+    jax.tree.map(functools.partial(close, tolerance=1e-5), found, expected)
+    assert sum(np.sum(~np.isnan(leaf)) for leaf in jax.tree.leaves(expected)) == sum(value.size for value in kept.values())
+
+
+@pytest.mark.parametrize("name", json.loads((FIXTURES / "init_stats.json").read_text())["cases"])
+def test_init_stats(name):
+    """Mean squares of the body's initial parameters, g among them; of biases they are 0."""
+    case = json.loads((FIXTURES / "init_stats.json").read_text())["cases"][name]
+    config = config_of(case, case["vocab_size"], blocks_of(layers_of(case["decoder_layers"])))
+    squares = {key: np.full(stat["shape"], stat["mean"] ** 2 + stat["std"] ** 2) for key, stat in case["parameters"].items()}
+    body = build(config, case["vocab_size"]).body
+    params = jax.jit(body.init)(jax.random.key(3), jnp.zeros((1, 1, body.features)))["params"]
+    jax.tree.map(lambda a, square: np.testing.assert_allclose(np.mean(a**2), square.mean(), rtol=0.02), params,
+                 parameters_of(squares, config)["body"])
+
+
+def counts():
+    table = json.loads((FIXTURES / "parameter_counts.json").read_text())
+    for row in (*table["counts"], *table["paper_table_1_written_as_fairseq_layers"].values()):
+        yield pytest.param(row, id="-".join(map(str, (row["arch"], row["vocab_size"], row["criterion"], row["total"]))))
+
+
+@pytest.mark.parametrize("row", counts())
+def test_parameter_counts(row):
+    """Of fairseq's three architectures, and of the paper's Table 1 written as its layers, with either softmax."""
+    options = {"adaptive_softmax_cutoff": ",".join(map(str, (row["cutoffs"] or [])[:-1])), "dropout": 0.1} | row
+    config = config_of(options, row["vocab_size"], blocks_of(layers_of(row["decoder_layers"])))
+    shapes = parameter_shapes(build(config, row["vocab_size"]))
+    body = [part for part in row["parts"] if part.startswith(("fc1", "convolutions", "residual", "fc2"))]
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["body"]))
+    assert count == sum(row["parts"][part] for part in body)
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == row["total"]
