@@ -80,6 +80,92 @@ def layers(
     }
 
 
+# Layers and training of the other papers' models, for the `layers` of a file. Their rows add sizes.
+GCNN = {  # Dauphin et al. 2017, section 4.2 and 4.3; the division of the rate is that of fairseq's recipe
+    "input.name": "lookup",
+    "body.name": "gated_conv",
+    "output.name": "adaptive",
+    "output.table.name": "own",
+    "optimizer.name": "nag",
+    "optimizer.learning_rate": 1.0,
+    "optimizer.momentum": 0.99,
+    "optimizer.clip_norm": 0.1,
+    "schedule.name": "plateau",
+    "schedule.warmup_steps": 0,
+    "schedule.factor": 2.0,
+    "schedule.patience": 1,
+    "schedule.threshold": 1e-4,
+}
+AWD = {  # Merity et al. 2018, and Table 4.1 of Apostoae 2019
+    "batches.layout": "streams",
+    "batches.sequence_length": 70,
+    "input.name": "lookup",
+    "input.word_dropout": 0.1,
+    "input.init_range": 0.1,
+    "body.name": "awd_lstm",
+    "body.features": 400,
+    "body.widths": (1150, 1150, 400),
+    "body.biases": 2,
+    "body.input_dropout": 0.65,
+    "body.hidden_dropout": 0.2,
+    "body.dropout": 0.4,
+    "body.weight_drop": 0.5,
+    "output.name": "softmax",
+    "output.table.name": "tied",
+    "output.table.bias": True,
+}
+AWD_LSTM = AWD | {  # Merity et al. 2018
+    "body.ar": 2.0,
+    "body.tar": 1.0,
+    "optimizer.name": "nt_asgd",
+    "optimizer.learning_rate": 30.0,
+    "optimizer.clip_norm": 0.25,
+    "optimizer.l2_decay": 1.2e-6,
+    "schedule.name": "constant",
+    "schedule.warmup_steps": 0,
+}
+AWD_SM = AWD | {  # Apostoae 2019, Table 4.1
+    "body.ar": 1.0,
+    "body.tar": 2.0,
+    "optimizer.name": "adam",
+    "optimizer.clip_norm": 0.25,
+    "optimizer.l2_decay": 1.2e-6,
+    "schedule.name": "plateau",
+    "schedule.warmup_steps": 0,
+    "schedule.factor": 10.0,
+    "schedule.patience": 3,
+    "schedule.threshold": 0.0,
+    "schedule.divisions": 3,
+}
+LSTM = {  # Grave et al. 2017; their Adagrad is not here
+    "batches.break_mode": "none",
+    "batches.layout": "streams",
+    "batches.sequence_length": 20,
+    "input.name": "lookup",
+    "body.name": "lstm",
+    "output.name": "adaptive",
+    "output.table.name": "own",
+    "optimizer.name": "adam",
+    "optimizer.learning_rate": 0.001,
+    "optimizer.clip_norm": 1.0,
+    "schedule.name": "plateau",
+    "schedule.warmup_steps": 0,
+    "schedule.factor": 2.0,
+    "schedule.patience": 1,
+}
+
+
+def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, int]:
+    """Settings of a run that reads a text in `count` parallel streams, and evaluates after every epoch.
+
+    words: of the text, `<eos>` included.
+    window: words that an update reads of each stream; on average 0.975 times that, since 1 window in 20 is half as long.
+    """
+    updates, tokens = round(words / count / (0.975 * window)), window * count
+    runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
+    return runs | {"tokens_per_update": tokens, "tokens_per_device": tokens}
+
+
 def table(rows: Mapping[str, Row]) -> str:
     """The rows as a Markdown table: layers, changes and published numbers."""
     lines = [["row", "layers", "changes", *Paper._fields]]

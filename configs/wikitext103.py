@@ -1,6 +1,7 @@
-"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3, 6, 7 and 8.
+"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3, 6, 7 and 8; of Dauphin et al. 2017,
+Table 3; of Apostoae 2019, Table 4.6.
 
-`ROWS` holds the published numbers; hours are those of 8 V100 GPUs. To print them as a table:
+`ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`. To print them as a table:
 
     python -c "from configs import base, wikitext103; print(base.table(wikitext103.ROWS))"
 
@@ -19,6 +20,23 @@ recipe.
 Table 6 calls its rows ADP, but its 21.23 is that of `asm` in Tables 3 and 7. Table 8 lists the bands 20K/40K/200K twice, with
 19.79 (`adp_t`) and 19.99. The published counts of parameters are those of a vocabulary padded to 267,744 words; with 267,735
 words `sm` and `sm_dropout_40` have 476.75M, which prints as 476.7M, and the other counts are the same.
+
+Gated convolutional networks: `gcnn_8` and `gcnn_14`. The paper's sequence is an article, of 4,000 words on average, with <S> in
+front. Here a row is 4,096 tokens of the running text. `complete_doc` would not give articles: WikiText has empty lines around each
+heading. A token depends on no more than 25 (`gcnn_8`) or 47 (`gcnn_14`) tokens before it, so few tokens of a row lack any; the
+following gives all of them to every token. The `<eos>` in front of the text stands for <S>, and is not predicted.
+
+    python evaluate.py --workdir=runs/gcnn_14 --split=test --window=4096 --context=46
+
+`gcnn_14` is the released model, `body.form=fairseq`: 229.303M parameters, 229.305M with fairseq's 267,744 words; `paper` has
+223.49M. `gcnn_8` has 131.78M, and 136.24M in fairseq's form; Table 1 gives it 900 units, the text 800. Halving the rate, 35
+epochs, and for `gcnn_14` dropout and weight decay are those of fairseq's recipe; the paper mentions none of them. The batch is
+ours: 4 rows, as GCNN-14 had 4 GPUs.
+
+`lstm_1024` (Grave et al. 2016, as listed in Table 3) trains as `lstm_2048` of configs/billion_word.py. Table 3 tells neither the
+width of its words nor its output layer: 1,024, and the output layer of `gcnn_8`, are ours.
+
+`awd_sm`: the AWD-LSTM of configs/wikitext2.py in 16 streams, for the one epoch that the thesis did in the 6 hours that it allowed.
 """
 
 from configs import base
@@ -50,6 +68,25 @@ SETTINGS = {
 LAYERS = base.layers(cutoffs=(20_000, 60_000), width=512, narrow=64, tail_dropout=0.2)
 BPE = {"data.codes": 32_000, "data.vocabulary_size": 33_337}
 LONG = {"tokens_per_update": 73_728, "tokens_per_device": 3072, "batches.sequence_length": 3072}
+LAYERS |= {"gcnn": base.GCNN, "lstm": base.LSTM, "awd_sm": base.AWD_SM}
+WORDS = 103_227_021
+EPOCH = 6_300  # updates of 16,384 tokens
+
+
+def _gcnn(test, blocks, cutoffs, changes=None, parameters=None):
+    """A row of Dauphin et al. 2017, Table 3; `blocks` as in Table 1."""
+    sizes = {
+        "steps": 35 * EPOCH,
+        "tokens_per_update": 16_384,
+        "evaluate_every": EPOCH,
+        "checkpoint_every": EPOCH,
+        "batches.sequence_length": 4096,
+        "body.features": 280,
+        "body.blocks": blocks,
+        "output.table.cutoffs": cutoffs,
+    }
+    paper = Paper(test=test, parameters=parameters, table="Dauphin et al. 2017, Table 3")
+    return Row("gcnn", sizes | (changes or {}), paper)
 
 
 def _valid(layers, changes, valid, parameters=None, table="Table 7"):
@@ -89,6 +126,29 @@ ROWS = {
     "bands_60_100_100": _bands(20.52, 60_000, 160_000),
     "bands_5_155_100": _bands(20.06, 5_000, 160_000),
     "bands_10_60_190": _bands(19.79, 10_000, 70_000),
+    "gcnn_8": _gcnn(44.9, ((1, 4, 900), (7, 4, 900)), (2_000, 10_000, 50_000)),
+    "gcnn_14": _gcnn(
+        37.2,
+        ((3, 6, 850), (1, 1, 850), (4, 5, 850), (1, 1, 850), (3, 4, 850), (1, 4, 1024), (1, 4, 2048)),
+        (10_000, 20_000, 200_000),
+        {"body.form": "fairseq", "body.dropout": 0.2, "optimizer.decay": 5e-6},
+        229,
+    ),
+    "lstm_1024": Row(
+        "lstm",
+        {
+            **base.streams(128, WORDS, epochs=10, window=20),
+            "body.features": 1024,
+            "body.widths": (1024,),
+            "output.table.cutoffs": (2_000, 10_000, 50_000),
+        },
+        Paper(test=48.7, table="Dauphin et al. 2017, Table 3"),
+    ),
+    "awd_sm": Row(
+        "awd_sm",
+        {**base.streams(16, WORDS, epochs=1), "optimizer.learning_rate": 0.001},
+        Paper(115.58, 115.87, 127.6, 6.0, "Apostoae 2019, Table 4.6"),
+    ),
 }
 
 
