@@ -90,7 +90,8 @@ def read(path: Path):
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}; give the path of a checkpoint") from None
     except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
-        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        broken = isinstance(error, IndexError)  # an empty stack
+        reason = "no whole pickle" if broken else " ".join(str(error).split())[:100] or type(error).__name__
         raise InputError(
             f"cannot read {path} ({reason}): it is truncated, damaged or not a file of torch.save; copy or download it again"
         ) from None
