@@ -195,6 +195,29 @@ def test_body_with_a_carry_two_parts_equal_the_whole(body, first):
     np.testing.assert_allclose(jnp.concatenate([before, after], axis=1), whole, atol=2e-5)
 
 
+@pytest.mark.parametrize("body", [case for case in cases(BODY) if not case.values[0][0].startswith("transformer")])
+def test_body_continues_rows_of_a_stream(body):
+    """From the carry of a stream two parts equal the whole, row by row; a row that is reset equals one that stands alone."""
+    layer = build(config(body=body), VOCABULARY).body
+    vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
+    variables = jax.jit(layer.init)(jax.random.key(1), vectors)
+    assert all(len(a) == BATCH for a in jax.tree.leaves(layer.initial_carry(BATCH)))
+    whole, _ = run(layer, variables, vectors)
+    reset = jnp.array([False, True, False])
+    batch = rows_of(jnp.zeros((BATCH, TIME // 2), jnp.int32))._replace(reset=reset)
+    before, carry = run(layer, variables, vectors[:, : TIME // 2], layer.initial_carry(BATCH), batch)
+    after, _ = run(layer, variables, vectors[:, TIME // 2 :], carry, batch)
+    alone, _ = run(layer, variables, vectors[:, TIME // 2 :])
+    np.testing.assert_allclose(before, whole[:, : TIME // 2], atol=2e-5)
+    np.testing.assert_allclose(after, jnp.where(reset[:, None, None], alone, whole[:, TIME // 2 :]), atol=2e-5)
+
+
+def test_transformers_do_not_continue_rows():
+    """They say so by a carry of nothing, and are refused for streams."""
+    for name in "transformer", "transformer_post_norm":
+        assert build(config(body=(name, BODY[name][0])), VOCABULARY).body.initial_carry(BATCH) == ()
+
+
 @pytest.mark.parametrize("case", MODELS)
 def test_output_is_normalised_and_agrees_with_itself(case):
     """Probabilities sum to one; nll and untrained loss are minus the log-probability of the target, in the order given."""

@@ -277,7 +277,9 @@ def _validation_nll(job, state, step, metrics):
     ids, vocabulary = job.corpus.ids["validation"], job.corpus.vocabulary
     length, break_mode, layout = Layout(**job.config["batches"])
     params = job.optimizer.params_to_evaluate(state.optimizer, state.params)
-    settings = Windows(length, 0, break_mode, layout, job.batches.per_microbatch)
+    # As many rows of a stream begin anew, so their number may not depend on the devices.
+    rows = job.plan.rows_per_update if layout == "streams" else job.batches.per_microbatch
+    settings = Windows(length, 0, break_mode, layout, rows)
 
     def until_stopped(batches, count):
         return itertools.takewhile(lambda batch: not job.stop.asked, batches)

@@ -34,11 +34,13 @@ PTB = ROOT.parent / "shared" / "data" / "ptb"
 
 
 def state_of(workdir, config, step=None):
-    """The state in a checkpoint: the last, or that of a step."""
+    """The state in a checkpoint: the last, or that of a step; its carry, if there is one, as that of one microbatch."""
     model = build(config, len(read_vocabulary(workdir / "vocabulary.txt")))
     checkpoints = Checkpoints(workdir, config["keep"])
     step = step or checkpoints.latest()
-    layout = shape_of_state(model, optim.from_config(config), sharding.device_mesh())
+    streams = config["batches"]["layout"] == "streams"
+    rows = (1, json.loads((workdir / "plan.json").read_text())["rows_per_update"]) if streams else None
+    layout = shape_of_state(model, optim.from_config(config), sharding.device_mesh(), rows)
     state = restored_state(layout, step, lambda like: checkpoints.restore(step, like))
     checkpoints.close()
     return state

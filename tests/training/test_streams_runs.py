@@ -13,11 +13,9 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
-from adaptive_jax.training import optim
 from adaptive_jax.training.loop import dry_run, train
-from adaptive_jax.training.state import restored_state, shape_of_state
-from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
+from tests.training.test_runs import assert_close, state_of
 
 ROWS = 8
 CHANGES = {
@@ -38,20 +36,6 @@ def streams(settings):
         return defaults.config(small | CHANGES | changes).to_dict()
 
     return streams
-
-
-def state_of(workdir, config, microbatches=1):
-    """The state in the last checkpoint, its carry by row."""
-    run = open_run(workdir, "latest")
-    layout = shape_of_state(run.model, optim.from_config(config), run.mesh, (microbatches, ROWS // microbatches))
-    checkpoints = Checkpoints(workdir, read_only=True)
-    state = restored_state(layout, run.step, lambda like: checkpoints.restore(run.step, like))
-    checkpoints.close()
-    return jax.tree.map(np.asarray, state._replace(carry=jax.tree.map(lambda a: a.reshape(ROWS, *a.shape[2:]), state.carry)))
-
-
-def assert_close(ours, theirs, tolerance):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +81,8 @@ def test_microbatches_and_devices_change_nothing(whole, streams, command, tmp_pa
         assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "parts" / "plan.json").read_text())["accumulation"] == 4
     one = state_of(tmp_path / "one", reference)
-    assert_close(state_of(tmp_path / "parts", reference, 4), one, 2e-5)
-    assert_close(state_of(tmp_path / "four", reference, 2), one, 2e-5)
+    assert_close(state_of(tmp_path / "parts", reference), one, 2e-5)
+    assert_close(state_of(tmp_path / "four", reference), one, 2e-5)
 
 
 def test_evaluation_carries_the_state_through_the_split(whole, capsys):
