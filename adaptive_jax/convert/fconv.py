@@ -27,8 +27,11 @@ def layers_of(text: str) -> list[tuple[int, int, int]]:
     """
     try:
         layers = _literal(ast.parse(text, mode="eval").body)
-        return [(units, kernel, *(residual or [1])) for units, kernel, *residual in layers]
-    except (SyntaxError, TypeError, ValueError) as error:
+        layers = [(units, kernel, *(residual or [1])) for units, kernel, *residual in layers]
+        if not all(len(layer) == 3 and all(type(number) is int for number in layer) for layer in layers):
+            raise ValueError("not two or three whole numbers")
+        return layers
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
             f"decoder_layers={text[:200]!r} is no list of layers: give one such as '[(850, 6)] * 3 + [(128, 1, 0), (512, 1, 2)]'"
         ) from error

@@ -75,23 +75,31 @@ def read_corpus(path: Path) -> dict[str, int]:
         the end of every line; or a text file with one word a line, which has no counts: each is 1.
 
     Raises:
-        InputError: a file is missing or not UTF-8; or a line of the list is not a word, or one of a line before.
+        InputError: a file is missing or not UTF-8, a line of the list is no word or one of a line before, or there is no `<eos>`.
     """
+    counts = _counted(path) if path.is_dir() else _listed(path)
+    if EOS not in counts:
+        raise InputError(f"{path} has no {EOS}, which ends every line of a text; {CORPUS}")
+    return counts
+
+
+def _counted(path):
     counts: dict[str, int] = {}
-    if path.is_dir():
-        for split in ("train.txt", "valid.txt", "test.txt"):
-            for _, line in _lines(path / split, CORPUS):
-                for word in (*line.split(), EOS):
-                    counts[word] = counts.get(word, 0) + 1
-        return counts
+    for split in ("train.txt", "valid.txt", "test.txt"):
+        for _, line in _lines(path / split, CORPUS):
+            for word in (*line.split(), EOS):
+                counts[word] = counts.get(word, 0) + 1
+    return counts
+
+
+def _listed(path):
+    counts: dict[str, int] = {}
     for number, line in _lines(path, CORPUS):
         word, *more = line.split() or [""]
         if not word or more or word in counts:
             problem = "repeats a word" if word in counts else "is not one word"
             raise InputError(f"{path}, line {number}: {line.rstrip()!r} {problem}; {CORPUS}")
         counts[word] = 1
-    if EOS not in counts:
-        raise InputError(f"{path} has no {EOS}, which ends every line of a text; {CORPUS}")
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Any dict.txt and any torch file: read, or refused in one line, in little memory and time."""
+"""Any list of words, options and torch file: read, or refused in one line, in little memory and time."""
 
 import pickle
 import struct
@@ -13,8 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.convert import torch_files
-from adaptive_jax.convert.words import read_dictionary
+from adaptive_jax.convert.command import convert
+from adaptive_jax.convert.fconv import MOST, blocks_of, layers_of
+from adaptive_jax.convert.words import awd_lstm_words, read_corpus, read_dictionary
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
+from tests.convert.test_awd_lstm import Module, save
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ZIP, STREAM = FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"
@@ -54,6 +58,47 @@ def test_dictionaries(content, tmp_path_factory):
         assert found.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>") and len(found.index) == len(found) == len(found.counts)
 
 
+@fuzz
+@given(content=st.binary(max_size=60) | st.lists(st.sampled_from(["a", "b c", "<eos>", "\x85", "\r", "é", ""]), max_size=6).map(
+    lambda lines: "\n".join(lines).encode()), whole=st.booleans())  # fmt: skip
+def test_word_lists(content, whole, tmp_path_factory):
+    """Of a corpus or of a file with one word a line: what is read can be encoded and written."""
+    path = tmp_path_factory.mktemp("words") / ("corpus" if whole else "words.txt")
+    if whole:
+        path.mkdir()
+        for split in "train", "valid", "test":
+            (path / f"{split}.txt").write_bytes(content)
+    else:
+        path.write_bytes(content)
+    found = bounded(read_corpus, path)
+    if not isinstance(found, str):
+        state = {"encoder.weight": np.zeros((len(found), 1))}
+        vocabulary, _ = awd_lstm_words(path, state)
+        vocabulary.write(path.parent / "vocabulary.txt")
+        assert Vocabulary.read(path.parent / "vocabulary.txt").words == vocabulary.words
+
+
+LAYERS = "[(16, 4)]", "[(8, 1, 0), (16, 4, 2)]", "[(16, 4, 1)]", "[]"
+TOKENS = "[", "]", "(", ")", ",", "*", "+", "-", "4", "16", "0", "x", "'a'", *LAYERS
+NUMBERS = "1", "3", "-2", "999", "999999999"
+SUMS = st.lists(st.tuples(st.sampled_from(LAYERS), st.sampled_from(NUMBERS)).map(" * ".join), max_size=4)
+
+
+@fuzz
+@given(text=SUMS.map(" + ".join) | st.lists(st.sampled_from(TOKENS), max_size=12).map(" ".join) | st.text(max_size=12))
+def test_layers(text):
+    """An expression of layers is read as fairseq reads it, or refused; none takes long or makes more layers than its limit."""
+    start = time.perf_counter()
+    try:
+        blocks = blocks_of(layers_of(text))
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        layers = eval(text, {"__builtins__": {}})
+        assert sum(repeat * len(sizes) // 2 for repeat, *sizes in blocks) == len(layers) <= MOST
+    assert time.perf_counter() - start < SECONDS
+
+
 VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -86,6 +131,26 @@ def test_pickles(parts, zipped, tmp_path_factory):
     """Any opcodes with any arguments."""
     path = tmp_path_factory.mktemp("torch") / "lm.pt"
     bounded(torch_files.read, written(b"\x80\x02" + b"".join(parts) + b".", zipped, path))
+
+
+KEYS = st.sampled_from([
+    "model", "args", "cfg", "arch", "_name", "_modules", "_parameters", "_buffers", "encoder.weight", "rnns.0.weight_hh_l0",
+    "rnns.0.module.weight_hh_l0_raw", "extra_state", "val_loss", "optimizer_history"])  # fmt: skip
+INNER = st.none() | st.integers(0, 3) | st.sampled_from(["fconv_lm", "x"]) | st.just(np.ones((2, 3), np.float32))
+CONTENT = st.recursive(INNER, lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=3) | st.builds(
+    lambda parameters, modules: Module("torch.nn.modules.rnn\nLSTM", parameters, modules),
+    st.dictionaries(KEYS, INNER, max_size=3), st.dictionaries(KEYS, inner, max_size=2)), max_leaves=12)  # fmt: skip
+
+
+@fuzz
+@given(content=CONTENT)
+def test_checkpoints(content, tmp_path_factory):
+    """Any dicts, lists, modules and tensors in a file: one line, and nothing written."""
+    path = save(content, tmp_path_factory.mktemp("torch") / "lm.pt")
+    with pytest.raises(InputError) as error:
+        convert(path, path.parent / "words.txt", path.parent / "run")
+    assert "\n" not in str(error.value)
+    assert list(path.parent.iterdir()) == [path]
 
 
 @fuzz
