@@ -3,6 +3,7 @@
 Each test is named after the file of `tests/fixtures` that it matches.
 """
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -12,10 +13,19 @@ import numpy as np
 import optax
 import pytest
 
+from adaptive_jax import defaults
+from adaptive_jax.batch import Batch
+from adaptive_jax.convert.awd_lstm import parameters_of, settings_of
+from adaptive_jax.devices import sharding
+from adaptive_jax.gradients import make_gradients
+from adaptive_jax.model import build
 from adaptive_jax.training import optim, schedules
 from adaptive_jax.training.nt_asgd import NtAsgd
+from tests.bodies import test_lstm_reference
+from tests.bodies.test_lstm_reference import RATES, masks_of
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
+given = test_lstm_reference.given
 OPTIM = json.loads((FIXTURES / "awd_lstm" / "optim.json").read_text())["cases"]
 TRIGGER = json.loads((FIXTURES / "awd_lstm" / "nt_trigger.json").read_text())["cases"]
 PLATEAU = json.loads((FIXTURES / "gcnn" / "plateau_lr.json").read_text())["cases"]
@@ -103,3 +113,120 @@ def test_plateau_lr(case):
             at_ends.append(float(schedule.rate(state)))
     assert rates == pytest.approx(settings["lr_after_each_update"], rel=1e-12)
     assert at_ends == pytest.approx(settings["lr_at_start_then_after_each_epoch"], rel=1e-12)
+
+
+TRAJECTORY = json.loads((FIXTURES / "awd_lstm" / "train_trajectory.json").read_text())["cases"]
+SEEN = {"after_1": 1, "after_asgd1": 13, "after_asgd2": 14, "after_asgd3": 15}  # what is stored: after which update
+
+
+class Trajectory:
+    """A case of the file, trained by our gradients and our optimizer on its windows.
+
+    All windows are padded to one length, so that one program does for all; the carry after a window is found token by token.
+    """
+
+    def __init__(self, case, given):
+        self.settings, self.data, self.given = TRAJECTORY[case], arrays("train_trajectory", case), given
+        weights, changes = self.stored("init"), {ours: self.settings[theirs] for theirs, ours in RATES.items()}
+        self.model = build(defaults.config(settings_of(weights), changes).to_dict(), self.settings["ntokens"])
+        self.params = jax.tree.map(jnp.asarray, parameters_of(weights))
+        self.carry = jax.tree.map(lambda a: a[None], self.model.body.initial_carry(self.data["train_data"].shape[1]))
+        self.optimizer = self.ours()
+        self.state, self.length = self.optimizer.init(self.params), max(self.data["rows"])
+        mesh = sharding.device_mesh()
+        self.gradients = make_gradients(self.model, mesh, 0)
+        self.update, self.read = (once(function, sharding.replicated(mesh)) for function in (self.updated, self.carried))
+        self.nll = jax.jit(lambda params, batch: self.model.apply({"params": params}, batch)[0].nll.mean())
+
+    def ours(self):
+        rate, shared = self.settings["lr"], {"clip_norm": self.settings["clip"], "l2_decay": self.settings["wdecay"]}
+        if "optimizer" not in self.settings:
+            return optim.nt_asgd(constant(rate), nonmono=self.settings["nonmono"], form="torch", **shared)
+        # main.py divides the rate by 10 after the epoch that --when names.
+        first = int(np.sum(self.data["epoch"] <= self.settings["when"]))
+        divided = schedules.Schedule(lambda count: jnp.where(count < first, rate, rate / 10))
+        return optim.adam(divided, beta1=0.9, beta2=0.999, epsilon=1e-8, decoupled_decay=0.0, **shared)
+
+    def stored(self, place):
+        return {key.removeprefix(f"{place}/"): array for key, array in self.data.items() if key.startswith(f"{place}/")}
+
+    def updated(self, params, state, carry, batch, scale, masks):
+        with self.given(masks) if masks else contextlib.nullcontext():
+            gradients, _, sums = self.gradients(params, {}, jnp.zeros((), jnp.int32), batch, carry)
+        gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
+        changes, state = self.optimizer.update(gradients, state, params, scale)
+        numbers = {"loss": sums.loss, "ce_loss": sums.nll}
+        numbers = {name: total / sums.tokens for name, total in numbers.items()} | {"grad_norm": optax.global_norm(gradients)}
+        return optax.apply_updates(params, changes), state, numbers
+
+    def carried(self, params, carry, batch, masks):
+        with self.given(masks) if masks else contextlib.nullcontext():
+            return self.model.apply({"params": params}, batch, carry, train=bool(masks), rngs={"dropout": jax.random.key(0)},
+                                    mutable=["penalties"], method="hidden")[0][1]
+
+    def advance(self, number):
+        """Makes an update; its loss, plain loss and gradient norm."""
+        start, rows = (int(self.data[name][number]) for name in ("i", "rows"))
+        masks = masks_of(self.stored(f"upd{number}"), self.settings["nlayers"])
+        batch = window(self.data["train_data"], start, rows, self.length)
+        carry = jax.tree.map(lambda a: a[0], self.carry)
+        for time in range(rows):
+            token = window(self.data["train_data"], start + time, 1, 1)._replace(reset=batch.reset & (time == 0))
+            carry = self.read(self.params, carry, jax.tree.map(lambda a: a[0], token), masks)
+        scale = jnp.asarray(self.data["drawn"][number] / self.settings["bptt"], jnp.float32)
+        self.params, self.state, numbers = self.update(self.params, self.state, self.carry, batch, scale, masks)
+        self.carry = jax.tree.map(lambda a: a[None], carry)
+        return numbers
+
+    def validate(self):
+        """The validation loss as main.py computes it: over one row more than it predicts."""
+        source = self.data["valid_data"]
+        batch = jax.tree.map(lambda a: a[0], window(source, 0, len(source) - 1, len(source) - 1))
+        nll = float(self.nll(self.optimizer.params_to_evaluate(self.state, self.params), batch)) * (len(source) - 1) / len(source)
+        self.state = self.optimizer.after_evaluation(self.state, nll)
+        return nll
+
+    def check(self, place):
+        """Parameters, and averages where there are any, to 1e-4 of the largest entry of each."""
+        found = self.stored(place)
+        averages = {key.removeprefix("ax/"): array for key, array in found.items() if key.startswith("ax/")}
+        close_to_largest(self.params, parameters_of({key: array for key, array in found.items() if not key.startswith("ax/")}))
+        if averages:
+            close_to_largest(self.optimizer.params_to_evaluate(self.state, self.params), parameters_of(averages))
+
+
+def once(function, whole):
+    """The function compiled once, wherever its arguments come from."""
+    compiled = jax.jit(function, out_shardings=whole)
+    return lambda *arguments: compiled(*jax.device_put(arguments, whole))
+
+
+def window(source, start, rows, length):
+    """So many rows of the columns of `source` and padding to `length`, as a batch of one microbatch."""
+    inputs, targets = (np.pad(source[i : i + rows].T.astype(np.int32), ((0, 0), (0, length - rows)))[None]
+                       for i in (start, start + 1))  # fmt: skip
+    ids, weights = np.arange(len(inputs[0]), dtype=np.int32)[None], np.broadcast_to(np.arange(length) < rows, inputs.shape)
+    return Batch(inputs, targets, weights.astype(np.float32), ids, reset=np.full(ids.shape, start == 0))
+
+
+def close_to_largest(ours, theirs):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max()), ours, theirs)
+
+
+@pytest.mark.parametrize("case", TRAJECTORY)
+def test_train_trajectory(case, given):
+    """Losses, norms, parameters, averages and validation losses of the public code, on its windows; it switches by itself."""
+    ours, losses, switched = Trajectory(case, given), [], None
+    epochs, updates = ours.data["epoch"], ours.settings["updates"]
+    for number in range(updates):
+        for name, value in ours.advance(number).items():
+            assert float(value) == pytest.approx(ours.data[name][number], rel=1e-4), (name, number)
+        for place in [place for place, after in SEEN.items() if after == number + 1 and f"{place}/decoder.bias" in ours.data]:
+            ours.check(place)
+        if number + 1 < updates and epochs[number + 1] > epochs[number]:
+            losses.append(ours.validate())
+            if switched is None and getattr(ours.state, "switched", False):
+                switched = number + 1
+    ours.check("after_final")
+    assert losses == pytest.approx(ours.settings["val_losses"], rel=1e-4)
+    assert switched == ours.settings["switch_after_update"]
