@@ -3,12 +3,13 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["AWDLSTM", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "InputError", "LSTM", "LanguageModel",
-           "Lookup", "Loss", "OwnTable", "Softmax", "TiedTable", "Transformer", "build"]  # fmt: skip
+__all__ = ["AWDLSTM", "LSTM", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "GatedConv", "InputError",
+           "LanguageModel", "Lookup", "Loss", "OwnTable", "Softmax", "TiedTable", "Transformer", "build"]  # fmt: skip
 
 if TYPE_CHECKING:
     from adaptive_jax.bands import Band
     from adaptive_jax.batch import Batch
+    from adaptive_jax.bodies.gated_conv import GatedConv
     from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
     from adaptive_jax.bodies.transformer import Transformer
     from adaptive_jax.errors import InputError
@@ -22,6 +23,7 @@ else:  # a type checker that saw this function would believe that every name exi
     _MODULES = {
         "bands": ("Band",),
         "batch": ("Batch",),
+        "bodies.gated_conv": ("GatedConv",),
         "bodies.lstm": ("AWDLSTM", "LSTM"),
         "bodies.transformer": ("Transformer",),
         "errors": ("InputError",),

@@ -15,6 +15,7 @@ from adaptive_jax import (
     Band,
     Batch,
     CharacterCNN,
+    GatedConv,
     InputError,
     LanguageModel,
     Lookup,
@@ -41,6 +42,7 @@ tied = functools.partial(TiedTable, adaptive())
 softmax = functools.partial(AdaptiveSoftmax, OwnTable(WORDS, FEATURES, (5, 12), factor=2))
 transformer = functools.partial(Transformer, features=FEATURES, layers=1, heads=2, feed_forward=8)
 lstm = functools.partial(LSTM, FEATURES, (5, 4))
+gated = functools.partial(GatedConv, FEATURES, ((1, 1, 6), (2, 3, 6)))
 awd = functools.partial(AWDLSTM, FEATURES, (5, 4))
 model = LanguageModel(adaptive(), transformer(), AdaptiveSoftmax(tied(FEATURES)))
 
@@ -163,6 +165,16 @@ WRONG = {
     "awd_lstm, negative ar": (lambda: awd(ar=-2), "ar=-2"),
     "awd_lstm, tar NaN": (lambda: awd(tar=float("nan")), "tar=nan"),
     "awd_lstm, tar as text": (lambda: awd(tar="1"), "tar='1'"),
+    "gated_conv, no features": (lambda: GatedConv(0, ((1, 3, 6),)), "features=0"),
+    "gated_conv, no blocks": (lambda: GatedConv(8, ()), "blocks=()"),
+    "gated_conv, one bare block": (lambda: GatedConv(8, (2, 3, 6)), "blocks[0]=2"),
+    "gated_conv, no units": (lambda: GatedConv(8, ((2, 3, 6), (1, 3))), "blocks[1]=(1, 3)"),
+    "gated_conv, six layers": (lambda: GatedConv(8, ((1, *[1, 6] * 6),)), "1 to 5 layers"),
+    "gated_conv, kernel 0": (lambda: GatedConv(8, ((2, 0, 6),)), "blocks[0][1]=0"),
+    "gated_conv, fractional units": (lambda: GatedConv(8, ((2, 3, 6.5),)), "blocks[0][2]=6.5"),
+    "gated_conv, dropout 1": (lambda: gated(dropout=1), "dropout=1"),
+    "gated_conv, negative output": (lambda: gated(output_width=-1), "output_width=-1"),
+    "gated_conv, whole dtype": (lambda: gated(dtype=jnp.int32), "dtype=int32"),
     "lookup, word dropout 1": (lambda: lookup(word_dropout=1), "word_dropout=1"),
     "lookup, negative init_range": (lambda: lookup(init_range=-0.1), "init_range=-0.1"),
     "adaptive, word dropout 1.5": (lambda: adaptive(word_dropout=1.5), "word_dropout=1.5"),
@@ -235,6 +247,12 @@ WRONG = {
     "transformer, fractional segments": (lambda: made(transformer(), HIDDEN, (), batch(segment_ids=W)), "float32"),
     "transformer, cache of other rows": (lambda: made(transformer(), HIDDEN, cache(5, 9)), "5 rows"),
     "transformer, full cache": (lambda: made(transformer(), HIDDEN, cache(ROWS, 2)), "length 2"),
+    "gated_conv, vectors of other width": (lambda: made(gated(), HIDDEN[..., :6]), "[2, 3, 6]"),
+    "gated_conv, segments": (lambda: made(gated(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])), "segment_ids of shape [2"),
+    "gated_conv, segments with a carry": (
+        lambda: made(gated(), HIDDEN, gated().initial_carry(ROWS), batch(segment_ids=IDS)), "segment_ids"),
+    "gated_conv, carry of other rows": (lambda: made(gated(), HIDDEN, gated().cache(5, 9)), "for 2 rows"),
+    "gated_conv, carry of another body": (lambda: made(gated(), HIDDEN, lstm().cache(ROWS, 9)), "for 2 rows"),
     "lstm, vectors of other width": (lambda: made(lstm(), HIDDEN[..., :6]), "[2, 3, 6]"),
     "lstm, segments": (lambda: made(lstm(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])), "segment_ids of shape [2"),
     "lstm, segments with a carry": (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9), batch(segment_ids=IDS)), "segment_ids"),

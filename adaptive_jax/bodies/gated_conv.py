@@ -2,7 +2,6 @@
 
 import functools
 import math
-import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -148,7 +147,7 @@ class GatedConv(nn.Module):
         dtype: of the matrix products; parameters are float32.
 
     Raises:
-        InputError: blocks that are not written so or have more than 5 layers, an unknown name, or a number out of range.
+        InputError: blocks that are not written so or have more than 5 layers, an unknown name, or a number that is out of range.
     """
 
     features: int
@@ -200,7 +199,7 @@ class GatedConv(nn.Module):
             positions = positions_in_segments(whole_numbers("segment_ids", batch.segment_ids, rows, time))
         memory = self.initial_carry(rows)
         if carry:
-            _check_carry(carry, memory, positions)
+            _check_carry(carry, memory, rows, positions)
             memory = carry if batch is None or batch.reset is None else _without(batch.reset, carry)
         kind = NormedConvolution if self.weight_norm else Convolution
         convolution = functools.partial(kind, dtype=self.dtype)
@@ -253,23 +252,24 @@ def _repeated(count):
 
 def _without(reset, carry):
     """The carry with zeros for rows that are reset, bool `[rows]`."""
-    return jax.tree.map(lambda a: jnp.where(reset.reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry)
+    return jax.tree.map(lambda a: jnp.where(jnp.asarray(reset).reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry)
 
 
 def _check_blocks(blocks):
-    for block in blocks if isinstance(blocks, tuple) and blocks else [blocks]:
-        whole = isinstance(block, tuple) and all(isinstance(n, numbers.Integral) and n > 0 for n in block)
-        if not whole or len(block) not in (3, 5, 7, 9, 11):
+    if not isinstance(blocks, tuple) or not blocks:
+        raise InputError(f"body.blocks={blocks!r} are no blocks: give at least one, such as ((8, 4, 256),)")
+    for i, block in enumerate(blocks):
+        if not isinstance(block, tuple) or len(block) not in (3, 5, 7, 9, 11):
             raise InputError(
-                f"body.blocks: {block!r} is no block of 1 to 5 layers: give (repeat, kernel, units, kernel, units, ...), "
+                f"body.blocks[{i}]={block!r} is no block of 1 to 5 layers: give (repeat, kernel, units, kernel, units, ...), "
                 "such as (3, 1, 512, 5, 512, 1, 1024)"
             )
+        check_at_least(1, **{f"body.blocks[{i}][{j}]": number for j, number in enumerate(block)})
 
 
-def _check_carry(carry, expected, positions):
-    """Refuses a carry of other rows or another body, and one of rows that do not simply continue."""
-    given, wanted = (jax.tree.map(jnp.shape, tree) for tree in (carry, expected))
-    if given != wanted:
-        raise InputError(f"the carry has arrays of shapes {given}, not {wanted}: make it with body.initial_carry(rows)")
+def _check_carry(carry, expected, rows, positions):
+    """Refuses a carry of other rows or of another body, and one of rows that do not simply continue."""
+    if jax.tree.map(jnp.shape, carry) != jax.tree.map(jnp.shape, expected):
+        raise InputError(f"the carry is none of this body for {rows} rows: make it with body.initial_carry({rows})")
     if positions is not None:
         raise InputError("a carry continues every row as one segment: give no batch.segment_ids")

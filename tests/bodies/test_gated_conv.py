@@ -1,0 +1,198 @@
+"""Gated convolutions against a slow twin; segments, carries and resets; the variance at the start; what a backward pass costs."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.bodies.convolution import Convolution, NormedConvolution
+from adaptive_jax.bodies.gated_conv import ACTIVATIONS, GatedConv
+from adaptive_jax.convert.fconv import blocks_of, layers_of
+from adaptive_jax.errors import InputError
+
+ROWS, TIME, FEATURES = 3, 7, 6
+BLOCKS = ((1, 3, 8), (3, 1, 4, 4, 4, 1, 10), (2, 2, 10))
+SEGMENTS = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 2, 3], [1, 2, 2, 2, 2, 0, 0]])
+
+
+def hurried(function, *arguments):
+    """The result of a program that runs once."""
+    return jax.jit(function).lower(*arguments).compile({"xla_backend_optimization_level": 0})(*arguments)
+
+
+def some(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def batch_of(segment_ids=None, reset=None):
+    ids = jnp.zeros((ROWS, TIME), jnp.int32)
+    return Batch(ids, ids, None, jnp.arange(ROWS), segment_ids, reset)
+
+
+def shapes_of(body):
+    vectors = jax.ShapeDtypeStruct((1, 1, body.features), jnp.float32)
+    return jax.eval_shape(body.init, jax.random.key(0), vectors)["params"]
+
+
+def params_of(body):
+    """Random parameters, biases among them; g is not the norm of v. Without norms, smaller ones: products of products grow."""
+    scale = 0.5 if body.weight_norm else 0.2
+    leaves, structure = jax.tree.flatten(shapes_of(body))
+    return jax.tree.unflatten(structure, [some(*leaf.shape, seed=i) * scale for i, leaf in enumerate(leaves)])
+
+
+def sigmoid(a):
+    return 1 / (1 + np.exp(-a))
+
+
+NUMPY = {
+    "glu": lambda a, b: a * sigmoid(b), "gtu": lambda a, b: np.tanh(a) * sigmoid(b), "bilinear": lambda a, b: a * b,
+    "relu": lambda a: np.maximum(a, 0), "tanh": np.tanh, "linear": lambda a: a}  # fmt: skip
+
+
+def twin_layer(params, x, segment_ids):
+    """A convolution token by token, in float64."""
+    v, kernel = np.float64(params["v"]), len(params["v"])
+    if "g" in params:
+        v = v * params["g"] / np.sqrt((v**2).sum(axis=(0, 1)))
+    out = np.zeros((*x.shape[:2], v.shape[2])) + params["bias"]
+    for row in range(len(x)):
+        for t in range(x.shape[1]):
+            for back in range(kernel):
+                if t - back >= 0 and segment_ids[row, t - back] == segment_ids[row, t]:
+                    out[row, t] += x[row, t - back] @ v[kernel - 1 - back]
+    return out
+
+
+def twin(body, params, x, segment_ids):
+    """The body layer by layer, in float64 numpy."""
+    layer = functools.partial(twin_layer, segment_ids=segment_ids)
+    x = layer(params["entry"], x) if body.form == "fairseq" else x
+    for i, run in enumerate(body.runs):
+        for number in range(run.count):
+            block = jax.tree.map(lambda a, number=number, run=run: a[number] if run.count > 1 else a, params[f"blocks_{i}"])
+            y = x
+            for j in range(len(run.layers)):
+                maps = layer(block[f"layer_{j}"], y)
+                y = NUMPY[body.activation](*np.split(maps, ACTIVATIONS[body.activation].maps, axis=-1))
+            x = y + (x if x.shape == y.shape else layer(block["projection"], x))
+            x *= {"paper": 1.0, "fairseq": 0.5**0.5}[body.form]
+    return layer(params["output"], x) if body.output_width else x
+
+
+BODIES = {
+    activation: GatedConv(FEATURES, BLOCKS, form, activation, weight_norm, output_width=output_width)
+    for activation, form, weight_norm, output_width in (
+        ("glu", "paper", True, 0), ("gtu", "fairseq", True, 5), ("bilinear", "fairseq", False, 0), ("relu", "paper", False, 5),
+        ("tanh", "fairseq", True, 0), ("linear", "paper", True, 0))
+}  # fmt: skip
+
+
+@functools.cache
+def hidden_of():
+    """Hidden states of all bodies in segments, and of one without segments and in bfloat16, with its gradients: one program."""
+    vectors = some(ROWS, TIME, FEATURES, seed=9)
+
+    def program(params, vectors):
+        hidden = {name: body.apply({"params": params[name]}, vectors, (), batch_of(SEGMENTS))[0] for name, body in BODIES.items()}
+        alone = BODIES["glu"].apply({"params": params["glu"]}, vectors)[0]
+        low = BODIES["glu"].clone(dtype=jnp.bfloat16)
+        loss = lambda params: jnp.sum(low.apply({"params": params}, vectors)[0].astype(jnp.float32))  # noqa: E731
+        return hidden, alone, low.apply({"params": params["glu"]}, vectors)[0], jax.grad(loss)(params["glu"])
+
+    params = {name: params_of(body) for name, body in BODIES.items()}
+    return params, vectors, *hurried(program, params, vectors)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_equals_its_slow_twin(name):
+    """All activations, both forms, with weight normalisation and without; convolutions read zeros for other segments."""
+    params, vectors, hidden, alone, *_ = hidden_of()
+    body = BODIES[name]
+    assert sum(run.count for run in body.runs) == 6
+    expected = twin(body, params[name], np.float64(vectors), SEGMENTS)
+    assert expected.shape[-1] == body.output_features
+    np.testing.assert_allclose(hidden[name], expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
+    if name == "glu":
+        expected = twin(body, params[name], np.float64(vectors), np.ones_like(SEGMENTS))
+        np.testing.assert_allclose(alone, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
+
+
+def test_bfloat16():
+    """Products in bfloat16; parameters and their gradients stay float32."""
+    *_, alone, low, gradients = hidden_of()
+    assert low.dtype == jnp.bfloat16 and {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+    error = np.abs(np.float32(low) - alone).mean() / np.abs(alone).mean()
+    assert 1e-4 < error < 0.02
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+
+
+def test_rows_that_are_reset_stand_alone():
+    """The others continue the carry; so does a row of one token, whose kernel reaches back beyond the carry's newest inputs."""
+    body, vectors = BODIES["glu"], some(ROWS, TIME, FEATURES, seed=9)
+    reset = jnp.array([False, True, False])
+
+    def program(params):
+        apply = functools.partial(body.apply, {"params": params})
+        whole, alone = apply(vectors)[0], apply(vectors[:, 4:])[0]
+        _, carry = apply(vectors[:, :4], body.initial_carry(ROWS))
+        one, carry_of_one = apply(vectors[:, 4:5], carry)
+        after, _ = apply(vectors[:, 5:], carry_of_one)
+        with_reset, _ = apply(vectors[:, 4:], carry, batch_of(reset=reset))
+        return whole, alone, jnp.concatenate([one, after], axis=1), with_reset
+
+    whole, alone, continued, with_reset = hurried(program, params_of(body))
+    np.testing.assert_allclose(continued, whole[:, 4:], atol=1e-4)
+    np.testing.assert_allclose(with_reset[1], alone[1], atol=1e-4)
+    np.testing.assert_allclose(with_reset[::2], whole[::2, 4:], atol=1e-4)
+    assert np.abs(alone - whole[:, 4:]).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", [Convolution, NormedConvolution])
+def test_initial_weights_keep_the_variance(kind):
+    """Of small inputs, through the convolution and its activation, and through dropout before it."""
+    def mean_squares(key):
+        keep = jax.random.bernoulli(jax.random.key(1), 0.75, (4, 32, 128)) / 0.75
+        found = {}
+        for name, activation in ACTIVATIONS.items():
+            x = jax.random.normal(jax.random.key(2), (4, 32, 128)) * (1.0 if name in ("bilinear", "relu", "linear") else 0.1)
+            layer = kind(3, activation.maps * 128, activation.gain * 0.75, jnp.float32)
+            maps, _ = layer.init_with_output(key, x * keep, jnp.zeros((4, 2, 128)))
+            y = activation.function(*jnp.split(maps, activation.maps, axis=-1))[:, 2:]
+            found[name] = jnp.mean(y**2) / jnp.mean(x**2)
+        return found
+
+    for name, ratio in hurried(mean_squares, jax.random.key(0)).items():
+        assert 0.9 < ratio < 1.1, (name, ratio)
+
+
+def test_a_backward_pass_recomputes_no_product():
+    """Windows and normed weights are computed again, but each convolution has three products: its own and two gradients."""
+    body = GatedConv(8, ((1, 3, 8), (4, 2, 8)))
+    loss = lambda params, x: jnp.sum(body.apply({"params": params}, x)[0])  # noqa: E731
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(shapes_of(body), jnp.ones((2, 5, 8))).compile().as_text()
+    assert text.count(" dot(") == 6
+    windows = jax.make_jaxpr(jax.grad(loss))(shapes_of(body), jnp.ones((2, 5, 8)))
+    assert "f32[4,2,5,16]" not in str(windows)  # nor are the windows of all blocks kept
+
+
+@pytest.mark.parametrize("fields", [{"form": "papers"}, {"activation": "glue"}])
+def test_names_that_do_not_exist(fields):
+    """The line lists those that do."""
+    with pytest.raises(InputError, match="is not one of .*Did you mean"):
+        GatedConv(FEATURES, BLOCKS, **fields)
+
+
+def test_blocks_of_fairseqs_layers():
+    """Blocks end where a residual leads back to the end of the one before; equal blocks are one."""
+    layers = layers_of("[(16, 4)] + [(16, 4, 0), (16, 4, 2)] * 2 + [(8, 1, 0), (8, 3, 0), (24, 1, 3)]")
+    assert blocks_of(layers) == ((1, 4, 16), (2, 4, 16, 4, 16), (1, 1, 8, 3, 8, 1, 24))
+    for wrong in "[(16, 4)] * x", "(16, 4)", "[(16,)]", "[__import__('os')]", "[(16, 4)":
+        with pytest.raises(InputError, match="decoder_layers="):
+            layers_of(wrong)
+    for wrong in [(16, 4, 2)], [(16, 4, 1), (16, 4, 0)], [(16, 4, 0), (16, 4, 1)]:
+        with pytest.raises(InputError, match="residual"):
+            blocks_of(wrong)
