@@ -7,6 +7,7 @@ import numpy as np
 from adaptive_jax.convert import awd_lstm
 from adaptive_jax.convert.config import completed
 from adaptive_jax.convert.tensors import fitting
+from adaptive_jax.errors import InputError
 
 # How the public main.py trains if no option is given: recorded, because its checkpoints do not say it.
 TRAINING = {
@@ -18,6 +19,9 @@ TRAINING = {
 RATES = {"dropout": "body.dropout", "dropouti": "body.input_dropout", "dropouth": "body.hidden_dropout",
          "dropoute": "input.word_dropout"}  # fmt: skip
 
+# Parameters of the split softmax: a row and a bias for each class of words, "tombstones".
+TOMBSTONES = {"tail_vectors": "clusters", "tail_bias": "cluster_bias"}
+
 
 def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
     """The complete config of the model in a checkpoint, as evaluate.py reads it.
@@ -27,10 +31,15 @@ def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: i
         vocabulary_size: number of words.
 
     Raises:
-        InputError: tensors that are no AWD-LSTM.
+        InputError: tensors that are no AWD-LSTM, or a split softmax with rows of its own.
     """
     rates = {ours: float(options[name]) for name, ours in RATES.items() if isinstance(options.get(name), int | float)}
-    return completed(TRAINING | awd_lstm.settings_of(state) | rates | {"data.vocabulary_size": vocabulary_size})
+    settings = awd_lstm.settings_of(_without_tombstones(state))
+    if any(name in state for name in TOMBSTONES):
+        if settings["output.table.name"] != "tied":
+            raise InputError("the checkpoint's softmax is split and not tied to the encoder: give a model with tied weights")
+        settings |= {"output.name": "adaptive", "output.table.cutoffs": tuple(options.get("splits", ())[1:-1])}
+    return completed(TRAINING | settings | rates | {"data.vocabulary_size": vocabulary_size})
 
 
 def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
@@ -39,4 +48,15 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     Raises:
         InputError: tensors are left over, missing or of another shape.
     """
-    return fitting(awd_lstm.parameters_of(state, config["body"]["biases"]), config)
+    parameters = awd_lstm.parameters_of(_without_tombstones(state), config["body"]["biases"])
+    for name, ours in TOMBSTONES.items():
+        if name in state:
+            parameters["output"][ours] = state[name][::-1]  # split k has the k-th tombstone from the end
+    width = config["body"]["features"]
+    for i in range(len(config["output"]["table"]["cutoffs"])):
+        parameters["output"]["table"][f"projection_{i + 1}"] = np.eye(width, dtype=np.float32)  # tails have none
+    return fitting(parameters, config)
+
+
+def _without_tombstones(state):
+    return {name: tensor for name, tensor in state.items() if name not in TOMBSTONES}

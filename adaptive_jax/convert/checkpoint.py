@@ -19,7 +19,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         kind: the code and the model: "transformer_lm" and "fconv_lm" of fairseq, or "awd_lstm".
-        options: settings of training by name; none for a state dict of AWD-LSTM.
+        options: settings of training by name; of AWD-LSTM the attributes of the model and `splits` of its loss, if they are known.
         state: tensors of the model by name.
         updates: number of updates done, 0 if the checkpoint does not say.
         nll: validation loss in nats a word, None if the checkpoint has none.
@@ -72,14 +72,10 @@ def _awd_lstm(content):
     """A state dict of AWD-LSTM, its model as a module, or its model.pt: a list of model, loss and optimizer."""
     model, *rest = content if isinstance(content, list | tuple) and content else [content]
     if isinstance(model, types.SimpleNamespace) and hasattr(model, "_modules"):
-        # With several classes of words, the loss has parameters, on which the probabilities depend too.
-        losses = [name for part in rest[:1] if hasattr(part, "_modules") for name in _state_of(part)]
-        if losses:
-            raise InputError(
-                f"the checkpoint's softmax is split: its loss has {', '.join(losses)[:80]}, and no output of this project computes "
-                "the same with words that are not in order of frequency; give a model without splits"
-            )
         options, state = vars(model), _state_of(model)
+        for loss in rest[:1]:  # if it splits the words into classes, it has parameters, on which the probabilities depend too
+            if hasattr(loss, "_modules"):
+                options, state = options | {"splits": getattr(loss, "splits", ())}, state | _state_of(loss)
     else:
         options, state = {}, model
     if not isinstance(state, Mapping) or not _tensors(state) or "encoder.weight" not in state:

@@ -121,6 +121,8 @@ def fairseq_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary,
 def awd_lstm_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary, dict[str, np.ndarray]]:
     """The vocabulary of an AWD-LSTM, most frequent words first, and the tensors of the model with their rows in this order.
 
+    Classes of words are ranges of ids, so a model with a split softmax keeps its ids, and its words have no counts.
+
     Raises:
         InputError: see `read_corpus`; or the model has another number of words.
     """
@@ -128,6 +130,8 @@ def awd_lstm_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary
     if len(counts) != size:
         raise InputError(f"{path} has {len(counts):,} words and the checkpoint {size:,}: {CORPUS}")
     numbers = np.fromiter(counts.values(), np.int64)
+    if "tail_vectors" in state:
+        numbers = np.ones_like(numbers)
     order, words = np.argsort(-numbers, kind="stable"), list(counts)
     tables = {name: state[name] for name in ("encoder.weight", "decoder.weight", "decoder.bias") if name in state}
     tables = {name: rows[order] for name, rows in tables.items() if len(rows) == size}

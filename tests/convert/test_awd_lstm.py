@@ -217,13 +217,42 @@ def changed(**changes):
     return {name: array for name, array in state.items() if array is not None}
 
 
-SPLIT = [Module("model\nRNNModel", {"encoder.weight": np.ones((37, 6), np.float32), "rnns.0": np.ones(1, np.float32)}),
-         Module("splitcross\nSplitCrossEntropyLoss", {"tail_vectors": np.zeros((2, 6), np.float32)}), None]
+def saved_with_splits(state, tombstones, splits):
+    """What main.py saves of a model whose tensors have these names, and of its loss: without an optimizer."""
+    return [Module("model\nRNNModel", state), Module("splitcross\nSplitCrossEntropyLoss", tombstones, splits=[0, *splits, 10**8])]
+
+
+@pytest.mark.parametrize("case", ["one_split", "three_splits"])
+def test_splitcross(case, tmp_path):
+    """A softmax that the loss splits: full log-probabilities, with the words in the order of their classes."""
+    file = np.load(FIXTURES / "splitcross.npz")
+    arrays = {name.removeprefix(f"{case}/"): file[name] for name in file.files if name.startswith(f"{case}/")}
+    splits = json.loads((FIXTURES / "splitcross.json").read_text())["cases"][case]["splits"]
+    state = state_dict("tied") | {
+        "encoder.weight": arrays["weight"], "decoder.weight": arrays["weight"], "decoder.bias": arrays["bias"]}
+    content = saved_with_splits(state, {name: arrays[name] for name in ("tail_vectors", "tail_bias")}, splits)
+    loaded = read(save(content, tmp_path / "model.pt"))
+    words = write_words(tmp_path / "words.txt", [*WORDS, "a", "b", "c"])
+    vocabulary, state = awd_lstm_words(words, loaded.state)
+    assert vocabulary.words == (*WORDS, "a", "b", "c")
+    config = config_of(loaded.options, state, 40)
+    assert config["output"]["table"]["cutoffs"] == tuple(splits)
+    model, params = build(config, 40), parameters_of(state, config)
+    hidden = jnp.asarray(arrays["hiddens"], jnp.float32)
+    found = jax.jit(lambda hidden: model.apply({"params": params}, hidden, method=lambda m, h: m.output.log_probs(h)))(hidden)
+    np.testing.assert_allclose(found, arrays["logprob"], rtol=2e-5, atol=2e-5)
+
+
+TAILS = {"tail_vectors": np.zeros((2, 6), np.float32), "tail_bias": np.zeros(2, np.float32)}
 GRU = {name: array[: len(array) * 3 // 4] if "rnns" in name else array for name, array in state_dict("tied").items()}
 
 
 @pytest.mark.parametrize("content, words, says", [
-    (SPLIT, WORDS, ["split", "tail_vectors", "without splits"]),
+    (saved_with_splits(state_dict("tied"), TAILS, [5]), WORDS, ["output/clusters [2, 6], not [1, 6]"]),
+    (saved_with_splits(state_dict("tied"), {"tail_bias": np.zeros(1, np.float32)}, [5]), WORDS, ["output/clusters [], not [1, 6]"]),
+    (saved_with_splits(state_dict("untied"), TAILS, [5, 9]), WORDS, ["not tied to the encoder", "with tied weights"]),
+    (saved_with_splits(state_dict("tied"), TAILS, [9, 40]), WORDS, ["cutoff 40"]),
+    (saved_with_splits(state_dict("tied"), {"other": np.ones(3, np.float32)}, []), WORDS, ["other [3] has no place"]),
     (changed(encoder__weight=np.zeros((75_001, 1), np.float32)), WORDS, ["75,001 words and no loss", "give the model.pt"]),
     (changed(rnns__0__module__weight_hh_l0=np.ones((40, 10), np.float32)), WORDS, ["two tensors rnns.0.weight_hh_l0", "differ"]),
     (changed(rnns__1__module__bias_ih_l0=None), WORDS, ["no whole AWD-LSTM", "rnns.0.weight_ih_l0"]),
@@ -236,7 +265,8 @@ GRU = {name: array[: len(array) * 3 // 4] if "rnns" in name else array for name,
     (changed(), ["w0", ""], ["line 2", "'' is not one word"]),
     (changed(), ["w0"], ["has no <eos>"]),
     (Module("model\nRNNModel", (), {"self": 3}), WORDS, ["AttributeError", "another kind"]),
-], ids=["split", "large", "twice", "missing", "qrnn", "bias", "gru", "fewer", "repeated", "counts", "empty", "eos", "odd"])
+], ids=["split", "tail", "own", "cutoff", "loss",
+        "large", "twice", "missing", "qrnn", "bias", "gru", "fewer", "repeated", "counts", "empty", "eos", "odd"])
 def test_what_cannot_be_converted(content, words, says, tmp_path):
     """One line with what is wrong, and nothing written."""
     model, words = save(content, tmp_path / "model.pt"), write_words(tmp_path / "words.txt", words)
