@@ -19,6 +19,9 @@ Evaluation carries the state through the whole split:
 
     python train.py --config=configs/wikitext2.py:awd_sm --workdir=runs/awd_sm
     python evaluate.py --workdir=runs/awd_sm --split=test
+
+`awd_small`, `gcnn_small` and `transformer_small` are for comparing bodies in some 15 minutes each on 2 CPU cores: 2M parameters in
+each body, the same adaptive input and tied softmax. They see 3 to 5 times the text, 7 to 10 times that of the Penn Treebank.
 """
 
 from configs import base
@@ -86,8 +89,11 @@ SMALL = {
         "body.heads": 4,
         "body.feed_forward": 800,
         "body.dropout": 0.2,
+        "body.attention_dropout": 0.0,
         "body.activation_dropout": 0.0,
-        "optimizer.learning_rate": 0.5,
+        "optimizer.learning_rate": 1.0,
+        "optimizer.momentum": 0.9,
+        "optimizer.clip_norm": 0.5,
     },
 }
 
