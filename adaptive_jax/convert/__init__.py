@@ -1,1 +1,1 @@
-"""Models trained with fairseq."""
+"""Models trained with other code."""

@@ -144,11 +144,12 @@ class _Unpickler(pickle._Unpickler):
         return known[path]
 
     def persistent_load(self, pid):
-        if len(pid) == 4 and pid[0] == "module" and pid[1] is types.SimpleNamespace:  # until 2020: a class and its source
-            return pid[1]
-        tag, type_name, key, _, length, *view = pid
-        if tag != "storage" or not isinstance(type_name, str) or not isinstance(key, str | int):
+        tag, *given = pid
+        if tag == "module" and len(given) == 3 and given[0] is types.SimpleNamespace:
+            return given[0]  # until 2020, classes came with their source
+        if tag != "storage" or len(given) < 4 or not isinstance(given[0], str) or not isinstance(given[1], str | int):
             raise ValueError("a reference to something that is not a storage")
+        type_name, key, _, length, *view = given
         key, dtype, length = str(key), DTYPES[type_name], int(length)
         if key not in self.storages:
             self.storages[key] = self.make_storage(key, dtype, length)

@@ -207,6 +207,25 @@ def test_a_tensor_within_its_storage(tmp_path):
     np.testing.assert_array_equal(torch_files.read(tmp_path / "good.pt"), [1.0, 2.0, 3.0])
 
 
+def module(name, inner):
+    """A pickled module with one attribute; until 2020 its class was written with the file and the source that define it."""
+    old = b"(" + value("module") + name + value("model.py") + value("class Model: ...") + b"tQ"
+    return [kind + b")\x81}" + value("inner") + inner + b"sb." for kind in (name, old)]
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["new", "old"])
+@pytest.mark.parametrize("write", [as_zip, as_stream])
+def test_a_module(kind, write, tmp_path):
+    """Its attributes, of whatever class of torch's; methods among them are None, and memories of parameters are left out."""
+    method = b"cbuiltins\ngetattr\n(" + value({}) + value("flatten_parameters") + b"tR"
+    memory = b"ccollections\ndefaultdict\n(cbuiltins\ndict\ntR"
+    if write is as_zip:
+        memory += tensor(0, (4,), (1,))[:-1] + value(1) + b"s"  # whose key is a parameter
+    pair = b"(" + method + memory + value("x") + value(2) + b"s" + b"t"
+    write(pickle.PROTO + b"\x02" + module(b"ctorch.nn.modules.rnn\nLSTM\n", pair)[kind], tmp_path / "model.pt")
+    assert torch_files.read(tmp_path / "model.pt") == SimpleNamespace(inner=(None, {"x": 2}))
+
+
 DEEP = b")" + b"\x85" * 300_000  # a tuple in a tuple in a tuple: its hash overflows the stack
 DOUBLED = value("x") + b"2\x86" * 40  # a pair of twice the same pair, 40 times: its hash and its text never end
 HOSTILE = {
@@ -233,7 +252,8 @@ HOSTILE = {
     "a tuple as a key": [b"}" + DEEP + b"K\x01s.", b"cbuiltins\nset\n](" + DEEP + b"e\x85R."],
     "entries of a set": [b"cbuiltins\nset\n)R(K\x01" + DEEP + b"u."],
     "reference to something that is not a storage": [
-        b"(" + value("storage") + DOUBLED + value("0") + value("cpu") + b"K\x01tQ."],
+        b"(" + value("storage") + DOUBLED + value("0") + value("cpu") + b"K\x01tQ.",
+        module(b"ccollections\nOrderedDict\n", b"N")[1], module(value("x"), b"N")[1]],
 }
 
 
