@@ -55,6 +55,7 @@ KNOWN = {
     # AWD-LSTM saves its model, loss and optimizer as they are: classes, defaults of dicts, and methods as attributes.
     **dict.fromkeys(("model.RNNModel", "weight_drop.WeightDrop", "locked_dropout.LockedDropout"), types.SimpleNamespace),
     "splitcross.SplitCrossEntropyLoss": types.SimpleNamespace,
+    "torch.nn.backends.thnn._get_thnn_function_backend": _nothing,  # until 2019
     **{f"{module}.{name}": _nothing for module in ("builtins", "__builtin__") for name in ("dict", "list", "getattr")},
 }
 # Classes of these modules, too, become a `types.SimpleNamespace` of their attributes.
@@ -133,6 +134,7 @@ class _Unpickler(pickle._Unpickler):
             "torch._utils._rebuild_tensor": self.tensor,
             "torch._utils._rebuild_tensor_v2": self.tensor,
             "torch._utils._rebuild_parameter": lambda data, *_: data,
+            "torch.nn.parameter.Parameter": lambda data, *_: data,  # until 2018
         }
         if path.startswith(CLASSES):
             return types.SimpleNamespace

@@ -202,9 +202,11 @@ def tensor(offset, shape, strides, key="0", length=4, storage="FloatStorage"):
 
 
 def test_a_tensor_within_its_storage(tmp_path):
-    """The archives with tensors in the next test are refused for these alone."""
-    as_zip(tensor(1, (3,), (1,)), tmp_path / "good.pt")
-    np.testing.assert_array_equal(torch_files.read(tmp_path / "good.pt"), [1.0, 2.0, 3.0])
+    """The archives with tensors in the next test are refused for these alone. A parameter of 2018 is its tensor."""
+    of = tensor(1, (3,), (1,))
+    for pickled in of, b"ctorch.nn.parameter\nParameter\n(" + of[:-1] + b"\x88tR.":
+        as_zip(pickled, tmp_path / "good.pt")
+        np.testing.assert_array_equal(torch_files.read(tmp_path / "good.pt"), [1.0, 2.0, 3.0])
 
 
 def module(name, inner):
@@ -221,9 +223,10 @@ def test_a_module(kind, write, tmp_path):
     memory = b"ccollections\ndefaultdict\n(cbuiltins\ndict\ntR"
     if write is as_zip:
         memory += tensor(0, (4,), (1,))[:-1] + value(1) + b"s"  # whose key is a parameter
-    pair = b"(" + method + memory + value("x") + value(2) + b"s" + b"t"
+    backend = b"ctorch.nn.backends.thnn\n_get_thnn_function_backend\n)R"
+    pair = b"(" + method + memory + value("x") + value(2) + b"s" + backend + b"t"
     write(pickle.PROTO + b"\x02" + module(b"ctorch.nn.modules.rnn\nLSTM\n", pair)[kind], tmp_path / "model.pt")
-    assert torch_files.read(tmp_path / "model.pt") == SimpleNamespace(inner=(None, {"x": 2}))
+    assert torch_files.read(tmp_path / "model.pt") == SimpleNamespace(inner=(None, {"x": 2}, None))
 
 
 DEEP = b")" + b"\x85" * 300_000  # a tuple in a tuple in a tuple: its hash overflows the stack
