@@ -21,6 +21,7 @@ from adaptive_jax.model import build, output_features
 from adaptive_jax.outputs.banded import chunk_size
 from adaptive_jax.plans import traced
 
+COPIES = {"nag": 2, "sgd": 1, "adam": 3, "nt_asgd": 2}  # arrays of each parameter's size in the state: itself, momentum, averages …
 MARGIN = 1.4  # memory that a device should have for each byte of the estimate; see `_memory`
 
 
@@ -68,7 +69,8 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     forward = traced.forward_flops(model, length)
 
     def uses(fsdp):
-        return _memory(model, length, (rows // devices, per_device), (devices, fsdp))
+        state = COPIES[config["optimizer"]["name"]] * _parameter_bytes(model, devices, fsdp)[0]
+        return {"state": state} | _memory(model, length, (rows // devices, per_device), (devices, fsdp))
 
     fsdp = config["fsdp"] or _least(lambda fsdp: sum(uses(fsdp).values()), devices, memory)
     if devices % fsdp:
@@ -204,18 +206,19 @@ def _least(needed, devices, memory):
 
 
 def _memory(model, length, rows, grid):
-    """Bytes by use on one device at the peak of an update: an estimate, and XLA's own count on a CPU was 2% to 36% higher.
+    """Bytes by use on one device at the peak of an update, without its state: an estimate. XLA's own count of all of it on a CPU was
+    2% to 36% higher.
 
-    `state`: parameters and momentum, float32. `gradients`: those of a microbatch, and their sum. `gathered`: sharded matrices
-    while they are in use, with their gradients. `composed`: word vectors that are computed from other parameters, with both
-    gradients. `activations`: what the forward pass of input and body keeps for the backward pass, by shape, before the compiler
-    saves any. `output`: the largest chunk of logits and the hidden states, with their gradients.
+    `gradients`: those of a microbatch, and their sum. `gathered`: sharded matrices while they are in use, with their gradients.
+    `composed`: word vectors that are computed from other parameters, with both gradients. `activations`: what the forward pass of
+    input and body keeps for the backward pass, by shape, before the compiler saves any. `output`: the largest chunk of logits and
+    the hidden states, with their gradients.
 
     rows: of one device, (in an update, in a microbatch). grid: (devices, fsdp).
     """
     held, gathered = _parameter_bytes(model, *grid)
     fixed, per_row = traced.activations(model, length)
-    parts = {"state": 2 * held, "gradients": 2 * held}
+    parts = {"gradients": 2 * held}
     parts |= {"gathered": 2 * gathered} if gathered else {}
     parts |= {"composed": 3 * composed} if (composed := _composed_bytes(model, rows[0] * length)) else {}
     return parts | {"activations": fixed + per_row * rows[1], "output": 2 * _output_bytes(model, rows[1] * length)}

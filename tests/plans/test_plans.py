@@ -6,11 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.defaults import NAMED
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import LanguageModel, build
 from adaptive_jax.plans import cutoffs, traced
-from adaptive_jax.plans.costs import choose_fsdp, describe, dry_run_lines, make_plan, scale
+from adaptive_jax.plans.costs import COPIES, choose_fsdp, describe, dry_run_lines, make_plan, scale
 from adaptive_jax.plans.flops import softmax_flops, zipf_visits
+from adaptive_jax.training import optim
+from adaptive_jax.training.optim import OPTIMIZERS
 from configs import base, billion_word, quickstart, wikitext103
 
 VERY_LARGE = billion_word.get_config("very_large").to_dict()
@@ -147,3 +150,15 @@ def test_ways_of_making_rows_are_checked_before_any_long_work(key, value, says):
     config = small(**{f"batches.{key}": value})
     with pytest.raises(InputError, match=f"batches.{key}='{value}' is not one of .*{says}"):
         make_plan(config, 122, 1)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_state_of_every_optimizer_is_counted(config, name):
+    """As many copies of the parameters as its state really has."""
+    settings = config() | {"optimizer": {"name": name} | NAMED["optimizer"][name]}
+    params = {"a": jnp.zeros((300, 7)), "b": jnp.zeros(40_000)}
+    state = jax.eval_shape(optim.from_config(settings).init, params)
+    arrays = [a.size for a in jax.tree.leaves((params, state)) if a.size in (2_100, 40_000)]
+    assert sum(arrays) == COPIES[name] * 42_100
+    plan = make_plan(settings, 122, 1)
+    assert plan.memory_per_device["state"] == 4 * COPIES[name] * plan.parameters["total"]
