@@ -27,13 +27,22 @@ class Bar:
 
     total, done: steps in all, and at the beginning.
     console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or with `shown=False`.
+    limit: seconds after which it ends before its last step, counted from its start; None: it does not.
     """
 
-    def __init__(self, total: int, done: int = 0, parts: Sequence[str] = (), console: Console | None = None, shown: bool = True):
+    def __init__(
+        self,
+        total: int,
+        done: int = 0,
+        parts: Sequence[str] = (),
+        console: Console | None = None,
+        shown: bool = True,
+        limit: float | None = None,
+    ):
         self.console = console or Console(stderr=True)
         self.shown = shown and self.console.is_terminal
         self.progress = _Line(console=self.console, disable=not self.shown)
-        self.task = self.progress.add_task("", total=total, completed=done, parts=parts, ended=False)
+        self.task = self.progress.add_task("", total=total, completed=done, parts=parts, ended=False, limit=limit)
         self.progress.start()
 
     def show(self, done: int | None = None, parts: Sequence[str] | None = None) -> None:
@@ -80,7 +89,10 @@ def _line(task: Task, console: Console) -> Text:
 def _time(task):
     if task.fields["ended"] or task.finished:
         return f"time {clock(task.elapsed or 0)}"
-    left = task.time_remaining
+    left, limit = task.time_remaining, task.fields["limit"]
+    if limit is not None:
+        rest = max(0.0, limit - (task.elapsed or 0))
+        left = rest if left is None else min(left, rest)
     return f"ETA {'-:--:--' if left is None else clock(left)}"
 
 

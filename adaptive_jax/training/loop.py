@@ -143,11 +143,11 @@ def _run(job: Job, workdir: Path) -> None:
     # Read by every host, from the disk that they share: all must end early after the same update.
     lines = writers.recorded(workdir, step or 0)
     losses = {line["step"]: line["validation/nll"] for line in lines if line.get("validation/nll") is not None}
-    metrics = open_metrics(workdir, step or 0, config)
+    clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
+    metrics = open_metrics(workdir, step or 0, config, clock.left())
     divergence, window = config["divergence"], config["batches"]["sequence_length"] if streams else None
     extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"], window)
     update = make_update(job.run.model, job.optimizer, mesh, config["seed"], shapes, extras)
-    clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
     loop(job, update, state, Record(checkpoints, metrics, losses, clock))
 
 

@@ -23,15 +23,16 @@ SHOWN = {
 LEAST = {"data_wait": 0.01, "skipped": 1, "spikes": 1}  # below this the terminal leaves a metric out
 
 
-def open_metrics(workdir: Path, first_step: int, config: Mapping) -> "Metrics | NoMetrics":
+def open_metrics(workdir: Path, first_step: int, config: Mapping, limit: float | None = None) -> "Metrics | NoMetrics":
     """The metrics of a run on the first host, which writes and shows them; on the others, an object that does nothing.
 
     first_step: updates done when this process begins.
+    limit: seconds to the end of the run, if not its updates but its hours end it.
 
     Raises:
         InputError: as `open_writers`.
     """
-    return Metrics(workdir, first_step, config) if hosts.first() else NoMetrics()
+    return Metrics(workdir, first_step, config, limit) if hosts.first() else NoMetrics()
 
 
 class NoMetrics:
@@ -56,7 +57,7 @@ class Metrics:
     A run that is resumed drops what was written after the step it resumes from, so every step occurs once.
     """
 
-    def __init__(self, workdir: Path, first_step: int, config: Mapping):
+    def __init__(self, workdir: Path, first_step: int, config: Mapping, limit: float | None = None):
         self.workdir, self.first_step, self.steps = workdir, first_step, config["steps"]
         self.start = time.perf_counter()
         self.best = math.inf, math.inf, 0  # validation nll, perplexity, step
@@ -65,7 +66,7 @@ class Metrics:
         self.written = {(line["step"], *{key.split("/")[0] for key in line if key != "step"}) for line in before}
         for line in before:
             self._remember(line["step"], line)
-        self.bar = Bar(self.steps, first_step, ["starting"])
+        self.bar = Bar(self.steps, first_step, ["starting"], limit=limit)
 
     def advance(self, step: int) -> None:
         """Moves the bar to `step` updates done."""

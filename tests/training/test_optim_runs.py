@@ -1,17 +1,23 @@
 """Runs whose optimizer goes by validation losses, or that end before their last update: killed, stopped, resumed."""
 
+import io
+import re
 import shutil
+import time
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from adaptive_jax import defaults
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.plans.checks import check_settings
+from adaptive_jax.progress import Bar
 from adaptive_jax.training.loop import Stopped, train
 from adaptive_jax.workdir.checkpoints import Checkpoints
+from tests.devices.test_hosts import free_port
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
 from tests.training.test_stopping import hosts_stop_at, saved
@@ -123,3 +129,34 @@ def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
     shutil.rmtree(workdir / "checkpoints" / "10")
     train(averaged(hours=before), workdir)  # the clock goes on where the last start of the run had come to
     assert "finished after " in capsys.readouterr().out and max(saved(workdir)) == 9
+
+
+CLOCKS = """
+import sys
+from adaptive_jax.devices import hosts
+from adaptive_jax.training.ends import Clock
+hosts.initialize(sys.argv[1], 2, int(sys.argv[2]))
+for first, second in (1.5, 0.5), (0.5, 1.5):
+    clock = Clock(1.0, first if hosts.first() else second)
+    print("over:", clock.over(), clock.over(together=False), clock.left() > 0)
+"""
+
+
+def test_the_first_host_decides_when_time_is_over(start):
+    """All hosts hear the same, whatever their own clocks say, and only where they meet."""
+    address = f"127.0.0.1:{free_port()}"
+    pair = [start("-c", CLOCKS, address, host) for host in range(2)]
+    said = [re.findall("over: (.+)", process.communicate(timeout=200)[0]) for process in pair]
+    assert said == [["True False False", "False False True"], ["True False True", "False False False"]]
+
+
+def test_the_bar_of_a_run_with_hours():
+    """Its ETA is the limit, where the steps would take longer."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    bar = Bar(1_000_000, 0, console=console, limit=7_300)
+    for step in 1, 2:
+        time.sleep(0.02)
+        bar.show(step)
+    bar.progress.refresh()
+    bar.close()
+    assert "ETA 2:01:" in console.file.getvalue()
