@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.defaults import NAMED
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.plans import cutoffs
 from adaptive_jax.plans.cutoffs import Workload
@@ -178,7 +179,7 @@ def choose(
         "body.feed_forward": 4 * best.size.features,
         "body.dropout": dropout,
         "body.attention_dropout": min(dropout, 0.1) if readings > 5 else 0.0,
-        "optimizer.learning_rate": 0.5 if batch < PAPERS_BATCH else 1.0,
+        "optimizer.learning_rate": _rate(config["optimizer"]["name"], batch),
         "schedule.warmup_steps": warm_up,
         "schedule.cycle_steps": max(1, steps - warm_up),
     }
@@ -188,6 +189,11 @@ def choose(
             _set(filled, key, value)
     seconds = steps * batch * best.seconds / best.read
     return filled, _lines(filled, best.cutoffs, seconds, readings, _weights(best.size) / tokens["train"])
+
+
+def _rate(optimizer, batch):
+    """The paper's for its own optimizer, half of it for small batches; the default of another."""
+    return (0.5 if batch < PAPERS_BATCH else 1.0) if optimizer == "nag" else NAMED["optimizer"][optimizer]["learning_rate"]
 
 
 def check_hours(hours: float) -> None:

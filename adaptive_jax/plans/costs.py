@@ -206,8 +206,9 @@ def _least(needed, devices, memory):
 
 
 def _memory(model, length, rows, grid):
-    """Bytes by use on one device at the peak of an update, without its state: an estimate. XLA's own count of all of it on a CPU was
-    2% to 36% higher.
+    """Bytes by use on one device at the peak of an update, without its state: an estimate.
+
+    XLA counted 2% to 36% more, state included, on a CPU.
 
     `gradients`: those of a microbatch, and their sum. `gathered`: sharded matrices while they are in use, with their gradients.
     `composed`: word vectors that are computed from other parameters, with both gradients. `activations`: what the forward pass of
