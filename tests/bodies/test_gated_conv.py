@@ -9,7 +9,7 @@ import pytest
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.convolution import Convolution, NormedConvolution
-from adaptive_jax.bodies.gated_conv import ACTIVATIONS, GatedConv
+from adaptive_jax.bodies.gated_conv import ACTIVATIONS, FORMS, GatedConv
 from adaptive_jax.convert.fconv import blocks_of, layers_of
 from adaptive_jax.errors import InputError
 
@@ -159,7 +159,8 @@ def test_initial_weights_keep_the_variance(kind):
         found = {}
         for name, activation in ACTIVATIONS.items():
             x = jax.random.normal(jax.random.key(2), (4, 32, 128)) * (1.0 if name in ("bilinear", "relu", "linear") else 0.1)
-            layer = kind(3, activation.maps * 128, activation.gain * 0.75, jnp.float32)
+            variance = activation.variance or FORMS["fairseq"].variance
+            layer = kind(3, activation.maps * 128, variance * 0.75, jnp.float32)
             maps, _ = layer.init_with_output(key, x * keep, jnp.zeros((4, 2, 128)))
             y = activation.function(*jnp.split(maps, activation.maps, axis=-1))[:, 2:]
             found[name] = jnp.mean(y**2) / jnp.mean(x**2)
@@ -167,6 +168,18 @@ def test_initial_weights_keep_the_variance(kind):
 
     for name, ratio in hurried(mean_squares, jax.random.key(0)).items():
         assert 0.9 < ratio < 1.1, (name, ratio)
+
+
+def test_hidden_states_start_as_large_as_vectors():
+    """Of 13 blocks of two layers; sums that are not scaled grow a little."""
+    def size(form):
+        body = GatedConv(64, ((1, 4, 64), (12, 4, 64, 4, 64)), form)
+        vectors = jax.random.normal(jax.random.key(0), (2, 100, 64)) / 8
+        (hidden, _), _ = body.init_with_output(jax.random.key(1), vectors)
+        return 8 * jnp.sqrt(jnp.mean(hidden[:, 76:] ** 2))  # tokens that read no zeros before the start
+
+    paper, fairseq = hurried(lambda: (size("paper"), size("fairseq")))
+    assert 2 < paper < 8 and 0.7 < fairseq < 1.4
 
 
 def test_a_backward_pass_recomputes_no_product():
