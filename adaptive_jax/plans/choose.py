@@ -163,6 +163,7 @@ def choose(
     warm_up = chosen_warm_up if _is_open(config, "schedule.warmup_steps") else config["schedule"]["warmup_steps"]
     evaluations = int(EVALUATING * 3 * steps * batch / max(1, tokens["validation"]))  # one takes a third of training's work
     evaluations = min(max(evaluations, 1), EVALUATIONS)
+    rate = NAMED["optimizer"][config["optimizer"]["name"]]["learning_rate"]  # of nag, the paper's
     chosen = {
         "steps": steps,
         "tokens_per_update": batch,
@@ -179,7 +180,7 @@ def choose(
         "body.feed_forward": 4 * best.size.features,
         "body.dropout": dropout,
         "body.attention_dropout": min(dropout, 0.1) if readings > 5 else 0.0,
-        "optimizer.learning_rate": _rate(config["optimizer"]["name"], batch),
+        "optimizer.learning_rate": rate if batch >= PAPERS_BATCH else rate / 2,
         "schedule.warmup_steps": warm_up,
         "schedule.cycle_steps": max(1, steps - warm_up),
     }
@@ -189,11 +190,6 @@ def choose(
             _set(filled, key, value)
     seconds = steps * batch * best.seconds / best.read
     return filled, _lines(filled, best.cutoffs, seconds, readings, _weights(best.size) / tokens["train"])
-
-
-def _rate(optimizer, batch):
-    """The paper's for its own optimizer, half of it for small batches; the default of another."""
-    return (0.5 if batch < PAPERS_BATCH else 1.0) if optimizer == "nag" else NAMED["optimizer"][optimizer]["learning_rate"]
 
 
 def check_hours(hours: float) -> None:
