@@ -31,7 +31,10 @@ class Paper(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A model: the name of its input and output layers in `layers`, the other settings that differ, the published numbers."""
+    """A model: the name of its settings in `layers`, the other settings that differ, the published numbers.
+
+    The settings in `layers` are those of input and output; for models of other papers than the file's, of body and training, too.
+    """
 
     layers: str
     changes: Mapping[str, object] = {}
