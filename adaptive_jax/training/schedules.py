@@ -204,7 +204,8 @@ def plateau(
     The loss falls if it is lower than the lowest so far by more than the share `threshold`. The recipe of the public GCNN code
     halves at each evaluation without a fall of 1e-4: factor 2, patience 1, threshold 1e-4. The thesis on hierarchical softmax,
     section 4.1, divides by 10, has patience 3, and stops after a fixed number of divisions. Evaluations up to the end of the
-    warm-up do not count. Which evaluations count depends on `evaluate_every`, not on `checkpoint_every`.
+    warm-up do not count. Which evaluations count depends on `evaluate_every`, not on `checkpoint_every`. Losses are compared in
+    float32.
 
     Args:
         learning_rate: after the warm-up.
