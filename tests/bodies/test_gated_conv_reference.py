@@ -26,6 +26,8 @@ from adaptive_jax.training import optim
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
 CASES = ["plain_full", "plain_adaptive", "wiki_adaptive", "bottleneck_adaptive", "bottleneck_full"]
+# For programs that run once. Without kernels for fused operations they compile in a third of the time; jax 0.11 has no such option.
+OPTIONS = {"xla_backend_optimization_level": 0} | ({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {})
 PAD = 1  # fairseq's id of padding; here it is a word like others
 
 
@@ -56,6 +58,10 @@ def close(ours, theirs, tolerance=2e-5):
 def close_trees(ours, theirs):
     """1e-4, relative to each entry or to the largest of its array."""
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max()), ours, theirs)
+
+
+def hurried(function, *arguments):
+    return jax.jit(function).lower(*arguments).compile(OPTIONS)(*arguments)
 
 
 def batch_of(inputs, targets):
@@ -156,7 +162,6 @@ def computed(name):
     masks = [mask.swapaxes(0, 1) if "[T,B,C]" in where else mask for mask, where in zip(masks, calls, strict=True)]
     of_body = len(layers) + 1 + (options["criterion"] == "cross_entropy")
 
-    @jax.jit
     def program(params, single_params):
         losses = jax.value_and_grad(lambda params, weights: criterion(model, params, both._replace(weights=weights)), has_aux=True)
         (loss, (hidden, log_probs, inner)), gradients = jax.lax.map(functools.partial(losses, params), weights)
@@ -167,7 +172,7 @@ def computed(name):
             "dropped": with_masks(unrepeated, single_params, first, masks[:of_body])}
 
     params = parameters_of(state, config)
-    found = program(params, parameters_of(state, single))
+    found = hurried(program, params, parameters_of(state, single))
     loss = loss_with_masks(params["output"], found["dropped"], arrays["batch0/target"], masks[of_body:])
     return config, model, arrays, found | {"loss_dropped": loss}
 
@@ -268,7 +273,6 @@ def test_training(name):
     optimizer = optim.nag(lambda updates: jnp.float32(case["lr"]), **settings)
     inputs, targets = (arrays[key].reshape(case["steps"], -1, arrays[key].shape[-1]) for key in ("src_tokens", "target"))
 
-    @jax.jit
     def program(params):
         def update(state, ids):
             params, optimizer_state = state
@@ -282,7 +286,7 @@ def test_training(name):
 
         return jax.lax.scan(update, (params, optimizer.init(params)), (inputs, targets))
 
-    (end, optimizer_state), (losses, gradient_norms, norms) = program(start)
+    (end, optimizer_state), (losses, gradient_norms, norms) = hurried(program, start)
     np.testing.assert_allclose(losses, arrays["loss_sum"], rtol=1e-5)
     np.testing.assert_allclose(gradient_norms, arrays["grad_norm"], rtol=1e-4)
     np.testing.assert_allclose(norms, arrays["param_norm"], rtol=1e-5)
@@ -304,14 +308,15 @@ def test_init_stats(name):
     config = config_of(case, case["vocab_size"], blocks_of(layers_of(case["decoder_layers"])))
     squares = {key: np.full(stat["shape"], stat["mean"] ** 2 + stat["std"] ** 2) for key, stat in case["parameters"].items()}
     body = build(config, case["vocab_size"]).body
-    params = jax.jit(body.init)(jax.random.key(3), jnp.zeros((1, 1, body.features)))["params"]
+    params = hurried(body.init, jax.random.key(3, impl="rbg"), jnp.zeros((1, 1, body.features)))["params"]
     jax.tree.map(lambda a, square: np.testing.assert_allclose(np.mean(a**2), square.mean(), rtol=0.02), params,
                  parameters_of(squares, config)["body"])
 
 
 def counts():
     table = json.loads((FIXTURES / "parameter_counts.json").read_text())
-    for row in (*table["counts"], *table["paper_table_1_written_as_fairseq_layers"].values()):
+    others = [row for row in table["counts"] if row["vocab_size"] in (267744, 793480)]  # more of them differ in words only
+    for row in (*others, *table["paper_table_1_written_as_fairseq_layers"].values()):
         yield pytest.param(row, id="-".join(map(str, (row["arch"], row["vocab_size"], row["criterion"], row["total"]))))
 
 
