@@ -179,9 +179,15 @@ def test_dropout_functions(case, given):
 
     mask = arrays["keep_mask"] if name == "drop" else arrays["keep_mask"].swapaxes(0, 1)
     with given({name: mask}):
-        ours, pull = jax.vjp(compute, jnp.asarray(x))
+        ours, of_x = hurried(functools.partial(pulled, compute), x, arrays["cotangent"].swapaxes(0, 1))
         np.testing.assert_allclose(ours, arrays[result].swapaxes(0, 1), atol=2e-5)
-        close_to_largest(pull(jnp.asarray(arrays["cotangent"].swapaxes(0, 1)))[0], gradient)
+        close_to_largest(of_x, gradient)
+
+
+def pulled(compute, x, pull):
+    """The result and the gradient of its product with `pull`."""
+    result, vjp = jax.vjp(compute, x)
+    return result, *vjp(pull)
 
 
 def check_weight_drop(arrays, rate, given):
@@ -192,17 +198,19 @@ def check_weight_drop(arrays, rate, given):
 
     def compute(weights, train):
         dropped = layer.apply({}, weights.recurrent, train=train, rngs={"dropout": KEY})
-        return lstm(arrays["x"].swapaxes(0, 1), weights._replace(recurrent=dropped), state)[0], dropped
+        return lstm(arrays["x"].swapaxes(0, 1), weights._replace(recurrent=dropped), state)[0]
 
     for call in range(2):
         theirs = {name.removeprefix(f"call{call}/"): array for name, array in arrays.items()}
+        pull = arrays["cotangent"].swapaxes(0, 1)
         with given({"weight_drop": theirs["keep_mask"].T}):
-            ours, pull, dropped = jax.vjp(functools.partial(compute, train=True), weights, has_aux=True)
+            ours, gradient = hurried(functools.partial(pulled, functools.partial(compute, train=True)), weights, pull)
+            dropped = layer.apply({}, weights.recurrent, train=True, rngs={"dropout": KEY})
         np.testing.assert_allclose(dropped, theirs["dropped_weight"].T, rtol=1e-6)
         np.testing.assert_allclose(ours, theirs["out"].swapaxes(0, 1), atol=2e-5)
-        gradient, = pull(jnp.asarray(arrays["cotangent"].swapaxes(0, 1)))
         jax.tree.map(close_to_largest, gradient, layer_of(theirs, "grad/module.", "_raw", bias="bias_ih_l0"))
-    np.testing.assert_allclose(compute(weights, False)[0], arrays["eval_out"].swapaxes(0, 1), atol=2e-5)
+    evaluated = hurried(functools.partial(compute, train=False), weights)
+    np.testing.assert_allclose(evaluated, arrays["eval_out"].swapaxes(0, 1), atol=2e-5)
 
 
 def layer_of(arrays, start, end="", bias=None):
