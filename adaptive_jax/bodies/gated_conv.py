@@ -129,9 +129,9 @@ class GatedConv(nn.Module):
     dropout, and sums are scaled by sqrt(1/2).
 
     Initial weights are normal (He et al. 2015). Their variance keeps that of a layer's inputs, with one exception: where sums are
-    not scaled, weights of gated layers have 2 / inputs, as the paper says, and not 4 / inputs. With 4 the hidden states of GCNN-14B
-    would start 34,000 times as large as its vectors; with 2, 2.7 times. Dropout with rate p raises the variance of inputs, so
-    weights behind it have 1 - p of that, as released.
+    not scaled, weights of gated layers have 2 / inputs, the formula of He et al. that the paper names, and not 4 / inputs. With 4
+    the hidden states of GCNN-14B, at a quarter of its widths, would start 34,000 times as large as its vectors; with 2, 2.7 times.
+    Dropout with rate p raises the variance of inputs, so weights behind it have 1 - p of that, as released.
 
     "glu", "gtu" and "bilinear" convolve twice for each unit, so at n units a layer of another activation has half their
     parameters; with 1.41 times the units it has as many.
