@@ -62,7 +62,13 @@ NAMED = {
         "adaptive": {"cutoffs": (), "factor": 4, "width": 0, "word_dropout": 0.0},
         "char_cnn": {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50},
     },
-    "body": {"transformer": TRANSFORMER, "transformer_post_norm": TRANSFORMER, "gated_conv": GATED_CONV, "lstm": LSTM, "awd_lstm": AWD_LSTM},
+    "body": {
+        "transformer": TRANSFORMER,
+        "transformer_post_norm": TRANSFORMER,
+        "gated_conv": GATED_CONV,
+        "lstm": LSTM,
+        "awd_lstm": AWD_LSTM,
+    },
     "output": {"softmax": OUTPUT, "adaptive": OUTPUT},
     "output.table": TABLES,
     "optimizer": {

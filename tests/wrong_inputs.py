@@ -95,6 +95,7 @@ CONFIGS = rows(
 
 OWN = rows(
     "{own}",
+    ("--config.body.name=awd_lstm --config.data.path={text}", "awd_lstm", "transformers only"),
     ("", "--config.data.path=DIR"), ("--config.data.path=", "--config.data.path=DIR"), ("--hours=-1", "--hours=1.5", "-1.0"),
     ("--hours=0", "0.0", "--hours=1.5"), ("--hours=nan", "nan", "--hours=1.5"), ("--hours=inf", "inf", "--hours=1.5"),
     ("--config.choose.hours=ten", "'ten'", "a number"), ("--config.data.path=/nowhere", "/nowhere", "not a directory"),

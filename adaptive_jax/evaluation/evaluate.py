@@ -55,6 +55,8 @@ def evaluate(workdir: Path, request: Request) -> dict:
     config = read_config(workdir)
     batches, split = config["batches"], request.split
     window, break_mode = request.window or batches["sequence_length"], request.break_mode or batches["break_mode"]
+    if batches["layout"] == "streams" and break_mode != "none":
+        raise InputError(f"--break_mode={break_mode} is not for a run on streams, which reads the split as one text: leave it out")
     settings = Windows(window, request.context, break_mode, batches["layout"], rows=1)
     check_at_least(0, rows=request.rows)
     check_windows(settings)

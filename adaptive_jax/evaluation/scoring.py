@@ -66,7 +66,7 @@ def scores(
     for batch, at in progress(batches, count):
         inputs = batch.batch.inputs if rows is None else rows[batch.batch.inputs]
         given = sharding.put_batch(run.mesh, batch._replace(batch=batch.batch._replace(inputs=inputs)))
-        carry = _initial_carry(run, len(batch.first)) if carry is None else carry
+        carry = _initial_carry(run.model, run.mesh, len(batch.first))() if carry is None else carry
         results, carry = scorer(run.params, run.lexicon, tables, given, carry)
         # Fetch a batch's results only once the next one has been dispatched.
         if before is not None:
@@ -162,9 +162,10 @@ def _scorer(model, mesh, context, with_hidden):
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
 
 
-def _initial_carry(run, rows):
-    make = jax.jit(lambda: run.model.body.initial_carry(rows), out_shardings=NamedSharding(run.mesh, sharding.batch_spec(0)))
-    return make()
+@functools.lru_cache(maxsize=8)
+def _initial_carry(model, mesh, rows):
+    by_rows = NamedSharding(mesh, sharding.batch_spec(0))
+    return jax.jit(functools.partial(model.body.initial_carry, rows), out_shardings=by_rows)
 
 
 def _local(model, mesh):

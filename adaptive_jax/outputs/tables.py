@@ -24,8 +24,8 @@ class OwnTable(nn.Module):
 
     Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`, and
         bias: add a bias to the logit of every word, 0 at first.
-        weight_norm: learn norm and direction of every word's vector apart (Salimans & Kingma 2016), as fairseq's gated convolutional
-            network does under a full softmax.
+        weight_norm: learn norm and direction of every word's vector apart (Salimans & Kingma 2016), as fairseq's gated
+            convolutional network does under a full softmax.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number out of range.

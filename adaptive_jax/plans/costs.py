@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from adaptive_jax.data.batches.layouts import check_layout
+from adaptive_jax.data.batches.streams import DEVIATION, lattice
 from adaptive_jax.devices.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model import build, output_features
@@ -63,6 +64,9 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     """
     rows, microbatches = divide_update(config, devices)
     length, per_device = config["batches"]["sequence_length"], rows // microbatches // devices
+    longest = length if config["batches"]["layout"] != "streams" else int(lattice(length, length + 4 * DEVIATION))
+    if "path" in config["body"]:  # of an LSTM: products inside cuDNN cannot be counted
+        config = config | {"body": config["body"] | {"path": "scan"}}
     model = build(config, vocabulary_size)
     shapes = traced.variables(model)["params"]
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
@@ -70,7 +74,7 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
 
     def uses(fsdp):
         state = COPIES[config["optimizer"]["name"]] * _parameter_bytes(model, devices, fsdp)[0]
-        return {"state": state} | _memory(model, length, (rows // devices, per_device), (devices, fsdp))
+        return {"state": state} | _memory(model, longest, (rows // devices, per_device), (devices, fsdp))
 
     fsdp = config["fsdp"] or _least(lambda fsdp: sum(uses(fsdp).values()), devices, memory)
     if devices % fsdp:
@@ -96,7 +100,8 @@ def check_memory(plan: Plan, memory: int) -> None:
         largest = max((use for use in plan.memory_per_device if use != "total"), key=plan.memory_per_device.get)
         raise InputError(
             f"an update needs about {needed / 1e9:,.1f} GB a device, most of it for {largest}, and this one has "
-            f"{memory / 1e9:,.1f} GB: make the model smaller, lower tokens_per_device or sequence_length, or set body.remat=all"
+            f"{memory / 1e9:,.1f} GB: make the model smaller, lower tokens_per_device or sequence_length, or set body.remat=all in "
+            "a transformer"
         )
 
 
@@ -142,11 +147,12 @@ def scale(config: Mapping, memory: int, counts: Sequence[int] = (8, 32, 64)) -> 
             lines.append(f"on {devices:<10}{error}")
             continue
         needed = plan.memory_per_device["total"]
+        cure = ": too little memory; lower tokens_per_device" + " or set body.remat=all" * ("remat" in config["body"])
         lines.append(
             f"on {devices:<10}{plan.accumulation} x {plan.rows_per_device} rows on each, parameters "
             + (f"sharded over {plan.fsdp}" if plan.fsdp > 1 else "replicated")
             + f", about {needed / 1e9:,.1f} of {memory / 1e9:,.0f} GB"
-            + ": too little memory; lower tokens_per_device or set body.remat=all" * (needed > memory)
+            + cure * (needed > memory)
         )
     return lines
 

@@ -267,7 +267,10 @@ def loop(job: Job, update, state: State, record: Record) -> None:
 def _batch(job, step):
     """This host's share of an update, on its devices, and the number of words of the text that end in it."""
     share = jax.process_index(), jax.process_count()
-    local = job.batches.batch(job.config["seed"], step - 1 + job.rewinds.left_out(step), share)
+    left_out = job.rewinds.left_out(step)
+    local = job.batches.batch(job.config["seed"], step - 1 + left_out, share)
+    if local.reset is not None and left_out != job.rewinds.left_out(step - 1):  # the carry is that of other text
+        local = local._replace(reset=np.ones_like(local.reset))
     words = int(np.sum(job.corpus.vocabulary.ends[local.targets] & (local.weights > 0)))
     return sharding.put_host_share(job.run.mesh, local, axis=1), words
 

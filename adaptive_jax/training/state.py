@@ -1,5 +1,6 @@
 """What training changes and checkpoints keep."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -87,8 +88,13 @@ def _by_row(carry):
 
 
 def _reshaped(a, shape, sharding):
+    return _reshaper(shape, sharding)(a)
+
+
+@functools.lru_cache(maxsize=64)
+def _reshaper(shape, sharding):
     # Compiled, because several hosts cannot reshape an array together otherwise.
-    return jax.jit(lambda a: a.reshape(shape), out_shardings=sharding)(a)
+    return jax.jit(lambda a: a.reshape(shape), out_shardings=sharding)
 
 
 def _start(model, optimizer, seed, rows):

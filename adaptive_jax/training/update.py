@@ -66,7 +66,10 @@ def make_update(
         if extras.skip_from is not None:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
             keep = finite & (metrics["nll"] < extras.skip_from)
-            after, metrics["skipped"] = jax.tree.map(lambda new, old: _either(keep, new, old), after, state), ~keep
+            # The carry is that of the text before the next window, wherever it is finite.
+            carry = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), carry)
+            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)._replace(carry=carry)
+            metrics["skipped"] = ~keep
         return after, metrics
 
     shardings = jax.tree.map(lambda a: a.sharding, layout)

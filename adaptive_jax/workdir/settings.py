@@ -33,6 +33,7 @@ FREE = {
     "tokens_per_device",
     "fsdp",
     "body.attention",
+    "body.path",
     "body.remat",
     "data.path",
     "data.cache",
