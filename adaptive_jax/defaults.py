@@ -72,7 +72,7 @@ NAMED = {
     "output": {"softmax": OUTPUT, "adaptive": OUTPUT},
     "output.table": TABLES,
     "optimizer": {
-        "nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decay": 0.0},
+        "nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decoupled_decay": 0.0},
         "sgd": {"learning_rate": 1.0, "clip_norm": 0.25, "l2_decay": 0.0},
         "adam": {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip_norm": 0.25}
         | {"l2_decay": 0.0, "decoupled_decay": 0.0},

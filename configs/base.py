@@ -100,6 +100,7 @@ GCNN = {  # Dauphin et al. 2017, section 4.2 and 4.3; the division of the rate i
     "schedule.threshold": 1e-4,
 }
 AWD = {  # Merity et al. 2018, and Table 4.1 of Apostoae 2019
+    "dtype": "float32",
     "batches.layout": "streams",
     "batches.sequence_length": 70,
     "input.name": "lookup",
@@ -141,6 +142,7 @@ AWD_SM = AWD | {  # Apostoae 2019, Table 4.1
     "schedule.divisions": 3,
 }
 LSTM = {  # Grave et al. 2017; their Adagrad is not here
+    "dtype": "float32",
     "batches.break_mode": "none",
     "batches.layout": "streams",
     "batches.sequence_length": 20,
@@ -162,9 +164,10 @@ def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, 
     """Settings of a run that reads a text in `count` parallel streams, and evaluates after every epoch.
 
     words: of the text, `<eos>` included.
-    window: words that an update reads of each stream; on average 0.975 times that, since 1 window in 20 is half as long.
+    window: words that an update reads of each stream; 0.975 times that on average, less half a word: 1 window in 20 is half as
+        long and lengths are cut to whole words.
     """
-    updates, tokens = round(words / count / (0.975 * window)), window * count
+    updates, tokens = round(words / count / (0.975 * window - 0.5)), window * count
     runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
     return runs | {"tokens_per_update": tokens, "tokens_per_device": tokens}
 

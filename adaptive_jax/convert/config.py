@@ -65,7 +65,7 @@ def _training_of(options):
         "steps": max(1, steps), "log_every": 100, "evaluate_every": 2_000, "checkpoint_every": 2_000, "keep": 2,
         "optimizer": {
             "name": "nag", "learning_rate": highest, "momentum": found["momentum"], "clip_norm": found["clip_norm"] or None,
-            "decay": found["weight_decay"],
+            "decoupled_decay": found["weight_decay"],
         },
         "schedule": schedule,
     }  # fmt: skip

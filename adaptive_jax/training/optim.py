@@ -13,14 +13,14 @@ from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.schedules import SCHEDULES, Schedule
 
 
-def nag(schedule: Schedule, *, momentum: float, clip_norm: float | None, decay: float = 0.0) -> Optimizer:
+def nag(schedule: Schedule, *, momentum: float, clip_norm: float | None, decoupled_decay: float = 0.0) -> Optimizer:
     """Nesterov's accelerated gradient of gradients clipped to a global norm (Baevski & Auli 2019, section 4.5).
 
     Args:
         learning_rate: the highest; the schedule says when.
         momentum: share of the last change that an update repeats.
         clip_norm: the largest norm of all gradients together; None does not clip.
-        decay: decoupled weight decay, as in fairseq: an update shrinks every parameter by this share times the learning rate.
+        decoupled_decay: an update shrinks every parameter by this share times the learning rate, as in fairseq.
 
     Raises:
         InputError: a number out of range.
@@ -28,9 +28,9 @@ def nag(schedule: Schedule, *, momentum: float, clip_norm: float | None, decay: 
     if not 0 <= momentum < 1:
         raise InputError(f"optimizer.momentum={momentum} must be from 0 to less than 1, such as 0.99")
     _check_clip_norm(clip_norm)
-    _check_decay(decay=decay)
+    _check_decay(decoupled_decay=decoupled_decay)
     clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
-    return Optimizer(optax.chain(clip, optax.trace(decay=momentum, nesterov=True)), schedule, decay)
+    return Optimizer(optax.chain(clip, optax.trace(decay=momentum, nesterov=True)), schedule, decoupled_decay)
 
 
 def sgd(schedule: Schedule, *, clip_norm: float | None, l2_decay: float) -> Optimizer:

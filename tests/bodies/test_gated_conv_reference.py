@@ -269,7 +269,7 @@ def test_training(name):
     case, arrays = settings_of(name), dict(np.load(FIXTURES / f"{name}.npz"))
     config = config_of(case["model_options"], case["vocab_size"], blocks_of(case["layers_expanded"]))
     model, start = build(config, case["vocab_size"]), parameters_of(arrays_under(arrays, "start"), config)
-    settings = {"momentum": case["momentum"], "clip_norm": case["clip_norm"], "decay": case["weight_decay"]}
+    settings = {"momentum": case["momentum"], "clip_norm": case["clip_norm"], "decoupled_decay": case["weight_decay"]}
     optimizer = optim.nag(lambda updates: jnp.float32(case["lr"]), **settings)
     inputs, targets = (arrays[key].reshape(case["steps"], -1, arrays[key].shape[-1]) for key in ("src_tokens", "target"))
 

@@ -139,7 +139,7 @@ def test_tensors_of_another_model(changes, says):
 
 @pytest.mark.parametrize("options, optimizer, schedule", [
     ({"lr_scheduler": "reduce_lr_on_plateau", "lr_shrink": 0.5, "weight_decay": 5e-6, "lr_threshold": 1e-4, "lr_patience": 0},
-     {"decay": 5e-6}, {"name": "plateau", "factor": 2.0, "patience": 1, "threshold": 1e-4}),
+     {"decoupled_decay": 5e-6}, {"name": "plateau", "factor": 2.0, "patience": 1, "threshold": 1e-4}),
     ({"lr_scheduler": "fixed", "warmup_updates": 30, "clip_norm": 0.0}, {"clip_norm": None},
      {"name": "constant", "warmup_steps": 30}),
     ({"lr_scheduler": "triangular", "lr": [3.0]}, {"learning_rate": TRAINING["lr"][0]}, {"name": "cosine_cycles"}),

@@ -86,7 +86,7 @@ def test_decoupled_decay():
     """Every update shrinks parameters by the rate times the decay, beside what the gradient does, and not through momentum."""
     params, gradient = {"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([0.1, -0.3])}
     flat = {"schedule__name": "constant", "schedule__warmup_steps": 0, "optimizer__learning_rate": 0.5}
-    for name, key in ("nag", "optimizer__decay"), ("adam", "optimizer__decoupled_decay"):
+    for name, key in ("nag", "optimizer__decoupled_decay"), ("adam", "optimizer__decoupled_decay"):
         moved = []
         for decay in 0.0, 0.01:
             ours = optim.from_config(config(optimizer__name=name, **flat, **{key: decay}))
@@ -117,7 +117,7 @@ def test_averages_of_the_paper():
 
 
 WRONG = [  # optimizer, schedule, changes, what is said
-    ("nag", "constant", {"optimizer__decay": -1e-6}, "optimizer.decay=-1e-06 must be from 0"),
+    ("nag", "constant", {"optimizer__decoupled_decay": -1e-6}, "optimizer.decoupled_decay=-1e-06 must be from 0"),
     ("sgd", "constant", {"optimizer__clip_norm": 0.0}, "optimizer.clip_norm=0.0 must be above 0"),
     ("sgd", "constant", {"optimizer__l2_decay": 1.0}, "optimizer.l2_decay=1.0 must be from 0 (none) to less than 1"),
     ("adam", "constant", {"optimizer__beta1": 1.0}, "optimizer.beta1=1.0 must be from 0 to less than 1"),

@@ -65,7 +65,7 @@ def config_of_before():
     batches, schedule = config.pop("batches"), config.pop("schedule")
     config["data"] |= {"block": batches["sequence_length"], "break_mode": batches["break_mode"], "rows": batches["layout"]}
     config["optimizer"] |= schedule | {"clip_norm": math.inf}
-    for group, key in ("optimizer", "name"), ("optimizer", "decay"), ("output", "tail_dropout"):
+    for group, key in ("optimizer", "name"), ("optimizer", "decoupled_decay"), ("output", "tail_dropout"):
         del config[group][key]
     for key in "divergence", "metrics", "early_stopping", "keep_every_hours", "fsdp", "hours":
         del config[key]
