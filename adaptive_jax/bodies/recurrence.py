@@ -14,6 +14,7 @@ from jax.experimental import rnn
 from adaptive_jax.errors import InputError, check_known
 
 PATHS = ("auto", "scan", "cudnn")
+FEW_ROWS = 48  # rows of a step's product, up to which Eigen is the faster one
 _barrier = jax.lax.optimization_barrier
 
 
@@ -115,13 +116,13 @@ def _dot(a, b, axis_of_a=1, axis_of_b=0):
     return jax.lax.dot_general(a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=_wide(a.dtype))
 
 
-def _times(a, b):
-    """`a @ b` where `a` has few rows.
+def _step_product(a, b):
+    """`a @ b` inside the loop over time.
 
-    XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer here than Eigen. A left side that lies transposed
-    goes to Eigen; the barrier stops XLA from transposing it back.
+    XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a few rows. A left side that lies
+    transposed goes to Eigen; the barrier stops XLA from transposing it back.
     """
-    eigen = jax.default_backend() == "cpu" and a.dtype == jnp.float32
+    eigen = jax.default_backend() == "cpu" and a.dtype == jnp.float32 and len(a) < FEW_ROWS
     return _dot(_barrier(a.T), b, axis_of_a=0) if eigen else _dot(a, b)
 
 
@@ -137,12 +138,12 @@ def _kept(keep, *arrays):
 def _forward(x, weights, state, keep):
     dtype = x.dtype
     recurrent = weights.recurrent.astype(dtype)
-    pushed = _times(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
+    pushed = _dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
     def step(before, given):
         pushed, keep = given
         hidden, cell = _kept(keep, *before)
-        i, f, g, o = jnp.split(pushed + weights.bias[None] + _times(hidden, recurrent), 4, axis=1)
+        i, f, g, o = jnp.split(pushed + weights.bias[None] + _step_product(hidden, recurrent), 4, axis=1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         cell = f * cell + i * g
         hidden = (o * jnp.tanh(cell)).astype(dtype)
@@ -169,7 +170,7 @@ def _backward(saved, gradient):
         of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
         of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
         of_sums = jnp.concatenate(of_sums, axis=1).astype(dtype)
-        return _kept(keep, _times(of_sums, back), of_cell * f), of_sums
+        return _kept(keep, _step_product(of_sums, back), of_cell * f), of_sums
 
     after = of_state.hidden.astype(wide), of_state.cell
     of_state, of_sums = jax.lax.scan(step, after, (of_hidden, gates, cells, befores, keep), reverse=True)
