@@ -48,7 +48,7 @@ class LSTM(nn.Module):
         super().__post_init__()
         check_at_least(1, features=self.features)
         if not isinstance(self.widths, Sequence) or isinstance(self.widths, str) or not self.widths:
-            raise InputError(f"widths={self.widths!r} must be one width for each layer, such as (1150, 1150, 400)")
+            raise InputError(f"body.widths={self.widths!r} must be one width for each layer, such as (1150, 1150, 400)")
         check_at_least(1, **{f"widths[{i}]": width for i, width in enumerate(self.widths)})
         check_rates(self, "dropout")
         if self.biases not in (1, 2):
@@ -167,7 +167,7 @@ class AWDLSTM(LSTM):
         for name in ("ar", "tar"):
             value = getattr(self, name)
             if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
-                raise InputError(f"{name}={value!r} must be a number, 0 or more")
+                raise InputError(f"body.{name}={value!r} must be a number, 0 or more")
 
     def _rates(self):
         return (self.input_dropout, *[self.hidden_dropout] * (len(self.widths) - 1), self.dropout)

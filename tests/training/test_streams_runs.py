@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -33,7 +34,8 @@ def streams(settings):
 
     def streams(**changes):
         small = {key: value for key, value in settings().items() if not key.startswith(("body.", "input.", "output.", "schedule."))}
-        return defaults.config(small | CHANGES | changes).to_dict()
+        lstm = {} if changes.get("body.name", "lstm") == "lstm" else {"body.widths"}
+        return defaults.config({key: value for key, value in (small | CHANGES | changes).items() if key not in lstm}).to_dict()
 
     return streams
 
@@ -100,6 +102,18 @@ def test_evaluation_carries_the_state_through_the_split(whole, capsys):
     assert "in 4 rows, of which 3 begin without what came before (--rows=1 scores exactly)" in capsys.readouterr().out
     assert 1e-4 < abs(rows["nll"] - expected) < 0.1
     assert len(list((whole / "eval").glob("*.json"))) == 4
+
+
+def test_gated_convolutions_continue_rows(streams, tmp_path):
+    """A run that was stopped on the way ends as one that was not, the inputs that it remembers included."""
+    changes = {"body.blocks": ((2, 3, 32), (1, 1, 16, 3, 16, 1, 32)), "tokens_per_device": 4 * 60, "steps": 8}
+    small = streams(**{"body.name": "gated_conv"} | changes)
+    for name, stops in ("whole", (8,)), ("stopped", (3, 8)):
+        for steps in stops:
+            train(small | {"steps": steps}, tmp_path / name)
+    whole, stopped = (state_of(tmp_path / name, small) for name in ("whole", "stopped"))
+    assert_close(stopped, whole, 0)
+    assert min(float(jnp.abs(a).max()) for a in jax.tree.leaves(whole.carry)) > 0
 
 
 def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):
