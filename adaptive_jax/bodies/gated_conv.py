@@ -59,7 +59,7 @@ class Form(NamedTuple):
 FORMS = {"paper": Form(False, 1.0, 2.0), "fairseq": Form(True, math.sqrt(0.5), 4.0)}
 
 
-class Run(NamedTuple):
+class Stage(NamedTuple):
     """Equal blocks in a row: `count` blocks of `layers`, pairs (kernel, units), whose inputs have `width`."""
 
     count: int
@@ -72,13 +72,13 @@ class Run(NamedTuple):
         return self.width != self.layers[-1][1]
 
 
-def runs(width: int, blocks: tuple[tuple[int, ...], ...]) -> list[Run]:
-    """`GatedConv.blocks` as runs, given the width of the first block's input; a block that changes the width runs alone."""
+def stages(width: int, blocks: tuple[tuple[int, ...], ...]) -> list[Stage]:
+    """`GatedConv.blocks` as stages, given the width of the first block's input; a block that changes the width runs alone."""
     found = []
     for repeat, *sizes in blocks:
         layers = tuple(zip(sizes[::2], sizes[1::2], strict=True))
         alone = int(width != layers[-1][1])
-        found += [Run(count, layers, at) for count, at in ((alone, width), (repeat - alone, layers[-1][1])) if count]
+        found += [Stage(count, layers, at) for count, at in ((alone, width), (repeat - alone, layers[-1][1])) if count]
         width = layers[-1][1]
     return found
 
@@ -87,7 +87,7 @@ class Block(nn.Module):
     """A residual block.
 
     Attributes:
-        run: the layers and the width of the input.
+        stage: the layers and the width of the input.
         convolution: makes a convolution, given kernel, outputs, variance and name.
         activation: what follows each convolution.
         form: how input and output are summed, and the initial variance of gated layers.
@@ -95,7 +95,7 @@ class Block(nn.Module):
         train: whether to drop.
     """
 
-    run: Run
+    stage: Stage
     convolution: Callable
     activation: Activation
     form: Form
@@ -106,13 +106,13 @@ class Block(nn.Module):
     def __call__(self, x, memory, positions, row_ids):
         """`x [rows, time, width]` and the memory `[rows, kernel - 1, ...]` of each layer to both after this block."""
         y, after, variance = x, [], (self.activation.variance or self.form.variance) * (1 - self.dropout)
-        for i, ((kernel, units), before) in enumerate(zip(self.run.layers, memory, strict=True)):
+        for i, ((kernel, units), before) in enumerate(zip(self.stage.layers, memory, strict=True)):
             y = Dropout(self.dropout)(y, row_ids, train=self.train)
             after.append(None if before is None else jnp.concatenate([before, y], axis=1)[:, y.shape[1] :])
             layer = self.convolution(kernel, self.activation.maps * units, variance, name=f"layer_{i}")
             maps = layer(y, before, positions)
             y = self.activation.function(*jnp.split(maps, self.activation.maps, axis=-1))
-        if self.run.projected:
+        if self.stage.projected:
             x = self.convolution(1, y.shape[-1], 1.0, name="projection")(x)
         return (x + y) * jnp.asarray(self.form.residual_scale, y.dtype), tuple(after)
 
@@ -122,7 +122,7 @@ class GatedConv(nn.Module):
 
     Each layer is a causal convolution and an activation; equation 1 is the activation "glu". A block adds its input to its
     output, through a linear projection where the widths differ. Equal blocks run under one scan, and their parameters have a
-    leading axis of blocks; `runs` says which.
+    leading axis of blocks; `stages` says which.
 
     `form` decides what the paper leaves open. "paper": the first convolution reads the vectors, and sums are not scaled.
     "fairseq", as the released code: a linear layer first brings the vectors to the width of the first convolution, after
@@ -178,9 +178,9 @@ class GatedConv(nn.Module):
         return self.output_width or self.blocks[-1][-1]
 
     @property
-    def runs(self) -> list[Run]:
-        """The blocks as runs of equal ones; run i has the parameters `blocks_i`."""
-        return runs(self.blocks[0][2] if FORMS[self.form].entry else self.features, self.blocks)
+    def stages(self) -> list[Stage]:
+        """The blocks as stages of equal ones; stage i has the parameters `blocks_i`."""
+        return stages(self.blocks[0][2] if FORMS[self.form].entry else self.features, self.blocks)
 
     @nn.compact
     def __call__(self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False):
@@ -211,10 +211,10 @@ class GatedConv(nn.Module):
         if form.entry:
             x = Dropout(self.dropout)(x, row_ids, train=train)
             x = convolution(1, self.blocks[0][2], 1 - self.dropout, name="entry")(x)
-        for i, run in enumerate(self.runs):
-            settings = {"run": run, "convolution": convolution, "activation": ACTIVATIONS[self.activation]}
+        for i, stage in enumerate(self.stages):
+            settings = {"stage": stage, "convolution": convolution, "activation": ACTIVATIONS[self.activation]}
             settings |= {"form": form, "dropout": self.dropout, "train": train}
-            block = (Block if run.count == 1 else _repeated(run.count))(**settings, name=f"blocks_{i}")
+            block = (Block if stage.count == 1 else _repeated(stage.count))(**settings, name=f"blocks_{i}")
             x, state = block(x, memory[i], positions, row_ids)
             after.append(state)
         if self.output_width:
@@ -224,17 +224,17 @@ class GatedConv(nn.Module):
     def initial_carry(self, rows: int) -> tuple:
         """The carry of rows that start: zeros for the last `kernel - 1` inputs of every layer.
 
-        For each run a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1, width]`, or
-        `[rows, count, kernel - 1, width]` for a run of several blocks.
+        For each stage a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1, width]`, or
+        `[rows, count, kernel - 1, width]` for a stage of several blocks.
         """
 
-        def zeros(run):
-            widths = run.width, *(units for _, units in run.layers[:-1])
-            count = () if run.count == 1 else (run.count,)
-            shapes = [(rows, *count, kernel - 1, width) for (kernel, _), width in zip(run.layers, widths, strict=True)]
+        def zeros(stage):
+            widths = stage.width, *(units for _, units in stage.layers[:-1])
+            count = () if stage.count == 1 else (stage.count,)
+            shapes = [(rows, *count, kernel - 1, width) for (kernel, _), width in zip(stage.layers, widths, strict=True)]
             return tuple(jnp.zeros(shape, self.dtype) if shape[-2] else None for shape in shapes)
 
-        return tuple(map(zeros, self.runs))
+        return tuple(map(zeros, self.stages))
 
     def cache(self, rows: int, length: int) -> tuple:
         """An empty decoding memory, the same as `initial_carry`: it holds no more for longer rows."""

@@ -107,7 +107,7 @@ def _places(config) -> Iterator[tuple[str, Place]]:
     yield f"{INPUT}.weight", Place("input/table")
     yield from _linear("decoder.fc1", "body/entry")
     layer = itertools.count()
-    for i, run in enumerate(build(config, config["data"]["vocabulary_size"]).body.runs):
+    for i, run in enumerate(build(config, config["data"]["vocabulary_size"]).body.stages):
         for number in range(run.count):
             part = (number,) if run.count > 1 else ()
             for j in range(len(run.layers)):

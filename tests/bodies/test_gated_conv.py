@@ -73,7 +73,7 @@ def twin(body, params, x, segment_ids):
     """The body layer by layer, in float64 numpy."""
     layer = functools.partial(twin_layer, segment_ids=segment_ids)
     x = layer(params["entry"], x) if body.form == "fairseq" else x
-    for i, run in enumerate(body.runs):
+    for i, run in enumerate(body.stages):
         for number in range(run.count):
             block = jax.tree.map(lambda a, number=number, run=run: a[number] if run.count > 1 else a, params[f"blocks_{i}"])
             y = x
@@ -114,7 +114,7 @@ def test_a_body_equals_its_slow_twin(name):
     """All activations, both forms, with weight normalisation and without; convolutions read zeros for other segments."""
     params, vectors, hidden, alone, *_ = hidden_of()
     body = BODIES[name]
-    assert sum(run.count for run in body.runs) == 6
+    assert sum(run.count for run in body.stages) == 6
     expected = twin(body, params[name], np.float64(vectors), SEGMENTS)
     assert expected.shape[-1] == body.output_features
     np.testing.assert_allclose(hidden[name], expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())

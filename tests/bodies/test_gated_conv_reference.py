@@ -184,7 +184,7 @@ def blocks_single(blocks):
 
 def layers_in(model, tree):
     """What `tree`, parameters or intermediates of the body, has of each layer, first layer first."""
-    for i, run in enumerate(model.body.runs):
+    for i, run in enumerate(model.body.stages):
         for number in range(run.count):
             for j in range(len(run.layers)):
                 layer = tree[f"blocks_{i}"][f"layer_{j}"]
@@ -241,7 +241,7 @@ def test_one_token_at_a_time(name):
         close(hidden, arrays["incremental/final_hidden"])
     after = jax.tree.map(lambda a: a[7], carries)
     layers = [(state if run.count == 1 else jax.tree.map(lambda a, number=number: a[:, number], state))
-              for run, state in zip(model.body.runs, after, strict=True) for number in range(run.count)]
+              for run, state in zip(model.body.stages, after, strict=True) for number in range(run.count)]
     memories = [memory for layer in layers for memory in layer]
     for i, memory in enumerate(memories):
         assert (memory is None) == (f"incremental/buffer_after_8/{i}" not in arrays)

@@ -12,7 +12,7 @@ from adaptive_jax.model import BODIES, build
 from adaptive_jax.training import optim
 from adaptive_jax.training.optim import Optimizer
 from adaptive_jax.training.state import initial_state, restored_state, shape_of_state
-from adaptive_jax.training.update import make_update
+from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.toys import Recurrent
 
@@ -130,6 +130,20 @@ def test_a_carry_continues_rows_from_update_to_update(recurrent, microbatches):
     assert float(alone["nll"]) != pytest.approx(float(second["nll"]), rel=1e-4)
     own = apply(params, jax.tree.map(lambda a: a[:, 8:] if a.ndim > 1 else a, flat))
     assert float(alone["nll"]) == pytest.approx(float(own.mean()), rel=1e-6)
+
+
+def test_an_update_that_is_left_out_moves_the_carry(recurrent):
+    """Parameters stay; the next window continues the text of this one, so the carry is that of this one."""
+    mesh, optimizer, rows = sharding.device_mesh(), descent(0.1), (1, 4)
+    model = build(recurrent, 122)
+    layout = shape_of_state(model, optimizer, mesh, rows)
+    update = make_update(model, optimizer, mesh, 0, layout, Extras(skip_from=0.01))
+    before = initial_state(model, optimizer, 0, mesh, rows)
+    params = jax.tree.map(np.array, before.params)
+    after, metrics = update(before, {}, random_batch(1, 4, 8))
+    assert metrics["skipped"]
+    assert_close(after.params, params, 0)
+    assert float(jnp.abs(after.carry).min(axis=-1).max()) > 0
 
 
 def test_a_carry_is_saved_by_row(recurrent, tmp_path):
