@@ -22,7 +22,7 @@ train: .venv/installed
 
 test: .venv/tested
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 lint: .venv/tested
 	$(BIN)/ruff check .
