@@ -242,7 +242,8 @@ def switch(config: dict, group: str, name: str) -> str | None:
     if (group, name) == ("output", "softmax") and config["output"]["table"].get("cutoffs"):
         config["output"]["table"]["cutoffs"] = ()
         unused.append("table.cutoffs")
-    takes = [f"{key}={value}" for key, value in after.items() if key not in before]
+    new = {key: value for key, value in after.items() if key not in before}
+    takes = [f"{key}={value}" for key, value in new.items() if value or not isinstance(value, bool | float)]
     parts = [
         f"keeps {', '.join(f'{key}={value}' for key, value in kept.items() if key != 'table')}",
         f"takes {', '.join(takes)}",

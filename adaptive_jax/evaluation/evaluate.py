@@ -46,7 +46,7 @@ def evaluate(workdir: Path, request: Request) -> dict:
 
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step` and `settings`: the config,
-        break_mode, window, context and checkpoint.
+        break_mode, window, context and checkpoint; of a run on streams, rows, too.
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the split, and see `windows`; or
@@ -74,11 +74,12 @@ def evaluate(workdir: Path, request: Request) -> dict:
     rows = request.rows or (1 if streams else max(1, config["tokens_per_device"] // window) * run.mesh.size)
     settings = settings._replace(rows=rows)
     nll = METHODS[request.method](run, ids, settings, _progress)
+    asked = {key: value for key, value in request._asdict().items() if key != "rows"}
     result = summary(nll, ids, vocabulary) | {
         "unseen": corpus.unseen.get(split),
         "split": split,
         "step": run.step,
-        "settings": request._asdict() | {"break_mode": break_mode, "window": window, "config": config},
+        "settings": asked | ({"rows": rows} if streams else {}) | {"break_mode": break_mode, "window": window, "config": config},
     }
     hosts.say(
         f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} "
@@ -113,7 +114,7 @@ def _name(result):
     """The name of a result's file: results of other text, or of text broken otherwise, do not replace those of the run's own."""
     settings = result["settings"]
     name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
-    if settings["config"]["batches"]["layout"] == "streams" and settings["rows"] > 1:
+    if "rows" in settings and settings["rows"] > 1:
         name += f"-rows{settings['rows']}"
     if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:
         name += f"-{settings['break_mode']}"

@@ -148,10 +148,8 @@ def choose(
     Raises:
         InputError: hours that are not positive.
     """
-    hours, body = config["choose"]["hours"], config["body"]["name"]
+    hours = config["choose"]["hours"]
     check_hours(hours)
-    if not body.startswith("transformer"):
-        raise InputError(f"config.body.name={body!r}: configs/own_text.py chooses sizes of transformers only; give another config")
     check_at_least(1, **{key: _at(config, key) for key in SIZES_GIVEN if not _is_open(config, key)})
     best = _best(config, counts, tokens, speed)
     length = best.size.length

@@ -27,6 +27,9 @@ def settle(config: dict, workdir: Path) -> dict:
     if "choose" not in config:
         return config
     check_hours(config["choose"]["hours"])
+    body = config["body"]["name"]
+    if not body.startswith("transformer"):
+        raise InputError(f"config.body.name={body!r}: configs/own_text.py chooses sizes of transformers only; give another config")
     data, lines = _with_text(config["data"])
     config = config | {"data": data}
     if (workdir / "config.json").exists():
