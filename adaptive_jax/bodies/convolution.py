@@ -8,9 +8,8 @@ A convolution of kernel width 3 reads zeros before the start of a row, so token 
     current           a  b  c  d
 
 The last three lines side by side, `[rows, time, 3 * width]`, times one matrix `[3 * width, outputs]` are the convolution. On two
-idle CPU cores this product is 1.1 to 1.5 times as fast as XLA's convolution, forward and backward, and at least as fast as a sum of
-three products; on one core XLA's is up to 1.3 times as fast (`python -m benchmarks.convolutions`). XLA's cannot stop at the
-start of a segment.
+CPU cores this product is about as fast as XLA's convolution, forward and backward, and faster than a sum of three products
+(`python -m benchmarks.convolutions`); and it can stop at the start of a segment.
 """
 
 import functools
