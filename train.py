@@ -26,7 +26,10 @@ flags.adopt_module_key_flags(command)  # --help shows them
 def main():
     config, switched = command.config()
     if HOURS.value is not None:
-        (config["choose"] if "choose" in config else config)["hours"] = HOURS.value
+        if "choose" in config:
+            config["choose"]["hours"] = HOURS.value
+        else:
+            config["hours"] = HOURS.value
     if EXPLAIN.value:
         from adaptive_jax import explain
 
