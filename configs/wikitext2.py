@@ -20,8 +20,9 @@ Evaluation carries the state through the whole split:
     python train.py --config=configs/wikitext2.py:awd_sm --workdir=runs/awd_sm
     python evaluate.py --workdir=runs/awd_sm --split=test
 
-`awd_small`, `gcnn_small` and `transformer_small` are for comparing bodies in some 15 minutes each on 2 CPU cores: 2M parameters in
-each body, the same adaptive input and tied softmax. They see 3 to 5 times the text, 7 to 10 times that of the Penn Treebank.
+`awd_small`, `gcnn_small` and `transformer_small` are for comparing bodies on 2 CPU cores, by estimate in 15 minutes each: 2M
+parameters in each body, the same adaptive input and tied softmax. They see 3 to 5 times the text, and that of the Penn Treebank 7
+to 10 times.
 """
 
 from configs import base

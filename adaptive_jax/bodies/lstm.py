@@ -49,7 +49,7 @@ class LSTM(nn.Module):
         check_at_least(1, features=self.features)
         if not isinstance(self.widths, Sequence) or isinstance(self.widths, str) or not self.widths:
             raise InputError(f"body.widths={self.widths!r} must be one width for each layer, such as (1150, 1150, 400)")
-        check_at_least(1, **{f"widths[{i}]": width for i, width in enumerate(self.widths)})
+        check_at_least(1, **{f"body.widths[{i}]": width for i, width in enumerate(self.widths)})
         check_rates(self, "dropout")
         if self.biases not in (1, 2):
             raise InputError(f"biases={self.biases!r} of a layer: give 1 or 2")
