@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import accelerators, sharding
+from adaptive_jax.errors import InputError
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.plans.costs import choose_fsdp
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -50,17 +51,28 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
     model = build(config, len(vocabulary))
     mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))
     checkpoints = Checkpoints(workdir, read_only=True)
-    step = checkpoints.step(checkpoint)
     shapes = parameter_shapes(model)
     like = jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
         sharding.parameter_specs(shapes, mesh),
     )
-    item = "averages" if checkpoints.holds(step, "averages") else "params"
-    params = checkpoints.restore(step, {item: like})[item]
+    step, params = _read(checkpoints, checkpoint, like)
     checkpoints.close()
     return Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, step)
+
+
+def _read(checkpoints, name, like):
+    """The step that `name` says and its parameters or averages. A run that still trains may delete it: then its successor's."""
+    while True:
+        step = checkpoints.step(name)
+        item = "averages" if checkpoints.holds(step, "averages") else "params"
+        try:
+            return step, checkpoints.restore(step, {item: like})[item]
+        except InputError:
+            checkpoints.reload()
+            if checkpoints.step(name) == step:
+                raise
 
 
 def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dict:

@@ -112,6 +112,10 @@ class Checkpoints:
         best = _plain(self.manager.best_step())
         return None if best is None or not self.evaluated(best) else best
 
+    def reload(self) -> None:
+        """Looks again at what another process has saved and deleted."""
+        self.manager.reload()
+
     def evaluated(self, step: int) -> bool:
         """Whether the checkpoint has a validation loss."""
         return self.manager.metrics(step) is not None

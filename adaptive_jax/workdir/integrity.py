@@ -32,10 +32,10 @@ def problem(directory: Path, items: Sequence[str] = ITEMS) -> str | None:
 
 def unreadable(directory):
     """Why the files of a checkpoint cannot be read, or None. Reads all of them, and decodes no array."""
-    items = [path for path in directory.iterdir() if path.name in (*ITEMS, WHOLE)]
-    if not items:
-        return "it has no parameters"
     try:
+        items = [path for path in directory.iterdir() if path.name in (*ITEMS, WHOLE)]
+        if not items:
+            return "it has no parameters"
         if (metrics := directory / "metrics" / "metrics").exists():
             json.loads(metrics.read_text())
         for item in items:

@@ -19,6 +19,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.training.loop import train
+from adaptive_jax.workdir.checkpoints import Checkpoints
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
 
@@ -116,6 +117,26 @@ def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
     shutil.copytree(trained, workdir)
     (workdir / "vocabulary.sha256").unlink()
     assert len(open_run(workdir, "latest").vocabulary) == 122
+
+
+def test_a_checkpoint_that_training_deletes_while_it_is_read(trained, tmp_path, monkeypatch):
+    """The one that it kept instead is read; one asked for by its number is missed in one line."""
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    step = open_run(workdir, "latest").step
+    saved = workdir / "checkpoints" / str(step)
+    plain = Checkpoints.restore
+
+    def late(checkpoints, at, like):
+        if at == step + 1:
+            shutil.rmtree(workdir / "checkpoints" / str(at))
+        return plain(checkpoints, at, like)
+
+    monkeypatch.setattr(Checkpoints, "restore", late)
+    shutil.copytree(saved, workdir / "checkpoints" / str(step + 1))
+    assert open_run(workdir, "latest").step == step
+    shutil.copytree(saved, workdir / "checkpoints" / str(step + 1))
+    with pytest.raises(InputError, match=f"holds no checkpoint '{step + 1}': it has steps"):
+        open_run(workdir, str(step + 1))
 
 
 def test_a_converted_model_has_checksums(tmp_path):
