@@ -2,7 +2,8 @@
 
 `scan` runs on every device: one matrix product for the inputs of all steps, then a loop over time that adds the products of hidden
 states. Its backward pass is written by hand: a loop finds the gradients of the gates, and each matrix gets its gradient from one
-product over all steps, where differentiating the loop would add up one product a step. `cudnn` calls NVIDIA's kernel.
+product over all steps, where differentiating the loop would add up one product a step. Products of inputs, gates and gradients
+follow each other in the same memory. `cudnn` calls NVIDIA's kernel.
 """
 
 from typing import NamedTuple
@@ -73,7 +74,7 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None, path: str = 
     if path == "cudnn" and refusal:
         raise InputError(f"body.path='cudnn' {refusal}: choose body.path='scan'")
     if path == "scan" or refusal:
-        keep = None if starts is None else ~starts.T[..., None]
+        keep = None if starts is None else ~jnp.asarray(starts).T[..., None]
         hidden, state = _scan(jnp.swapaxes(x, 0, 1), weights, state, keep)
         return jnp.swapaxes(hidden, 0, 1), state
     rows, time, features = x.shape
@@ -131,8 +132,13 @@ def _flat(a):
     return a.reshape(-1, a.shape[-1])
 
 
-def _kept(keep, *arrays):
-    return arrays if keep is None else tuple(jnp.where(keep, a, 0) for a in arrays)
+def _kept(keep, at, *arrays):
+    return arrays if keep is None else tuple(jnp.where(keep[at], a, 0) for a in arrays)
+
+
+def _put(array, at, row):
+    """`array` with this row at `at`, in the same memory."""
+    return jax.lax.dynamic_update_index_in_dim(array, row, at, 0)
 
 
 def _forward(x, weights, state, keep):
@@ -140,42 +146,48 @@ def _forward(x, weights, state, keep):
     recurrent = weights.recurrent.astype(dtype)
     pushed = _dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
-    def step(before, given):
-        pushed, keep = given
-        hidden, cell = _kept(keep, *before)
-        i, f, g, o = jnp.split(pushed + weights.bias[None] + _step_product(hidden, recurrent), 4, axis=1)
+    def step(at, loop):
+        before, (hiddens, cells, gates) = loop  # what later steps of `gates` hold is still the product of their inputs
+        hidden, cell = _kept(keep, at, *before)
+        i, f, g, o = jnp.split(gates[at] + weights.bias[None] + _step_product(hidden, recurrent), 4, axis=1)
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         cell = f * cell + i * g
         hidden = (o * jnp.tanh(cell)).astype(dtype)
-        return (hidden, cell), (hidden, cell, jnp.concatenate([i, f, g, o], axis=1).astype(dtype))
+        gates = _put(gates, at, jnp.concatenate([i, f, g, o], axis=1))
+        return (hidden, cell), (_put(hiddens, at, hidden), _put(cells, at, cell), gates)
 
-    after, (hidden, cells, gates) = jax.lax.scan(step, tuple(state), (pushed, keep))
-    return (hidden, State(*after)), (x, weights, state, keep, hidden, cells, gates)
+    hiddens, cells = (jnp.zeros((len(x), *a.shape), a.dtype) for a in state)
+    after, (hidden, cells, gates) = jax.lax.fori_loop(0, len(x), step, (tuple(state), (hiddens, cells, pushed)))
+    return (hidden, State(*after)), (x, weights, state, keep, hidden, cells, gates.astype(dtype))
 
 
 def _backward(saved, gradient):
     x, weights, state, keep, hidden, cells, gates = saved
-    of_hidden, of_state = gradient
+    of_hiddens, of_state = gradient
     dtype, wide = x.dtype, cells.dtype
     back = _barrier(weights.recurrent.astype(dtype).T)
-    hiddens, befores = _kept(keep, *(jnp.concatenate([a[None], b[:-1]]) for a, b in zip(state, (hidden, cells), strict=True)))
 
-    def step(after, given):
-        of_hidden, of_cell = after
-        pull, gates, cell, before, keep = given
-        i, f, g, o = jnp.split(gates.astype(wide), 4, axis=1)
-        squashed = jnp.tanh(cell)
-        of_hidden += pull
+    def step(number, loop):
+        (of_hidden, of_cell), gates = loop  # what later steps of `gates` hold is the gradient of their sums
+        at = len(x) - 1 - number
+        i, f, g, o = jnp.split(gates[at].astype(wide), 4, axis=1)
+        (before,) = _kept(keep, at, jnp.where(at > 0, cells[at - 1], state.cell))
+        squashed = jnp.tanh(cells[at])
+        of_hidden += of_hiddens[at]
         of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
         of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
         of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
-        of_sums = jnp.concatenate(of_sums, axis=1).astype(dtype)
-        return _kept(keep, _step_product(of_sums, back), of_cell * f), of_sums
+        # All that is made of the gates becomes one array before it takes their place: else XLA copies `gates` at every step.
+        made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
+        of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
+        return _kept(keep, at, _step_product(of_sums, back), of_cell), _put(gates, at, of_sums)
 
     after = of_state.hidden.astype(wide), of_state.cell
-    of_state, of_sums = jax.lax.scan(step, after, (of_hidden, gates, cells, befores, keep), reverse=True)
+    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
+    befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
+    befores = befores if keep is None else jnp.where(keep, befores, 0)
     flat = _flat(of_sums)
-    of_weights = _dot(_flat(x), flat, 0, 0), _dot(_flat(hiddens), flat, 0, 0), jnp.sum(flat, axis=0, dtype=wide)
+    of_weights = _dot(_flat(x), flat, 0, 0), _dot(_flat(befores), flat, 0, 0), jnp.sum(flat, axis=0, dtype=wide)
     of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
     of_x = _dot(flat, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
     return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
