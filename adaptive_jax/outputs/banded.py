@@ -11,7 +11,8 @@ With one band it is the full softmax. Everything here is a pure function of arra
 - `bands` is a list of `Band(table, projection, bias)`, frequent words first; the logits of a band are
   `(hidden @ projection.T) @ table.T + bias`. Word ids count through the bands in order.
 - `clusters` is a Band without projection, `table [tails, width_0]`, whose rows stand for the tails in the head: tail i has
-  column `words_0 + i - 1`. It is None if there is one band.
+  column `words_0 + i - 1`. It is None if there is one band. Band 0 may then have no words, a table `[0, width]`: the head chooses
+  among the tails alone (a hierarchical softmax of two levels).
 
 How it stays fast with static shapes: tokens are sorted by band once, then every softmax runs over its own tokens only,
 `chunk` tokens at a time, in a loop whose trip count is read off the data. While the logits of a chunk are alive,
@@ -282,5 +283,5 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
 
 def _chunk_of_group(index, sizes, tokens):
     """`chunk_size`, for a group about twice the tokens that a band gets if all get equally many."""
-    most = chunk_size(index, max(sizes))
+    most = chunk_size(index, max(1, *sizes))
     return most if len(sizes) == 1 else min(most, max(8, 2 ** math.ceil(math.log2(2 * tokens / len(sizes)))))

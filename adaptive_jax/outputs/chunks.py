@@ -121,7 +121,7 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
 
     columns = sum(len(part.table) for _, part, _ in parts) if own is None else own.sum()
     scored = sum(_at(logits, column - first) for logits, _, first in parts)
-    peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, _, _ in parts])
+    peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, _, _ in parts if logits.size])
     powers = [jnp.exp(logits - peak[:, None]) for logits, _, _ in parts]
     total = sum(power.sum(axis=1) for power in powers)
     logsumexp = peak + jnp.log(total)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from adaptive_jax.arrays import floats
 from adaptive_jax.bands import Band
@@ -18,7 +20,8 @@ def given(hidden, bands: Sequence[Band], clusters: Band | None) -> tuple[jax.Arr
     if not bands:
         raise InputError(f"bands={bands} has no band: give at least Band(table)")
     tails, head = len(bands) - 1, bands[0]
-    head = _checked("bands[0]", head, "features")
+    empty = tails and np.shape(head.table)[:-1] == (0,)  # a head of clusters alone
+    head = _checked("bands[0]", head, "features", 0 if empty else "words")
     features = (head.table if head.projection is None else head.projection).shape[1]
     bands = [head, *(_checked(f"bands[{i}]", band, features) for i, band in enumerate(bands[1:], 1))]
     if clusters is None and tails:
@@ -33,7 +36,8 @@ def given(hidden, bands: Sequence[Band], clusters: Band | None) -> tuple[jax.Arr
 def _checked(what, band, features, words="words"):
     """A band whose hidden states, or for clusters those of the head, have this width."""
     table, projection, bias = band
-    table = floats(f"{what}.table", table, words, features if projection is None else "width")
+    width = features if projection is None else "width"
+    table = floats(f"{what}.table", table, words, width) if words else jnp.asarray(table)
     if projection is not None:
         projection = floats(f"{what}.projection", projection, table.shape[1], features)
-    return Band(table, projection, None if bias is None else floats(f"{what}.bias", bias, len(table)))
+    return Band(table, projection, None if bias is None or not words else floats(f"{what}.bias", bias, len(table)))

@@ -34,6 +34,8 @@ CASES = {
     "groups among others": ([9, *[5] * 8, 30, *[6, 7] * 5], [12, *[3] * 8, 6, *[6] * 10], 12, "tails", True),
     "10,007 words in equal classes": ([107, *[100] * 99], [4] * 100, 8, "all", False),
     "10,007 words in unequal classes": ([*[101] * 7, *[100] * 93], [8] * 100, 8, "none", True),
+    "no words in the head": ([0, 5, 1, 40], [8, 8, 4, 2], 8, "tails", True),
+    "no words in the head, equal classes": ([0, *[10] * 9], [8] * 10, 8, "none", True),
     "500 equal bands": ([20] * 500, [8] * 500, 8, "none", True),
 }
 LARGE = [case for case in CASES if len(CASES[case][0]) > 99]
@@ -59,7 +61,7 @@ def arrays(case, targets="everywhere", seed=0):
     starts = np.cumsum([0, *sizes])
     allowed = {
         "everywhere": range(starts[-1]),
-        "head only": range(sizes[0]),
+        "head only": range(sizes[0] or sizes[1]),
         "one tail only": range(starts[-2], starts[-1]),
         "an empty tail": [*range(sizes[0]), *range(starts[min(2, len(sizes))], starts[-1])],
     }[targets]
@@ -216,7 +218,7 @@ def test_zero_weights_give_zero():
     assert (d_weights > 0).all()
 
 
-@pytest.mark.parametrize("case", ["7 words", "head projected", "full softmax", "groups among others"])
+@pytest.mark.parametrize("case", ["7 words", "head projected", "full softmax", "groups among others", "no words in the head"])
 def test_nll_with_any_cotangent_and_log_probs(case):
     """nll, its pull-back by a random cotangent and all log-probabilities equal the twin's."""
     hidden, targets, _, *softmax = arrays(case)
