@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+from adaptive_jax.data.vocabulary.clusters import in_order, order
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 
-SOURCES = {"spelling": spelling}
+SOURCES = {"spelling": spelling, "order": order}
 
 
 def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
@@ -14,9 +15,12 @@ def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
     >>> lexicon(vocabulary, {"input": {"spelling": {"length": 50}}})
     {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "places": ...}}}
 
-    They are arguments of a compiled program, never constants in it, so another vocabulary of the same size needs no new one.
+    They are arguments of a compiled program, never constants in it, so another vocabulary of the same size needs no new one. Where
+    the model orders words by clusters, the layers named in `wants["order"]["of"]` get the arrays of words by place.
     """
-    return {
-        name: SOURCES[name](vocabulary, **inner) if name in SOURCES else lexicon(vocabulary, inner)
-        for name, inner in wants.items()
-    }
+    made = {}
+    for name, inner in wants.items():
+        by_place = "order" in wants and name in wants["order"]["of"]
+        words = in_order(vocabulary, wants["order"]["path"]) if by_place else vocabulary
+        made[name] = SOURCES[name](words, **inner) if name in SOURCES else lexicon(words, inner)
+    return made
