@@ -3,8 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["AWDLSTM", "LSTM", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "GatedConv", "InputError",
-           "LanguageModel", "Lookup", "Loss", "OwnTable", "Softmax", "TiedTable", "Transformer", "build"]  # fmt: skip
+__all__ = ["AWDLSTM", "LSTM", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "ComposedTable", "GatedConv",
+           "InputError", "LanguageModel", "Lookup", "Loss", "MappedTable", "OwnTable", "Softmax", "TiedTable", "Transformer",
+           "build"]  # fmt: skip
 
 if TYPE_CHECKING:
     from adaptive_jax.bands import Band
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from adaptive_jax.inputs.char_cnn import CharacterCNN
     from adaptive_jax.inputs.lookup import Lookup
     from adaptive_jax.model import LanguageModel, build
+    from adaptive_jax.outputs.computed import ComposedTable, MappedTable
     from adaptive_jax.outputs.softmax import AdaptiveSoftmax, Loss, Softmax
     from adaptive_jax.outputs.tables import OwnTable, TiedTable
 else:  # a type checker that saw this function would believe that every name exists
@@ -31,6 +33,7 @@ else:  # a type checker that saw this function would believe that every name exi
         "inputs.char_cnn": ("CharacterCNN",),
         "inputs.lookup": ("Lookup",),
         "model": ("LanguageModel", "build"),
+        "outputs.computed": ("ComposedTable", "MappedTable"),
         "outputs.softmax": ("AdaptiveSoftmax", "Loss", "Softmax"),
         "outputs.tables": ("OwnTable", "TiedTable"),
     }

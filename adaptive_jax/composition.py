@@ -18,14 +18,15 @@ from adaptive_jax.model import LanguageModel
 
 
 def make_compose(model: LanguageModel, gather: Callable) -> Callable:
-    """Returns `compose(params, lexicon, words) -> tables`, differentiable in `params`, for use under `shard_map`.
+    """Returns `compose(params, lexicon, words, key=None) -> tables`, differentiable in `params`, for use under `shard_map`.
 
-    model, gather: see `sharding.gathering`.
+    model, gather: see `sharding.gathering`. key: of the dropout of tables in training; None: none.
     """
 
-    def compose(params, lexicon, words):
-        variables = {"params": gather(params), "lexicon": lexicon}
-        return model.apply(variables, words, method="compose", mutable=["tables"])[1]["tables"]
+    def compose(params, lexicon, words, key=None):
+        variables, rngs = {"params": gather(params), "lexicon": lexicon}, {} if key is None else {"dropout": key}
+        how = {"method": "compose", "train": key is not None, "rngs": rngs, "mutable": ["tables"]}
+        return model.apply(variables, words, **how)[1]["tables"]
 
     return compose
 
@@ -39,25 +40,26 @@ def compose_shared(compose: Callable, mesh) -> Callable:
     if not axes:
         return compose
 
-    def shared(params, lexicon, words):
+    def shared(params, lexicon, words, key=None):
         share = -(-len(words) // mesh.size)
         words = jnp.pad(words, (0, share * mesh.size - len(words)))
         own = jax.lax.dynamic_slice_in_dim(words, jax.lax.axis_index(axes) * share, share)
-        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), compose(params, lexicon, own))
+        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), compose(params, lexicon, own, key))
 
     return shared
 
 
 def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable:
-    """Returns `tables_for(params, lexicon, inputs) -> (tables, inputs, pull)`, for use under `shard_map`.
+    """Returns `tables_for(params, lexicon, inputs, key) -> (tables, inputs, pull)`, for use under `shard_map`.
 
-    `inputs` are a device's token ids of a whole update, in any shape; those returned are rows of the tables. `pull` takes a
-    gradient of the tables to one of the parameters. A model that composes nothing has no tables and no `pull`.
+    `key` is that of the update's dropout. `inputs` are a device's token ids of a whole update, in any shape; those returned are
+    rows of the tables. `pull` takes a gradient of the tables to one of the parameters. A model that composes nothing has no tables
+    and no `pull`.
     """
     which = model.composed_words()
     compose = make_compose(model, gather)
 
-    def tables_for(params, lexicon, inputs):
+    def tables_for(params, lexicon, inputs, key):
         if which == "none":
             return {}, inputs, None
         if which == "all":
@@ -66,7 +68,7 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
             size = min(inputs.size, model.input.vocabulary_size)
             words, rows = jnp.unique(inputs, return_inverse=True, size=size, fill_value=0)
             inputs, made = rows.reshape(inputs.shape).astype(inputs.dtype), compose
-        tables, pull = jax.vjp(lambda params: made(params, lexicon, words), params)
+        tables, pull = jax.vjp(lambda params: made(params, lexicon, words, key), params)
         return tables, inputs, lambda gradient: pull(gradient)[0]
 
     return tables_for

@@ -7,70 +7,11 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.layer_defaults import LAYERS
 
-FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))  # (characters spanned, features)
-TRANSFORMER = {
-    "layers": 6,
-    "features": 256,
-    "heads": 8,
-    "feed_forward": 1024,
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-    "activation_dropout": 0.0,
-    "final_norm": True,
-    "attention": "auto",
-    "remat": "none",
-}
-LSTM = {"features": 256, "widths": (512, 256), "dropout": 0.1, "biases": 1, "path": "auto"}
-AWD_LSTM = {  # as the authors' code, on their sizes
-    "features": 400,
-    "widths": (1150, 1150, 400),
-    "input_dropout": 0.65,
-    "hidden_dropout": 0.3,
-    "dropout": 0.4,
-    "weight_drop": 0.5,
-    "ar": 2.0,
-    "tar": 1.0,
-    "biases": 2,
-    "path": "auto",
-}
-TABLES = {
-    "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False, "weight_norm": False},
-    "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False},
-}
-OUTPUT = {
-    "table": {"name": "own"} | TABLES["own"],
-    "tail_dropout": 0.0,
-    "input_dropout": 0.0,
-    "label_smoothing": 0.0,
-    "z_loss": 0.0,
-}
 WARM_UP = {"warmup_from": 1e-7, "warmup_steps": 500}
-GATED_CONV = {
-    "features": 256,
-    "blocks": ((8, 4, 256),),
-    "form": "paper",
-    "activation": "glu",
-    "weight_norm": True,
-    "dropout": 0.0,
-    "output_width": 0,
-}
 # Groups whose key "name" picks a class or function; the other keys are its arguments, and its docstring says what they mean.
-NAMED = {
-    "input": {
-        "lookup": {"width": 0, "word_dropout": 0.0, "init_range": 0.0},
-        "adaptive": {"cutoffs": (), "factor": 4, "width": 0, "word_dropout": 0.0},
-        "char_cnn": {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50},
-    },
-    "body": {
-        "transformer": TRANSFORMER,
-        "transformer_post_norm": TRANSFORMER,
-        "gated_conv": GATED_CONV,
-        "lstm": LSTM,
-        "awd_lstm": AWD_LSTM,
-    },
-    "output": {"softmax": OUTPUT, "adaptive": OUTPUT},
-    "output.table": TABLES,
+NAMED = LAYERS | {
     "optimizer": {
         "nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decoupled_decay": 0.0},
         "sgd": {"learning_rate": 1.0, "clip_norm": 0.25, "l2_decay": 0.0},
@@ -117,6 +58,7 @@ GENERAL = {
     "divergence.loss": (100.0, "nats a token, from which a loss counts as not finite"),
     "divergence.spike": (2.0, "nats a token above the recent mean, from which a loss is reported"),
     "divergence.rewinds": (3, "times that a run rewinds, at most; then it stops"),
+    "output.clusters": ("", "file of clusters, whose order of words and sizes replace order and cutoffs of the output's table"),
     "metrics.tensorboard": (True, "whether to write files for TensorBoard"),
     "metrics.wandb": (False, "whether to log to Weights & Biases; needs the package wandb"),
     "metrics.norms": (False, "whether to log norms of gradients and changes, by group of parameters"),

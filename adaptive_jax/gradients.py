@@ -47,7 +47,7 @@ def make_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
 
     def on_one_device(params, lexicon, step, batch, carry):
         key = jax.random.fold_in(jax.random.key(seed), step)
-        tables, inputs, pull = tables_for(params, lexicon, batch.inputs)
+        tables, inputs, pull = tables_for(params, lexicon, batch.inputs, key)
 
         def add(total, part):
             microbatch, carry = part

@@ -44,6 +44,10 @@ BODY = {
 TABLE = {
     "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {"weight_norm": True}],
     "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True}, {"cutoffs": CUTOFFS}],
+    "mapped": [{"form": "bilinear", "bias": "own"}, {"depth": 2, "dropout": 0.1, "layer_dropout": 0.2, "bias": "predicted"}],
+    "composed": [
+        {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8, "correction": 5, "bias": "own"},
+        {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40, "correction": 0, "bias": "predicted"}],
 }
 OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}]}
 
@@ -63,7 +67,8 @@ def cases(settings):
 def whole_models():
     """Every output on every table that fits it."""
     for output, fields_list in OUTPUT.items():
-        for table, tables in TABLE.items():
+        for table in ("own", "tied"):
+            tables = TABLE[table]
             for source in (("lookup", {"width": 8}), ("adaptive", {"cutoffs": CUTOFFS, "factor": 2})):
                 for table_fields in tables if source[0] == "adaptive" or table == "tied" else []:
                     cut = bool(table_fields.get("cutoffs")) or (table == "tied" and source[0] == "adaptive")
@@ -74,8 +79,12 @@ def whole_models():
 
 
 OWN_ROWS = [pytest.param(case, id="-".join(part[0] for part in case) + f"-{i}") for i, case in enumerate(whole_models())]
-# One more, whose output words are spelt and share all parameters.
-MODELS = [*OWN_ROWS, pytest.param((("char_cnn", INPUT["char_cnn"][0]), ("softmax", {}), ("tied", {})), id="composed")]
+COMPOSED = (("char_cnn", INPUT["char_cnn"][0]), ("softmax", {}), ("tied", {}))
+MAPPED = (("lookup", {}), ("softmax", {}), ("mapped", TABLE["mapped"][1]))
+# More, whose output words share parameters.
+COMPUTED = [COMPOSED, (COMPOSED[0], ("softmax", {}), MAPPED[2])]
+COMPUTED += [(("lookup", {}), ("softmax", {}), (name, fields)) for name in ("mapped", "composed") for fields in TABLE[name]]
+MODELS = [*OWN_ROWS, *(pytest.param(case, id=f"computed-{i}") for i, case in enumerate(COMPUTED))]
 
 
 @functools.cache
@@ -269,15 +278,15 @@ def test_training_draws_dropout_and_evaluation_does_not(case):
         return model.apply(variables, hidden, targets, jnp.ones(targets.shape), rngs=rngs,
                            method=lambda m, *arrays: m.output.loss(*arrays, train=True)).total
 
-    _, (_, fields), _ = case
+    _, (_, fields), (_, table) = case
     bands = jax.eval_shape(lambda: model.apply(variables, method=lambda m: m.output.table.bands()))
     dropped = fields.get("input_dropout", 0) > 0 or (fields.get("tail_dropout", 0) > 0 and len(bands) > 1)
+    dropped = dropped or table.get("dropout", 0) > 0
     assert bool(loss(0) != loss(1)) == dropped
 
 
 ADP_T = (("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {}))
 CNN = (("char_cnn", INPUT["char_cnn"][0]), ("adaptive", {}), ("own", {"cutoffs": CUTOFFS, "factor": 2}))
-COMPOSED = MODELS[-1].values[0]
 
 
 def test_decoding_step_by_step_gives_the_same_hidden_states():
@@ -311,15 +320,17 @@ def test_log_probs_of_positions_builds_no_more_than_asked_for():
     assert f"{BATCH}x{TIME}x{VOCABULARY}" not in text
 
 
-@pytest.mark.parametrize("case, which", [(ADP_T, "none"), (CNN, "inputs"), (COMPOSED, "all")], ids=["none", "inputs", "all"])
+@pytest.mark.parametrize("case, which", [
+    (ADP_T, "none"), (CNN, "inputs"), (COMPOSED, "all"), (MAPPED, "all"), (COMPUTED[1], "all")],
+    ids=["none", "inputs", "all", "mapped", "mapped and composed"])
 def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
     """The slow twin differentiates one loss of all rows, every vector composed where it is used."""
     model, variables = made(case)
     assert model.composed_words() == which
-    batch = random_batch(rows=4)
+    batch, key = random_batch(rows=4), jax.random.fold_in(jax.random.key(0), 0)  # seed and step
 
     def loss(params):
-        result, _ = model.apply(with_params(variables, params), batch, train=True, rngs={"dropout": jax.random.key(0)})
+        result, _ = model.apply(with_params(variables, params), batch, train=True, rngs={"dropout": key})
         return result.total
 
     def hurried(function, *arguments):  # each of these programs runs once

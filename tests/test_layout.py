@@ -10,12 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptive_jax"
 LEAVES = {"arrays", "errors", "files", "command", "dropout", "bands", "batch", "registry", "weight_norm", "defaults",
-          "config_file", "progress"}
+          "layer_defaults", "config_file", "progress"}
 LAYERS = {"inputs", "bodies", "outputs"}
 MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside the packages
     **{name: set() for name in LEAVES | {"devices", "data"}},
     **{name: {"devices"} for name in LAYERS},
-    "model": LAYERS,
+    "model": LAYERS | {"data"},
     "composition": {"devices", "model"},
     "gradients": {"devices", "model", "composition"},
     "plans": {"devices", "data", "model", "outputs"},

@@ -107,7 +107,7 @@ class CharacterCNN(nn.Module):
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         return self._encode(tokens.ravel()).reshape(*tokens.shape, self.features)
 
-    def compose(self, words: jax.Array) -> None:
+    def compose(self, words: jax.Array, *, train: bool = False) -> None:
         """Puts the vectors of `words [n]`, float32 `[n, features]`, into the collection "tables".
 
         Float32, because the gradients of a word's many occurrences are summed in it.

@@ -1,6 +1,6 @@
 """Tables that an output is built on: its own, or one shared with the input.
 
-A table answers `bands() -> list[Band]`, frequent words first. Every input of this project is one too.
+A table answers `bands(train=False) -> list[Band]`, frequent words first; `train` draws its dropout, if it has any.
 
 Where band 0 is narrower or wider than the hidden states, one linear projection without bias brings the hidden states to
 its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's own projection starts from that width.
@@ -51,7 +51,7 @@ class OwnTable(nn.Module):
         projections = _own_projections(self, [table.shape[1] for table in tables], {})
         self.own = list(map(Band, tables, projections, _biases(self, [len(table) for table in tables])))
 
-    def bands(self) -> list[Band]:
+    def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""
         return list(self.own)
 
@@ -105,7 +105,7 @@ class TiedTable(nn.Module):
         biases = _biases(self, [len(band.table) for band in bands])
         self.shared = [Band(band.table, *more) for band, *more in zip(bands, projections, biases, strict=True)]
 
-    def bands(self) -> list[Band]:
+    def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""
         return list(self.shared)
 

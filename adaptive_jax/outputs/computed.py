@@ -1,0 +1,202 @@
+"""Output tables whose vectors are computed: from the input's table, or from the spelling of words.
+
+Like the tables of `adaptive_jax.outputs.tables` they answer `bands()`. `compose` computes the vectors of all words once an update
+or an evaluation and puts them into the collection "tables", see `adaptive_jax.composition`; without it `bands` computes them.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax import dropout
+from adaptive_jax.arrays import look_up
+from adaptive_jax.bands import Band
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+
+ACTIVATIONS = {"relu": nn.relu, "selu": nn.selu, "tanh": jnp.tanh, "sigmoid": nn.sigmoid}
+BIASES = ("none", "own", "predicted")
+_matrix = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+class ComputedTable(nn.Module):
+    """What the tables of this file share; they compute `vectors(words, train)`."""
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """The one band, `[words, features]`: composed before, or computed now, then with dropout if `train`."""
+        if self.has_variable("tables", "vectors"):
+            words = self.words()
+            vectors = self.get_variable("tables", "vectors")[:words]
+            predicted = self.get_variable("tables", "bias")[:words] if self.bias == "predicted" else None
+        else:
+            vectors = self.vectors(jnp.arange(self.words()), train)
+            predicted = self._predicted(vectors)
+        return [Band(vectors, None, self.own_bias if self.bias == "own" else predicted)]
+
+    def compose(self, words: jax.Array, *, train: bool = False) -> None:
+        """Puts the vectors of `words [n]`, and their biases where these are predicted, into the collection "tables"."""
+        vectors = self.vectors(words, train)
+        self.put_variable("tables", "vectors", vectors)
+        if self.bias == "predicted":
+            self.put_variable("tables", "bias", self._predicted(vectors))
+
+    def _set_up_bias(self):
+        if self.bias == "own":
+            self.own_bias = self.param("bias", nn.initializers.zeros, (self.words(),))
+        if self.bias == "predicted":
+            self.bias_weights = self.param("bias_weights", _matrix, (self.features, 1)), self.param("bias", _zero)
+
+    def _predicted(self, vectors):
+        if self.bias != "predicted":
+            return None
+        weights, bias = self.bias_weights
+        return jnp.tanh(vectors @ weights[:, 0] + bias)
+
+
+class MappedTable(ComputedTable):
+    """A map of the input's table E, with few parameters that all words share.
+
+        bilinear:   E W + b                                    (Gulordava et al. 2018)
+        residual:   E_j = g(E_(j-1) W_j + b_j) + E,  E_0 = E   (Pappas & Henderson 2019; GroC 2020, equation 4)
+
+    Attributes:
+        source: the module whose one band is E.
+        features: width of the hidden states, and of E.
+        form: "bilinear" or "residual".
+        depth: layers of the residual form; 0 is E itself.
+        activation: g of the residual form, one of `ACTIVATIONS`.
+        dropout: rate for E, and
+        layer_dropout: rate for what enters each map. One mask over the features for all words and tokens of an update, the
+            variational dropout of GroC 2020, section 3.2.
+        bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)` (GroC 2020, equation 5, whose public
+            code also drops entries of the vector).
+
+    Raises:
+        InputError: a source without bands, with several or of another width; a name or a number out of range.
+    """
+
+    source: nn.Module
+    features: int
+    form: str = "residual"
+    depth: int = 1
+    activation: str = "selu"
+    dropout: float = 0.0
+    layer_dropout: float = 0.0
+    bias: str = "none"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, features=self.features)
+        check_at_least(0, depth=self.depth)
+        check_rates(self, "dropout", "layer_dropout")
+        check_known(f"form={self.form!r}", self.form, ("bilinear", "residual"))
+        check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
+        check_known(f"bias={self.bias!r}", self.bias, BIASES)
+        if not hasattr(self.source, "bands"):
+            raise InputError(f"source={self.source!r} has no bands(): give an input, such as Lookup(...)")
+
+    def setup(self):
+        shapes = [tuple(band.table.shape[1:]) for band in self.source.bands()]
+        if shapes != [(self.features,)]:
+            widths = ", ".join(str(width) for (width,) in shapes)
+            raise InputError(
+                f"output.table.name='mapped' takes an input of one band of width {self.features}, and this one has width {widths}: "
+                "use input.name='lookup' with input.width=0"
+            )
+        size = 1 if self.form == "bilinear" else self.depth
+        square = self.features, self.features
+        self.layers = [
+            (self.param(f"kernel_{i}", _matrix, square), self.param(f"kernel_bias_{i}", _uniform, square)) for i in range(size)
+        ]
+        self._set_up_bias()
+
+    def words(self) -> int:
+        """The number of words."""
+        return self.source.vocabulary_size
+
+    def vectors(self, words: jax.Array, train: bool) -> jax.Array:
+        """Vectors `[n, features]` of `words [n]`."""
+        [(table, *_)] = self.source.bands()
+        if not self.source.has_variable("tables", "vectors"):  # else they are those of `words`
+            table = look_up(table, words)
+        masks = [self._mask(rate, train) for rate in (self.dropout, *[self.layer_dropout] * len(self.layers))]
+        return mapped(table, self.layers, masks, None if self.form == "bilinear" else ACTIVATIONS[self.activation])
+
+    def _mask(self, rate, train):
+        if not train or not rate:
+            return 1.0
+        keep = dropout.keep_mask(dropout.shared_seeds(self.make_rng("dropout")), dropout.positions((self.features,)), rate)
+        return keep / (1 - rate)
+
+
+def mapped(table: jax.Array, layers: Sequence, masks: Sequence, activation=None) -> jax.Array:
+    """The vectors of `MappedTable`.
+
+    Args:
+        table: `[words, features]`.
+        layers: `(kernel, bias)` of each.
+        masks: factors `[features]` of the table and of what enters each layer.
+        activation: that of the residual form; None: the bilinear one.
+    """
+    table = made = table * jnp.atleast_2d(masks[0])
+    for (kernel, bias), mask in zip(layers, masks[1:], strict=True):
+        made = (made * jnp.atleast_2d(mask)) @ kernel + bias[None]
+        made = made if activation is None else activation(made) + table
+    return made
+
+
+class ComposedTable(ComputedTable):
+    """Vectors from spelling, by a character CNN of the output's own, with a linear correction for every word.
+
+        CNN(letters of w) + M correction_w         (Józefowicz et al. 2016, section 3.2)
+
+    Attributes: in a config, for the CNN, as those of `adaptive_jax.inputs.char_cnn.CharacterCNN`; and
+        cnn: the CNN, which makes vectors of words.
+        features: width of the hidden states, and of the CNN's vectors.
+        correction: width of a word's own correction (the paper: 128), mapped by a matrix M that all words share; 0: none.
+        bias: as in `MappedTable`.
+
+    Raises:
+        InputError: a name or number out of range.
+    """
+
+    cnn: nn.Module
+    features: int
+    correction: int = 128
+    bias: str = "none"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, features=self.features)
+        check_at_least(0, correction=self.correction)
+        check_known(f"bias={self.bias!r}", self.bias, BIASES)
+
+    @property
+    def wants(self) -> dict:
+        """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        return {"cnn": self.cnn.wants}
+
+    def setup(self):
+        if self.correction:
+            self.corrections = self.param("corrections", nn.initializers.zeros, (self.words(), self.correction))
+            self.correction_map = self.param("correction_map", _matrix, (self.correction, self.features))
+        self._set_up_bias()
+
+    def words(self) -> int:
+        """The number of words."""
+        return self.cnn.vocabulary_size
+
+    def vectors(self, words: jax.Array, train: bool) -> jax.Array:
+        """Float32 vectors `[n, features]` of `words [n]`."""
+        vectors = self.cnn(words).astype(jnp.float32)
+        return vectors + look_up(self.corrections, words) @ self.correction_map if self.correction else vectors
+
+
+def _uniform(key, square):
+    """A bias `[features]` as torch starts that of a linear layer."""
+    return jax.random.uniform(key, square[:1], minval=-(square[0] ** -0.5), maxval=square[0] ** -0.5)
+
+
+def _zero(key):
+    return jnp.zeros(())

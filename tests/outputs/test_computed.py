@@ -1,0 +1,105 @@
+"""Tables whose vectors are computed: the numbers of GroC's public code for its baselines, and dropout that an update shares."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from adaptive_jax import dropout
+from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.outputs.computed import ComposedTable, MappedTable
+
+with np.load(Path(__file__).parents[1] / "fixtures" / "groc_tables.npz") as arrays:
+    ARRAYS = dict(arrays)
+TRAINED = {"layer_dropout": 0.3, "bias": "own"}
+CASES = {  # settings of `MappedTable`; the dropout of its source is in the source here
+    "bilinear": {"form": "bilinear", "bias": "own"},
+    "bilinear_train": {"form": "bilinear"} | TRAINED,
+    "deep_residual": {"depth": 4, "activation": "selu", "bias": "own"},
+    "deep_residual_train": {"depth": 4, "activation": "selu"} | TRAINED,
+    "k0_predicted_bias": {"depth": 0, "bias": "predicted"},
+    "k1_relu": {"depth": 1, "activation": "relu", "bias": "predicted"},
+    "k4_sigmoid": {"depth": 4, "activation": "sigmoid", "bias": "predicted"},
+}
+
+
+class Rows(nn.Module):
+    """Vectors that are given, in the place of a CNN."""
+
+    vocabulary_size: int
+
+    def __call__(self, words):
+        return jnp.asarray(ARRAYS["convolutional/E_in"])[words]
+
+
+def part(case, kind=""):
+    """Arrays of a case, or a kind of them, by the rest of their names."""
+    prefix = f"{case}/{kind}"
+    return {name.removeprefix(prefix): jnp.asarray(array) for name, array in ARRAYS.items() if name.startswith(prefix)}
+
+
+def parameters(arrays, bias):
+    """Those of the public code, or gradients of them, as a table of ours has them."""
+    ours = {"bias": arrays["_bias.weight"][0]}
+    if bias == "predicted":
+        ours = {"bias": arrays["_bias.bias"][0], "bias_weights": arrays["_bias.weight"].T}
+    for name, array in arrays.items():
+        if name.startswith("_output_network"):
+            _, layer, kind = name.split(".")
+            ours |= {f"kernel_{layer}": array.T} if kind == "weight" else {f"kernel_bias_{layer}": array}
+    return ours
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_baselines_and_output(case, monkeypatch):
+    """Vectors, biases, losses and gradients of mapped tables, the masks of training given."""
+    expected, train = part(case), case.endswith("_train")
+    masks = iter([expected[name].ravel() > 0 for name in sorted(expected) if name.startswith("mask_")][4:])
+    monkeypatch.setattr(dropout, "keep_mask", lambda *_: next(masks))
+    words, features = expected["E_in"].shape
+    table = MappedTable(Lookup(words, features), features, **CASES[case])
+    hidden, targets = expected["hidden"], expected["target"].ravel()
+
+    def loss(params):
+        variables = {"params": params | {"source": {"table": expected["E_in"]}}}
+        [(vectors, _, bias)] = table.apply(variables, train=train, rngs={"dropout": jax.random.key(0)}, method="bands")
+        logits = hidden @ vectors.T + bias[None]
+        nll = jax.nn.logsumexp(logits, axis=1) - jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+        return nll.mean(), (nll, vectors, bias)
+
+    params = parameters(part(case, "param/"), CASES[case]["bias"])
+    (_, (nll, vectors, bias)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    outputs = "E_out" if "E_out" in expected else "E_in"  # of no layers
+    for ours, theirs in (vectors, outputs), (bias, "bias"), (nll, "nll"):
+        np.testing.assert_allclose(ours, expected[theirs], atol=2e-5)
+    theirs = parameters(part(case, "grad/"), CASES[case]["bias"])
+    assert theirs.keys() == gradient.keys()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), gradient, theirs)
+
+
+def test_baselines_convolutional_correction():
+    """A word's correction, mapped by a matrix that words share, is added to what its spelling gives."""
+    params = part("convolutional_correction", "param/")
+    corrections, matrix = params["_cnnsoftmax_correction.weight"], params["_cnnsoftmax_M.weight"].T
+    table = ComposedTable(Rows(len(corrections)), matrix.shape[1], correction=len(matrix))
+    [(vectors, _, _)] = table.apply({"params": {"corrections": corrections, "correction_map": matrix}}, method="bands")
+    np.testing.assert_allclose(vectors, ARRAYS["convolutional_correction/E_in"], atol=2e-5)
+
+
+def test_an_update_shares_one_mask_a_layer():
+    """What training drops of a table is a function of the key, the same for all words; without training nothing is dropped."""
+    table = MappedTable(Lookup(5, 8), 8, form="bilinear", dropout=0.5)
+    params = table.init(jax.random.key(0), method="bands")["params"] | {"kernel_0": jnp.eye(8), "kernel_bias_0": jnp.zeros(8)}
+    vectors = params["source"]["table"]
+
+    def drawn(seed, train=True):
+        [(made, *_)] = table.apply({"params": params}, train=train, rngs={"dropout": jax.random.key(seed)}, method="bands")
+        return np.asarray(made / vectors)
+
+    assert {0.0, 2.0} == set(drawn(0).round(5).ravel())
+    np.testing.assert_allclose(drawn(0), np.broadcast_to(drawn(0)[:1], (5, 8)), atol=1e-6)
+    assert (drawn(0) != drawn(1)).any()
+    np.testing.assert_allclose(drawn(0, train=False), 1.0, atol=1e-6)
