@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 __all__ = ["AWDLSTM", "LSTM", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "ComposedTable", "GatedConv",
            "InputError", "LanguageModel", "Lookup", "Loss", "MappedTable", "OwnTable", "Softmax", "TiedTable", "Transformer",
-           "build"]  # fmt: skip
+           "adaptive_cross_entropy", "build", "linear_cross_entropy"]  # fmt: skip
 
 if TYPE_CHECKING:
     from adaptive_jax.bands import Band
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from adaptive_jax.bodies.gated_conv import GatedConv
     from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
     from adaptive_jax.bodies.transformer import Transformer
+    from adaptive_jax.cross_entropy import adaptive_cross_entropy, linear_cross_entropy
     from adaptive_jax.errors import InputError
     from adaptive_jax.inputs.adaptive import AdaptiveInput
     from adaptive_jax.inputs.char_cnn import CharacterCNN
@@ -28,6 +29,7 @@ else:  # a type checker that saw this function would believe that every name exi
         "bodies.gated_conv": ("GatedConv",),
         "bodies.lstm": ("AWDLSTM", "LSTM"),
         "bodies.transformer": ("Transformer",),
+        "cross_entropy": ("adaptive_cross_entropy", "linear_cross_entropy"),
         "errors": ("InputError",),
         "inputs.adaptive": ("AdaptiveInput",),
         "inputs.char_cnn": ("CharacterCNN",),

@@ -31,11 +31,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.arrays import exists, floats, ids, whole_numbers
-from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError
-from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, chunk_size, logits_of, one_chunk, project
+from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, chunk_size, one_chunk
+from adaptive_jax.outputs.distribution import in_dtype, log_probs
 from adaptive_jax.outputs.given import given
 from adaptive_jax.outputs.groups import Member, join, trips
+from adaptive_jax.outputs.shards import column_here, present, same_axes, words_of
+
+__all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "nll"]
 
 # The gradient of tables narrower than this is summed as its transpose: at width 16, XLA's product on a CPU was 2.6 times as fast
 # with the narrow side transposed. For wider tables, transposing the sum back costs what is won.
@@ -66,11 +69,8 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
     """
     settings.check()
     hidden, bands, clusters = given(hidden, bands, clusters)
-    shape, words = hidden.shape[:-1], sum(len(band.table) for band in bands)
-    targets = ids("targets", targets, words, *shape, weights=weights)
-    weights = jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
-    exist = exists(targets, words)
-    weights = jnp.where(exist | (weights == 0), weights, jnp.nan)  # which makes loss and gradients NaN
+    shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
+    targets, weights, exist = _targets(targets, weights, shape, sum(words))
     if not settings.tail_dropout:
         seeds = None
     elif seeds is None:
@@ -78,84 +78,49 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
     else:
         seeds = whole_numbers("seeds", seeds, targets.size, 2)
     sizes, joined = join(bands)
-    flat = hidden.reshape(-1, hidden.shape[-1]), weights.ravel(), (joined, clusters), targets.ravel(), seeds
-    total, each = _loss((settings, sizes), *flat)
+    flat = same_axes(settings.axis_name, hidden.reshape(-1, hidden.shape[-1]), (joined, clusters), weights.ravel(), targets.ravel())
+    total, each = _loss((settings, sizes, words), *flat, seeds)
     return total, lax.stop_gradient(jnp.where(exist, each.reshape(shape), 0 * weights))
 
 
-def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
-    """Negative log-likelihood `[...]` of every target in nats, in the order given: NaN for one that does not exist.
+def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN):
+    """`weights · regularised nll` `[...]` of every token in nats, in the order given, without tail dropout; arguments as `loss`.
 
-    Differentiable in `hidden [..., features]`, `bands` and `clusters` for any cotangent, by a second pass: to train, use `loss`.
+    Differentiable for any cotangent, by a second pass: where their sum is all that is needed, use `loss`.
 
     Raises:
         InputError: as `loss`.
     """
-    settings = Settings(chunk=chunk)
     settings.check()
     hidden, bands, clusters = given(hidden, bands, clusters)
-    shape, words = hidden.shape[:-1], sum(len(band.table) for band in bands)
-    targets = ids("targets", targets, words, *shape)
+    shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
+    targets, weights, _ = _targets(targets, weights, shape, sum(words))
     sizes, joined = join(bands)
-    each = _nll((settings, sizes), hidden.reshape(-1, hidden.shape[-1]), (joined, clusters), targets.ravel())
-    return jnp.where(exists(targets, words), each.reshape(shape), jnp.nan)
+    flat = same_axes(settings.axis_name, hidden.reshape(-1, hidden.shape[-1]), (joined, clusters), targets.ravel())
+    return weights * _losses((settings, sizes, words), *flat).reshape(shape)
 
 
-def log_probs(hidden, bands, clusters=None):
-    """Log-probabilities `[..., vocabulary]` of every word, normalised, in float32.
-
-    Builds the matrix that it returns: give it only the rows of `hidden [..., features]` that are needed.
-
-    Raises:
-        InputError: shapes that do not fit.
-    """
-    hidden, bands, clusters = given(hidden, bands, clusters)
-    shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
-    sizes, (head, *tails) = join(bands)
-    first, *rest = [_cast(band, hidden.dtype) for band in (head, clusters) if band is not None]
-    x = project(hidden, first.projection)
-    head = jax.nn.log_softmax(jnp.concatenate([logits_of(x, band) for band in (first, *rest)], axis=1), axis=1)
-    done, columns = sizes[0][0], [head[:, : sizes[0][0]]]
-    for group, words in zip(tails, sizes[1:], strict=True):
-        reached = head[:, done : done + len(words)]
-        columns.append(_log_probs_of_group(hidden, _cast(group, hidden.dtype), words, reached))
-        done += len(words)
-    return jnp.concatenate(columns, axis=1).reshape(*shape, -1)
+def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
+    """Negative log-likelihood `[...]` of every target in nats: `losses` with weights 1; NaN for a target that does not exist."""
+    return losses(hidden, targets, None, bands, clusters, Settings(chunk=chunk))
 
 
-def _log_probs_of_group(hidden, group, sizes, reached):
-    """Log-probabilities `[tokens, words]` of a group of tails; `reached [tokens, tails]` are those of the tails in the head."""
-
-    def visit(number, out):
-        member = Member(group, sizes, number)
-        band = member.read(group)
-        logits = logits_of(project(hidden, band.projection), band)
-        logits = logits if member.own is None else jnp.where(member.own[None], logits, -jnp.inf)
-        values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1) + jax.nn.log_softmax(logits, axis=1)
-        if member.own is None:
-            return values
-        here = lax.dynamic_slice_in_dim(out, member.first, len(band.table), axis=1)
-        return lax.dynamic_update_slice_in_dim(out, jnp.where(member.own[None], values, here), member.first, axis=1)
-
-    out = jnp.zeros((len(hidden), sum(sizes)), jnp.float32)
-    return visit(0, out) if len(sizes) == 1 else lax.fori_loop(0, len(sizes), visit, out)
-
-
-def _cast(band, dtype):
-    """The band in the dtype of the products; the bias is added in float32."""
-    if band is None:
-        return None
-    table, projection, bias = band
-    return Band(table.astype(dtype), None if projection is None else projection.astype(dtype), bias)
+def _targets(targets, weights, shape, words):
+    """Targets, weights and which targets exist; the weight of a target that must exist and does not is NaN, as is its gradient."""
+    targets = ids("targets", targets, words, *shape, weights=weights)
+    weights = jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
+    exist = exists(targets, words)
+    return targets, jnp.where(exist | (weights == 0), weights, jnp.nan), exist
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(static, hidden, weights, softmax, targets, seeds):
+def _loss(static, hidden, softmax, weights, targets, seeds):
     report = _one_pass(static, Tokens(hidden, targets, weights, seeds), softmax, with_gradients=False)
     return jnp.sum(weights * report.loss), report.nll
 
 
-def _loss_forward(static, hidden, weights, softmax, targets, seeds):
+def _loss_forward(static, hidden, softmax, weights, targets, seeds):
+    hidden, softmax, weights = _differentiated_once((hidden, softmax, weights))
     report = _one_pass(static, Tokens(hidden, targets, weights, seeds), softmax, with_gradients=True)
     return (jnp.sum(weights * report.loss), report.nll), (report.loss.astype(weights.dtype), report.gradients)
 
@@ -163,29 +128,41 @@ def _loss_forward(static, hidden, weights, softmax, targets, seeds):
 def _loss_backward(static, residuals, cotangents):
     d_weights, (d_hidden, d_softmax) = residuals
     scale, _ = cotangents
-    return *jax.tree.map(lambda g: (scale * g).astype(g.dtype), (d_hidden, d_weights, d_softmax)), None, None
+    return *jax.tree.map(lambda g: (scale * g).astype(g.dtype), (d_hidden, d_softmax, d_weights)), None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _nll(static, hidden, softmax, targets):
-    tokens = Tokens(hidden, targets, jnp.ones(targets.shape, jnp.float32), None)
-    return _one_pass(static, tokens, softmax, with_gradients=False).nll
+def _losses(static, hidden, softmax, targets):
+    tokens = Tokens(hidden, targets, jnp.ones_like(targets, jnp.float32), None)
+    return _one_pass(static, tokens, softmax, with_gradients=False).loss
 
 
-def _nll_forward(static, hidden, softmax, targets):
-    return _nll(static, hidden, softmax, targets), (hidden, softmax, targets)
+def _losses_forward(static, hidden, softmax, targets):
+    hidden, softmax = _differentiated_once((hidden, softmax))
+    return _losses(static, hidden, softmax, targets), (hidden, softmax, targets)
 
 
-def _nll_backward(static, residuals, cotangent):
+def _losses_backward(static, residuals, cotangent):
     hidden, softmax, targets = residuals
     report = _one_pass(static, Tokens(hidden, targets, cotangent, None), softmax, with_gradients=True)
     return *report.gradients, None
 
 
-_nll.defvjp(_nll_forward, _nll_backward)
+_losses.defvjp(_losses_forward, _losses_backward)
+
+
+@jax.custom_jvp
+def _differentiated_once(arrays):
+    """The arrays. Gradients that depend on them have no gradient of their own."""
+    return arrays
+
+
+@_differentiated_once.defjvp
+def _refuse(primals, tangents):
+    raise InputError("this loss has no second derivative: for one, give optax.softmax_cross_entropy_with_integer_labels all logits")
 
 
 class _Report(NamedTuple):
@@ -196,11 +173,13 @@ class _Report(NamedTuple):
 
 def _one_pass(static, tokens, softmax, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens; `tokens.column` holds word ids."""
-    settings, sizes = static
+    settings, sizes, all_words = static
     groups, clusters = softmax
-    targets, count = tokens.column, len(tokens.column)
+    targets, count, axis_name = tokens.column, len(tokens.column), settings.axis_name
     chunks = [min(count, settings.chunk or _chunk_of_group(i, words, count)) for i, words in enumerate(sizes)]
-    starts = jnp.cumsum(jnp.array([0, *itertools.chain(*sizes)]))
+    rows = [*itertools.chain(*sizes)]
+    exist = present(axis_name, rows, all_words)
+    starts = jnp.cumsum(jnp.array([0, *all_words]))
     band = jnp.searchsorted(starts[1:-1], targets, side="right")
     order = jnp.argsort(band, stable=True)
     ends = jnp.searchsorted(band[order], jnp.arange(len(starts) - 1), side="right")
@@ -208,14 +187,17 @@ def _one_pass(static, tokens, softmax, with_gradients):
     def in_order(array):  # with room for one chunk behind, so that a slice of one chunk is always in bounds
         return jnp.pad(array[order], [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
 
-    head_column = jnp.where(band == 0, targets, sizes[0][0] + band - 1)
+    head_column = jnp.where(band == 0, column_here(axis_name, targets, rows[0]), rows[0] + band - 1)
     in_head = jax.tree.map(in_order, tokens._replace(column=head_column))
-    in_tail = in_head._replace(column=in_order(targets - starts[band]))
-    zeros = jnp.zeros(in_head.weight.shape, jnp.float32)
-    outcome = (zeros, zeros, jnp.zeros(in_head.hidden.shape, jnp.float32) if with_gradients else None)
+    tail_column = targets - starts[band]
+    if axis_name is not None:
+        tail_column = column_here(axis_name, tail_column, jnp.array(rows)[band])
+    in_tail = in_head._replace(column=in_order(tail_column))
+    zeros = jnp.zeros_like(in_head.weight, jnp.float32)
+    outcome = (zeros, zeros, jnp.zeros_like(in_head.hidden, jnp.float32) if with_gradients else None)
     first, gradients = 0, []
     for group, words, chunk in zip(groups, sizes, chunks, strict=True):
-        here = (_cast(group, tokens.hidden.dtype), None if first else _cast(clusters, tokens.hidden.dtype))
+        here = (in_dtype(group, tokens.hidden.dtype), None if first else in_dtype(clusters, tokens.hidden.dtype))
         queue, spans = in_head, ([0], [count])
         own = settings._replace(chunk=chunk)
         if first:
@@ -224,7 +206,8 @@ def _one_pass(static, tokens, softmax, with_gradients):
             queue = in_tail
         else:  # the paper drops units after the first projection of every cluster but the head
             own = own._replace(tail_dropout=0.0)
-        outcome, gradient = _visit((own, words), here, queue, spans, outcome, with_gradients)
+        own_words = None if exist is None else exist[first : first + len(words)]
+        outcome, gradient = _visit((own, words), here, queue, (*spans, own_words), outcome, with_gradients)
         gradients.append(gradient)
         first += len(words)
 
@@ -240,10 +223,11 @@ def _one_pass(static, tokens, softmax, with_gradients):
 def _visit(static, softmax, queue, spans, outcome, with_gradients):
     """Runs tokens through the bands of a group, a chunk at a time; band i takes `queue[begins[i]:ends[i]]`.
 
+    `spans` is `(begins, ends, exist)`; band i has `exist[i]` words here, the rest of its rows being padding, or exist is None.
     Adds loss, nll and gradient of the hidden states to `outcome`, and returns it with the gradient of `softmax`.
     """
     settings, sizes = static
-    chunk, (begins, ends) = settings.chunk, spans
+    chunk, (begins, ends, exist) = settings.chunk, spans
     narrow = softmax[0].table.shape[1] < NARROW and len(sizes) == 1
     total, which = trips(begins, ends, chunk)
 
@@ -255,7 +239,7 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
         inside = at + jnp.arange(chunk) < ends[number]
         part = jax.tree.map(cut, queue)
         part = part._replace(weight=jnp.where(inside, part.weight, 0.0))
-        member = Member(softmax[0], sizes, number)
+        member = Member(softmax[0], sizes, number, exist)
         part = part._replace(column=part.column + member.shift)
         band = member.read(softmax[0])
         results, gradient = one_chunk(
@@ -276,7 +260,7 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
         band, clusters = gradient
         return (band._replace(table=band.table.T), clusters) if with_gradients and narrow else gradient
 
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), softmax) if with_gradients else (None, None)
+    zeros = jax.tree.map(lambda a: jnp.zeros_like(a, jnp.float32), softmax) if with_gradients else (None, None)
     outcome, sums = lax.fori_loop(0, total, visit_chunk, (outcome, transposed(zeros)))
     return outcome, transposed(sums)
 

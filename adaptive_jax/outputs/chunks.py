@@ -3,14 +3,17 @@
 import functools
 import math
 import numbers
+import operator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from adaptive_jax import dropout
 from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least, check_rates
+from adaptive_jax.outputs.shards import is_first, sum_over
 
 # Tokens whose logits are alive at a time, measured on a CPU (benchmarks/outputs.py). Every token visits the head, whose matrix
 # products need many rows for full speed. A tail computes the rows of its last chunk that stay empty, so its chunks are smaller.
@@ -38,24 +41,34 @@ class Settings(NamedTuple):
             visits (the head, and the tail of its word), hence over the whole vocabulary for a full softmax.
         z_loss: weight of the squared log-normaliser of each softmax the token visits.
         chunk: tokens whose logits are alive at a time; None chooses a size for each softmax.
+        soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2); None: it stays.
+        axis_name: the axis of `jax.shard_map` that cuts the words of every band, see `adaptive_jax.outputs.shards`; None: none.
+        words: words of every band, whose table may have rows behind them, on all devices, that are padding; None: no padding.
     """
 
     tail_dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     chunk: int | None = None
+    soft_cap: float | None = None
+    axis_name: str | None = None
+    words: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Checks the ranges of all settings.
 
         Raises:
-            InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or infinite, a chunk of no token.
+            InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or infinite, a chunk of no token, a
+                soft_cap that is not above 0.
         """
         check_rates(self, "tail_dropout", "label_smoothing")
         if not isinstance(self.z_loss, numbers.Real) or not 0 <= self.z_loss < math.inf:
             raise InputError(f"z_loss={self.z_loss!r} is no weight: give 0 or more")
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)
+        cap = self.soft_cap
+        if cap is not None and not (isinstance(cap, numbers.Real) and 0 < cap < math.inf):
+            raise InputError(f"soft_cap={cap!r} is no cap: give a number above 0, or None for no cap")
 
 
 PLAIN = Settings()
@@ -105,7 +118,7 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
 
     Args:
         softmax: `(band, clusters)`, both of type `Band`; `clusters` holds further rows of the head, or is None.
-        own: bool `[words]`, the columns of the band that exist; None: all. The others are words of a neighbour.
+        own: bool `[words]`, the columns of the band that exist; None: all. The others are words of a neighbour, or padding.
         narrow: return the gradient of the band's table as its transpose.
 
     Returns:
@@ -115,21 +128,30 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
     band, clusters = softmax
     mask = _scaled_mask(settings.tail_dropout, seeds, band.table.shape[1]) if settings.tail_dropout else 1.0
     x = (project(hidden, band.projection) * mask).astype(hidden.dtype)
-    parts = [(logits_of(x, part), part, at) for part, at in ((band, 0), (clusters, len(band.table))) if part is not None]
-    if own is not None:
-        parts = [(jnp.where(own[None], logits, -jnp.inf), part, first) for logits, part, first in parts]
+    parts = [(part, at) for part, at in ((band, 0), (clusters, len(band.table))) if part is not None]
+    own_clusters = None if settings.axis_name is None else jnp.full(len(parts[-1][0].table), is_first(settings.axis_name))
+    parts = [(logits_of(x, part), part, at, exist) for (part, at), exist in zip(parts, (own, own_clusters), strict=False)]
+    if settings.soft_cap:
+        parts = [(settings.soft_cap * jnp.tanh(logits / settings.soft_cap), *more) for logits, *more in parts]
+    parts = [(_where(own, logits, -jnp.inf), part, first, own) for logits, part, first, own in parts]
 
-    columns = sum(len(part.table) for _, part, _ in parts) if own is None else own.sum()
-    scored = sum(_at(logits, column - first) for logits, _, first in parts)
-    peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, _, _ in parts if logits.size])
-    powers = [jnp.exp(logits - peak[:, None]) for logits, _, _ in parts]
+    scored = sum(_at(logits, column - first) for logits, _, first, _ in parts)
+    peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, *_ in parts if logits.size])
+    peak = peak if settings.axis_name is None else lax.pmax(peak, settings.axis_name)
+    powers = [jnp.exp(logits - peak[:, None]) for logits, *_ in parts]
     total = sum(power.sum(axis=1) for power in powers)
-    logsumexp = peak + jnp.log(total)
-    nll = logsumexp - scored
-    share, loss = settings.label_smoothing, nll
+    share, mine, columns = settings.label_smoothing, (), 1
     if share:
-        sums = [(logits if own is None else jnp.where(own[None], logits, 0.0)).sum(axis=1) for logits, _, _ in parts]
-        loss = logsumexp - (1 - share) * scored - share * (sum(sums) / columns)
+        mine = (
+            sum(_where(own, logits, 0.0).sum(axis=1) for logits, _, _, own in parts),
+            functools.reduce(operator.add, [len(part.table) if own is None else own.sum() for _, part, _, own in parts]),
+        )
+    total, scored, *smoothed = sum_over(settings.axis_name, total, scored, *mine)
+    logsumexp = peak + jnp.log(total)
+    loss = nll = logsumexp - scored
+    if share:
+        sums, columns = smoothed
+        loss = logsumexp - (1 - share) * scored - share * (sums / columns)
     if settings.z_loss:
         loss = loss + settings.z_loss * logsumexp**2
     if not with_gradients:
@@ -139,14 +161,16 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
     scale = weight / total
     scaled = (x * scale[:, None]).astype(x.dtype)
     d_x, d_parts = 0.0, []
-    for power, (_, part, first) in zip(powers, parts, strict=True):
+    for power, (logits, part, first, own) in zip(powers, parts, strict=True):
         hit = column[:, None] == first + jnp.arange(len(part.table))[None]
         target = (1 - share) * hit + share / columns
-        if share and own is not None:
-            target = jnp.where(own[None], target, 0.0)
+        if share:
+            target = _where(own, target, 0.0)
         if settings.z_loss:
             power = power * (1 + 2 * settings.z_loss * logsumexp)[:, None]
         exact = power - total[:, None] * target
+        if settings.soft_cap:
+            exact = exact * _where(own, 1 - (logits / settings.soft_cap) ** 2, 0.0)
         d_logits = exact.astype(x.dtype)
         d_x += jnp.dot(d_logits, part.table, preferred_element_type=jnp.float32)
         left, right = (scaled, d_logits) if narrow and part is band else (d_logits, scaled)
@@ -160,6 +184,11 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
     d_hidden = jnp.dot(d_x, band.projection, preferred_element_type=jnp.float32)
     d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
     return (loss, nll, d_hidden), (d_band._replace(projection=d_projection), d_clusters)
+
+
+def _where(own, values, other):
+    """`values [tokens, words]` in the columns that exist, `other` elsewhere."""
+    return values if own is None else jnp.where(own[None], values, other)
 
 
 def _at(logits, column):

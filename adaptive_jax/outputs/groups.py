@@ -57,12 +57,13 @@ class Member:
     """A band of a group; in a loop its number is known only when the program runs.
 
     Attributes:
-        own: bool `[largest size]`, the rows read that are the band's own; None in a group of one band.
+        own: bool `[largest size]`, the rows read that are the band's own words; None: all.
         first: the first row that is read.
         shift: rows read before the band's own.
     """
 
-    def __init__(self, group: Band, sizes: tuple[int, ...], number):
+    def __init__(self, group: Band, sizes: tuple[int, ...], number, present=None):
+        """`present`: how many of each band's rows are words, the first ones; None: all."""
         self.own, self.first, self.shift, self._cuts = None, 0, 0, None
         if len(sizes) > 1:
             largest, width = max(sizes), group.table.shape[1]
@@ -70,8 +71,10 @@ class Member:
             self.first = jnp.minimum(start, len(group.table) - largest)
             self.shift = start - self.first
             rows = jnp.arange(largest) - self.shift
-            self.own = (rows >= 0) & (rows < jnp.array(sizes)[number])
+            self.own = (rows >= 0) & (rows < (jnp.array(sizes) if present is None else present)[number])
             self._cuts = Band((self.first, largest), (number * width, width), (self.first, largest))
+        elif present is not None:
+            self.own = jnp.arange(len(group.table)) < present[0]
 
     def read(self, group: Band) -> Band:
         """The member's arrays, with rows of its neighbours up to the largest size."""

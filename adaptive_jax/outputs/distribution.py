@@ -1,0 +1,58 @@
+"""Log-probabilities of all words, from the bands of `adaptive_jax.outputs.banded`."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.bands import Band
+from adaptive_jax.outputs.chunks import logits_of, project
+from adaptive_jax.outputs.given import given
+from adaptive_jax.outputs.groups import Member, join
+
+
+def log_probs(hidden, bands, clusters=None):
+    """Log-probabilities `[..., vocabulary]` of every word, normalised, in float32.
+
+    Builds the matrix that it returns: give it only the rows of `hidden [..., features]` that are needed.
+
+    Raises:
+        InputError: shapes that do not fit.
+    """
+    hidden, bands, clusters = given(hidden, bands, clusters)
+    shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
+    sizes, (head, *tails) = join(bands)
+    first, *rest = [in_dtype(band, hidden.dtype) for band in (head, clusters) if band is not None]
+    x = project(hidden, first.projection)
+    head = jax.nn.log_softmax(jnp.concatenate([logits_of(x, band) for band in (first, *rest)], axis=1), axis=1)
+    done, columns = sizes[0][0], [head[:, : sizes[0][0]]]
+    for group, words in zip(tails, sizes[1:], strict=True):
+        reached = head[:, done : done + len(words)]
+        columns.append(_log_probs_of_group(hidden, in_dtype(group, hidden.dtype), words, reached))
+        done += len(words)
+    return jnp.concatenate(columns, axis=1).reshape(*shape, -1)
+
+
+def _log_probs_of_group(hidden, group, sizes, reached):
+    """Log-probabilities `[tokens, words]` of a group of tails; `reached [tokens, tails]` are those of the tails in the head."""
+
+    def visit(number, out):
+        member = Member(group, sizes, number)
+        band = member.read(group)
+        logits = logits_of(project(hidden, band.projection), band)
+        logits = logits if member.own is None else jnp.where(member.own[None], logits, -jnp.inf)
+        values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1) + jax.nn.log_softmax(logits, axis=1)
+        if member.own is None:
+            return values
+        here = lax.dynamic_slice_in_dim(out, member.first, len(band.table), axis=1)
+        return lax.dynamic_update_slice_in_dim(out, jnp.where(member.own[None], values, here), member.first, axis=1)
+
+    out = jnp.zeros((len(hidden), sum(sizes)), jnp.float32)
+    return visit(0, out) if len(sizes) == 1 else lax.fori_loop(0, len(sizes), visit, out)
+
+
+def in_dtype(band, dtype):
+    """The band in the dtype of the products; the bias is added in float32."""
+    if band is None:
+        return None
+    table, projection, bias = band
+    return Band(table.astype(dtype), None if projection is None else projection.astype(dtype), bias)
