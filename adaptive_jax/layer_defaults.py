@@ -63,6 +63,6 @@ LAYERS = {
         "lstm": LSTM,
         "awd_lstm": AWD_LSTM,
     },
-    "output": {"softmax": OUTPUT, "adaptive": OUTPUT},
+    "output": {"softmax": OUTPUT, "adaptive": OUTPUT, "hierarchical": OUTPUT | {"classes": 0}},
     "output.table": TABLES,
 }

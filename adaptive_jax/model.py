@@ -15,6 +15,7 @@ from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 from adaptive_jax.registry import make
@@ -28,7 +29,7 @@ BODIES = {
     "awd_lstm": AWDLSTM,
 }
 TABLES = {"own": OwnTable, "tied": TiedTable}
-OUTPUTS = {"softmax": Softmax, "adaptive": Softmax}
+OUTPUTS = {"softmax": Softmax, "adaptive": Softmax, "hierarchical": Hierarchical}
 
 
 class LanguageModel(nn.Module):
@@ -147,7 +148,7 @@ def init_params(model: LanguageModel, seed: int) -> dict:
 
 def _check(model, output):
     """Runs the layers' own checks, which raise one-line errors, before anything is compiled."""
-    bands = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.table.bands())[0])
+    bands = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0])
     if output == "softmax" and len(bands) > 1:
         raise InputError(
             f"config.output.name='softmax' takes a table of one band, and this one has {len(bands)}: "

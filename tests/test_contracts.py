@@ -49,7 +49,8 @@ TABLE = {
         {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8, "correction": 5, "bias": "own"},
         {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40, "correction": 0, "bias": "predicted"}],
 }
-OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}]}
+OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}],
+          "hierarchical": [{}, {"classes": -1}]}
 
 
 def config(input=("lookup", {}), body=("transformer", BODY["transformer"][0]), output=("softmax", {}), table=("own", {})):
@@ -64,6 +65,13 @@ def cases(settings):
     return [pytest.param((name, fields), id=f"{name}-{i}") for name in settings for i, fields in enumerate(settings[name])]
 
 
+def takes(output, fields, cut):
+    """Whether an output takes a table of several bands, or one of a single band."""
+    if output == "hierarchical":
+        return cut != ("classes" in fields)
+    return output == "adaptive" or not cut
+
+
 def whole_models():
     """Every output on every table that fits it."""
     for output, fields_list in OUTPUT.items():
@@ -73,8 +81,8 @@ def whole_models():
                 for table_fields in tables if source[0] == "adaptive" or table == "tied" else []:
                     cut = bool(table_fields.get("cutoffs")) or (table == "tied" and source[0] == "adaptive")
                     twice = table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
-                    if (output == "adaptive" or not cut) and not twice:
-                        for fields in fields_list:
+                    for fields in fields_list if not twice else []:
+                        if takes(output, fields, cut):
                             yield (source, (output, fields), (table, table_fields))
 
 

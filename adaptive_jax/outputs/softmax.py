@@ -61,13 +61,17 @@ class Softmax(nn.Module):
 
     def setup(self):
         self.dropout = dropout.Dropout(self.input_dropout)
-        head, *tails = self.table.bands()
+        head, *tails = self.bands()
         shape = (len(tails), head.table.shape[1])
         self.clusters = None
         if tails:
             rows = self.param("clusters", nn.initializers.xavier_uniform(), shape)
             bias = None if head.bias is None else self.param("cluster_bias", nn.initializers.zeros, shape[:1])
             self.clusters = Band(rows, None, bias)
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """The bands of the softmax, the head first; `train` draws the table's dropout."""
+        return self.table.bands(train=train)
 
     def loss(
         self, hidden: jax.Array, targets: jax.Array, weights: jax.Array | None = None, row_ids=None, *, train: bool = False
@@ -97,15 +101,15 @@ class Softmax(nn.Module):
             per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
-        return Loss(*banded.loss(hidden, targets, weights, self.table.bands(), self.clusters, settings, seeds))
+        return Loss(*banded.loss(hidden, targets, weights, self.bands(train=train), self.clusters, settings, seeds))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given; see `banded.nll`."""
-        return banded.nll(hidden, targets, self.table.bands(), self.clusters)
+        return banded.nll(hidden, targets, self.bands(), self.clusters)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are needed."""
-        return banded.log_probs(hidden, self.table.bands(), self.clusters)
+        return banded.log_probs(hidden, self.bands(), self.clusters)
 
 
 AdaptiveSoftmax = Softmax  # the paper's name for it where the table has several bands

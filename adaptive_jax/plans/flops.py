@@ -37,5 +37,5 @@ def softmax_flops(bands: Sequence[Band], visits: Sequence[float]) -> float:
 def zipf_visits(bands: Sequence[Band]) -> np.ndarray:
     """Visits per token to each band, if the word of rank r has a probability proportional to 1/r (Zipf's law)."""
     ends = np.cumsum([band.table.shape[0] for band in bands])
-    reached = np.cumsum(1 / np.arange(1, ends[-1] + 1))
-    return np.append(1.0, np.diff(reached[ends - 1]) / reached[-1])
+    reached = np.cumsum(np.append(0.0, 1 / np.arange(1, ends[-1] + 1)))
+    return np.append(1.0, np.diff(reached[ends]) / reached[-1])

@@ -20,7 +20,7 @@ variables = once(variable_shapes)
 @once
 def output_bands(model: LanguageModel) -> list[Band]:
     """The shapes of the output's bands."""
-    return jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.table.bands()), variables(model))
+    return jax.eval_shape(lambda v: model.apply(v, method=lambda m: m.output.bands()), variables(model))
 
 
 @once

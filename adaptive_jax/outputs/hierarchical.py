@@ -1,0 +1,56 @@
+"""The hierarchical softmax of two levels: first the class of a word, then the word in its class."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from adaptive_jax.bands import Band, split_rows
+from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.outputs.softmax import Softmax
+
+
+class Hierarchical(Softmax):
+    """Softmax over classes, then over the words of one class (Goodman 2001; Chen et al. 2016, "Hierarchical Softmax"):
+
+        p(word) = p(class of word) · p(word | class of word)
+
+    It is exact and normalised. Classes are ranges of words: the bands of a table with cutoffs, in the order of frequency or of
+    clusters, or `classes` equal parts of a table of one band. It is computed as an adaptive softmax whose band 0 has no words, so
+    the parameter `clusters [classes, features]`, with `cluster_bias [classes]` where words have a bias, is all of the first level.
+
+    Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`, and
+        classes: 0: the bands of the table; n: n classes, as equal as can be, of a table of one band; -1: as many as the square root
+            of the number of words, the least work for every word (Chen et al. 2016).
+
+    Raises:
+        InputError: as `Softmax`; a table of one band that is left whole, or one of several that is to be cut again; more classes
+            than words.
+    """
+
+    classes: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(-1, classes=self.classes)
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """A band 0 without words, and a band for each class."""
+        bands = self.table.bands(train=train)
+        words = sum(len(band.table) for band in bands)
+        classes = round(math.sqrt(words)) if self.classes < 0 else self.classes
+        if bool(classes) == (len(bands) > 1):
+            raise InputError(
+                f"output.classes={self.classes} does not fit a table of {len(bands)} band(s): give cutoffs of the table or a "
+                "number of classes"
+            )
+        if classes > words:
+            raise InputError(f"output.classes={classes} is more than the {words} words: give fewer")
+        if classes:
+            [(table, projection, bias)] = bands
+            sizes = [len(part) for part in np.array_split(np.arange(words), classes)]
+            biases = [None] * classes if bias is None else split_rows(bias, sizes)
+            bands = [Band(rows, projection, own) for rows, own in zip(split_rows(table, sizes), biases, strict=True)]
+        table, projection, bias = bands[0]
+        features = (table if projection is None else projection).shape[1]
+        return [Band(jnp.zeros((0, features), table.dtype), None, None if bias is None else bias[:0]), *bands]

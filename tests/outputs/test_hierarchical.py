@@ -1,0 +1,99 @@
+"""The hierarchical softmax against its definition: two softmaxes in float64 for every token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.bands import Band
+from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.plans.flops import softmax_flops, zipf_visits
+
+FEATURES, TOKENS = 8, 8
+CASES = {  # words, cutoffs, factor, bias, classes
+    "7 words, 3 clusters": (7, (2, 4), 1, True, 0),
+    "7 words, 7 classes": (7, (), 1, False, 7),
+    "10,007 words, by cluster": (10_007, (100, 5_000), 2, True, 0),
+    "267,735 words, 3 clusters": (267_735, (89_245, 178_490), 1, False, 0),
+    "267,735 words, 517 classes": (267_735, (), 1, True, -1),
+}
+
+
+def model_of(case):
+    words, cutoffs, factor, bias, classes = CASES[case]
+    return Hierarchical(OwnTable(words, FEATURES, cutoffs, factor, bias=bias), classes=classes)
+
+
+def given(words):
+    """Hidden states, targets at the edges and elsewhere, and weights."""
+    targets = np.append([0, words - 1, words // 3, words // 2], np.random.default_rng(0).integers(0, words, TOKENS - 4))
+    return jax.random.normal(jax.random.key(2), (TOKENS, FEATURES)), targets.astype(np.int32), np.linspace(0, 2, TOKENS)
+
+
+def random_params(model):
+    """Parameters of normal numbers, biases too."""
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs"))["params"]
+    return jax.jit(lambda: jax.tree.map(lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes))()
+
+
+def in_float64(function, *values):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), values)
+        return jax.tree.map(np.asarray, jax.jit(function).lower(*wide).compile({"xla_backend_optimization_level": 0})(*wide))
+
+
+def by_hand(hidden, targets, bands, clusters):
+    """The nll of each target; what each token visits is computed for it alone."""
+    starts, losses = np.cumsum([0, *(len(band.table) for band in bands)]), []
+    for state, target in zip(hidden, targets, strict=True):
+        number = int(np.searchsorted(starts, target, side="right")) - 1
+        table, projection, bias = bands[number]
+        there, losses = state if projection is None else projection @ state, [*losses, 0.0]
+        visits = ((clusters.table, state, clusters.bias, number), (table, there, bias, target - starts[number]))
+        for rows, x, shift, column in visits:
+            scores = rows @ x + (0 if shift is None else shift)
+            losses[-1] += jax.nn.logsumexp(scores) - scores[column]
+    return jnp.stack(losses)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hierarchical_equals_its_definition(case):
+    """Loss, nll and all gradients; words sit in classes as equal as can be."""
+    words, *_, classes = CASES[case]
+    model = model_of(case)
+    params, (hidden, targets, weights) = random_params(model), given(words)
+
+    def layers(params):
+        return model.apply({"params": params}, method=lambda m: (m.bands()[1:], m.clusters))
+
+    def fast(params, hidden):
+        return model.apply({"params": params}, hidden, targets, weights, method="loss")
+
+    def slow(params, hidden):
+        nll = by_hand(hidden, targets, *layers(params))
+        return nll @ weights, nll
+
+    sizes = [len(band.table) for band in jax.eval_shape(layers, params)[0]]
+    if classes:
+        assert max(sizes) - min(sizes) <= 1
+        assert len(sizes) == (classes if classes > 0 else round(words**0.5))
+    ours = jax.jit(jax.value_and_grad(fast, (0, 1), has_aux=True))(params, hidden)
+    theirs = in_float64(jax.value_and_grad(slow, (0, 1), has_aux=True), params, hidden)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_bfloat16_is_near_float32():
+    """Products run in bfloat16, sums and logarithms in float32."""
+    model = model_of("10,007 words, by cluster")
+    hidden, targets, _ = given(10_007)
+    params = random_params(model)
+    nll = jax.jit(lambda hidden: model.apply({"params": params}, hidden, targets, method="nll"))
+    np.testing.assert_allclose(nll(hidden.astype(jnp.bfloat16)), nll(hidden), rtol=0.02)
+
+
+def test_work_is_that_of_the_classes_visited():
+    """With classes of equal words every token pays for the classes and for one of them."""
+    bands = [Band(np.zeros((0, 16))), *[Band(np.zeros((100, 16)))] * 100]
+    assert softmax_flops(bands, zipf_visits(bands)) == pytest.approx(2 * 16 * (100 + 100))
