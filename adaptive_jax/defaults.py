@@ -58,7 +58,6 @@ GENERAL = {
     "divergence.loss": (100.0, "nats a token, from which a loss counts as not finite"),
     "divergence.spike": (2.0, "nats a token above the recent mean, from which a loss is reported"),
     "divergence.rewinds": (3, "times that a run rewinds, at most; then it stops"),
-    "output.clusters": ("", "file of clusters, whose order of words and sizes replace order and cutoffs of the output's table"),
     "metrics.tensorboard": (True, "whether to write files for TensorBoard"),
     "metrics.wandb": (False, "whether to log to Weights & Biases; needs the package wandb"),
     "metrics.norms": (False, "whether to log norms of gradients and changes, by group of parameters"),

@@ -98,6 +98,8 @@ def meaning_of(group: str, key: str, name: str | None = None) -> str:
         return GENERAL[path][1]
     if group in NAMED and key == "name":
         return f"which class: {', '.join(NAMED[group])}"
+    if path == "output.clusters":
+        return _documented(model.LanguageModel, key)
     if path == "choose.hours":
         return "hours that training may take, where a config leaves settings None: they are chosen for the text and this time"
     if path == "data.corpus":

@@ -11,11 +11,15 @@ from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
+from adaptive_jax.data.vocabulary.clusters import read_header
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.layer_defaults import CHAR_CNN
+from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 from adaptive_jax.registry import make
@@ -28,8 +32,8 @@ BODIES = {
     "lstm": LSTM,
     "awd_lstm": AWDLSTM,
 }
-TABLES = {"own": OwnTable, "tied": TiedTable}
-OUTPUTS = {"softmax": Softmax, "adaptive": Softmax, "hierarchical": Hierarchical}
+TABLES = {"own": OwnTable, "tied": TiedTable, "mapped": MappedTable, "composed": ComposedTable}
+OUTPUTS = {"softmax": Softmax, "adaptive": Softmax, "hierarchical": Hierarchical, "sampled": Sampled, "nce": NCE}
 
 
 class LanguageModel(nn.Module):
@@ -37,11 +41,26 @@ class LanguageModel(nn.Module):
 
     `apply` takes these collections: "params"; "lexicon", what `wants` asks for; and, to compute vectors that are composed from
     other parameters once and not at every call, "tables", which `compose` makes.
+
+    With clusters, the output knows a word by its place in their order, and so does an input whose table the output shares. Token
+    ids, targets and log-probabilities, as methods take and return them, are in the vocabulary's order all the same.
+
+    Attributes:
+        clusters: file with an order of the words and the sizes of clusters, which take the place of the table's cutoffs; see
+            docs/clusters.md. Empty: words are in the vocabulary's order.
     """
 
     input: nn.Module
     body: nn.Module
     output: nn.Module
+    clusters: str = ""
+
+    def setup(self):
+        if self.clusters:
+            if not (self.is_initializing() or self.has_variable("lexicon", "order")):
+                raise InputError('clusters need their order: apply({"params": ..., "lexicon": lexicon(...)}, ...)')
+            blank = jnp.zeros(self.input.vocabulary_size, jnp.int32)
+            self.order = self.variable("lexicon", "order", lambda: {"places": blank, "words": blank})
 
     def __call__(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[Loss, object]:
         """The loss of a batch, see `Softmax.loss`, and the body's next carry.
@@ -50,22 +69,23 @@ class LanguageModel(nn.Module):
             InputError: arrays of shapes that do not fit, or ids that are known outside `jax.jit` and do not exist.
         """
         hidden, carry = self.hidden(batch, carry, train=train)
-        return self.output.loss(hidden, batch.targets, batch.weights, batch.row_ids, train=train), carry
+        targets = self._places("targets", batch.targets, batch.weights)
+        return self.output.loss(hidden, targets, batch.weights, batch.row_ids, train=train), carry
 
     def hidden(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[jax.Array, object]:
         """Hidden states `[rows, time, features]`, and the body's next carry.
 
         With the carry `()` every row stands alone and `()` is returned.
         """
-        return self.body(self.input(batch.inputs, batch, train=train), carry, batch, train=train)
+        return self.body(self.input(self._inputs(batch.inputs), batch, train=train), carry, batch, train=train)
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry; `body.cache` makes the first."""
-        return self.body(self.input(tokens), carry)
+        return self.body(self.input(self._inputs(tokens)), carry)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """See `Softmax.nll`."""
-        return self.output.nll(hidden, targets)
+        return self.output.nll(hidden, self._places("targets", targets))
 
     def log_probs(self, batch: Batch, positions: jax.Array) -> jax.Array:
         """Log-probabilities `[rows, positions, vocabulary]` of the word after each position asked for.
@@ -74,9 +94,10 @@ class LanguageModel(nn.Module):
         """
         hidden, _ = self.hidden(batch)
         positions = ids("positions", positions, hidden.shape[1], len(hidden), "asked")
-        return self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
+        log_probs = self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
+        return jnp.take(log_probs, self.order.value["places"], axis=-1) if self.clusters else log_probs
 
-    def compose(self, words: jax.Array) -> None:
+    def compose(self, words: jax.Array, *, train: bool = False) -> None:
         """Puts the vectors of `words [n]` that are computed from other parameters into the collection "tables".
 
         Afterwards token ids are rows of these tables: `words` are all words in order, or `inputs` are indices into `words`;
@@ -84,7 +105,7 @@ class LanguageModel(nn.Module):
         """
         for layer in (self.input, self.output.table):
             if hasattr(layer, "compose"):
-                layer.compose(words)
+                layer.compose(words, train=train)
 
     def composed_words(self) -> str:
         """Which words' vectors `compose` must make: "none", those of the "inputs", or "all"."""
@@ -96,28 +117,51 @@ class LanguageModel(nn.Module):
     def wants(self) -> dict:
         """What the layers want to know about words, by layer: the argument of `adaptive_jax.data.vocabulary.lexicon.lexicon`."""
         table = {"table": self.output.table.wants} if hasattr(self.output.table, "wants") else {}
-        wants = {"input": getattr(self.input, "wants", {}), "output": table}
+        table |= getattr(self.output, "wants", {})
+        order = {"path": self.clusters, "of": ("input", "output") if self._shared() else ("output",)} if self.clusters else {}
+        wants = {"order": order, "input": getattr(self.input, "wants", {}), "output": table}
         return {name: inner for name, inner in wants.items() if inner}
+
+    def _shared(self):
+        """Whether the output's table is the input's, or is computed from it."""
+        return getattr(self.output.table, "source", None) is self.input
+
+    def _inputs(self, tokens):
+        return self._places("tokens", tokens) if self._shared() else tokens
+
+    def _places(self, what, words, weights=None):
+        """The places of word ids; of those that do not exist, places that do not either."""
+        if not self.clusters:
+            return words
+        count = self.input.vocabulary_size
+        words = ids(what, words, count, ..., weights=weights)
+        return jnp.asarray(self.order.value["places"]).at[words].get(mode="fill", fill_value=count, wrap_negative_indices=False)
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     """The model that a config describes: its groups `input`, `body` and `output`, and `dtype`.
 
     A group's `name` picks the class; its other keys are that class's fields. The output's group `table` is
-    `{"name": "tied", ...}`, the input's own table, or `{"name": "own", ...}`.
+    `{"name": "tied", ...}`, the input's own table, or a name of `TABLES`. `output.clusters` is the path of a file whose clusters
+    take the place of cutoffs.
 
     Raises:
         InputError: a name or a field that does not exist, or values that do not fit together.
     """
     check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
+    clusters, config = _cut(config, vocabulary_size)
     dtype = jnp.dtype(config["dtype"])
     body = make("body", BODIES, config["body"], dtype=dtype)
     source = make("input", INPUTS, config["input"], vocabulary_size=vocabulary_size, features=body.features, dtype=dtype)
     settings = dict(config["output"])
-    table = settings.pop("table")
-    given = {"tied": {"source": source}, "own": {"vocabulary_size": vocabulary_size}}.get(table["name"], {})
-    table = make("output.table", TABLES, table, features=output_features(body), **given)
-    model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table))
+    table = dict(settings.pop("table"))
+    words = {"vocabulary_size": vocabulary_size, "features": output_features(body)}
+    given = {"tied": {"source": source}, "mapped": {"source": source}, "own": words}.get(table["name"], {})
+    if table["name"] == "composed":
+        cnn = {key: table.pop(key) for key in CHAR_CNN if key in table}
+        given = {"cnn": make("output.table", {"composed": CharacterCNN}, cnn | {"name": "composed"}, dtype=dtype, **words)}
+    table = make("output.table", TABLES, table, **given | {"features": words["features"]})
+    model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table), clusters)
     _check(model, config["output"]["name"])
     return model
 
@@ -144,6 +188,22 @@ def init_params(model: LanguageModel, seed: int) -> dict:
     """Fresh parameters."""
     ids = jnp.zeros((1, 2), jnp.int32)
     return model.init(jax.random.key(seed), Batch(ids, ids, jnp.ones((1, 2)), jnp.zeros(1, jnp.int32)))["params"]
+
+
+def _cut(config, vocabulary_size):
+    """The file of clusters, and the config without it, whose bands are these clusters."""
+    config, output = dict(config), dict(config["output"])
+    if not (clusters := output.pop("clusters", "")):
+        return "", config | {"output": output}
+    header = read_header(clusters)
+    if sum(header.sizes) != vocabulary_size:
+        raise InputError(
+            f"output.clusters={clusters!r} orders {sum(header.sizes):,} words, and the vocabulary has {vocabulary_size:,}: "
+            "give a file that was made for this vocabulary"
+        )
+    if output["table"]["name"] == "tied" and "cutoffs" in config["input"]:
+        return clusters, config | {"output": output, "input": {**config["input"], "cutoffs": header.cutoffs()}}
+    return clusters, config | {"output": output | {"table": {**output["table"], "cutoffs": header.cutoffs()}}}
 
 
 def _check(model, output):

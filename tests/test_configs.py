@@ -173,7 +173,7 @@ def test_settings_agree_with_each_other(config):
         length = config["batches"]["sequence_length"]
         assert rows // (microbatches * devices) * length <= config["tokens_per_device"]
     model = build(config, data["vocabulary_size"])
-    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "gather"}
+    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "gather", "clusters"}
     groups = {name: config[name] for name in ("input", "body", "output")}
     for layer, settings in (model.output.table, config["output"]["table"]), *((getattr(model, n), s) for n, s in groups.items()):
         assert {field.name for field in dataclasses.fields(layer)} - given == set(settings) - given

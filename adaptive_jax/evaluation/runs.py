@@ -13,7 +13,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.plans.costs import choose_fsdp
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import read_config, read_words
+from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
 
 
 class Run(NamedTuple):
@@ -45,7 +45,7 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
     Raises:
         InputError: no run or checkpoint there, or a vocabulary that the parameters do not fit.
     """
-    config = read_config(workdir)
+    config = with_own_files(read_config(workdir), workdir)
     vocabulary = vocabulary or read_words(workdir)
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     model = build(config, len(vocabulary))

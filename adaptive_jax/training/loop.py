@@ -15,6 +15,7 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import home_of, load
+from adaptive_jax.data.vocabulary.clusters import read_header
 from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
@@ -33,7 +34,7 @@ from adaptive_jax.training.state import State, initial_state, parameter_names, r
 from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
-from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, write_json
+from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, with_own_files, write_json
 
 
 def dry_run(config: dict, workdir: Path, memory: int) -> None:
@@ -43,7 +44,7 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
     """
     config = settle(config, workdir)
     check_same_run(workdir, config)
-    _check(config)
+    _check(config := with_own_files(config, workdir))
     plan, lines = dry_run_lines(config, jax.device_count(), memory)
     hosts.say("\n".join(lines))
     if plan is not None and hosts.first() and not (workdir / "config.json").exists():  # which has its own plan
@@ -74,8 +75,9 @@ def train(config: dict, workdir: Path) -> None:
         InputError: anything a user can cure, an update that diverges among it. What was saved stays.
         Stopped: the run was told to; its text says what is saved.
     """
-    config = settle(config, workdir)
-    check_same_run(workdir, config)
+    given = settle(config, workdir)
+    check_same_run(workdir, given)
+    config = with_own_files(given, workdir)
     accelerators.keep_programs(home_of(config["data"]["cache"], "data.cache"))
     _check(config)
     corpus = load(config["data"])
@@ -92,7 +94,7 @@ def train(config: dict, workdir: Path) -> None:
     model, optimizer = build(config, len(vocabulary)), optim.from_config(config)
     run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
-        begin(workdir, config, plan._asdict(), vocabulary)
+        begin(workdir, given, plan._asdict(), vocabulary)
         job = Job(config, plan, run, corpus, batches, optimizer, Rewinds(workdir), stop)
         while True:
             try:
@@ -156,7 +158,8 @@ def _check(config):
     check_settings(config)
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
-    model = build(config, max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
+    words = max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2])
+    model = build(config, sum(read_header(path).sizes) if (path := config["output"]["clusters"]) else words)
     if config["batches"]["layout"] == "streams" and jax.eval_shape(lambda: model.body.initial_carry(1)) == ():
         raise InputError(
             f"batches.layout='streams' needs a body that carries its state on, and body.name={config['body']['name']!r} does not: "

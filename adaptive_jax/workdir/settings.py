@@ -1,4 +1,4 @@
-"""What a run is: config.json, plan.json and the vocabulary in its workdir."""
+"""What a run is: config.json, plan.json, the vocabulary and the clusters of its words in its workdir."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from adaptive_jax.data.vocabulary.clusters import copy_clusters
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
@@ -41,7 +42,8 @@ FREE = {
 }
 
 # Keys of later versions, whose defaults compute what runs that lack them computed.
-ADDED = {"input.word_dropout", "input.init_range", "output.table.bias", "output.table.weight_norm", "optimizer.decoupled_decay"}
+ADDED = {"input.word_dropout", "input.init_range", "output.table.bias", "output.table.weight_norm", "output.clusters"}
+ADDED |= {"optimizer.decoupled_decay"}
 
 VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 
@@ -93,6 +95,13 @@ def read_words(workdir: Path) -> Vocabulary:
         InputError: it is missing or damaged.
     """
     return read_sealed(workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir")
+
+
+def with_own_files(config: dict, workdir: Path) -> dict:
+    """The config with the path of the copy of its clusters that a run keeps in its workdir; before it has begun, the config."""
+    if not (config["output"]["clusters"] and (workdir / "config.json").exists()):
+        return config
+    return config | {"output": config["output"] | {"clusters": str(workdir / "clusters.txt")}}
 
 
 def _completed(config, defaults, prefix=""):
@@ -185,6 +194,8 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     if hosts.first():
         workdir.mkdir(parents=True, exist_ok=True)
         write_sealed(vocabulary, workdir / "vocabulary.txt")
+        if config["output"]["clusters"] and not (workdir / "config.json").exists():
+            copy_clusters(config["output"]["clusters"], workdir / "clusters.txt")
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.wait("the workdir")

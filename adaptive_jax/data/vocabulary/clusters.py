@@ -59,8 +59,7 @@ def read_header(path: str | Path) -> Header:
             line = file.readline().decode(errors="replace").rstrip("\n")
     except OSError as error:
         raise InputError(
-            f"cannot read the clusters output.clusters={str(path)!r}: {error.strerror}; make them with {COMMAND} --output={path}, or "
-            "give another file"
+            f"cannot read output.clusters={str(path)!r}: {error.strerror}; make it with {COMMAND} --output={path} or give another"
         ) from None
     if not (found := HEADER.fullmatch(line)):
         raise InputError(f"{path}, line 1: {line[:80]!r} is no header of clusters; make the file with {COMMAND}")

@@ -1,0 +1,148 @@
+"""The order of words at the model's door: clusters change what layers see, and nothing that callers give or get."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from adaptive_jax import defaults
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.clusters import Header, order, read_clusters, write_clusters
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.sealed import read_sealed
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.gradients import make_gradients
+from adaptive_jax.model import build, init_params
+from adaptive_jax.training.loop import train
+from tests.training.test_runs import assert_close, state_of
+
+WORDS = Vocabulary.build({"<eos>": 9, "<unk>": 4} | {"ab" * (n % 5) + str(n): 1 for n in range(39)})
+HASTE = {"xla_backend_optimization_level": 0}  # for programs that run once
+SIZES = (9, 20, 12)
+CUTOFFS = (9, 29)
+CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (2, 8)), "input.length": 8}
+OWN = {"output.table.name": "own", "output.table.factor": 2}
+CASES = {
+    "adaptive, own": {"input.name": "adaptive", "input.cutoffs": (5, 20), "input.factor": 2, "output.table.bias": True} | OWN,
+    "char_cnn, own": CNN | OWN,
+    "lookup, tied": {"input.name": "lookup", "output.table.name": "tied", "output.table.bias": True},
+    "adaptive, tied": {"input.name": "adaptive", "input.factor": 2, "output.table.name": "tied"},
+    "char_cnn, tied": CNN | {"output.table.name": "tied"},
+}
+BODY = {"body.features": 16, "body.heads": 2}
+
+
+class NoBody(nn.Module):
+    """Returns the vectors that it is given."""
+
+    def __call__(self, vectors, carry=(), batch=None, *, train=False):
+        return vectors, carry
+
+
+def shuffled(vocabulary, path, sizes):
+    """A file of clusters of a vocabulary at random; its ids in this order."""
+    ids = np.random.default_rng(3).permutation(len(vocabulary)).astype(np.int32)
+    write_clusters(path, Header("kmeans", 3, vocabulary.digest, sizes), [vocabulary.words[i] for i in ids])
+    return ids
+
+
+def outcome(config, vocabulary, ids, targets):
+    """Gradients and sums of an update of two microbatches, nll and log-probabilities, in one program."""
+    model = build(config, len(vocabulary)).clone(body=NoBody())  # a body sees no ids, and takes long to compile
+    params = jax.jit(lambda: init_params(model, 0)).lower().compile(HASTE)()
+    variables = {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
+    rows = jnp.arange(len(ids))
+    batch = Batch(ids, targets, jnp.where(targets < 0, 0.0, 1.0), rows)
+    gradients, positions = make_gradients(model, sharding.device_mesh(), 0), jnp.full((len(ids), 1), 3)
+
+    def everything(variables, batch):
+        parts = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), batch)
+        hidden, _ = model.apply(variables, batch, method="hidden")
+        nll = model.apply(variables, hidden[:, 1:], targets[:, 1:], method="nll")
+        log_probs = model.apply(variables, batch, positions, method="log_probs")
+        return gradients(variables["params"], variables["lexicon"], jnp.int32(0), parts, ()), hidden, nll, log_probs
+
+    program = jax.jit(everything).lower(variables, batch).compile(HASTE)
+    return program(variables, batch)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_clusters_are_a_permutation_by_hand(case, tmp_path):
+    """The same parameters with places for ids: loss, gradients, nll; log-probabilities in the order of words."""
+    config = defaults.config(BODY, CASES[case]).to_dict()
+    words = shuffled(WORDS, tmp_path / "clusters.txt", SIZES)
+    places, tied = np.argsort(words), "tied" in case
+    ids = np.random.default_rng(0).integers(0, len(WORDS), (4, 7))
+    inputs, targets = ids[:, :-1], ids[:, 1:].copy()
+    targets[0, 0] = -1  # of weight 0
+    config["output"]["clusters"] = str(tmp_path / "clusters.txt")
+    ours = outcome(config, WORDS, inputs, targets)
+
+    config["output"]["clusters"] = ""
+    cut = config["input"] if case == "adaptive, tied" else config["output"]["table"]
+    cut["cutoffs"] = CUTOFFS
+    other = Vocabulary(tuple(WORDS.words[i] for i in words), WORDS.counts[words]) if tied else WORDS
+    by_hand = outcome(config, other, places[inputs] if tied else inputs, np.where(targets < 0, -1, places[targets]))
+    *by_hand, log_probs = by_hand
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), ours, (*by_hand, log_probs[..., places]))
+    np.testing.assert_allclose(jax.nn.logsumexp(ours[-1], axis=-1), 0, atol=1e-5)
+    at_three = np.take_along_axis(np.asarray(ours[-1])[:, 0], targets[:, 3:4], axis=1)[:, 0]
+    np.testing.assert_allclose(ours[2][:, 2], -at_three, atol=1e-5)
+
+
+def test_a_run_keeps_its_clusters(config, settings, tmp_path):
+    """Stopped and resumed without the file that it began with, it ends and evaluates as a run that was never stopped."""
+    file, clusters = tmp_path / "clusters.txt", {"output.clusters": str(tmp_path / "clusters.txt")}
+    shuffled(load(config()["data"]).vocabulary, file, (40, 40, 42))
+    last = {"evaluate_every": 0, "checkpoint_every": 0} | clusters
+    train(config(steps=6, **last), tmp_path / "whole")
+    train(config(steps=3, **last), tmp_path / "stopped")
+    file.unlink()
+    train(config(steps=6, **last), tmp_path / "stopped")
+    own = {"output.clusters": str(tmp_path / "stopped" / "clusters.txt")}
+    assert_close(*(state_of(tmp_path / name, config(**own)) for name in ("stopped", "whole")), 0)
+    whole, stopped = (evaluate(tmp_path / name, Request("test"))["nll"] for name in ("whole", "stopped"))
+    assert whole == stopped
+
+    with pytest.raises(InputError, match="output.clusters was .* and is now x.txt"):
+        train(config(steps=9, **last | {"output.clusters": "x.txt"}), tmp_path / "stopped")
+    with pytest.raises(InputError, match=r"cannot read output.clusters=.*--output=.* or give another"):
+        train(config(**clusters), tmp_path / "new")
+    copy = tmp_path / "stopped" / "clusters.txt"
+    lines = copy.read_text().splitlines()
+    copy.write_text("\n".join([lines[0], *lines[:0:-1], ""]))
+    with pytest.raises(InputError, match=r"clusters.txt is damaged"):
+        evaluate(tmp_path / "stopped", Request("test"))
+    other = read_sealed(tmp_path / "whole" / "vocabulary.txt", "").cut(limit=100)
+    with pytest.raises(InputError, match=r"orders 122 words of another vocabulary .* 100 words.*adaptive_jax.data.clusters"):
+        order(other, tmp_path / "whole" / "clusters.txt")
+
+
+@pytest.mark.parametrize("change, says", [
+    (lambda lines: lines[1:], "line 1: .* is no header"),
+    (lambda lines: [lines[0].replace("9,20", "9,0,20"), *lines[1:]], "line 1: .* is no header"),
+    (lambda lines: lines[:-1], "does not hold every word of the vocabulary once"),
+    (lambda lines: [*lines[:-1], lines[1]], "does not hold every word"),
+    (lambda lines: [lines[0].replace("9,20", "9,21"), *lines[1:]], "does not hold every word")])
+def test_files_that_are_none(change, says, tmp_path):
+    """What is read is what was written, or one line that says what is wrong."""
+    path = tmp_path / "clusters.txt"
+    words = shuffled(WORDS, path, SIZES)
+    header, read = read_clusters(path, WORDS)
+    assert header == Header("kmeans", 3, WORDS.digest, SIZES) and header.cutoffs() == CUTOFFS and (read == words).all()
+    path.write_text("\n".join([*change(path.read_text().splitlines()), ""]))
+    with pytest.raises(InputError, match=says):
+        read_clusters(path, WORDS)
+
+
+def test_a_file_of_fewer_words_builds_no_model(tmp_path):
+    """The header alone says so, before anything is compiled."""
+    path = tmp_path / "clusters.txt"
+    shuffled(WORDS, path, SIZES)
+    with pytest.raises(InputError, match=r"orders 41 words, and the vocabulary has 50"):
+        build(defaults.config(BODY, OWN, {"output.clusters": str(path)}).to_dict(), 50)
