@@ -41,6 +41,7 @@ OUTPUT = {
     "label_smoothing": 0.0,
     "z_loss": 0.0,
 }
+SAMPLED = {"table": OUTPUT["table"], "samples": 1024, "proposal": "log_uniform", "input_dropout": 0.0}
 GATED_CONV = {
     "features": 256,
     "blocks": ((8, 4, 256),),
@@ -63,6 +64,12 @@ LAYERS = {
         "lstm": LSTM,
         "awd_lstm": AWD_LSTM,
     },
-    "output": {"softmax": OUTPUT, "adaptive": OUTPUT, "hierarchical": OUTPUT | {"classes": 0}},
+    "output": {
+        "softmax": OUTPUT,
+        "adaptive": OUTPUT,
+        "hierarchical": OUTPUT | {"classes": 0},
+        "sampled": SAMPLED,
+        "nce": SAMPLED,
+    },
     "output.table": TABLES,
 }

@@ -19,6 +19,7 @@ from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.layer_defaults import CHAR_CNN
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 from adaptive_jax.registry import make
@@ -32,7 +33,7 @@ BODIES = {
     "awd_lstm": AWDLSTM,
 }
 TABLES = {"own": OwnTable, "tied": TiedTable, "mapped": MappedTable, "composed": ComposedTable}
-OUTPUTS = {"softmax": Softmax, "adaptive": Softmax, "hierarchical": Hierarchical}
+OUTPUTS = {"softmax": Softmax, "adaptive": Softmax, "hierarchical": Hierarchical, "sampled": Sampled, "nce": NCE}
 
 
 class LanguageModel(nn.Module):

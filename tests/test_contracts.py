@@ -50,7 +50,8 @@ TABLE = {
         {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40, "correction": 0, "bias": "predicted"}],
 }
 OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}],
-          "hierarchical": [{}, {"classes": -1}]}
+          "hierarchical": [{}, {"classes": -1}],
+          "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}], "nce": [{"samples": 9}]}
 
 
 def config(input=("lookup", {}), body=("transformer", BODY["transformer"][0]), output=("softmax", {}), table=("own", {})):
@@ -290,7 +291,7 @@ def test_training_draws_dropout_and_evaluation_does_not(case):
     bands = jax.eval_shape(lambda: model.apply(variables, method=lambda m: m.output.table.bands()))
     dropped = fields.get("input_dropout", 0) > 0 or (fields.get("tail_dropout", 0) > 0 and len(bands) > 1)
     dropped = dropped or table.get("dropout", 0) > 0
-    assert bool(loss(0) != loss(1)) == dropped
+    assert bool(loss(0) != loss(1)) == (dropped or "samples" in fields)
 
 
 ADP_T = (("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {}))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from adaptive_jax.bands import Band
 from adaptive_jax.batch import Batch
 from adaptive_jax.model import LanguageModel, variable_shapes
-from adaptive_jax.plans.flops import softmax_flops, zipf_visits
+from adaptive_jax.plans.flops import output_flops
 
 once = functools.lru_cache(maxsize=8)
 variables = once(variable_shapes)
@@ -32,7 +32,7 @@ def forward_flops(model: LanguageModel, length: int) -> float:
 
     jaxpr = jax.make_jaxpr(hidden)(variables(model), _batch(1, length)).jaxpr
     bands = output_bands(model)
-    return product_flops(jaxpr) / length + softmax_flops(bands, zipf_visits(bands))
+    return product_flops(jaxpr) / length + output_flops(model.output, bands)
 
 
 @once

@@ -2,11 +2,19 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from adaptive_jax.data.vocabulary.clusters import in_order, order
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 
-SOURCES = {"spelling": spelling, "order": order}
+
+def counts(vocabulary: Vocabulary) -> np.ndarray:
+    """How often each word occurs, float32 `[words]`; 1 for a word that never does, so that every word can be drawn."""
+    return np.maximum(vocabulary.counts, 1).astype(np.float32)
+
+
+SOURCES = {"spelling": spelling, "order": order, "counts": counts}
 
 
 def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
