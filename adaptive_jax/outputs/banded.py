@@ -36,7 +36,7 @@ from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, chunk_size, one
 from adaptive_jax.outputs.distribution import in_dtype, log_probs
 from adaptive_jax.outputs.given import given
 from adaptive_jax.outputs.groups import Member, join, trips
-from adaptive_jax.outputs.shards import column_here, present, same_axes, words_of
+from adaptive_jax.outputs.shards import columns_here, present, same_axes, words_of
 
 __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "nll"]
 
@@ -107,8 +107,8 @@ def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
 
 def _targets(targets, weights, shape, words):
     """Targets, weights and which targets exist; the weight of a target that must exist and does not is NaN, as is its gradient."""
-    targets = ids("targets", targets, words, *shape, weights=weights)
     weights = jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
+    targets = ids("targets", targets, words, *shape, weights=weights)
     exist = exists(targets, words)
     return targets, jnp.where(exist | (weights == 0), weights, jnp.nan), exist
 
@@ -187,11 +187,11 @@ def _one_pass(static, tokens, softmax, with_gradients):
     def in_order(array):  # with room for one chunk behind, so that a slice of one chunk is always in bounds
         return jnp.pad(array[order], [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
 
-    head_column = jnp.where(band == 0, column_here(axis_name, targets, rows[0]), rows[0] + band - 1)
-    in_head = jax.tree.map(in_order, tokens._replace(column=head_column))
+    head_column = jnp.where(band == 0, targets, rows[0] + band - 1)
     tail_column = targets - starts[band]
     if axis_name is not None:
-        tail_column = column_here(axis_name, tail_column, jnp.array(rows)[band])
+        head_column, tail_column = columns_here(axis_name, targets - starts[band], band, jnp.array(rows))
+    in_head = jax.tree.map(in_order, tokens._replace(column=head_column))
     in_tail = in_head._replace(column=in_order(tail_column))
     zeros = jnp.zeros_like(in_head.weight, jnp.float32)
     outcome = (zeros, zeros, jnp.zeros_like(in_head.hidden, jnp.float32) if with_gradients else None)

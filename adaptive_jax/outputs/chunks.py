@@ -151,6 +151,7 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
     loss = nll = logsumexp - scored
     if share:
         sums, columns = smoothed
+        columns = columns if settings.axis_name is None else columns[0]  # it was summed beside vectors of tokens
         loss = logsumexp - (1 - share) * scored - share * (sums / columns)
     if settings.z_loss:
         loss = loss + settings.z_loss * logsumexp**2

@@ -73,12 +73,11 @@ def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) ->
     return jnp.clip(jnp.array(words) - first, 0, jnp.array(rows))
 
 
-def column_here(axis_name: str | None, place, rows):
-    """The row on this device of words at these places of a band, `ABSENT` for those that other devices hold."""
-    if axis_name is None:
-        return place
-    row = place - lax.axis_index(axis_name) * rows
-    return jnp.where((row >= 0) & (row < rows), row, ABSENT)
+def columns_here(axis_name: str, place, band, rows):
+    """Columns in the head and in their tail, on this device, of the words at these places of these bands; others are `ABSENT`."""
+    row = place - lax.axis_index(axis_name) * rows[band]
+    row = jnp.where((row >= 0) & (row < rows[band]), row, ABSENT)
+    return jnp.where(band == 0, row, jnp.where(is_first(axis_name), rows[0] + band - 1, ABSENT)), row
 
 
 def is_first(axis_name: str):
