@@ -28,7 +28,7 @@ AWD_LSTM = {  # as the authors' code, on their sizes
     "path": "auto",
 }
 TABLES = {
-    "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False, "weight_norm": False},
+    "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False, "weight_norm": False, "projected": True},
     "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False},
     "mapped": {"form": "residual", "depth": 1, "activation": "selu", "dropout": 0.0, "layer_dropout": 0.0, "bias": "none"},
     "composed": CHAR_CNN | {"correction": 128, "bias": "none"},
@@ -70,6 +70,7 @@ LAYERS = {
         "hierarchical": OUTPUT | {"classes": 0},
         "sampled": SAMPLED,
         "nce": SAMPLED,
+        "differentiated": {"clusters": "", "table": OUTPUT["table"], "form": "projections", "input_dropout": 0.0},
     },
     "output.table": TABLES,
 }

@@ -18,6 +18,7 @@ from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.layer_defaults import CHAR_CNN
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
+from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.softmax import Loss, Softmax
@@ -33,7 +34,14 @@ BODIES = {
     "awd_lstm": AWDLSTM,
 }
 TABLES = {"own": OwnTable, "tied": TiedTable, "mapped": MappedTable, "composed": ComposedTable}
-OUTPUTS = {"softmax": Softmax, "adaptive": Softmax, "hierarchical": Hierarchical, "sampled": Sampled, "nce": NCE}
+OUTPUTS = {
+    "softmax": Softmax,
+    "adaptive": Softmax,
+    "hierarchical": Hierarchical,
+    "sampled": Sampled,
+    "nce": NCE,
+    "differentiated": Differentiated,
+}
 
 
 class LanguageModel(nn.Module):

@@ -42,7 +42,8 @@ BODY = {
     "awd_lstm": [{"widths": (FEATURES,), "biases": 2}],
 }
 TABLE = {
-    "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {"weight_norm": True}],
+    "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {"weight_norm": True},
+            {"cutoffs": CUTOFFS, "factor": 2, "width": 9, "bias": True, "projected": False}],
     "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True}, {"cutoffs": CUTOFFS}],
     "mapped": [{"form": "bilinear", "bias": "own"}, {"depth": 2, "dropout": 0.1, "layer_dropout": 0.2, "bias": "predicted"}],
     "composed": [
@@ -51,7 +52,8 @@ TABLE = {
 }
 OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}],
           "hierarchical": [{}, {"classes": -1}],
-          "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}], "nce": [{"samples": 9}]}
+          "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}], "nce": [{"samples": 9}],
+          "differentiated": [{}, {"form": "slices"}]}
 
 
 def config(input=("lookup", {}), body=("transformer", BODY["transformer"][0]), output=("softmax", {}), table=("own", {})):
@@ -70,7 +72,7 @@ def takes(output, fields, cut):
     """Whether an output takes a table of several bands, or one of a single band."""
     if output == "hierarchical":
         return cut != ("classes" in fields)
-    return output == "adaptive" or not cut
+    return output in ("adaptive", "differentiated") or not cut
 
 
 def whole_models():
@@ -83,7 +85,7 @@ def whole_models():
                     cut = bool(table_fields.get("cutoffs")) or (table == "tied" and source[0] == "adaptive")
                     twice = table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
                     for fields in fields_list if not twice else []:
-                        if takes(output, fields, cut):
+                        if (fields.get("form") == "slices") == ("projected" in table_fields) and takes(output, fields, cut):
                             yield (source, (output, fields), (table, table_fields))
 
 

@@ -26,6 +26,8 @@ class OwnTable(nn.Module):
         bias: add a bias to the logit of every word, 0 at first.
         weight_norm: learn norm and direction of every word's vector apart (Salimans & Kingma 2016), as fairseq's gated
             convolutional network does under a full softmax.
+        projected: give bands a projection where their width is not `features`. Without, only a differentiated softmax of slices can
+            read them.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number out of range.
@@ -38,6 +40,7 @@ class OwnTable(nn.Module):
     width: int = 0
     bias: bool = False
     weight_norm: bool = False
+    projected: bool = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -48,7 +51,9 @@ class OwnTable(nn.Module):
         if self.weight_norm:
             lengths = [self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1)) for i, v in enumerate(tables)]
             tables = [weight_norm(v, g, axis=1) for v, g in zip(tables, lengths, strict=True)]
-        projections = _own_projections(self, [table.shape[1] for table in tables], {})
+        projections = [None] * len(tables)
+        if self.projected:
+            projections = _own_projections(self, [table.shape[1] for table in tables], {})
         self.own = list(map(Band, tables, projections, _biases(self, [len(table) for table in tables])))
 
     def bands(self, *, train: bool = False) -> list[Band]:

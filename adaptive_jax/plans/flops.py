@@ -34,14 +34,6 @@ def softmax_flops(bands: Sequence[Band], visits: Sequence[float]) -> float:
     return float(total)
 
 
-def output_flops(output, bands: Sequence[Band]) -> float:
-    """FLOPs per token of an output of `adaptive_jax.model.OUTPUTS` on `bands`, as it trains; words are by Zipf's law."""
-    if samples := getattr(output, "samples", 0):
-        [(table, projection, _)] = bands
-        return band_flops(1, table.shape[1], samples + 1, 0 if projection is None else projection.shape[1])
-    return softmax_flops(bands, zipf_visits(bands))
-
-
 def zipf_visits(bands: Sequence[Band]) -> np.ndarray:
     """Visits per token to each band, if the word of rank r has a probability proportional to 1/r (Zipf's law)."""
     ends = np.cumsum([band.table.shape[0] for band in bands])

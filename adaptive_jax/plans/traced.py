@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from adaptive_jax.bands import Band
 from adaptive_jax.batch import Batch
 from adaptive_jax.model import LanguageModel, variable_shapes
-from adaptive_jax.plans.flops import output_flops
+from adaptive_jax.outputs.differentiated import Differentiated
+from adaptive_jax.outputs.sampled import Sampled
+from adaptive_jax.plans.flops import band_flops, softmax_flops, zipf_visits
 
 once = functools.lru_cache(maxsize=8)
 variables = once(variable_shapes)
@@ -33,6 +35,15 @@ def forward_flops(model: LanguageModel, length: int) -> float:
     jaxpr = jax.make_jaxpr(hidden)(variables(model), _batch(1, length)).jaxpr
     bands = output_bands(model)
     return product_flops(jaxpr) / length + output_flops(model.output, bands)
+
+
+def output_flops(output, bands: list[Band]) -> float:
+    """FLOPs per token of the forward pass of an output on `bands`, as it trains; words occur by Zipf's law."""
+    if isinstance(output, Sampled):
+        [(table, projection, _)] = bands
+        return band_flops(1, table.shape[1], output.samples + 1, 0 if projection is None else projection.shape[1])
+    visits = [1] * len(bands) if isinstance(output, Differentiated) else zipf_visits(bands)
+    return softmax_flops(bands, visits)
 
 
 @once

@@ -1,0 +1,122 @@
+"""The differentiated softmax: one softmax over bands of words, rarer ones with shorter vectors."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax import dropout
+from adaptive_jax.arrays import floats, whole_numbers
+from adaptive_jax.bands import Band
+from adaptive_jax.errors import InputError, check_known, check_rates
+from adaptive_jax.outputs import one_pass
+from adaptive_jax.outputs.chunks import chunk_size, project
+from adaptive_jax.outputs.softmax import Loss
+
+FORMS = ("slices", "projections")
+
+
+class Differentiated(nn.Module):
+    """A full softmax whose words have vectors of the width of their band (Chen et al. 2016, "Differentiated Softmax").
+
+    Every token computes the logits of all words; what is saved are parameters and work for rare words. Logits exist a chunk of
+    tokens at a time. There are no clusters: bands share one normaliser.
+
+    Attributes:
+        table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
+        form: "slices": each band reads a slice of the hidden states as wide as its vectors, one after the other (D-softmax; Chen et
+            al. 2016), from a table with projected=False. "projections": each band reads a linear projection of all of them, which
+            Grave et al. 2017 found better and list as D-softmax [*].
+        input_dropout: rate of dropout on the hidden states that reach the output.
+
+    Raises:
+        InputError: a rate or a form out of range; slices of a table that has projections, or that need more than the width of the
+            hidden states.
+    """
+
+    table: nn.Module
+    form: str = "projections"
+    input_dropout: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "input_dropout")
+        check_known(f"form={self.form!r}", self.form, FORMS)
+        if not hasattr(self.table, "bands"):
+            raise InputError(f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
+
+    def setup(self):
+        self.dropout = dropout.Dropout(self.input_dropout)
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """The bands of the softmax; `train` draws the table's dropout."""
+        bands = self.table.bands(train=train)
+        widths = [band.table.shape[1] for band in bands]
+        if self.form == "slices" and any(band.projection is not None for band in bands):
+            raise InputError(
+                "output.form='slices' takes a table without projections: use output.table.name='own' with projected=False, or "
+                "output.form='projections'"
+            )
+        if self.form == "slices" and sum(widths) > self.table.features:
+            most = widths[0] * self.table.features // sum(widths)
+            raise InputError(
+                f"slices of {', '.join(map(str, widths))} do not fit hidden states of {self.table.features}: give "
+                f"output.table.width={most} or less"
+            )
+        return bands
+
+    def loss(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array | None = None, row_ids=None, *, train: bool = False
+    ) -> Loss:
+        """See `adaptive_jax.outputs.softmax.Softmax.loss`."""
+        hidden = floats("hidden", hidden, ..., self.table.features)
+        row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
+        hidden = self.dropout(hidden, row_ids, train=train)
+        bands, shape = self.bands(train=train), hidden.shape[:-1]
+        words = _words(bands)
+        hidden, targets, weights, exist = one_pass.flat(hidden, targets, weights, words)
+        total, nll = one_pass.weighted(_losses, chunk_size(0, words), bands, hidden, targets, weights)
+        return Loss(total, jnp.where(exist, nll, 0 * weights).reshape(shape))
+
+    def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+        """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for one that does not exist."""
+        hidden, bands = floats("hidden", hidden, ..., self.table.features), self.bands()
+        words, shape = _words(bands), hidden.shape[:-1]
+        hidden, targets, _, exist = one_pass.flat(hidden, targets, None, words)
+        each = one_pass.unweighted(_losses, chunk_size(0, words), bands, hidden, targets)
+        return jnp.where(exist, each, jnp.nan).reshape(shape)
+
+    def log_probs(self, hidden: jax.Array) -> jax.Array:
+        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are needed."""
+        hidden = floats("hidden", hidden, ..., self.table.features)
+        logits = jnp.concatenate(_logits(self.bands(), hidden.reshape(-1, hidden.shape[-1])), axis=1)
+        return jax.nn.log_softmax(logits, axis=1).reshape(*hidden.shape[:-1], -1)
+
+
+def _words(bands):
+    return sum(len(band.table) for band in bands)
+
+
+def _logits(bands, hidden):
+    """The logits `[tokens, words]` of each band. Bands without projections read slices, or all if they are as wide."""
+    ends = list(itertools.accumulate(band.table.shape[1] for band in bands))
+    logits = []
+    for (table, projection, bias), end in zip(bands, ends, strict=True):
+        whole = projection is not None or table.shape[1] == hidden.shape[1]
+        x = hidden if whole else hidden[:, end - table.shape[1] : end]
+        x = project(x, None if projection is None else projection.astype(x.dtype))
+        logits.append(one_pass.product(x, table) + (0.0 if bias is None else bias[None]))
+    return logits
+
+
+def _losses(bands, hidden, targets, _):
+    """The nll `[tokens]`, twice."""
+    first, scored, normalisers = 0, 0.0, []
+    for logits in _logits(bands, hidden):
+        hit = first + jnp.arange(logits.shape[1])[None] == targets[:, None]
+        scored += jnp.sum(jnp.where(hit, logits, 0.0), axis=1)
+        normalisers.append(jax.nn.logsumexp(logits, axis=1))
+        first += logits.shape[1]
+    nll = jax.nn.logsumexp(jnp.stack(normalisers), axis=0) - scored
+    return nll, nll
