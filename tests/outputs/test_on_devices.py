@@ -1,0 +1,57 @@
+"""Outputs on one device and on eight: the same loss and gradients, whatever the microbatches."""
+
+import json
+
+PROGRAM = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from adaptive_jax.batch import Batch
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
+from adaptive_jax.gradients import make_gradients
+from adaptive_jax.model import build, init_params
+
+words = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 57)} | {"<eos>": 99})
+cut = {"name": "own", "cutoffs": (11, 30), "factor": 2, "width": 4, "bias": True}
+one = {"name": "own", "bias": True}
+OUTPUTS = {
+    "hierarchical": {"name": "hierarchical", "table": cut},
+    "sampled": {"name": "sampled", "table": one, "samples": 9, "proposal": "unigram"},
+    "nce": {"name": "nce", "table": one, "samples": 9},
+    "differentiated": {"name": "differentiated", "table": cut | {"projected": False}, "form": "slices"}}
+ids = np.random.default_rng(0).integers(0, len(words), (16, 4)).astype(np.int32)
+batch = Batch(ids[:, :-1], ids[:, 1:], np.random.default_rng(1).random((16, 3), "f"), np.arange(16, dtype=np.int32))
+
+models = {name: build({"dtype": "float32", "input": {"name": "lookup"}, "output": output,
+    "body": {"name": "gated_conv", "features": 8, "blocks": ((1, 1, 8),), "weight_norm": False}}, len(words))
+    for name, output in OUTPUTS.items()}
+params = {name: init_params(model, 0) for name, model in models.items()}
+
+def results(devices, parts):
+    mesh = sharding.device_mesh(1, jax.devices()[:devices])
+    def gradients(model, params, batch):
+        return make_gradients(model, mesh, 7)(params, lexicon(words, model.wants()), jnp.zeros((), jnp.int32), batch, ())
+    def all_outputs(params, batch):
+        return {name: gradients(model, params[name], batch) for name, model in models.items()}
+    cut = jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), batch)
+    put = jax.device_put(params, sharding.replicated(mesh)), sharding.put_batch(mesh, cut, axis=1)
+    return jax.tree.map(np.asarray, jax.jit(all_outputs)(*put))
+
+alone, eight = results(1, 1), results(8, 2)
+print(json.dumps({name: {
+    "loss": [float(alone[name][2].loss), float(eight[name][2].loss)], "nll": [float(alone[name][2].nll), float(eight[name][2].nll)],
+    "apart": max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (alone[name][0], eight[name][0])))),
+    "norm": float(sum(np.sum(a**2) for a in jax.tree.leaves(alone[name][0]))) ** 0.5} for name in OUTPUTS}))
+"""
+
+
+def test_outputs_on_eight_devices(command):
+    """Hierarchical, sampled, nce and differentiated, two microbatches on each of 8 devices: candidates are those of one device."""
+    done = command("-c", PROGRAM, devices=8)
+    assert done.returncode == 0, done.stderr
+    for name, result in json.loads(done.stdout).items():
+        for key in ("loss", "nll"):
+            one, eight = result[key]
+            assert abs(one - eight) < 1e-5 * one, (name, key, result)
+        assert result["apart"] < 1e-5 < 0.1 < result["norm"], (name, result)
