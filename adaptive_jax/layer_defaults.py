@@ -41,7 +41,7 @@ OUTPUT = {
     "label_smoothing": 0.0,
     "z_loss": 0.0,
 }
-SAMPLED = {"table": OUTPUT["table"], "samples": 1024, "proposal": "log_uniform", "input_dropout": 0.0}
+SAMPLED = {"clusters": "", "table": OUTPUT["table"], "samples": 1024, "proposal": "log_uniform", "input_dropout": 0.0}
 GATED_CONV = {
     "features": 256,
     "blocks": ((8, 4, 256),),
