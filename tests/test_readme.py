@@ -9,8 +9,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import linen, nnx
+from jax.sharding import AxisType, PartitionSpec
 
+from adaptive_jax import linear_cross_entropy
 from adaptive_jax.defaults import CHOOSE, DEFAULTS, NAMED
 from adaptive_jax.workdir.settings import FREE
 
@@ -67,7 +71,7 @@ def keys():
 
 def test_layers_around_a_body_of_ones_own():
     """The code block trains: the loss is finite, its report adds up, and rare words get a gradient."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
     # The vocabulary is the example's only cost; a hundredth of it shows the same.
     code = code.replace("267_735", "2_678").replace("20_000, 60_000", "200, 600").replace("30_000", "300").replace(
         "200_000", "2_000")
@@ -78,6 +82,39 @@ def test_layers_around_a_body_of_ones_own():
     tables = names["gradients"]["params"]["embed"]
     assert jnp.abs(tables["table_2"][2_000 - 600]).sum() > 0
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(names["gradients"]))
+
+
+def test_the_loss_for_models_of_any_kind():
+    """The examples give the loss and the gradients of a dense softmax, over any number of devices."""
+    names = {"jax": jax, "linen": linen, "nnx": nnx, "AxisType": AxisType, "P": PartitionSpec,
+             "linear_cross_entropy": linear_cross_entropy}
+    names["equinox"] = equinox = pytest.importorskip("equinox", reason="equinox is not installed: pip install equinox")
+    _, *codes = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    exec("\n".join(codes).replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
+    tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
+    key = jax.random.key(0)
+    linen_model, nnx_model = names["LinenModel"](), names["NnxModel"](nnx.Rngs(0))
+    params = jax.jit(linen_model.init)(key, tokens, targets)
+    equinox_model = names["EquinoxModel"](equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key))
+    hidden, table = jnp.ones((3, 8)), jax.random.normal(key, (-(-211 // jax.device_count()) * jax.device_count(), 8))
+
+    def results():
+        linen_loss, nnx_loss = (lambda p: linen_model.apply(p, tokens, targets)), lambda m: m(tokens, targets)
+        return [
+            jax.jit(jax.value_and_grad(linen_loss))(params), nnx.jit(nnx.value_and_grad(nnx_loss))(nnx_model),
+            equinox.filter_jit(equinox.filter_value_and_grad(lambda m: m(tokens[0], targets[0])))(equinox_model),
+            jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0])]
+
+    def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211):
+        table = table if axis_name is None else jax.lax.all_gather(table, axis_name, tiled=True)
+        logits = hidden @ table[:words].T + jnp.broadcast_to(bias, (*hidden.shape[:-1], words))
+        total = optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+        return total if axis_name is None else jax.lax.pmean(total, axis_name)
+
+    ours = results()
+    names["linear_cross_entropy"] = dense
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(results()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_the_commands_are_found():
