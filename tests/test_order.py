@@ -9,13 +9,17 @@ from flax import linen as nn
 from adaptive_jax import defaults
 from adaptive_jax.batch import Batch
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import Header, order, read_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.sealed import read_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.clusters import Request, make_clusters, of_run
+from adaptive_jax.evaluation.evaluate import Request as Evaluation
+from adaptive_jax.evaluation.evaluate import evaluate
+from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.gradients import make_gradients
 from adaptive_jax.model import build, init_params
 from adaptive_jax.training.loop import train
@@ -95,6 +99,20 @@ def test_clusters_are_a_permutation_by_hand(case, tmp_path):
     np.testing.assert_allclose(ours[2][:, 2], -at_three, atol=1e-5)
 
 
+def check_embeddings(workdir):
+    """Those of a run are rows of its input's assembled table by word, though the table is in the order of clusters."""
+    run = open_run(workdir)
+    _, words, lines = make_clusters(run.vocabulary, Request("autoencoder", str(workdir), cutoffs=(20, 60)))
+    assert "vectors of width 32 for 122 of 122 words" in lines[0] and len(lines) == 2
+    ids, vectors = of_run(workdir, run.vocabulary)
+    given, places = {"params": run.params, "lexicon": run.lexicon}, run.lexicon["order"]["places"]
+    rows = jax.jit(lambda given: run.model.apply(given, places, method=lambda m, places: m.input(places)))(given)
+    np.testing.assert_allclose(vectors, rows, atol=1e-6)
+    assert ids.tolist() == list(range(122))
+    losses = clustering.reconstruction_losses(vectors, 0, lambda *done: None)
+    assert losses[words[0]] >= losses[words[60]] >= losses[words[121]]
+
+
 def test_a_run_keeps_its_clusters(config, settings, tmp_path):
     """Stopped and resumed without the file that it began with, it ends and evaluates as a run that was never stopped."""
     file, clusters = tmp_path / "clusters.txt", {"output.clusters": str(tmp_path / "clusters.txt")}
@@ -106,8 +124,9 @@ def test_a_run_keeps_its_clusters(config, settings, tmp_path):
     train(config(steps=6, **last), tmp_path / "stopped")
     own = {"output.clusters": str(tmp_path / "stopped" / "clusters.txt")}
     assert_close(*(state_of(tmp_path / name, config(**own)) for name in ("stopped", "whole")), 0)
-    whole, stopped = (evaluate(tmp_path / name, Request("test"))["nll"] for name in ("whole", "stopped"))
+    whole, stopped = (evaluate(tmp_path / name, Evaluation("test"))["nll"] for name in ("whole", "stopped"))
     assert whole == stopped
+    check_embeddings(tmp_path / "whole")
 
     with pytest.raises(InputError, match="output.clusters was .* and is now x.txt"):
         train(config(steps=9, **last | {"output.clusters": "x.txt"}), tmp_path / "stopped")
@@ -117,7 +136,7 @@ def test_a_run_keeps_its_clusters(config, settings, tmp_path):
     lines = copy.read_text().splitlines()
     copy.write_text("\n".join([lines[0], *lines[:0:-1], ""]))
     with pytest.raises(InputError, match=r"clusters.txt is damaged"):
-        evaluate(tmp_path / "stopped", Request("test"))
+        evaluate(tmp_path / "stopped", Evaluation("test"))
     other = read_sealed(tmp_path / "whole" / "vocabulary.txt", "").cut(limit=100)
     with pytest.raises(InputError, match=r"orders 122 words of another vocabulary .* 100 words.*adaptive_jax.data.clusters"):
         order(other, tmp_path / "whole" / "clusters.txt")

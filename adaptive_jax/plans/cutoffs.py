@@ -3,6 +3,7 @@
     workload = Workload(features=1024, factor=4, tokens=4096)
     cost(counts, (20_000, 60_000), workload)     # FLOPs per token, to train
     propose(counts, 3, workload)                 # the cheapest two cutoffs, after Grave et al. 2017, section 4
+    equal_products(len(counts), 3, workload)     # bands of equally many words times width, as in Apostoae 2019
 
 Only work counts here. Least work alone separates bands of a few words, which only make the next bands narrower, and nobody has
 shown such bands to be accurate; `smallest_band` is the smallest that Baevski & Auli (2019) found no worse.
@@ -118,6 +119,18 @@ def propose(
         at = choice[at]
         found = int(ends[at]), *found
     return found, cost(counts, found, workload)
+
+
+def equal_products(vocabulary_size: int, bands: int, workload: Workload) -> tuple[int, ...]:
+    """The `bands - 1` cutoffs at which words times width is the same in every band, to a word (Apostoae 2019, section 4.1).
+
+    Raises:
+        InputError: a band without width, or without words.
+    """
+    shares = 1 / np.array(workload.widths(bands))
+    found = tuple(np.rint(vocabulary_size * np.cumsum(shares)[:-1] / shares.sum()).astype(int).tolist())
+    band_sizes(vocabulary_size, found)
+    return found
 
 
 def paper_cutoffs(corpus: str, vocabulary_size: int) -> tuple[int, int] | None:

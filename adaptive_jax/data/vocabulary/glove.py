@@ -1,0 +1,79 @@
+"""Vectors of words from text files as GloVe's: a word and its numbers a line, separated by spaces."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from adaptive_jax.errors import InputError
+
+OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+
+
+def read_vectors(
+    path: Path, words: Sequence[str], show: Callable[[int], None] = lambda lines: None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Vectors of the words that a file has, or that it has in lower case.
+
+    path: text, or packed as .gz, .xz or .bz2, or the first file of a .zip. show: is called with the number of lines read.
+
+    Returns:
+        ids int64 `[n]` of the words found, ascending; their vectors float32 `[n, width]`; how many were found in lower case only.
+
+    Raises:
+        InputError: no such file, a line that does not fit, or no word found.
+    """
+    wanted: dict[str, list[tuple[int, bool]]] = {}
+    for i, word in enumerate(words):
+        for spelt in dict.fromkeys((word, word.lower())):
+            wanted.setdefault(spelt, []).append((i, spelt == word))
+    found: dict[int, tuple[bool, np.ndarray]] = {}
+    width = None
+    with contextlib.closing(_lines(path)) as lines:
+        for number, line in enumerate(lines, start=1):
+            if number % 1_000 == 0:
+                show(number)
+            word, *values = line.rstrip().split(" ")
+            if number == 1 and len(values) == 1:  # the header of word2vec: words and width
+                continue
+            width = width or len(values)
+            if len(values) > width:  # GloVe 840B has words with spaces in them, which no vocabulary here has
+                continue
+            if word in wanted or len(values) < width:
+                vector = _vector(values, width, f"{path}, line {number}")
+                for i, exact in wanted.get(word, ()):
+                    if exact or i not in found:
+                        found[i] = exact, vector
+    if not found:
+        raise InputError(f"{path} has none of the {len(words):,} words: give a text file of vectors, a word a line")
+    ids = np.sort(np.fromiter(found, np.int64))
+    return ids, np.stack([found[i][1] for i in ids]), sum(not exact for exact, _ in found.values())
+
+
+def _vector(values, width, where):
+    try:
+        vector = np.array(values, np.float32)
+    except ValueError:
+        vector = np.zeros(0, np.float32)
+    if len(vector) != width or not np.isfinite(vector).all():
+        raise InputError(f"{where}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or give another")
+    return vector
+
+
+def _lines(path) -> Iterator[str]:
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
+                yield from io.TextIOWrapper(file, "utf-8", "replace", newline="\n")
+        else:
+            with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", errors="replace", newline="\n") as file:
+                yield from file
+    except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile, IndexError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the vectors {path}: {reason}; give text, plain or packed as .gz, .xz or .zip") from error
