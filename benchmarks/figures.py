@@ -31,7 +31,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.training.divergence import Diverged
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.settings import check_same_run, write_json
-from benchmarks.rows import RESULTS, write_section
+from benchmarks.tables import RESULTS, write_section
 from configs import base
 
 UNITS, ONE_MAP_UNITS = 128, 184  # of activations with two maps for each unit, and with one

@@ -2,8 +2,8 @@
 device.
 
 No numbers are published for these models of 6 to 13M parameters, and none has been trained to the end here yet.
-`python -m benchmarks.rows` compares all eight in small (benchmarks/RESULTS.md). The commands, with a download or with a local
-copy of the corpus:
+`python -m benchmarks.tables adaptive_inputs_3` compares all eight in small (benchmarks/RESULTS.md). The commands, with a download
+or with a local copy of the corpus:
 
     python train.py --config=configs/wikitext2.py:adp_t --workdir=runs/wikitext2 [--config.data.path=DIR]
     python evaluate.py --workdir=runs/wikitext2 --split=test --window=256 --context=128

@@ -44,7 +44,7 @@ PYTHON = [(page, words) for page, words in COMMANDS if words[0] == "python"]
 
 
 def programs(words):
-    """How a command names its program: ["train.py"] or ["-m", "benchmarks.rows"]."""
+    """How a command names its program: ["train.py"] or ["-m", "benchmarks.tables"]."""
     return words[1:3] if words[1] == "-m" else words[1:2]
 
 

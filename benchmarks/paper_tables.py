@@ -1,0 +1,276 @@
+"""The tables of the papers as rows that benchmarks.tables trains: models, published numbers, and what differs in small."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from adaptive_jax.defaults import config
+from configs import base, europarl, penn_treebank, wikitext2, wikitext103
+from configs.base import Paper, Row
+
+CORPORA = {"penn_treebank": penn_treebank, "wikitext2": wikitext2, "europarl": europarl, "wikitext103": wikitext103}
+WORDS = {"penn_treebank": 929_589, "wikitext2": 2_088_628, "europarl": 57_700_000, "wikitext103": 103_227_021}
+
+
+class Line(NamedTuple):
+    """A line of a table.
+
+    Attributes:
+        corpus: the config file of its model.
+        row: what is trained; lines of one corpus and row share a run.
+        paper: published numbers.
+        epoch: published seconds an epoch.
+        context: tokens that an evaluation gives before those that it scores.
+        clusters: how words are clustered, such as ("kmeans", "pretrained"); (): not.
+        memory: published megabytes.
+    """
+
+    corpus: str
+    row: str
+    paper: Paper = Paper()
+    epoch: float | None = None
+    context: int = 0
+    clusters: tuple[str, ...] = ()
+    memory: int | None = None
+
+
+class Table(NamedTuple):
+    """A table of a paper.
+
+    Attributes:
+        title: what it compares, and where it is printed.
+        lines: by size: "cpu" and "gpu" in small, "full" as published.
+        settings: by size, beside those of the rows; `full` has none.
+        rows: by size and corpus, rows that its config file does not have, and their layers.
+    """
+
+    title: str
+    lines: Mapping[str, tuple[Line, ...]]
+    settings: Mapping[str, dict] = {}
+    rows: Mapping[tuple[str, str], tuple[Mapping[str, Row], Mapping[str, dict]]] = {}
+
+
+# What a size decides rather than a row.
+BUDGET = {"steps", "evaluate_every", "checkpoint_every", "tokens_per_update", "tokens_per_device", "optimizer.learning_rate"}
+
+
+def config_of(table: Table, line: Line, size: str) -> dict:
+    """The config of a line's model.
+
+    Raises:
+        InputError: as `configs.base.config_of`.
+    """
+    file = CORPORA[line.corpus]
+    rows, layers = table.rows.get((size, line.corpus), (file.ROWS, file.LAYERS))
+    row, settings = rows[line.row], table.settings.get(size, {})
+    changes = {key: value for key, value in row.changes.items() if key not in BUDGET or key not in settings}
+    return config(file.SETTINGS, layers[row.layers], settings | changes).to_dict()
+
+
+# Half an epoch is too little to overfit, so dropout is low, and momentum forgets within 10 updates.
+TRANSFORMER_CPU = {
+    "steps": 500, "evaluate_every": 500, "checkpoint_every": 500, "tokens_per_update": 2_048, "tokens_per_device": 2_048,
+    "batches.sequence_length": 128, "body.layers": 3, "body.features": 128, "body.heads": 4, "body.feed_forward": 512,
+    "body.dropout": 0.1, "body.attention_dropout": 0.0, "body.activation_dropout": 0.0, "schedule.warmup_steps": 50,
+    "schedule.cycle_steps": 450, "schedule.cycles": 1, "optimizer.learning_rate": 1.0, "optimizer.momentum": 0.9,
+    "optimizer.clip_norm": 0.5,
+}  # fmt: skip
+# About 15 epochs.
+TRANSFORMER_GPU = {
+    "steps": 2_000, "evaluate_every": 2_000, "checkpoint_every": 2_000, "tokens_per_update": 16_384,
+    "tokens_per_device": 16_384, "dtype": "bfloat16", "body.features": 512, "body.feed_forward": 2_048,
+    "schedule.warmup_steps": 200, "schedule.cycle_steps": 1_800, "schedule.cycles": 1,
+}  # fmt: skip
+# Four epochs of the Penn Treebank, or two of WikiText-2: little dropout, and the rate falls once.
+AWD_CPU = {
+    "steps": 3_000, "evaluate_every": 600, "checkpoint_every": 600, "tokens_per_update": 1_400, "tokens_per_device": 1_400,
+    "body.features": 200, "body.widths": (400, 200), "body.input_dropout": 0.2, "body.hidden_dropout": 0.2,
+    "body.dropout": 0.2, "body.weight_drop": 0.2, "optimizer.learning_rate": 0.003, "schedule.name": "cosine_cycles",
+    "schedule.warmup_steps": 100, "schedule.cycle_steps": 2_900, "schedule.cycles": 1,
+}  # fmt: skip
+LSTM_CPU = {
+    "steps": 1_500, "evaluate_every": 300, "checkpoint_every": 300, "tokens_per_update": 1_400, "tokens_per_device": 1_400,
+    "batches.sequence_length": 70, "body.features": 256, "body.widths": (256,), "body.dropout": 0.2,
+    "optimizer.learning_rate": 0.003, "schedule.name": "cosine_cycles", "schedule.warmup_steps": 100,
+    "schedule.cycle_steps": 1_400, "schedule.cycles": 1,
+}  # fmt: skip
+SHORT = {"steps": 10, "evaluate_every": 10, "checkpoint_every": 10}
+
+
+def _in_small(rows, features):
+    """Rows of configs/wikitext103.py for WikiText-2 and a body of this width: cutoffs, widths and sub-words as much smaller."""
+    narrower = {"asm": features // 4 / 64, "sm": features // 2 / 512, "sm_t": features // 2 / 512}
+
+    def smaller(row, key, value):
+        if key.endswith("cutoffs"):
+            return tuple(round(cut * wikitext2.SETTINGS["data.vocabulary_size"] / 267_735) for cut in value)
+        if key.endswith("width"):
+            return max(1, round(value * narrower[row.layers]))
+        return wikitext2.BPE.get(key, value)
+
+    return {
+        name: row._replace(changes={key: smaller(row, key, value) for key, value in row.changes.items()})
+        for name, row in rows.items()
+    }
+
+
+def _small(rows, tail_dropout=0.0):
+    """The same rows on WikiText-2, at both sizes. Words of the full softmax are half as wide as the body, narrow ones a quarter."""
+    cutoffs, found = wikitext2.LAYERS["adp"]["input.cutoffs"], {}
+    for size, features, dropout in ("cpu", TRANSFORMER_CPU["body.features"], tail_dropout), ("gpu", 512, 0.2):
+        layers = base.layers(cutoffs, features // 2, features // 4, dropout, wikitext2.CHARACTERS)
+        found[size, "wikitext2"] = _in_small(rows, features), layers
+    return found
+
+
+def _transformers(title, table, rows=(), tail_dropout=0.0):
+    """A table of Baevski & Auli 2019 on WikiText-103, in small on WikiText-2."""
+    published = {name: row for name, row in wikitext103.ROWS.items() if row.paper.table == table or name in rows}
+    small = tuple(Line("wikitext2", name, row.paper) for name, row in published.items())
+    full = tuple(line._replace(corpus="wikitext103") for line in small)
+    return Table(
+        f"{title} (Baevski & Auli 2019, {table})",
+        {"cpu": small, "gpu": small, "full": full},
+        {"cpu": TRANSFORMER_CPU, "gpu": TRANSFORMER_GPU},
+        _small(published, tail_dropout),
+    )
+
+
+def _contexts():
+    """Table 5: blocks of several lengths in training, with and without context in evaluation."""
+    blocks = {512: (128, 120), 2048: (256, 192), 3072: (384, 320)}  # the paper's, ours and our context
+    paper = {512: (480, (19.79, 20.51), (18.35, 19.03)), 2048: (1536, (18.96, 19.53), (18.23, 18.88))}
+    paper[3072] = 2560, (18.63, 19.34), (17.97, 18.70)
+    lines = {"wikitext2": (), "wikitext103": ()}
+    rows = {corpus: {} for corpus in lines}
+    for block, (short, context) in blocks.items():
+        for corpus, length, given in ("wikitext2", short, context), ("wikitext103", block, paper[block][0]):
+            name = f"adp_t_{length}"
+            rows[corpus][name] = Row("adp_t", {"batches.sequence_length": length})
+            numbers = [Paper(*pair) for pair in paper[block][1:]]
+            lines[corpus] += Line(corpus, name, numbers[0]), Line(corpus, name, numbers[1], context=given)
+    return Table(
+        "Context in training and in evaluation (Baevski & Auli 2019, Table 5)",
+        {"cpu": lines["wikitext2"], "gpu": lines["wikitext2"], "full": lines["wikitext103"]},
+        {
+            "cpu": TRANSFORMER_CPU | {"tokens_per_update": 3_072, "tokens_per_device": 3_072},
+            "gpu": TRANSFORMER_GPU | {"tokens_per_update": 18_432, "tokens_per_device": 18_432},
+            "full": {"tokens_per_update": 73_728, "tokens_per_device": 6_144},
+        },
+        _small(rows["wikitext2"]) | {("full", "wikitext103"): (rows["wikitext103"], wikitext103.LAYERS)},
+    )
+
+
+# Apostoae 2019, Tables 4.3 to 4.6: seconds an epoch; Table 5.1: megabytes. On a GTX 1070, from Europarl on a P100.
+_HSM = [f"hsm_{method}_{source}" for method in ("weighted_kmeans", "kmeans", "mixture") for source in ("pretrained", "glove")]
+THESIS_ROWS = ["awd_sm", *_HSM, "hsm_frequency", "awd_asm_autoencoder", "awd_asm", "awd_air_autoencoder", "awd_air"]
+_FEW = ["awd_sm", "hsm_weighted_kmeans_pretrained", "hsm_mixture_glove", *THESIS_ROWS[-4:]]
+THESIS = {
+    "penn_treebank": ("Table 4.3", THESIS_ROWS, (31.9, 25.5, 25.9, 25.8, 25.8, 25.7, 26.2, 25.7, 25.8, 24.5, 25.3, 24.6)),
+    "wikitext2": ("Table 4.4", THESIS_ROWS, (119.3, 75.2, 75.7, 75.1, 76.9, 76.2, 79.3, 76.4, 65.6, 64.3, 61.7, 62.1)),
+    "europarl": ("Table 4.5", _FEW, (3092.7, 1772.4, 2239.0, 1096.1, 1092.6, 1085.6, 1084.6)),
+    "wikitext103": ("Table 4.6", ["awd_sm", *THESIS_ROWS[-4:]], (21557.7, 3971.6, 3925.1, 3274.5, 3258.4)),
+}
+_MEMORY = {  # rows awd_sm, hsm_frequency, awd_asm, awd_air
+    "penn_treebank": (6221, 4359, 4283, 4271), "wikitext2": (6013, 3593, 2975, 2749),
+    "europarl": (12513, 4077, 4027, 3515), "wikitext103": (14109, None, 5761, 4701),
+}  # fmt: skip
+
+
+def _clusters(row):
+    """How a row of the thesis clusters words: the method and the vectors, or ()."""
+    method, _, vectors = row.removeprefix("hsm_").rpartition("_")
+    if row.endswith("_autoencoder"):
+        return "autoencoder", "pretrained"
+    return (method, vectors) if vectors in ("pretrained", "glove") else ()
+
+
+def _thesis(corpus):
+    """Table 4.3, 4.4, 4.5 or 4.6."""
+    table, rows, seconds = THESIS[corpus]
+    known = [(name, epoch) for name, epoch in zip(rows, seconds, strict=True) if name in CORPORA[corpus].ROWS]
+    lines = tuple(
+        Line(corpus, name, CORPORA[corpus].ROWS[name].paper, epoch, clusters=_clusters(name)) for name, epoch in known
+    )
+    title, sizes = f"Output layers of AWD-LSTM (Apostoae 2019, {table})", ("cpu", "gpu", "full")
+    return Table(title, dict.fromkeys(sizes, lines), {"cpu": AWD_CPU})
+
+
+def _thesis_memory():
+    """Table 5.1: 10 updates of each."""
+    lines = {
+        corpus: tuple(
+            Line(corpus, name, file.ROWS[name].paper, memory=memory)
+            for name, memory in zip(("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), _MEMORY[corpus], strict=True)
+            if name in file.ROWS
+        )
+        for corpus, file in CORPORA.items()
+    }
+    small = lines["penn_treebank"] + lines["wikitext2"]
+    return Table(
+        "Memory, time and parameters of AWD-LSTM (Apostoae 2019, Table 5.1)",
+        {"cpu": small, "gpu": small, "full": sum(lines.values(), ())},
+        {"cpu": SHORT, "gpu": SHORT, "full": SHORT},
+    )
+
+
+def _grave():
+    """Every output over the same LSTM. Text8 is not among the corpora; here it is the Penn Treebank and WikiText-2."""
+    lines, rows = (), {}
+    for corpus, cutoffs in ("penn_treebank", (1_000, 4_000)), ("wikitext2", (2_500, 10_000)):
+        bands = {"output.table.cutoffs": cutoffs}
+        outputs = {
+            "full": {"output.name": "softmax"},
+            "sampled": {"output.name": "sampled", "output.samples": 1_024},
+            "nce": {"output.name": "nce", "output.samples": 1_024},
+            "hierarchical": {"output.name": "hierarchical", "output.classes": -1},
+            "d_softmax": {"output.name": "differentiated", "output.form": "slices", "output.table.projected": False} | bands,
+            "d_softmax_star": {"output.name": "differentiated", "output.form": "projections"} | bands,
+            "adaptive": {"output.name": "adaptive"} | bands,
+        }
+        epochs = base.streams(20, WORDS[corpus], epochs=5, window=20)
+        for size, width in ("cpu", 195), ("gpu", 390), ("full", 390):  # slices of width, width / 4 and / 16 fill the hidden state
+            layers = {name: base.LSTM | epochs | changes for name, changes in outputs.items()}
+            layers["d_softmax"] |= {"output.table.width": width}
+            rows[size, corpus] = {name: Row(name) for name in outputs}, layers
+        lines += tuple(Line(corpus, name) for name in outputs)
+    full = {"body.features": 512, "body.widths": (512,)}
+    return Table(
+        "Approximations of the softmax over one LSTM (after Grave et al. 2017 and Chen et al. 2016)",
+        dict.fromkeys(("cpu", "gpu", "full"), lines),
+        {"cpu": LSTM_CPU, "gpu": full, "full": full},
+        rows,
+    )
+
+
+def _activations():
+    """The learning curves of Figure 3, on WikiText-103 there."""
+    names = "glu", "gtu", "relu", "tanh"
+    full = {name: Row("gcnn", wikitext103.ROWS["gcnn_8"].changes | {"body.activation": name}) for name in names}
+    small = {name: Row("adp_t", wikitext2.ROWS["gcnn_small"].changes | {"body.activation": name}) for name in names}
+    lines = {corpus: tuple(Line(corpus, name) for name in names) for corpus in ("wikitext2", "wikitext103")}
+    return Table(
+        "Activations of gated convolutions (Dauphin et al. 2017, Figure 3)",
+        {"cpu": lines["wikitext2"], "gpu": lines["wikitext2"], "full": lines["wikitext103"]},
+        {},
+        {
+            ("cpu", "wikitext2"): (small, wikitext2.LAYERS),
+            ("gpu", "wikitext2"): (small, wikitext2.LAYERS),
+            ("full", "wikitext103"): (full, wikitext103.LAYERS),
+        },
+    )
+
+
+TABLES = {
+    "adaptive_inputs_3": lambda: _transformers("Inputs and outputs", "Table 3"),
+    "adaptive_inputs_5": _contexts,
+    "adaptive_inputs_6": lambda: _transformers("Dropout in the tails", "Table 6", ("sm", "asm"), 0.1),
+    "adaptive_inputs_7": lambda: _transformers("Widths and sharing", "Table 7", ("asm", "sm", "sm_t", "adp_t")),
+    "adaptive_inputs_8": lambda: _transformers("Bands", "Table 8"),
+    "gcnn_figure_3": _activations,
+    "thesis_4_3": lambda: _thesis("penn_treebank"),
+    "thesis_4_4": lambda: _thesis("wikitext2"),
+    "thesis_4_5": lambda: _thesis("europarl"),
+    "thesis_4_6": lambda: _thesis("wikitext103"),
+    "thesis_5_1": _thesis_memory,
+    "grave_table": _grave,
+}

@@ -1,0 +1,215 @@
+"""A paper's table with our numbers beside the published ones: trains its rows one after the other, writes a table and a figure.
+
+    python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE] [--workdir=runs/tables]
+
+`cpu` takes at most two hours on 2 cores and has the paper's corpus where that is small, else WikiText-2; `gpu` has not been run;
+`full` is the paper's own setting. Every row trains in a process of its own. Started again, the command goes on where it was
+stopped and keeps the rows that are finished. Once all are, it writes its section of benchmarks/RESULTS.md and a figure.
+
+Rows with `pretrained` in their names cluster words by the vectors of the run of `awd_sm`, those with `glove` by vectors from
+--glove; without that file they are left out.
+"""
+
+import importlib.util
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import jax
+from absl import flags
+
+from adaptive_jax import command
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.files import replacing
+from adaptive_jax.training.loop import train
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.settings import write_json
+from benchmarks.paper_tables import CORPORA, TABLES, WORDS, Line, Table, config_of
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+COLUMNS = "row | valid | test | parameters | s an epoch | minutes | peak MB | paper: valid | test | parameters | s an epoch | hours | MB"
+TITLE = f"| {COLUMNS} |\n|---{'|---:' * COLUMNS.count('|')}|"
+
+
+def name_of(line: Line) -> str:
+    """Of a line's run: its corpus and row."""
+    return f"{line.corpus}-{line.row}"
+
+
+def measure(table: Table, size: str, line: Line, settings) -> dict:
+    """Trains a line's model, or goes on with its run, and scores it. Returns its numbers.
+
+    Peak memory is that of the accelerator, or on a CPU of this process, the libraries among it.
+    """
+    workdir = Path(settings.workdir) / name_of(line)
+    config = config_of(table, line, size)
+    config["data"]["path"] = _directories(settings.corpora).get(line.corpus, "")
+    if line.clusters:
+        config["output"]["clusters"] = str(_clusters(line, workdir, settings.glove))
+    train(config, workdir)
+    contexts = {each.context for each in table.lines[size] if name_of(each) == name_of(line)}
+    tests = {given: evaluate(workdir, Request(split="test", context=given))["perplexity"] for given in sorted(contexts)}
+    checkpoints = Checkpoints(workdir, read_only=True)
+    logged = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
+    speeds = [each["train/words_per_second"] for each in logged if "train/words_per_second" in each]
+    device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return {
+        "test": tests,
+        "curve": [(each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each],
+        "epoch": WORDS[line.corpus] / statistics.median_high(speeds),
+        "hours": checkpoints.hours(checkpoints.latest()),
+        "parameters": json.loads((workdir / "plan.json").read_text())["parameters"]["total"],
+        "peak_bytes": device or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def _directories(corpora):
+    """`--corpora` by name.
+
+    Raises:
+        InputError: no NAME=DIR, or an unknown name.
+    """
+    found = dict(each.partition("=")[::2] for each in corpora)
+    for name, directory in found.items():
+        check_known(f"--corpora={name}", name, CORPORA)
+        if not directory:
+            raise InputError(f"--corpora={name} names no directory: give --corpora={name}=DIR")
+    return found
+
+
+def _clusters(line, workdir, glove):
+    """The file of a line's clusters, made once."""
+    method, vectors = line.clusters
+    path, trained = workdir.with_name(f"{workdir.name}.clusters.txt"), workdir.with_name(f"{line.corpus}-awd_sm")
+    if not path.exists():
+        make = [sys.executable, "-m", "adaptive_jax.data.clusters", f"--vocabulary={trained / 'vocabulary.txt'}"]
+        make += [f"--method={method}", f"--embeddings={glove if vectors == 'glove' else trained}", "--clusters=3"]
+        subprocess.run([*make, f"--output={path}"], check=True)
+    return path
+
+
+def numbers_of(name: str, size: str, line: Line, settings) -> dict:
+    """A line's numbers: those that its run keeps as `row.json`, or those of a process that trains it.
+
+    Raises:
+        InputError: the process fails.
+    """
+    result = Path(settings.workdir) / name_of(line) / "row.json"
+    if not result.exists():
+        print(f"{name_of(line)}:", flush=True)
+        same = [f"--size={size}", f"--workdir={settings.workdir}", f"--glove={settings.glove}", f"--only={name_of(line)}"]
+        same += [f"--corpora={','.join(settings.corpora)}"] if settings.corpora else []
+        if status := subprocess.run([sys.executable, "-m", "benchmarks.tables", name, *same]).returncode:
+            raise InputError(f"{name_of(line)} ended with status {status}: mend what it says; the same command goes on")
+    return json.loads(result.read_text())
+
+
+def cells(line: Line, numbers: dict) -> str:
+    """A line of the table: ours, then the published numbers, nothing where there are none."""
+    valid = min((nll for _, nll in numbers["curve"]), default=None)
+    shown = f"`{line.row}`" + (f", {line.context} tokens of context" if line.context else "")
+    ours = [
+        shown,
+        "" if valid is None or line.context else f"{perplexity(valid):.1f}",
+        f"{numbers['test'][str(line.context)]:.1f}",
+        f"{numbers['parameters'] / 1e6:.1f}M",
+        f"{numbers['epoch']:,.0f}",
+        f"{60 * numbers['hours']:.1f}",
+        f"{numbers['peak_bytes'] / 1e6:,.0f}",
+    ]
+    millions = None if line.paper.parameters is None else f"{line.paper.parameters}M"
+    paper = line.paper.valid, line.paper.test, millions, line.epoch, line.paper.hours, line.memory
+    return f"| {' | '.join([*ours, *('' if each is None else str(each) for each in paper)])} |"
+
+
+def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
+    """The section of RESULTS.md: what ran and where, and a table for each corpus."""
+    device, table = jax.devices()[0], TABLES[name]()
+    where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
+    lines = [
+        f"## {table.title}, {size} size\n",
+        f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax {jax.__version__}.\n",
+        f"    python -m benchmarks.tables {name} --size={size}",
+    ]
+    for corpus in dict.fromkeys(line.corpus for line, _ in found):
+        config = config_of(table, next(line for line, _ in found if line.corpus == corpus), size)
+        body, tokens = config["body"], config["steps"] * config["tokens_per_update"]
+        lines += [
+            f"\nOurs: {corpus}, {config['steps']:,} updates of {config['tokens_per_update']:,} tokens, "
+            f"{tokens / WORDS[corpus]:.1f} epochs; {body['name']} of width {body.get('widths', body['features'])}. One run each.\n",
+            TITLE,
+            *(cells(line, numbers) for line, numbers in found if line.corpus == corpus),
+        ]
+    return "\n".join([*lines, ""])
+
+
+def plot(found: list[tuple[Line, dict]], path: Path) -> None:
+    """Draws curves of validation loss, and test perplexity against the time of an epoch, for each corpus."""
+    from matplotlib.figure import Figure
+
+    corpora = list(dict.fromkeys(line.corpus for line, _ in found))
+    figure = Figure((11, 4.2 * len(corpora)), layout="constrained")
+    for corpus, (left, right) in zip(corpora, figure.subplots(len(corpora), 2, squeeze=False), strict=True):
+        for line, numbers in found:
+            if line.corpus == corpus and not line.context:
+                (drawn,) = left.plot(*zip(*numbers["curve"], strict=True), label=line.row)
+                at = numbers["epoch"], numbers["test"]["0"]
+                right.plot(*at, "o", color=drawn.get_color())
+                right.annotate(line.row, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+        left.set(xlabel="updates", ylabel="validation loss, nats a word", title=corpus)
+        left.legend(fontsize=8)
+        right.set(xlabel="seconds an epoch", ylabel="test perplexity", title="perplexity against time", xmargin=0.2)
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def write_section(path: Path, text: str) -> None:
+    """Puts a section into a Markdown file: in place of the one with the same heading, or at the end."""
+    parts = [part.rstrip("\n") + "\n" for part in path.read_text().split("\n## ")]
+    text = text.removeprefix("## ")
+    headings = [part.splitlines()[0] for part in parts]
+    at = headings.index(text.splitlines()[0]) if text.splitlines()[0] in headings else len(parts)
+    parts[at : at + 1] = [text]
+    with replacing(path) as file:
+        file.write("\n## ".join(parts).encode())
+
+
+def main(name: str, settings) -> None:
+    """Trains the rows of a table, or the one that --only names, then prints and writes the table."""
+    check_known(f"TABLE={name}", name, TABLES)
+    table, size = TABLES[name](), settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu")
+    _directories(settings.corpora)
+    lines = [line for line in table.lines[size] if settings.glove or "glove" not in line.clusters]
+    if settings.only:
+        names = {name_of(line): line for line in lines}
+        check_known(f"--only={settings.only}", settings.only, names)
+        line = names[settings.only]
+        write_json(Path(settings.workdir) / settings.only / "row.json", measure(table, size, line, settings))
+        return
+    if not importlib.util.find_spec("matplotlib"):
+        raise InputError("benchmarks.tables draws a figure: pip install -r requirements-bench.txt")
+    if left := len(table.lines[size]) - len(lines):
+        print(f"{left} rows need vectors of GloVe and are left out: give --glove=FILE")
+    found = [(line, numbers_of(name, size, line, settings)) for line in lines]
+    text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
+    print(text)
+    plot(found, image)
+    write_section(RESULTS, f"{text}\n![validation loss, and perplexity against time]({image.name})\n")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_enum("size", None, ["cpu", "gpu", "full"], "Size of the models; the default depends on the machine.")
+    flags.DEFINE_list("corpora", [], "Local copies of corpora: penn_treebank=DIR,wikitext2=DIR; others are downloaded.")
+    flags.DEFINE_string("glove", "", "File of GloVe vectors, for the rows that cluster words by them.")
+    flags.DEFINE_string("only", "", "Train and score this one run, such as penn_treebank-awd_sm, and write no table.")
+    flags.DEFINE_string("workdir", "runs/tables", "Directory for the runs.")
+    command.run(lambda table: main(table, flags.FLAGS), positional=["TABLE"])

@@ -1,0 +1,85 @@
+"""The papers' tables: every row can be built, its numbers stand beside the published ones, finished rows are not trained again."""
+
+import importlib.util
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.model import build
+from adaptive_jax.plans.costs import divide_update
+from benchmarks import tables
+from benchmarks.paper_tables import TABLES, Line, Table, config_of
+from configs import quickstart
+from configs.base import Paper, Row
+
+NUMBERS = {"test": {"0": 119.96, "480": 110.04}, "curve": [[1, 9.0], [2, 4.8158]], "epoch": 61.2, "hours": 0.51,
+           "parameters": 2_500_000, "peak_bytes": 2.1e9}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_can_be_built(name):
+    """At every size; the schedule of a size is as long as the run; two lines of a run differ in their context alone."""
+    table = TABLES[name]()
+    for size, lines in table.lines.items():
+        assert lines and len(set(lines)) == len(lines)
+        for line in lines:
+            config = config_of(table, line, size)
+            if not line.clusters:
+                build(config, config["data"]["vocabulary_size"])
+            divide_update(config, 1)
+            schedule = config["schedule"]
+            if size == "cpu" and schedule["name"] == "cosine_cycles":
+                assert config["steps"] == schedule["warmup_steps"] + schedule["cycle_steps"]
+
+
+def test_rows_of_table_3_differ_only_in_input_and_output():
+    """The same body, updates and schedule."""
+    table = TABLES["adaptive_inputs_3"]()
+    configs = [config_of(table, line, "cpu") for line in table.lines["cpu"]]
+    rest = [{key: config[key] for key in config if key not in ("input", "output", "data")} for config in configs]
+    assert all(each == rest[0] for each in rest)
+    assert len({repr((config["input"], config["output"], config["data"]["codes"])) for config in configs}) == 8
+
+
+def test_a_line_has_ours_and_the_published_numbers():
+    """Nothing where there is none; the validation loss is that of no context."""
+    line = Line("penn_treebank", "adp_t", Paper(19.79, 20.51, 246.9, 30), 31.9, memory=6221)
+    assert tables.cells(line, NUMBERS) == (
+        "| `adp_t` | 123.4 | 120.0 | 2.5M | 61 | 30.6 | 2,100 | 19.79 | 20.51 | 246.9M | 31.9 | 30 | 6221 |")
+    assert tables.cells(Line("penn_treebank", "adp_t", context=480), NUMBERS) == (
+        "| `adp_t`, 480 tokens of context |  | 110.0 | 2.5M | 61 | 30.6 | 2,100 |  |  |  |  |  |  |")
+
+
+def test_a_section_takes_the_place_of_the_one_before(tmp_path):
+    """Other sections stay as they are; a new one comes last."""
+    path = tmp_path / "RESULTS.md"
+    path.write_text("# Results\n\n## One\n\nold\n\n## Two\n\n### Under\n\n2\n")
+    tables.write_section(path, "## One\n\nnew\n")
+    tables.write_section(path, "## Three\n\n3\n")
+    assert path.read_text() == "# Results\n\n## One\n\nnew\n\n## Two\n\n### Under\n\n2\n\n## Three\n\n3\n"
+
+
+def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatch):
+    """With --only in this process; the next call finds its numbers and draws the table."""
+    run = {"steps": 2, "evaluate_every": 1, "checkpoint_every": 1, "log_every": 1}
+    flat = quickstart.SETTINGS | quickstart.LAYERS["adp_t"] | settings(**run)
+    lines = Line("wikitext2", "tiny"), Line("wikitext2", "tiny", context=2)
+    table = Table("Tiny", {"cpu": lines}, {}, {("cpu", "wikitext2"): ({"tiny": Row("tiny")}, {"tiny": flat})})
+    monkeypatch.setitem(TABLES, "tiny", lambda: table)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
+    (tmp_path / "RESULTS.md").write_text("# Results\n")
+    flags = SimpleNamespace(size="cpu", corpora=[f"wikitext2={text}"], glove="", only="wikitext2-tiny", workdir=tmp_path / "runs")
+    tables.main("tiny", flags)
+    numbers = json.loads((tmp_path / "runs" / "wikitext2-tiny" / "row.json").read_text())
+    assert numbers["test"].keys() == {"0", "2"} and len(numbers["curve"]) == 2 and numbers["peak_bytes"] > 1e8
+    if importlib.util.find_spec("matplotlib"):
+        flags.only = ""
+        tables.main("tiny", flags)
+        assert (tmp_path / "tiny_cpu.png").read_bytes()[1:4] == b"PNG"
+        assert "| `tiny`, 2 tokens of context |" in (tmp_path / "RESULTS.md").read_text()
+    with pytest.raises(InputError, match="--only=wikitext2-none"):
+        tables.main("tiny", SimpleNamespace(**vars(flags) | {"only": "wikitext2-none"}))
+    with pytest.raises(InputError, match="names no directory"):
+        tables.main("tiny", SimpleNamespace(**vars(flags) | {"corpora": ["wikitext2"]}))
