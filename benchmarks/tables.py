@@ -35,7 +35,8 @@ from adaptive_jax.workdir.settings import write_json
 from benchmarks.paper_tables import CORPORA, TABLES, WORDS, Line, Table, config_of
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-COLUMNS = "row | valid | test | parameters | s an epoch | minutes | peak MB | paper: valid | test | parameters | s an epoch | hours | MB"
+COLUMNS = "row | valid | test | parameters | s an epoch | minutes | peak MB | "
+COLUMNS += "paper: valid | test | parameters | s an epoch | hours | MB"
 TITLE = f"| {COLUMNS} |\n|---{'|---:' * COLUMNS.count('|')}|"
 
 
