@@ -1,0 +1,55 @@
+"""The other output layers as peers of `benchmarks.outputs`, each as it trains."""
+
+import jax
+
+from adaptive_jax.outputs.differentiated import Differentiated
+from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.sampled import NCE, Sampled
+from adaptive_jax.outputs.tables import OwnTable
+
+FACTOR = 4  # by which the vectors of each band are shorter than those of the band before, as in the adaptive softmax here
+
+
+def equal_cutoffs(vocabulary: int, clusters: int = 3) -> tuple[int, ...]:
+    """Cutoffs of clusters of equal words x width: the i-th has 4^i times the words of the first (the thesis's rule)."""
+    shares = [FACTOR**i for i in range(clusters)]
+    return tuple(vocabulary * sum(shares[:i]) // sum(shares) for i in range(1, clusters))
+
+
+def layers(width: int, vocabulary: int, cutoffs: tuple[int, ...]) -> dict:
+    """Name to layer, for hidden states of `width`."""
+    full, samples = OwnTable(vocabulary, width), 8_192 if vocabulary > 100_000 else 1_024
+    first = width * FACTOR**2 // (FACTOR**2 + FACTOR + 1)  # so that three slices fit the hidden states
+    return {
+        "hierarchical, 3 clusters": Hierarchical(OwnTable(vocabulary, width, equal_cutoffs(vocabulary), FACTOR)),
+        "hierarchical, sqrt(V) classes": Hierarchical(full, classes=-1),
+        f"sampled, {samples:,}": Sampled(full, samples),
+        f"nce, {samples:,}": NCE(full, samples),
+        "D-softmax": Differentiated(OwnTable(vocabulary, width, cutoffs, FACTOR, first, projected=False), "slices"),
+        "D-softmax*": Differentiated(OwnTable(vocabulary, width, cutoffs, FACTOR)),
+    }
+
+
+def peers(case, hidden: jax.Array, targets: jax.Array) -> dict:
+    """Name to `(loss, (hidden, parameters, targets))`; `loss` of these three is the summed training loss.
+
+    case: a `benchmarks.outputs.Case`. Layers of one band share a table, to save memory.
+    """
+    table = jax.random.normal(jax.random.key(0), (case.vocabulary, case.width)) * case.width**-0.5
+    made = {}
+    for name, layer in layers(*case[:3]).items():
+
+        def loss(hidden, params, targets, layer=layer):
+            rngs = {"dropout": jax.random.key(0)}
+            return layer.apply({"params": params}, hidden, targets, train=True, rngs=rngs, method="loss").total
+
+        init = jax.jit(lambda layer=layer: layer.init(jax.random.key(0), hidden[:1], method="log_probs")["params"])
+        shapes = jax.eval_shape(init)
+        if shapes["table"].keys() == {"table_0"}:
+            params = {"table": {"table_0": table}}
+            if "clusters" in shapes:
+                params["clusters"] = table[: shapes["clusters"].shape[0]]
+        else:
+            params = init()
+        made[name] = loss, (hidden, params, targets)
+    return made
