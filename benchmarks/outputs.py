@@ -1,6 +1,6 @@
 """Loss and gradient of the output layer: the one-pass banded core against its peers, in one run.
 
-    python -m benchmarks.outputs [--sizes=small,large,bands] [--repeats=15] [--json=FILE]
+    python -m benchmarks.outputs [--sizes=small,large,bands,llm] [--repeats=15] [--json=FILE]
 
 Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states and all weights:
 
@@ -8,12 +8,16 @@ Each peer computes the summed loss of Zipf-distributed targets and its gradient 
 - `masked dense`: every band evaluated for every token, then masked: the usual way to write an adaptive softmax with
   static shapes. Differentiated by JAX.
 - `full softmax`: one table [vocabulary, d], logits of all tokens at once. Differentiated by JAX.
+- the layers of `benchmarks.output_peers`: hierarchical and differentiated softmaxes, and losses of sampled candidates.
 - `torch`: torch.nn.AdaptiveLogSoftmaxWithLoss where torch is installed, on the same device.
 - `product`: a large float32 matrix product, the speed of the machine at that moment. The last line counts the work that the
   targets need, and says at what share of that speed `banded` does it.
 
 Peers take turns, so that a busy machine slows all of them alike; times are medians. Memory is the peak above the arguments and
 results: the compiler's count for JAX, the growth of the process' peak (CPU) or of the allocator's peak (GPU) for torch.
+
+The size `llm` is a full softmax of sub-word language models, see `benchmarks.full_softmax`: each run takes minutes on a CPU, so
+give it `--repeats=1` there, or `--llm=TOKENS,WIDTH,WORDS` for another size.
 
 The size `bands` cuts 50,000 words into 5, 64 and 500 equal bands and tells for each how long the core takes to compile and to run.
 """
@@ -22,7 +26,6 @@ import functools
 import itertools
 import json
 import platform
-import re
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +40,8 @@ from adaptive_jax.bands import Band, split_rows
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.outputs import banded
 from adaptive_jax.plans.flops import softmax_flops
-from benchmarks.timing import interleaved, torch_device
+from benchmarks import full_softmax, output_peers
+from benchmarks.timing import interleaved, torch_device, torch_memory
 
 
 class Case(NamedTuple):
@@ -97,8 +101,8 @@ def gflop(case):
     return 3e-9 * softmax_flops(bands, [case.tokens, *visits[1:]])
 
 
-def jax_peers(case, skip=()):
-    """Name to (compiled function, arguments)."""
+def jax_peers(case, skip=(), more=None):
+    """Name to (compiled function, arguments). `more(case, hidden, targets)` gives further losses and their arguments."""
     hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
     weights = jnp.ones(case.tokens)
 
@@ -113,7 +117,7 @@ def jax_peers(case, skip=()):
         table = jax.random.normal(jax.random.key(0), (case.vocabulary, case.width)) * case.width**-0.5
         peers["full softmax"] = full, (hidden, table, targets)
     compiled = {}
-    for name, (loss, values) in peers.items():
+    for name, (loss, values) in (peers | (more(case, hidden, targets) if more else {})).items():
         if name not in skip:
             differentiated = jax.value_and_grad(loss, argnums=tuple(range(len(values) - 1)))
             compiled[name] = jax.jit(differentiated).lower(*values).compile(), values
@@ -142,28 +146,6 @@ def torch_peer(case):
     return run
 
 
-def torch_memory(run):
-    """Peak bytes of one run above what an earlier run left, gradients among it; None where the system does not count them."""
-    import torch
-
-    if torch_device() == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        return torch.cuda.max_memory_allocated() - before
-
-    def kilobytes(name):
-        return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
-
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
-        before = kilobytes("VmRSS")
-    except OSError:
-        return None
-    run()
-    return 1024 * (kilobytes("VmHWM") - before)
-
-
 def product_peer(n):
     """A function that multiplies two float32 matrices `[n, n]`."""
     square = jnp.ones((n, n))
@@ -171,13 +153,14 @@ def product_peer(n):
     return lambda: product(square, square).block_until_ready()
 
 
-def measure(case, repeats, skip=(), beside=None):
+def measure(case, repeats, skip=(), beside=None, more=None):
     """A row for each peer: name, median and least seconds, tokens a second, peak bytes, ratio of its time to that of banded.
 
-    beside: functions by name that run between the peers, to compare with; they have neither tokens nor a peak.
+    beside: functions by name that run between the peers, to compare with; they have neither tokens nor a peak. more: see
+        `jax_peers`.
     """
     peers, memory = {}, {}
-    for name, (compiled, values) in jax_peers(case, skip).items():
+    for name, (compiled, values) in jax_peers(case, skip, more).items():
         peers[name] = lambda compiled=compiled, values=values: jax.block_until_ready(compiled(*values))
         memory[name] = compiled.memory_analysis().temp_size_in_bytes
     run_torch = None if "torch" in skip else torch_peer(case)
@@ -201,10 +184,10 @@ def line(label, row):
     speed = "" if speed is None else f"{speed:,.0f}"
     peak = "" if peak is None else f"{peak / 1e6:,.0f}"
     milliseconds = f"{row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f}"
-    return f"{label:9} {row['peer']:13} {milliseconds} {speed:>10} {peak:>9} {row['times_banded']:14.2f}"
+    return f"{label:9} {row['peer']:29} {milliseconds} {speed:>10} {peak:>9} {row['times_banded']:14.2f}"
 
 
-TITLE = f"{'size':9} {'peer':13} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MB':>9} {'time / banded':>14}"
+TITLE = f"{'size':9} {'peer':29} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MB':>9} {'time / banded':>14}"
 
 
 def machine():
@@ -241,7 +224,7 @@ def equal_bands(repeats, counts=(5, 64, 500), vocabulary=50_000, width=256, toke
 def peers_at(size, settings):
     """Prints and returns a row for each peer at a size, and tells how far the core is from the speed of the machine."""
     case, rows = SIZES[size], []
-    for row in measure(case, settings.repeats, settings.skip, {"product": product_peer(PRODUCT[size])}):
+    for row in measure(case, settings.repeats, settings.skip, {"product": product_peer(PRODUCT[size])}, output_peers.peers):
         print(line(size, row), flush=True)
         rows.append({"size": size} | row)
     seconds = {row["peer"]: row["seconds"] for row in rows}
@@ -257,19 +240,26 @@ def main(settings):
     """Prints a table of the sizes and writes the JSON."""
     check_at_least(1, repeats=settings.repeats)
     for size in settings.sizes:
-        check_known(f"--sizes={size}", size, [*SIZES, "bands"])
+        check_known(f"--sizes={size}", size, [*SIZES, "bands", "llm"])
     print(f"{machine()}, median of {settings.repeats}")
-    print(TITLE)
+    if SIZES.keys() & set(settings.sizes):
+        print(TITLE)
     rows = []
     for size in settings.sizes:
-        rows += equal_bands(settings.repeats) if size == "bands" else peers_at(size, settings)
+        if size == "llm":
+            tokens, width, *vocabularies = map(int, settings.llm)
+            for words in vocabularies:
+                rows += full_softmax.measure(Case(width, words, (), tokens), settings.repeats, settings.skip)
+        else:
+            rows += equal_bands(settings.repeats) if size == "bands" else peers_at(size, settings)
     if settings.json:
         Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def _define() -> flags.FlagValues:
-    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large and bands to run.")
+    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large, bands and llm to run.")
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
+    flags.DEFINE_list("llm", full_softmax.SIZES, "Tokens, width and vocabularies of the size llm.")
     flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     return flags.FLAGS

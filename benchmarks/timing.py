@@ -1,9 +1,11 @@
-"""What the benchmarks share: times of several peers in one process, and torch's name for the device of JAX."""
+"""What the benchmarks share: times of several peers in one process, torch's name for the device of JAX, and its memory."""
 
 import importlib.util
+import re
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 
@@ -36,3 +38,25 @@ def torch_device() -> str | None:
 
     device = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend())
     return None if device == "cuda" and not torch.cuda.is_available() else device
+
+
+def torch_memory(run):
+    """Peak bytes of one run above what an earlier run left, gradients among it; None where the system does not count them."""
+    import torch
+
+    if torch_device() == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+
+    def kilobytes(name):
+        return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+        before = kilobytes("VmRSS")
+    except OSError:
+        return None
+    run()
+    return 1024 * (kilobytes("VmHWM") - before)
