@@ -27,13 +27,16 @@ from adaptive_jax import (
 )
 from adaptive_jax.dropout import Dropout, row_seeds
 from adaptive_jax.outputs import banded
+from adaptive_jax.outputs.differentiated import Differentiated
+from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.sampled import NCE, Sampled
 
 WORDS, FEATURES, ROWS, TIME = 20, 8, 2, 3
 IDS = np.arange(6, dtype=np.int32).reshape(ROWS, TIME)
 HIDDEN = np.linspace(-1, 1, 48, dtype=np.float32).reshape(ROWS, TIME, FEATURES)
 BANDS = [Band(np.ones((5, 8), "f")), Band(np.ones((15, 2), "f"), np.ones((2, 8), "f"))]
 CLUSTERS = Band(np.ones((1, 8), "f"))
-CURES = ("give", "choose", "make", "must be", "use")
+CURES = ("give", "choose", "make", "must be", "use", "is not one of")
 
 lookup = functools.partial(Lookup, WORDS, FEATURES)
 adaptive = functools.partial(AdaptiveInput, WORDS, FEATURES, (5, 12), factor=2)
@@ -64,6 +67,11 @@ def spelling(words):
 def made(layer, *arguments, **how):
     """Parameters and result of a layer, as shapes: nothing is compiled, and what is no tracer stays known."""
     return jax.eval_shape(lambda key: layer.init_with_output(key, *arguments, **how), jax.random.key(0))
+
+
+def uncounted():
+    params = made(Sampled(own(), 9), HIDDEN, IDS, method="nll")[1]["params"]
+    return jax.eval_shape(lambda p: Sampled(own(), 9, "unigram").apply({"params": p}, HIDDEN, IDS, method="nll"), params)
 
 
 def batch(**changes):
@@ -143,6 +151,28 @@ WRONG = {
     "mapped, several bands": (lambda: made(MappedTable(adaptive(), 8), method="bands"), "one band of width 8"),
     "composed, negative correction": (lambda: ComposedTable(letters(), 8, correction=-1), "correction=-1"),
     "composed, bias": (lambda: ComposedTable(letters(), 8, bias="predict"), "bias='predict'"),
+    "hierarchical, -2 classes": (lambda: Hierarchical(own(), classes=-2), "classes=-2"),
+    "hierarchical, one band": (lambda: made(Hierarchical(own()), HIDDEN, IDS, method="nll"), "classes=0"),
+    "hierarchical, cut twice": (lambda: made(Hierarchical(own((5,)), classes=3), HIDDEN, IDS, method="nll"), "classes=3"),
+    "hierarchical, more classes than words": (
+        lambda: made(Hierarchical(own(), classes=21), HIDDEN, IDS, method="nll"), "classes=21"),
+    "sampled, no samples": (lambda: Sampled(own(), 0), "samples=0"),
+    "sampled, proposal": (lambda: Sampled(own(), 9, "unigrams"), "proposal='unigrams'"),
+    "sampled, several bands": (lambda: made(Sampled(own((5,))), HIDDEN, IDS, method="nll"), "this one has 2"),
+    "sampled, no counts": (uncounted, "proposal='unigram'"),
+    "sampled, target beyond": (
+        lambda: made(Sampled(own(), 9), HIDDEN, ids_at(1, 1, 20), W, train=True, method="loss"), "targets[1, 1]=20"),
+    "nce, dropout 1": (lambda: NCE(own(), input_dropout=1), "input_dropout=1"),
+    "nce, hidden of other width": (lambda: made(NCE(own(), 9), HIDDEN[..., :6], IDS, train=True, method="loss"), "[2, 3, 6]"),
+    "differentiated, form": (lambda: Differentiated(own(), "slice"), "form='slice'"),
+    "differentiated, slices of a projected table": (
+        lambda: made(Differentiated(own((5,)), "slices"), HIDDEN, IDS, method="nll"), "projected=False"),
+    "differentiated, wide slices": (
+        lambda: made(Differentiated(own((5,), projected=False), "slices"), HIDDEN, IDS, method="nll"), "slices of 8, 2"),
+    "differentiated, target -1": (
+        lambda: made(Differentiated(own()), HIDDEN, ids_at(0, 1, -1), W, method="loss"), "targets[0, 1]=-1"),
+    "differentiated, hidden of other width": (
+        lambda: made(Differentiated(own()), HIDDEN[..., :6], IDS, method="nll"), "[2, 3, 6]"),
     "softmax, no table": (lambda: AdaptiveSoftmax(None), "table=None"),
     "softmax, smoothing 1": (lambda: softmax(label_smoothing=1.0), "label_smoothing=1.0"),
     "softmax, negative smoothing": (lambda: softmax(label_smoothing=-0.1), "label_smoothing=-0.1"),
