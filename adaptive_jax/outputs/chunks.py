@@ -125,27 +125,75 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
         `((loss, nll [tokens], d_hidden), d_softmax)`: gradients are weighted and in float32, or None if not asked for.
     """
     hidden, column, weight, seeds = tokens
-    band, clusters = softmax
+    band, _ = softmax
     mask = _scaled_mask(settings.tail_dropout, seeds, band.table.shape[1]) if settings.tail_dropout else 1.0
     x = (project(hidden, band.projection) * mask).astype(hidden.dtype)
-    parts = [(part, at) for part, at in ((band, 0), (clusters, len(band.table))) if part is not None]
-    own_clusters = None if settings.axis_name is None else jnp.full(len(parts[-1][0].table), is_first(settings.axis_name))
-    parts = [(logits_of(x, part), part, at, exist) for (part, at), exist in zip(parts, (own, own_clusters), strict=False)]
-    if settings.soft_cap:
-        parts = [(settings.soft_cap * jnp.tanh(logits / settings.soft_cap), *more) for logits, *more in parts]
-    parts = [(_where(own, logits, -jnp.inf), part, first, own) for logits, part, first, own in parts]
+    parts = _parts(settings, x, softmax, own)
+    loss, nll, found = _losses(settings, parts, column)
+    if not with_gradients:
+        return (loss, nll, None), None
 
-    scored = sum(_at(logits, column - first) for logits, _, first, _ in parts)
-    peak = functools.reduce(jnp.maximum, [logits.max(axis=1) for logits, *_ in parts if logits.size])
+    # softmax - target times the sum of the powers: factors of a whole token are multiplied into its vectors, which are short.
+    scale = weight / found.total
+    scaled = (x * scale[:, None]).astype(x.dtype)
+    d_x, d_parts = 0.0, []
+    for power, part in zip(found.powers, parts, strict=True):
+        exact = _scaled_d_logits(settings, power, part, column, found)
+        d_logits, rows = exact.astype(x.dtype), part.band
+        d_x += jnp.dot(d_logits, rows.table, preferred_element_type=jnp.float32)
+        left, right = (scaled, d_logits) if narrow and rows is band else (d_logits, scaled)
+        d_table = jnp.dot(left.T, right, preferred_element_type=jnp.float32)
+        d_parts.append(Band(d_table, None, None if rows.bias is None else jnp.sum(exact * scale[:, None], axis=0)))
+    d_x = d_x * scale[:, None] * mask
+    d_band, d_clusters = (*d_parts, None)[:2]
+    if band.projection is None:
+        return (loss, nll, d_x), (d_band, d_clusters)
+    d_x = d_x.astype(x.dtype)
+    d_hidden = jnp.dot(d_x, band.projection, preferred_element_type=jnp.float32)
+    d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
+    return (loss, nll, d_hidden), (d_band._replace(projection=d_projection), d_clusters)
+
+
+class _Part(NamedTuple):
+    """Columns of a softmax: the words of a band, or the head's clusters."""
+
+    logits: jax.Array  # [tokens, columns]
+    band: Band
+    first: int  # the first column
+    own: jax.Array | None  # bool [columns], those that exist; None: all
+
+
+class _Normaliser(NamedTuple):
+    """The sum over all columns, on all devices, of the powers of one softmax."""
+
+    powers: list[jax.Array]  # of each part, divided by the power of the largest logit
+    total: jax.Array  # [tokens]
+    logsumexp: jax.Array  # [tokens]
+    columns: jax.Array | int  # how many there are
+
+
+def _parts(settings, x, softmax, own):
+    band, clusters = softmax
+    parts = [_Part(logits_of(x, band), band, 0, own)]
+    if clusters is not None:
+        first = None if settings.axis_name is None else jnp.full(len(clusters.table), is_first(settings.axis_name))
+        parts.append(_Part(logits_of(x, clusters), clusters, len(band.table), first))
+    if settings.soft_cap:
+        parts = [part._replace(logits=settings.soft_cap * jnp.tanh(part.logits / settings.soft_cap)) for part in parts]
+    return [part._replace(logits=_where(part.own, part.logits, -jnp.inf)) for part in parts]
+
+
+def _losses(settings, parts, column):
+    """Loss and nll `[tokens]`, and the normaliser."""
+    scored = sum(_at(part.logits, column - part.first) for part in parts)
+    peak = functools.reduce(jnp.maximum, [part.logits.max(axis=1) for part in parts if part.logits.size])
     peak = peak if settings.axis_name is None else lax.pmax(peak, settings.axis_name)
-    powers = [jnp.exp(logits - peak[:, None]) for logits, *_ in parts]
+    powers = [jnp.exp(part.logits - peak[:, None]) for part in parts]
     total = sum(power.sum(axis=1) for power in powers)
     share, mine, columns = settings.label_smoothing, (), 1
     if share:
-        mine = (
-            sum(_where(own, logits, 0.0).sum(axis=1) for logits, _, _, own in parts),
-            functools.reduce(operator.add, [len(part.table) if own is None else own.sum() for _, part, _, own in parts]),
-        )
+        counts = [len(part.band.table) if part.own is None else part.own.sum() for part in parts]
+        mine = sum(_where(part.own, part.logits, 0.0).sum(axis=1) for part in parts), functools.reduce(operator.add, counts)
     total, scored, *smoothed = sum_over(settings.axis_name, total, scored, *mine)
     logsumexp = peak + jnp.log(total)
     loss = nll = logsumexp - scored
@@ -155,36 +203,22 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
         loss = logsumexp - (1 - share) * scored - share * (sums / columns)
     if settings.z_loss:
         loss = loss + settings.z_loss * logsumexp**2
-    if not with_gradients:
-        return (loss, nll, None), None
+    return loss, nll, _Normaliser(powers, total, logsumexp, columns)
 
-    # softmax - target times the sum of the powers: factors of a whole token are multiplied into its vectors, which are short.
-    scale = weight / total
-    scaled = (x * scale[:, None]).astype(x.dtype)
-    d_x, d_parts = 0.0, []
-    for power, (logits, part, first, own) in zip(powers, parts, strict=True):
-        hit = column[:, None] == first + jnp.arange(len(part.table))[None]
-        target = (1 - share) * hit + share / columns
-        if share:
-            target = _where(own, target, 0.0)
-        if settings.z_loss:
-            power = power * (1 + 2 * settings.z_loss * logsumexp)[:, None]
-        exact = power - total[:, None] * target
-        if settings.soft_cap:
-            exact = exact * _where(own, 1 - (logits / settings.soft_cap) ** 2, 0.0)
-        d_logits = exact.astype(x.dtype)
-        d_x += jnp.dot(d_logits, part.table, preferred_element_type=jnp.float32)
-        left, right = (scaled, d_logits) if narrow and part is band else (d_logits, scaled)
-        d_table = jnp.dot(left.T, right, preferred_element_type=jnp.float32)
-        d_parts.append(Band(d_table, None, None if part.bias is None else jnp.sum(exact * scale[:, None], axis=0)))
-    d_x = d_x * scale[:, None] * mask
-    d_band, d_clusters = (*d_parts, None)[:2]
-    if band.projection is None:
-        return (loss, nll, d_x), (d_band, d_clusters)
-    d_x = d_x.astype(x.dtype)
-    d_hidden = jnp.dot(d_x, band.projection, preferred_element_type=jnp.float32)
-    d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
-    return (loss, nll, d_hidden), (d_band._replace(projection=d_projection), d_clusters)
+
+def _scaled_d_logits(settings, power, part, column, found):
+    """The gradient of a part's logits `[tokens, columns]`, times the sum of the powers."""
+    share = settings.label_smoothing
+    hit = column[:, None] == part.first + jnp.arange(len(part.band.table))[None]
+    target = (1 - share) * hit + share / found.columns
+    if share:
+        target = _where(part.own, target, 0.0)
+    if settings.z_loss:
+        power = power * (1 + 2 * settings.z_loss * found.logsumexp)[:, None]
+    exact = power - found.total[:, None] * target
+    if settings.soft_cap:
+        exact = exact * _where(part.own, 1 - (part.logits / settings.soft_cap) ** 2, 0.0)
+    return exact
 
 
 def _where(own, values, other):
