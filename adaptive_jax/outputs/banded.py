@@ -94,9 +94,10 @@ def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = 
     settings.check()
     hidden, bands, clusters = given(hidden, bands, clusters)
     shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
+    hidden = hidden.reshape(-1, hidden.shape[-1])
     targets, weights, _ = _targets(targets, weights, shape, sum(words))
     sizes, joined = join(bands)
-    flat = same_axes(settings.axis_name, hidden.reshape(-1, hidden.shape[-1]), (joined, clusters), targets.ravel())
+    flat = same_axes(settings.axis_name, hidden, (joined, clusters), targets.ravel())
     return weights * _losses((settings, sizes, words), *flat).reshape(shape)
 
 
