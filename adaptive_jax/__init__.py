@@ -3,9 +3,10 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["AWDLSTM", "LSTM", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "ComposedTable", "GatedConv",
-           "InputError", "LanguageModel", "Lookup", "Loss", "MappedTable", "OwnTable", "Softmax", "TiedTable", "Transformer",
-           "adaptive_cross_entropy", "build", "linear_cross_entropy"]  # fmt: skip
+__all__ = ["AWDLSTM", "LSTM", "NCE", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "ComposedTable",
+           "Differentiated", "GatedConv", "Hierarchical", "InputError", "LanguageModel", "Lookup", "Loss", "MappedTable",
+           "OwnTable", "Sampled", "Softmax", "TiedTable", "Transformer", "adaptive_cross_entropy", "build",
+           "linear_cross_entropy"]  # fmt: skip
 
 if TYPE_CHECKING:
     from adaptive_jax.bands import Band
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from adaptive_jax.inputs.lookup import Lookup
     from adaptive_jax.model import LanguageModel, build
     from adaptive_jax.outputs.computed import ComposedTable, MappedTable
+    from adaptive_jax.outputs.differentiated import Differentiated
+    from adaptive_jax.outputs.hierarchical import Hierarchical
+    from adaptive_jax.outputs.sampled import NCE, Sampled
     from adaptive_jax.outputs.softmax import AdaptiveSoftmax, Loss, Softmax
     from adaptive_jax.outputs.tables import OwnTable, TiedTable
 else:  # a type checker that saw this function would believe that every name exists
@@ -36,6 +40,9 @@ else:  # a type checker that saw this function would believe that every name exi
         "inputs.lookup": ("Lookup",),
         "model": ("LanguageModel", "build"),
         "outputs.computed": ("ComposedTable", "MappedTable"),
+        "outputs.differentiated": ("Differentiated",),
+        "outputs.hierarchical": ("Hierarchical",),
+        "outputs.sampled": ("NCE", "Sampled"),
         "outputs.softmax": ("AdaptiveSoftmax", "Loss", "Softmax"),
         "outputs.tables": ("OwnTable", "TiedTable"),
     }
