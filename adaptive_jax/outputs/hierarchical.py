@@ -4,6 +4,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from adaptive_jax.bands import Band, split_rows
 from adaptive_jax.errors import InputError, check_at_least
@@ -18,6 +19,8 @@ class Hierarchical(Softmax):
     It is exact and normalised. Classes are ranges of words: the bands of a table with cutoffs, in the order of frequency or of
     clusters, or `classes` equal parts of a table of one band. It is computed as an adaptive softmax whose band 0 has no words, so
     the parameter `clusters [classes, features]`, with `cluster_bias [classes]` where words have a bias, is all of the first level.
+    A table of several bands leaves out the projection of its first one, the head of an adaptive softmax; here that class has one as
+    the others do, the parameter `projection`: so counts Apostoae 2019, Table 5.1.
 
     Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`, and
         classes: 0: the bands of the table; n: n classes, as equal as can be, of a table of one band; -1: as many as the square root
@@ -34,9 +37,18 @@ class Hierarchical(Softmax):
         super().__post_init__()
         check_at_least(-1, classes=self.classes)
 
+    def setup(self):
+        (table, projection, _), *others = self.table.bands()
+        square = (table.shape[1],) * 2
+        lacks = projection is None and any(band.projection is not None for band in others)
+        self.projection = self.param("projection", nn.initializers.xavier_uniform(), square) if lacks else None
+        super().setup()
+
     def bands(self, *, train: bool = False) -> list[Band]:
         """A band 0 without words, and a band for each class."""
         bands = self.table.bands(train=train)
+        if self.projection is not None:
+            bands[0] = bands[0]._replace(projection=self.projection)
         words = sum(len(band.table) for band in bands)
         classes = round(math.sqrt(words)) if self.classes < 0 else self.classes
         if bool(classes) == (len(bands) > 1):

@@ -84,6 +84,13 @@ def test_hierarchical_equals_its_definition(case):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
+def test_every_class_of_a_cut_table_has_a_projection():
+    """Three clusters of one width: beside words and their biases, three square projections, three rows and three biases."""
+    model = Hierarchical(OwnTable(10_000, 400, (3_000, 6_000), 1, bias=True))
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 400)), method="log_probs"))
+    assert sum(a.size for a in jax.tree.leaves(shapes)) == 10_000 * 401 + 3 * 400**2 + 3 * 401
+
+
 def test_bfloat16_is_near_float32():
     """Products run in bfloat16, sums and logarithms in float32."""
     model = model_of("10,007 words, by cluster")
