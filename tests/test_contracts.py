@@ -76,7 +76,8 @@ def takes(output, fields, cut):
 
 
 def whole_models():
-    """Every output on every table that fits it."""
+    """The softmax on every table that fits it, other outputs on one of each kind."""
+    seen = set()
     for output, fields_list in OUTPUT.items():
         for table in ("own", "tied"):
             tables = TABLE[table]
@@ -85,7 +86,10 @@ def whole_models():
                     cut = bool(table_fields.get("cutoffs")) or (table == "tied" and source[0] == "adaptive")
                     twice = table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
                     for fields in fields_list if not twice else []:
-                        if (fields.get("form") == "slices") == ("projected" in table_fields) and takes(output, fields, cut):
+                        kind = output, repr(fields), table, repr(table_fields) if output in ("softmax", "adaptive") else source[0]
+                        sliced = (fields.get("form") == "slices") == ("projected" in table_fields)
+                        if sliced and takes(output, fields, cut) and (*kind, source[0]) not in seen:
+                            seen.add((*kind, source[0]))
                             yield (source, (output, fields), (table, table_fields))
 
 
