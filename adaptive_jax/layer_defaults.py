@@ -29,7 +29,7 @@ AWD_LSTM = {  # as the authors' code, on their sizes
 }
 TABLES = {
     "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False, "weight_norm": False, "projected": True},
-    "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False},
+    "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False, "own_head": False},
     "mapped": {"form": "residual", "depth": 1, "activation": "selu", "dropout": 0.0, "layer_dropout": 0.0, "bias": "none"},
     "composed": CHAR_CNN | {"correction": 128, "bias": "none"},
 }

@@ -141,6 +141,13 @@ AWD_SM = AWD | {  # Apostoae 2019, Table 4.1
     "schedule.threshold": 0.0,
     "schedule.divisions": 3,
 }
+AWD_HSM = AWD_SM | {"output.name": "hierarchical", "output.table.bias": False}
+AWD_ASM = AWD_SM | {"output.name": "adaptive", "output.table.bias": False, "output.table.own_head": True}
+AWD_AIR = {key: value for key, value in AWD_ASM.items() if not key.startswith("input.")}
+AWD_AIR |= {"input.name": "adaptive", "input.factor": 3, "output.tail_dropout": 0.2}
+THESIS = ["awd_sm", "awd_asm", "awd_asm_autoencoder", "awd_air", "awd_air_autoencoder", "hsm_frequency"] + [
+    f"hsm_{method}_{vectors}" for method in ("kmeans", "weighted_kmeans", "mixture") for vectors in ("pretrained", "glove")
+]
 LSTM = {  # Grave et al. 2017; their Adagrad is not here
     "dtype": "float32",
     "batches.break_mode": "none",
@@ -170,6 +177,35 @@ def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, 
     updates, tokens = round(words / count / (0.975 * window - 0.5)), window * count
     runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
     return runs | {"tokens_per_update": tokens, "tokens_per_device": tokens}
+
+
+def thesis_layers(cutoffs) -> dict[str, dict]:
+    """The layers of Apostoae 2019 with these cut-offs."""
+    cut = {"output.table.cutoffs": cutoffs}
+    return {"awd_sm": AWD_SM, "awd_hsm": AWD_HSM | cut, "awd_asm": AWD_ASM | cut, "awd_air": AWD_AIR | {"input.cutoffs": cutoffs}}
+
+
+def thesis_rows(corpus: str, words: int, setups: Mapping, table: str, results: Mapping, epochs: int = 1) -> dict[str, Row]:
+    """The rows `THESIS` of Apostoae 2019 for a text of so many words. Rows with clusters need their file, see docs/clusters.md.
+
+    setups: layers to (streams, learning rate, millions of parameters or None): Tables 4.2 and 5.1.
+    results: row to (perplexity on valid, on test, seconds an epoch, seconds in all), as printed in `table`.
+    epochs: of rows that the thesis did not run.
+    """
+    rows = {}
+    for name in THESIS:
+        layers = "awd_hsm" if name.startswith("hsm") else name[:7].rstrip("_")
+        count, rate, parameters = setups[layers]
+        paper = Paper(parameters=parameters, table=parameters and "Apostoae 2019, Table 5.1")
+        if name in results:
+            valid, test, epoch, total = results[name]
+            paper = Paper(valid, test, parameters, round(total / 3600, 1), f"Apostoae 2019, Table {table}")
+        times = round(total / epoch) if name in results else epochs
+        changes = {**streams(count, words, times), "optimizer.learning_rate": rate}
+        if name.endswith(("autoencoder", "pretrained", "glove")):
+            changes["output.clusters"] = f"clusters/{corpus}_{name}.txt"
+        rows[name] = Row(layers, changes, paper)
+    return rows
 
 
 def table(rows: Mapping[str, Row]) -> str:

@@ -30,10 +30,13 @@ FILES = {name: importlib.import_module(f"configs.{name}") for name in NAMES}
 EIGHT = {"sm", "sm_t", "bpe", "bpe_t", "asm", "cnn", "adp", "adp_t"}
 SMALL = {"awd_small", "gcnn_small", "transformer_small"}
 CONFIGS = {f"{name}:{row}": file.get_config(row).to_dict() for name, file in FILES.items() for row in file.ROWS}
+CLUSTERS = {name: config["output"].pop("clusters") for name, config in CONFIGS.items()}  # files that users make
 PUBLISHED = {f"{name}:{row}": paper.parameters for name, file in FILES.items() for row, (_, _, paper) in file.ROWS.items()
              if paper.parameters}
 # Published for a vocabulary padded to a multiple of 8, of 267,744 words; ours has 267,735, and 476.75 is rounded the other way.
 PADDED = {"wikitext103:sm", "wikitext103:sm_dropout_40"}
+# Table 5.1 prints 33.8 and counts an own head everywhere else, here 2,500 words of 400: docs/rows.md.
+MISPRINTED = {"wikitext2:awd_asm": 34.8, "wikitext2:awd_asm_autoencoder": 34.8}
 GCNN = "Dauphin et al. 2017"
 # The optimizer and schedule of tiny copies, whatever the config has: its momentum is the gradient.
 NAG = {name: DEFAULTS[name] for name in ("optimizer", "schedule")}
@@ -48,6 +51,8 @@ def tiny(config):
             group["cutoffs"] = tuple(11 + 30 * i for i in range(len(group["cutoffs"])))
         if group.get("width"):
             group["width"] = 12
+    if table.get("own_head"):
+        source["word_dropout"] = 0.0  # only the input knows the vector of a word of the head; if it is dropped, nothing moves it
     if "filters" in source:
         source |= {"filters": ((1, 16), (3, 24)), "length": 10}
     rates = {name: 0.2 if rate else 0.0 for name, rate in config["body"].items() if "drop" in name}
@@ -94,7 +99,7 @@ def millions(model):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_the_published_ones(name):
     """To the last digit that the paper gives."""
-    config, published = CONFIGS[name], PUBLISHED[name]
+    config, published = CONFIGS[name], MISPRINTED.get(name, PUBLISHED[name])
     if name in PADDED:
         assert round(millions(build(config, 267_735)), 2) == round(published - 0.05, 2)
     words = 267_744 if name in PADDED else config["data"]["vocabulary_size"]
@@ -110,7 +115,8 @@ def test_every_row_of_the_papers_tables_is_there():
     wikitext, billion = ({table: rows for (name, table), rows in tables.items() if name == of}
                          for of in ("wikitext103", "billion_word"))
     assert {table: len(rows) for table, rows in wikitext.items()} == {
-        "Table 2": 1, "Table 3": 8, "Table 6": 1, "Table 7": 11, "Table 8": 5, f"{GCNN}, Table 3": 3, "Apostoae 2019, Table 4.6": 1}
+        "Table 2": 1, "Table 3": 8, "Table 6": 1, "Table 7": 11, "Table 8": 5, f"{GCNN}, Table 3": 3, "Apostoae 2019, Table 4.6": 5,
+        None: 7}
     assert set(wikitext["Table 3"]) == EIGHT
     for table in ("Table 2", "Table 3", "Table 6", "Table 7", "Table 8"):
         papers = wikitext[table].values()
@@ -119,10 +125,37 @@ def test_every_row_of_the_papers_tables_is_there():
         "Table 1": 4, "Table 4": 6, f"{GCNN}, Table 2": 4, f"{GCNN}, Table 4": 2}
     assert all(paper.test and paper.hours for table in ("Table 1", "Table 4") for paper in billion[table].values())
     assert all(paper.test for (_, table), rows in tables.items() if GCNN in str(table) for paper in rows.values())
-    thesis = {name: rows["awd_sm"][:4] for (name, table), rows in tables.items() if "Apostoae" in str(table)}
+    thesis = {name: rows["awd_sm"][:4] for (name, table), rows in tables.items() if "Apostoae 2019, Table 4" in str(table)}
     assert thesis == {"penn_treebank": (69.41, 67.21, 24.2, 0.7), "wikitext2": (82.27, 78.33, 33.6, 1.5),
                       "europarl": (41.26, 41.58, 45.5, 3.4), "wikitext103": (115.58, 115.87, 127.6, 6.0)}
     assert all(set(tables[name, None]) == EIGHT | SMALL for name in ("wikitext2", "penn_treebank"))
+    sizes = {name: len(rows) for (name, table), rows in tables.items() if "Apostoae 2019, Table 4" in str(table)}
+    assert sizes == {"penn_treebank": 12, "wikitext2": 12, "europarl": 7, "wikitext103": 5}
+    assert all(set(base.THESIS) <= set(FILES[name].ROWS) for name in sizes)
+    files = [path for path in CLUSTERS.values() if path]
+    assert len(files) == len(set(files)) == 4 * 8
+
+
+def test_counts_of_table_5_1():
+    """The definition that gives all of them but one: no biases, an own head, tails that are tied, every class of HSM projected."""
+    body, counts = 20_211_600, {"awd_hsm": {}, "awd_asm": {}, "awd_air": {}}
+    for name in ("penn_treebank", "wikitext2", "europarl", "wikitext103"):
+        words = FILES[name].SETTINGS["data.vocabulary_size"]
+        first, second = FILES[name].LAYERS["awd_air"]["input.cutoffs"]
+        counts["awd_hsm"][f"{name}:hsm_frequency"] = 400 * words + 3 * 400 * 400 + 3 * 400
+        counts["awd_asm"][f"{name}:awd_asm"] = 400 * words + 2 * 400 * 400 + 2 * 400 + 400 * first
+        bands = 400 * first + 133 * (second - first) + 44 * (words - second)
+        counts["awd_air"][f"{name}:awd_air"] = bands + 400 * (400 + 133 + 44) + 2 * 400 + 400 * first
+    for layers in counts.values():
+        for name, count in layers.items():
+            assert round(1e6 * millions(build(CONFIGS[name], CONFIGS[name]["data"]["vocabulary_size"]))) == body + count, name
+
+
+def test_a_row_whose_clusters_are_missing():
+    """One line names the file and the command that makes it."""
+    config = FILES["penn_treebank"].get_config("hsm_kmeans_glove").to_dict()
+    with pytest.raises(InputError, match=r"clusters/penn_treebank_hsm_kmeans_glove.txt'.*python -m adaptive_jax.data.clusters"):
+        build(config, 10_000)
 
 
 def test_counts_that_two_papers_define():

@@ -44,7 +44,8 @@ BODY = {
 TABLE = {
     "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {"weight_norm": True},
             {"cutoffs": CUTOFFS, "factor": 2, "width": 9, "bias": True, "projected": False}],
-    "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True}, {"cutoffs": CUTOFFS}],
+    "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True},
+             {"cutoffs": CUTOFFS, "own_head": True}],
     "mapped": [{"form": "bilinear", "bias": "own"}, {"depth": 2, "dropout": 0.1, "layer_dropout": 0.2, "bias": "predicted"}],
     "composed": [
         {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8, "correction": 5, "bias": "own"},

@@ -75,6 +75,8 @@ class TiedTable(nn.Module):
         cutoffs: cut a source of one band here, so that all bands have its width: "no dimension reduction, tied" (Merity et
             al. 2018; Table 7), whose tails have projections of their own. Empty: the source's own bands.
         bias: add a bias to the logit of every word, 0 at first; the input has none.
+        own_head: the words of band 0 have vectors of the output's own, Xavier-uniform at first; only the tails' are shared. So are
+            the counts of Apostoae 2019, Table 5.1: the head of torch's adaptive softmax is a matrix of its own.
 
     Raises:
         InputError: a source without bands, or whose projections take other features; cutoffs for a source that has several bands,
@@ -87,6 +89,7 @@ class TiedTable(nn.Module):
     share_head_projection: bool = False
     cutoffs: Sequence[int] = ()
     bias: bool = False
+    own_head: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -98,6 +101,9 @@ class TiedTable(nn.Module):
         bands = self.source.bands()
         if self.cutoffs:
             bands = _cut(bands, self.cutoffs)
+        if self.own_head:
+            head = self.param("head", nn.initializers.xavier_uniform(), bands[0].table.shape)
+            bands = [bands[0]._replace(table=head), *bands[1:]]
         take = [self.share_head_projection] + [self.share_projections and not self.cutoffs] * (len(bands) - 1)
         shared = {i: band.projection for i, band in enumerate(bands) if take[i]}
         projections = _own_projections(self, [band.table.shape[1] for band in bands], shared)

@@ -269,7 +269,7 @@ def test_a_converted_run(conversion):
 def test_the_config_is_complete(path, parameters):
     """It states every field of every layer and passes the plan."""
     _, config, model, _ = converted(path)
-    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "gather"}
+    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "gather", "clusters"}
     for layer, settings in ((model.input, config["input"]), (model.body, config["body"]), (model.output, config["output"]),
                             (model.output.table, config["output"]["table"])):
         assert {field.name for field in dataclasses.fields(layer)} - given == set(settings) - given
