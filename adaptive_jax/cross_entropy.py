@@ -46,8 +46,8 @@ def linear_cross_entropy(
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.
         label_smoothing: share of the target's probability that is spread evenly over all words.
         z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4).
-        reduction: "mean": sum of weights · loss over the sum of weights, 0 if that is 0; "sum"; or "none": weights · loss of every
-            token `[...]`, whose gradient needs a second pass over the logits.
+        reduction: "mean": sum of weights · loss over the sum of weights, of the tokens on this device, 0 without weights; "sum"; or
+            "none": weights · loss of every token `[...]`, whose gradient needs a second pass over the logits.
         axis_name: an axis of `jax.shard_map` over which table and bias are cut by words: device i holds rows `i · rows` to
             `(i + 1) · rows - 1`. Hidden, targets and weights must be the same on each of its devices, and the loss is. Gradients of
             rows stay on their device, that of hidden is summed. Needs `check_vma` of `shard_map`, which is on by default.

@@ -176,6 +176,23 @@ def test_transformations(reduction):
         check(each, wanted)
 
 
+def test_bands_of_several_examples():
+    """vmap over examples and their bands: each has as many tokens in a band as it has."""
+    (hidden, bands, clusters, _), targets = adaptive_arrays(SIZES["narrowing"])
+    stacked = jax.tree.map(lambda a: np.stack([a, a[::-1], a / 2]), (hidden, bands))
+    targets = np.stack([targets, 0 * targets, targets[::-1]])
+
+    def one(values, targets):
+        return adaptive_cross_entropy(*values, clusters, targets)
+
+    @jax.jit
+    def both(values, targets):
+        each = [jax.value_and_grad(one)(jax.tree.map(lambda a, i=i: a[i], values), targets[i]) for i in range(3)]
+        return jax.vmap(jax.value_and_grad(one))(values, targets), jax.tree.map(lambda *a: jnp.stack(a), *each)
+
+    check(*both(stacked, targets))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_second_derivative_is_refused(reduction):
     """In one line, forward over reverse and reverse over reverse alike."""
@@ -214,6 +231,7 @@ def test_masks_and_wrong_targets():
     ({"reduction": "avg"}, r"reduction='avg' is not one of mean, sum, none"),
     ({"label_smoothing": 1.0}, r"label_smoothing=1.0 is no rate"),
     ({"z_loss": -1.0}, r"z_loss=-1.0 is no weight"),
+    ({"words": 6.5}, r"words=\(6.5,\) do not fit bands that have \[7\] rows"),
     ({"words": 8}, r"words=\(8,\) do not fit bands that have \[7\] rows on 1 device"),
     ({"axis_name": "model"}, r"axis_name='model' is no axis here: call it inside jax.shard_map"),
     ({"bias": np.ones(6)}, r"bias of shape \[6\] do not fit: give \[7\]"),

@@ -4,6 +4,7 @@ Hidden states and targets are the same on all of them. Where the words of a band
 rows are padding. Without an axis all words are here.
 """
 
+import numbers
 from collections.abc import Sequence
 
 import jax
@@ -29,7 +30,8 @@ def words_of(bands: Sequence[Band], words: Sequence[int] | None, axis_name: str 
     rows = [devices * len(band.table) for band in bands]
     if words is None:
         return tuple(rows)
-    if len(words) != len(rows) or not all(min(most, 1) <= some <= most for some, most in zip(words, rows, strict=True)):
+    whole = all(isinstance(some, numbers.Integral) for some in words) and len(words) == len(rows)
+    if not whole or not all(min(most, 1) <= some <= most for some, most in zip(words, rows, strict=True)):
         raise InputError(f"words={words} do not fit bands that have {rows} rows on {devices} device(s): give at most those")
     return tuple(map(int, words))
 
