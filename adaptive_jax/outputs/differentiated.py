@@ -26,8 +26,8 @@ class Differentiated(nn.Module):
     Attributes:
         table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
         form: "slices": each band reads a slice of the hidden states as wide as its vectors, one after the other (D-softmax; Chen et
-            al. 2016), from a table with projected=False. "projections": each band reads a linear projection of all of them, which
-            Grave et al. 2017 found better and list as D-softmax [*].
+            al. 2016), from a table with projected=False. "projections": each band reads a linear projection of all of them, the
+            D-softmax [*] of Grave et al. 2017.
         input_dropout: rate of dropout on the hidden states that reach the output.
 
     Raises:

@@ -42,8 +42,9 @@ def output_flops(output, bands: list[Band]) -> float:
     if isinstance(output, Sampled):
         [(table, projection, _)] = bands
         return band_flops(1, table.shape[1], output.samples + 1, 0 if projection is None else projection.shape[1])
-    visits = [1] * len(bands) if isinstance(output, Differentiated) else zipf_visits(bands)
-    return softmax_flops(bands, visits)
+    if isinstance(output, Differentiated):
+        return sum(softmax_flops([band], [1]) for band in bands)
+    return softmax_flops(bands, zipf_visits(bands))
 
 
 @once

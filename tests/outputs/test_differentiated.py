@@ -7,6 +7,7 @@ import pytest
 
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.plans.traced import output_flops
 
 FEATURES, TOKENS = 12, 6
 CASES = {  # form, words, cutoffs, factor, width, bias, tokens of a chunk
@@ -91,3 +92,9 @@ def test_logits_exist_for_a_chunk_and_run_in_bfloat16(monkeypatch):
     near, other = run(params, hidden.astype(jnp.bfloat16))
     assert near == pytest.approx(float(exact), rel=0.02)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.05 * float(jnp.abs(b).max())), other, gradient)
+
+
+def test_work_is_that_of_all_bands():
+    """Every token visits each word with the width of its band, and slices cost nothing."""
+    model, params, *_ = setting("slices, 7 words")
+    assert output_flops(model, model.apply({"params": params}, method="bands")) == 2 * (2 * 6 + 2 * 3 + 3 * 1)

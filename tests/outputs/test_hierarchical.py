@@ -10,7 +10,7 @@ from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.plans.flops import softmax_flops, zipf_visits
 
-FEATURES, TOKENS = 8, 8
+FEATURES, TOKENS = 8, 6
 CASES = {  # words, cutoffs, factor, bias, classes
     "7 words, 3 clusters": (7, (2, 4), 1, True, 0),
     "7 words, 7 classes": (7, (), 1, False, 7),

@@ -10,15 +10,14 @@ import pytest
 from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.plans.traced import output_flops
 
 FEATURES, TOKENS, SAMPLES = 8, 4, 9
 CASES = {  # class, words, width, bias, proposal
     "sampled, 7 words": (Sampled, 7, 8, True, "unigram"),
     "sampled, 10,007 words": (Sampled, 10_007, 4, False, "log_uniform"),
-    "sampled, 267,735 words": (Sampled, 267_735, 8, True, "log_uniform"),
     "nce, 7 words": (NCE, 7, 4, True, "log_uniform"),
-    "nce, 10,007 words": (NCE, 10_007, 8, True, "unigram"),
-    "nce, 267,735 words": (NCE, 267_735, 8, False, "log_uniform"),
+    "nce, 267,735 words": (NCE, 267_735, 8, True, "unigram"),
 }
 RNGS = {"dropout": jax.random.key(5)}
 
@@ -84,10 +83,10 @@ def test_the_training_loss_is_the_sum_over_candidates(case):
         loss, nll = by_hand(case, params, hidden, targets, np.asarray(candidates), expected)
         return loss @ weights, nll
 
-    def fast(params, hidden):
+    def fast(params, hidden, variables):
         return train_loss(model, variables, params, hidden, targets, weights)
 
-    ours = jax.jit(jax.value_and_grad(fast, (0, 1), has_aux=True))(variables["params"], hidden)
+    ours = jax.jit(jax.value_and_grad(fast, (0, 1), has_aux=True))(variables["params"], hidden, variables)
     theirs = in_float64(jax.value_and_grad(slow, (0, 1), has_aux=True), variables["params"], hidden)
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
@@ -138,13 +137,23 @@ def test_rare_words_of_a_large_vocabulary_can_be_drawn():
     assert ids.min() >= 0 and ids.max() < words
 
 
-@pytest.mark.parametrize("case", ["sampled, 10,007 words", "nce, 10,007 words"])
+@pytest.mark.parametrize("case", ["sampled, 10,007 words", "nce, 267,735 words"])
 def test_training_sees_candidates_only_and_runs_in_bfloat16(case):
     """No array of tokens and words exists, nor any logits of all words; products in bfloat16 change little."""
     model, variables, hidden, targets, weights = setting(case)
-    run = jax.jit(jax.value_and_grad(lambda p, h: train_loss(model, variables, p, h, targets, weights), has_aux=True))
-    text = run.lower(variables["params"], hidden).as_text()
-    assert f"x{10_007}x" not in text and f"{TOKENS}x{SAMPLES}xf32" in text
-    (_, exact), _ = run(variables["params"], hidden)
-    (_, near), _ = run(variables["params"], hidden.astype(jnp.bfloat16))
+
+    def loss(params, variables, hidden):
+        return train_loss(model, variables, params, hidden, targets, weights)
+
+    text = jax.jit(jax.grad(loss, has_aux=True)).lower(variables["params"], variables, hidden).as_text()
+    assert f"{TOKENS}x{CASES[case][1]}x" not in text and f"{TOKENS}x{SAMPLES}xf32" in text
+    run = jax.jit(loss)
+    (_, exact), (_, near) = (run(variables["params"], variables, h) for h in (hidden, hidden.astype(jnp.bfloat16)))
     np.testing.assert_allclose(near, exact, rtol=0.03)
+
+
+def test_work_is_that_of_the_candidates():
+    """A token is projected, then multiplied with its target and the candidates."""
+    model = Sampled(OwnTable(1_000, 8, width=4), 9)
+    bands = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), method="bands")[0])
+    assert output_flops(model, bands) == 2 * 4 * (9 + 1 + 8)
