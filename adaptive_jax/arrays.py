@@ -53,7 +53,7 @@ def ids(what: str, values, count: int, *sizes, weights=None) -> jax.Array:
     known, weights = _known(values), np.ones(()) if weights is None else _known(weights)
     # Numbers beyond 32 bits are checked before JAX cuts them; of lists, it refuses them.
     array = whole_numbers(what, known if isinstance(values, Sequence) and known is not None else values, *sizes)
-    if known is not None and weights is not None:
+    if known is not None and weights is not None and weights.shape in ((), known.shape):
         wrong = ((known < 0) | (known >= count)) & (weights != 0)
         if wrong.any():
             place = tuple(map(int, np.argwhere(wrong)[0]))

@@ -108,9 +108,8 @@ def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
 
 def _targets(targets, weights, shape, words):
     """Targets, weights and which targets exist; the weight of a target that must exist and does not is NaN, as is its gradient."""
-    seen = weights  # values that are known would not be, as an array of JAX
+    targets = ids("targets", targets, words, *shape, weights=weights)  # before weights that are known become an array of JAX
     weights = jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
-    targets = ids("targets", targets, words, *shape, weights=seen)
     exist = exists(targets, words)
     return targets, jnp.where(exist | (weights == 0), weights, jnp.nan), exist
 
