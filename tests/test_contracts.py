@@ -77,7 +77,7 @@ def takes(output, fields, cut):
 
 
 def whole_models():
-    """The softmax on every table that fits it, other outputs on one of each kind."""
+    """The softmax on every table that fits it, other outputs on one of each kind, further settings of an output on one table."""
     seen = set()
     for output, fields_list in OUTPUT.items():
         for table in ("own", "tied"):
@@ -87,10 +87,11 @@ def whole_models():
                     cut = bool(table_fields.get("cutoffs")) or (table == "tied" and source[0] == "adaptive")
                     twice = table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
                     for fields in fields_list if not twice else []:
-                        kind = output, repr(fields), table, repr(table_fields) if output in ("softmax", "adaptive") else source[0]
+                        kind = table, source[0], repr(table_fields) if output in ("softmax", "adaptive") else ""
+                        kind = (output, repr(fields), kind if fields is fields_list[0] else "")
                         sliced = (fields.get("form") == "slices") == ("projected" in table_fields)
-                        if sliced and takes(output, fields, cut) and (*kind, source[0]) not in seen:
-                            seen.add((*kind, source[0]))
+                        if sliced and takes(output, fields, cut) and kind not in seen:
+                            seen.add(kind)
                             yield (source, (output, fields), (table, table_fields))
 
 
