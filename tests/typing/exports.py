@@ -23,6 +23,7 @@ from adaptive_jax import (
     TiedTable,
     Transformer,
     build,
+    linear_cross_entropy,
 )
 
 words = AdaptiveInput(vocabulary_size=100, features=8, cutoffs=(20,))
@@ -43,6 +44,8 @@ def score(model: LanguageModel, softmax: Softmax, batch: Batch, hidden: jax.Arra
     """Losses of a model and of an output."""
     assert_type(model(batch)[0], Loss)
     print(batch.words)  # type: ignore[attr-defined]
+    assert_type(linear_cross_entropy(hidden, hidden, hidden), jax.Array)
+    linear_cross_entropy(hidden, hidden, hidden, mask=hidden)  # type: ignore[call-arg]
     return softmax.loss(hidden, hidden, hidden)
 
 
