@@ -160,16 +160,7 @@ def _contexts():
     )
 
 
-# Apostoae 2019, Tables 4.3 to 4.6: seconds an epoch; Table 5.1: megabytes. On a GTX 1070, from Europarl on a P100.
-_HSM = [f"hsm_{method}_{source}" for method in ("weighted_kmeans", "kmeans", "mixture") for source in ("pretrained", "glove")]
-THESIS_ROWS = ["awd_sm", *_HSM, "hsm_frequency", "awd_asm_autoencoder", "awd_asm", "awd_air_autoencoder", "awd_air"]
-_FEW = ["awd_sm", "hsm_weighted_kmeans_pretrained", "hsm_mixture_glove", *THESIS_ROWS[-4:]]
-THESIS = {
-    "penn_treebank": ("Table 4.3", THESIS_ROWS, (31.9, 25.5, 25.9, 25.8, 25.8, 25.7, 26.2, 25.7, 25.8, 24.5, 25.3, 24.6)),
-    "wikitext2": ("Table 4.4", THESIS_ROWS, (119.3, 75.2, 75.7, 75.1, 76.9, 76.2, 79.3, 76.4, 65.6, 64.3, 61.7, 62.1)),
-    "europarl": ("Table 4.5", _FEW, (3092.7, 1772.4, 2239.0, 1096.1, 1092.6, 1085.6, 1084.6)),
-    "wikitext103": ("Table 4.6", ["awd_sm", *THESIS_ROWS[-4:]], (21557.7, 3971.6, 3925.1, 3274.5, 3258.4)),
-}
+# Apostoae 2019, Table 5.1: megabytes, on a GTX 1070, from Europarl on a P100.
 _MEMORY = {  # rows awd_sm, hsm_frequency, awd_asm, awd_air
     "penn_treebank": (6221, 4359, 4283, 4271), "wikitext2": (6013, 3593, 2975, 2749),
     "europarl": (12513, 4077, 4027, 3515), "wikitext103": (14109, None, 5761, 4701),
@@ -185,13 +176,13 @@ def _clusters(row):
 
 
 def _thesis(corpus):
-    """Table 4.3, 4.4, 4.5 or 4.6."""
-    table, rows, seconds = THESIS[corpus]
-    known = [(name, epoch) for name, epoch in zip(rows, seconds, strict=True) if name in CORPORA[corpus].ROWS]
+    """Table 4.3, 4.4, 4.5 or 4.6: the rows for which it has numbers."""
+    file = CORPORA[corpus]
     lines = tuple(
-        Line(corpus, name, CORPORA[corpus].ROWS[name].paper, epoch, clusters=_clusters(name)) for name, epoch in known
+        Line(corpus, name, file.ROWS[name].paper, epoch, clusters=_clusters(name))
+        for name, (_, _, epoch, _) in file.THESIS.items()
     )
-    title, sizes = f"Output layers of AWD-LSTM (Apostoae 2019, {table})", ("cpu", "gpu", "full")
+    title, sizes = f"Output layers of AWD-LSTM ({file.ROWS['awd_sm'].paper.table})", ("cpu", "gpu", "full")
     return Table(title, dict.fromkeys(sizes, lines), {"cpu": AWD_CPU})
 
 
@@ -201,7 +192,6 @@ def _thesis_memory():
         corpus: tuple(
             Line(corpus, name, file.ROWS[name].paper, memory=memory)
             for name, memory in zip(("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), _MEMORY[corpus], strict=True)
-            if name in file.ROWS
         )
         for corpus, file in CORPORA.items()
     }

@@ -54,7 +54,7 @@ def measure(table: Table, size: str, line: Line, settings) -> dict:
     config = config_of(table, line, size)
     config["data"]["path"] = _directories(settings.corpora).get(line.corpus, "")
     if line.clusters:
-        config["output"]["clusters"] = str(_clusters(line, workdir, settings.glove))
+        config["output"]["clusters"] = str(_clusters(line, config, workdir, settings.glove))
     train(config, workdir)
     contexts = {each.context for each in table.lines[size] if name_of(each) == name_of(line)}
     tests = {given: evaluate(workdir, Request(split="test", context=given))["perplexity"] for given in sorted(contexts)}
@@ -86,14 +86,16 @@ def _directories(corpora):
     return found
 
 
-def _clusters(line, workdir, glove):
-    """The file of a line's clusters, made once."""
+def _clusters(line, config, workdir, glove):
+    """The file of a line's clusters, made once; the autoencoder's are as large as those of the row without it."""
     method, vectors = line.clusters
     path, trained = workdir.with_name(f"{workdir.name}.clusters.txt"), workdir.with_name(f"{line.corpus}-awd_sm")
     if not path.exists():
-        make = [sys.executable, "-m", "adaptive_jax.data.clusters", f"--vocabulary={trained / 'vocabulary.txt'}"]
-        make += [f"--method={method}", f"--embeddings={glove if vectors == 'glove' else trained}", "--clusters=3"]
-        subprocess.run([*make, f"--output={path}"], check=True)
+        make = [sys.executable, "-m", "adaptive_jax.data.clusters", f"--vocabulary={trained}", f"--method={method}"]
+        make += [f"--embeddings={glove if vectors == 'glove' else trained}", "--clusters=3", f"--output={path}"]
+        cutoffs = config["output"]["table"]["cutoffs"] or config["input"].get("cutoffs", ())
+        make += [f"--cutoffs={','.join(map(str, cutoffs))}"] if method == "autoencoder" else []
+        subprocess.run(make, check=True)
     return path
 
 
