@@ -9,19 +9,17 @@ from flax import linen as nn
 from adaptive_jax import defaults
 from adaptive_jax.batch import Batch
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import Header, order, read_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.sealed import read_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.clusters import Request, make_clusters, of_run
-from adaptive_jax.evaluation.evaluate import Request as Evaluation
-from adaptive_jax.evaluation.evaluate import evaluate
+from adaptive_jax.evaluation.clusters import of_run
+from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.gradients import make_gradients
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model import build, parameter_shapes
 from adaptive_jax.training.loop import train
 from tests.training.test_runs import assert_close, state_of
 
@@ -29,7 +27,7 @@ WORDS = Vocabulary.build({"<eos>": 9, "<unk>": 4} | {"ab" * (n % 5) + str(n): 1 
 HASTE = {"xla_backend_optimization_level": 0}  # for programs that run once
 SIZES = (9, 20, 12)
 CUTOFFS = (9, 29)
-CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (2, 8)), "input.length": 8}
+CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((2, 8),), "input.length": 8, "input.highway_layers": 0}
 OWN = {"output.table.name": "own", "output.table.factor": 2}
 CASES = {
     "adaptive, own": {"input.name": "adaptive", "input.cutoffs": (5, 20), "input.factor": 2, "output.table.bias": True} | OWN,
@@ -56,20 +54,25 @@ def shuffled(vocabulary, path, sizes):
 
 
 def outcome(config, vocabulary, ids, targets):
-    """Gradients and sums of an update of two microbatches, nll and log-probabilities, in one program."""
+    """Loss, nll and log-probabilities in one program; gradients of an update in two parts, too, where all vectors are composed."""
     model = build(config, len(vocabulary)).clone(body=NoBody())  # a body sees no ids, and takes long to compile
-    params = jax.jit(lambda: init_params(model, 0)).lower().compile(HASTE)()
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda a: jnp.asarray(random.normal(0, 0.3, a.shape), jnp.float32), parameter_shapes(model))
     variables = {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
     rows = jnp.arange(len(ids))
     batch = Batch(ids, targets, jnp.where(targets < 0, 0.0, 1.0), rows)
-    gradients, positions = make_gradients(model, sharding.device_mesh(), 0), jnp.full((len(ids), 1), 3)
+    positions = jnp.full((len(ids), 1), 3)
 
     def everything(variables, batch):
-        parts = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), batch)
+        loss = model.apply(variables, batch)[0]
+        if model.composed_words() == "all":
+            parts = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), batch)
+            arguments = variables["params"], variables["lexicon"], jnp.int32(0), parts, ()
+            loss = loss.total, make_gradients(model, sharding.device_mesh(), 0)(*arguments)
         hidden, _ = model.apply(variables, batch, method="hidden")
         nll = model.apply(variables, hidden[:, 1:], targets[:, 1:], method="nll")
         log_probs = model.apply(variables, batch, positions, method="log_probs")
-        return gradients(variables["params"], variables["lexicon"], jnp.int32(0), parts, ()), hidden, nll, log_probs
+        return loss, hidden, nll, log_probs
 
     program = jax.jit(everything).lower(variables, batch).compile(HASTE)
     return program(variables, batch)
@@ -102,15 +105,11 @@ def test_clusters_are_a_permutation_by_hand(case, tmp_path):
 def check_embeddings(workdir):
     """Those of a run are rows of its input's assembled table by word, though the table is in the order of clusters."""
     run = open_run(workdir)
-    _, words, lines = make_clusters(run.vocabulary, Request("autoencoder", str(workdir), cutoffs=(20, 60)))
-    assert "vectors of width 32 for 122 of 122 words" in lines[0] and len(lines) == 2
     ids, vectors = of_run(workdir, run.vocabulary)
     given, places = {"params": run.params, "lexicon": run.lexicon}, run.lexicon["order"]["places"]
     rows = jax.jit(lambda given: run.model.apply(given, places, method=lambda m, places: m.input(places)))(given)
     np.testing.assert_allclose(vectors, rows, atol=1e-6)
     assert ids.tolist() == list(range(122))
-    losses = clustering.reconstruction_losses(vectors, 0, lambda *done: None)
-    assert losses[words[0]] >= losses[words[60]] >= losses[words[121]]
 
 
 def test_a_run_keeps_its_clusters(config, settings, tmp_path):
@@ -124,19 +123,19 @@ def test_a_run_keeps_its_clusters(config, settings, tmp_path):
     train(config(steps=6, **last), tmp_path / "stopped")
     own = {"output.clusters": str(tmp_path / "stopped" / "clusters.txt")}
     assert_close(*(state_of(tmp_path / name, config(**own)) for name in ("stopped", "whole")), 0)
-    whole, stopped = (evaluate(tmp_path / name, Evaluation("test"))["nll"] for name in ("whole", "stopped"))
+    whole, stopped = (evaluate(tmp_path / name, Request("test"))["nll"] for name in ("whole", "stopped"))
     assert whole == stopped
     check_embeddings(tmp_path / "whole")
 
     with pytest.raises(InputError, match="output.clusters was .* and is now x.txt"):
         train(config(steps=9, **last | {"output.clusters": "x.txt"}), tmp_path / "stopped")
-    with pytest.raises(InputError, match=r"cannot read output.clusters=.*--output=.* or give another"):
+    with pytest.raises(InputError, match=r"cannot read output.clusters=.*make it with .*--output="):
         train(config(**clusters), tmp_path / "new")
     copy = tmp_path / "stopped" / "clusters.txt"
     lines = copy.read_text().splitlines()
     copy.write_text("\n".join([lines[0], *lines[:0:-1], ""]))
     with pytest.raises(InputError, match=r"clusters.txt is damaged"):
-        evaluate(tmp_path / "stopped", Evaluation("test"))
+        evaluate(tmp_path / "stopped", Request("test"))
     other = read_sealed(tmp_path / "whole" / "vocabulary.txt", "").cut(limit=100)
     with pytest.raises(InputError, match=r"orders 122 words of another vocabulary .* 100 words.*adaptive_jax.data.clusters"):
         order(other, tmp_path / "whole" / "clusters.txt")

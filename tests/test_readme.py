@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 FILES = ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 INSTALL = {"pip", "uv", "tensorboard", "gcloud", "."}  # what a test cannot run
-MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/"  # what commands make; metrics of training begin with train/
+MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/"  # what commands make; metrics begin with train/
 
 
 def commands(text):
@@ -176,7 +176,8 @@ def test_paths_modules_and_links():
         for path in re.findall(r"`((?:[\w.]+/)*[\w.-]+\.(?:py|md|txt|toml))`", content) + re.findall(r"`((?:\w+/)+\w*)`", content):
             known = [*(name for name in MADE if path.startswith(name)),
                      *(place for place in (ROOT, ROOT / "adaptive_jax", here) if (place / path).exists())]
-            assert known or path in ("train.txt", "valid.txt", "test.txt", "dict.txt", "vocabulary.txt", "clusters.txt"), (page, path)
+            files = "train.txt", "valid.txt", "test.txt", "dict.txt", "vocabulary.txt", "clusters.txt"
+            assert known or path in files, (page, path)
         for target, heading in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", content):
             if "://" not in target:
                 assert (here / target).exists(), (page, target)

@@ -59,7 +59,8 @@ def read_header(path: str | Path) -> Header:
             line = file.readline().decode(errors="replace").rstrip("\n")
     except OSError as error:
         raise InputError(
-            f"cannot read output.clusters={str(path)!r}: {error.strerror}; make it with {COMMAND} --output={path} or give another"
+            f"cannot read output.clusters={str(path)!r}: {error.strerror}; give another file, or make it with {COMMAND} --method=… "
+            f"--output={path}"
         ) from None
     if not (found := HEADER.fullmatch(line)):
         raise InputError(f"{path}, line 1: {line[:80]!r} is no header of clusters; make the file with {COMMAND}")
