@@ -22,7 +22,7 @@ def layers(width: int, vocabulary: int, cutoffs: tuple[int, ...]) -> dict:
     first = width * FACTOR**2 // (FACTOR**2 + FACTOR + 1)  # so that three slices fit the hidden states
     return {
         "hierarchical 3 clusters": Hierarchical(OwnTable(vocabulary, width, equal_cutoffs(vocabulary), FACTOR)),
-        "hierarchical sqrt(V) classes": Hierarchical(full, classes=-1),
+        "hierarchical sqrt(V) classes": Hierarchical(full),
         f"sampled {samples}": Sampled(full, samples),
         f"nce {samples}": NCE(full, samples),
         "D-softmax": Differentiated(OwnTable(vocabulary, width, cutoffs, FACTOR, first, projected=False), "slices"),

@@ -212,7 +212,7 @@ def _grave():
             "full": {"output.name": "softmax"},
             "sampled": {"output.name": "sampled", "output.samples": 1_024},
             "nce": {"output.name": "nce", "output.samples": 1_024},
-            "hierarchical": {"output.name": "hierarchical", "output.classes": -1},
+            "hierarchical": {"output.name": "hierarchical"},
             "d_softmax": {"output.name": "differentiated", "output.form": "slices", "output.table.projected": False} | bands,
             "d_softmax_star": {"output.name": "differentiated", "output.form": "projections"} | bands,
             "adaptive": {"output.name": "adaptive"} | bands,

@@ -52,7 +52,7 @@ TABLE = {
         {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40, "correction": 0, "bias": "predicted"}],
 }
 OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}],
-          "hierarchical": [{}, {"classes": -1}],
+          "hierarchical": [{}, {"classes": 5}],
           "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}], "nce": [{"samples": 9}],
           "differentiated": [{}, {"form": "slices"}]}
 
@@ -72,7 +72,7 @@ def cases(settings):
 def takes(output, fields, cut):
     """Whether an output takes a table of several bands, or one of a single band."""
     if output == "hierarchical":
-        return cut != ("classes" in fields)
+        return not (cut and "classes" in fields)
     return output in ("adaptive", "differentiated") or not cut
 
 

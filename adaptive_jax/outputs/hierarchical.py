@@ -23,19 +23,18 @@ class Hierarchical(Softmax):
     the others do, the parameter `projection`: so counts Apostoae 2019, Table 5.1.
 
     Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`, and
-        classes: 0: the bands of the table; n: n classes, as equal as can be, of a table of one band; -1: as many as the square root
-            of the number of words, the least work for every word (Chen et al. 2016).
+        classes: n equal classes of a table of one band; 0: the bands of the table or, if it has one, as many classes as the square
+            root of the number of words, the least work for every word (Chen et al. 2016).
 
     Raises:
-        InputError: as `Softmax`; a table of one band that is left whole, or one of several that is to be cut again; more classes
-            than words.
+        InputError: as `Softmax`; a table of several bands that is to be cut again; more classes than words.
     """
 
     classes: int = 0
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(-1, classes=self.classes)
+        check_at_least(0, classes=self.classes)
 
     def setup(self):
         (table, projection, _), *others = self.table.bands()
@@ -50,16 +49,12 @@ class Hierarchical(Softmax):
         if self.projection is not None:
             bands[0] = bands[0]._replace(projection=self.projection)
         words = sum(len(band.table) for band in bands)
-        classes = round(math.sqrt(words)) if self.classes < 0 else self.classes
-        if bool(classes) == (len(bands) > 1):
-            raise InputError(
-                f"output.classes={self.classes} does not fit a table of {len(bands)} band(s): give cutoffs of the table or a "
-                "number of classes"
-            )
-        if classes > words:
-            raise InputError(f"output.classes={classes} is more than the {words} words: give fewer")
-        if classes:
-            [(table, projection, bias)] = bands
+        if self.classes and len(bands) > 1:
+            raise InputError(f"output.classes={self.classes} would cut a table that has {len(bands)} bands: use 0 for these")
+        if self.classes > words:
+            raise InputError(f"output.classes={self.classes} is more than the {words} words: give fewer")
+        if len(bands) == 1:
+            [(table, projection, bias)], classes = bands, self.classes or round(math.sqrt(words))
             sizes = [len(part) for part in np.array_split(np.arange(words), classes)]
             biases = [None] * classes if bias is None else split_rows(bias, sizes)
             bands = [Band(rows, projection, own) for rows, own in zip(split_rows(table, sizes), biases, strict=True)]

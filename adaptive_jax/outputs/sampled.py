@@ -75,7 +75,10 @@ class Sampled(nn.Module):
         """The one band; `train` draws the table's dropout."""
         bands = self.table.bands(train=train)
         if len(bands) > 1:
-            raise InputError(f"a sampled output takes a table of one band, and this one has {len(bands)}: use one without cutoffs")
+            raise InputError(
+                f"a sampled output takes a table of one band, and this one has {len(bands)}: use output.name='adaptive', or "
+                "output.table.name='own' without cutoffs"
+            )
         return bands
 
     def loss(
