@@ -15,37 +15,7 @@ import pytest
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.text import SPLITS, local_texts
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build
-from adaptive_jax.plans.costs import divide_update
-from benchmarks import outputs, preparation, rows, vocabulary_growth
-
-
-@pytest.mark.parametrize("size", rows.SIZES)
-def test_rows_differ_only_in_input_and_output(size):
-    """Every row can be built at every size, with the same body, updates and schedule; the schedule is as long as the run."""
-    configs = [rows.config_of(row, size, "") for row in rows.PAPER]
-    for config in configs:
-        build(config, config["data"]["vocabulary_size"])
-        divide_update(config, 1)
-        schedule = config["schedule"]
-        assert config["steps"] == schedule["warmup_steps"] + schedule["cycle_steps"] * (2 ** schedule["cycles"] - 1)
-        assert {key: config[key] for key in config if key not in ("input", "output", "data")} == {
-            key: configs[0][key] for key in configs[0] if key not in ("input", "output", "data")}
-    layers = {repr((config["input"], config["output"], config["data"]["codes"])) for config in configs}
-    assert len(layers) == len(rows.PAPER) == 8
-
-
-def test_the_table_of_rows_takes_the_place_of_the_one_before(tmp_path):
-    """One line for each row: ours, then what the paper printed. Other sections stay as they are; a new one comes last."""
-    numbers = {"row": "adp_t", "validation": 123.44, "test": 119.96, "seconds": 61.2, "unigram": 900.0,
-               "words_per_second": 20_000.4, "parameters": 2_500_000, "curve": [(1, 9.0)]}
-    text = rows.table([numbers], "cpu")
-    assert "| `adp_t` | 123.4 | 120.0 | 61 | 20,000 | 2.5M | 19.79 | 20.51 | 30 | 246.9M |" in text.splitlines()
-    path = tmp_path / "RESULTS.md"
-    path.write_text(f"# Results\n\n{text.splitlines()[0]}\n\nold\n\n## Two\n\n### Under\n\n2\n")
-    rows.write_section(path, text)
-    rows.write_section(path, "## Three\n\n3\n")
-    assert path.read_text() == f"# Results\n\n{text}\n## Two\n\n### Under\n\n2\n\n## Three\n\n3\n"
+from benchmarks import outputs, preparation, vocabulary_growth
 
 
 @pytest.fixture
