@@ -160,11 +160,14 @@ def _contexts():
     )
 
 
-# Apostoae 2019, Table 5.1: megabytes, on a GTX 1070, from Europarl on a P100.
-_MEMORY = {  # rows awd_sm, hsm_frequency, awd_asm, awd_air
-    "penn_treebank": (6221, 4359, 4283, 4271), "wikitext2": (6013, 3593, 2975, 2749),
-    "europarl": (12513, 4077, 4027, 3515), "wikitext103": (14109, None, 5761, 4701),
-}  # fmt: skip
+# Apostoae 2019, Table 5.1: rows awd_sm, hsm_frequency, awd_asm and awd_air; seconds an epoch, of Europarl and WikiText-103 mostly
+# estimates; megabytes. On a GTX 1070, from Europarl on a P100.
+_TABLE_5_1 = {
+    "penn_treebank": ((31.9, 28.7, 27.2, 27.6), (6221, 4359, 4283, 4271)),
+    "wikitext2": ((115.4, 90.0, 80.5, 73.2), (6013, 3593, 2975, 2749)),
+    "europarl": ((3097, 1770, 1668, 1548), (12513, 4077, 4027, 3515)),
+    "wikitext103": ((21558, None, 12524, 8150), (14109, None, 5761, 4701)),
+}
 
 
 def _clusters(row):
@@ -182,24 +185,29 @@ def _thesis(corpus):
         Line(corpus, name, file.ROWS[name].paper, epoch, clusters=_clusters(name))
         for name, (_, _, epoch, _) in file.THESIS.items()
     )
-    title, sizes = f"Output layers of AWD-LSTM ({file.ROWS['awd_sm'].paper.table})", ("cpu", "gpu", "full")
-    return Table(title, dict.fromkeys(sizes, lines), {"cpu": AWD_CPU})
+    small = lines
+    if corpus in ("europarl", "wikitext103"):  # too large for a CPU
+        small = tuple(line._replace(corpus="wikitext2") for line in lines)
+    title = f"Output layers of AWD-LSTM ({file.ROWS['awd_sm'].paper.table})"
+    return Table(title, {"cpu": small, "gpu": lines, "full": lines}, {"cpu": AWD_CPU})
 
 
 def _thesis_memory():
-    """Table 5.1: 10 updates of each."""
-    lines = {
-        corpus: tuple(
-            Line(corpus, name, file.ROWS[name].paper, memory=memory)
-            for name, memory in zip(("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), _MEMORY[corpus], strict=True)
-        )
-        for corpus, file in CORPORA.items()
-    }
+    """Table 5.1: 10 updates of each, every output with as many streams as the full softmax has."""
+    lines, rows = {}, {}
+    for corpus, file in CORPORA.items():
+        batch = {key: file.ROWS["awd_sm"].changes[key] for key in ("tokens_per_update", "tokens_per_device")}
+        for name, epoch, memory in zip(("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), *_TABLE_5_1[corpus], strict=True):
+            row = file.ROWS[name]
+            rows.setdefault(corpus, {})[name] = row._replace(changes=row.changes | batch | SHORT)
+            paper = Paper(parameters=row.paper.parameters)
+            lines[corpus] = (*lines.get(corpus, ()), Line(corpus, name, paper, epoch, memory=memory))
     small = lines["penn_treebank"] + lines["wikitext2"]
     return Table(
         "Memory, time and parameters of AWD-LSTM (Apostoae 2019, Table 5.1)",
         {"cpu": small, "gpu": small, "full": sum(lines.values(), ())},
-        {"cpu": SHORT, "gpu": SHORT, "full": SHORT},
+        {},
+        {(size, corpus): (rows[corpus], CORPORA[corpus].LAYERS) for size in ("cpu", "gpu", "full") for corpus in rows},
     )
 
 

@@ -1,4 +1,4 @@
-"""The papers' tables: every row can be built, its numbers stand beside the published ones, finished rows are not trained again."""
+"""The papers' tables: every row can be built, its numbers stand beside the published ones, finished rows are kept."""
 
 import importlib.util
 import json
@@ -72,7 +72,7 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     (tmp_path / "RESULTS.md").write_text("# Results\n")
     flags = SimpleNamespace(size="cpu", corpora=[f"wikitext2={text}"], glove="", only="wikitext2-tiny", workdir=tmp_path / "runs")
     tables.main("tiny", flags)
-    numbers = json.loads((tmp_path / "runs" / "wikitext2-tiny" / "row.json").read_text())
+    numbers = json.loads((tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text())
     assert numbers["test"].keys() == {"0", "2"} and len(numbers["curve"]) == 2 and numbers["peak_bytes"] > 1e8
     if importlib.util.find_spec("matplotlib"):
         flags.only = ""
