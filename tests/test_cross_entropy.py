@@ -141,9 +141,10 @@ def test_adaptive_against_the_dense_twin():
         check(fast, in_float64(lambda *v, o=options: pulled(dense_adaptive, *v, **o), values, targets, PULL))
 
 
-def test_bfloat16():
+@pytest.mark.parametrize("words", [4_100, 267_735])
+def test_bfloat16(words):
     """Products in bfloat16 and sums in float32: the loss is off by roundings of logits alone, gradients keep their dtypes."""
-    (hidden, table, bias, weights), targets = arrays(4_100, ALL)
+    (hidden, table, bias, weights), targets = arrays(words, ALL)
     half = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(table, jnp.bfloat16), bias, weights
     options = settings(ALL) | {"reductions": ["mean"]}
     [(value, gradients)] = pulled(ours, half, targets, PULL, **options)
@@ -229,6 +230,22 @@ def test_masks_and_wrong_targets():
     assert np.isnan(value) and np.isnan(gradient[:4]).all()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_targets_in_the_padding_of_a_table(reduction):
+    """They do not exist: of weight 0 they change nothing, with a weight they are NaN."""
+    (hidden, table, *_), targets = arrays(12, {})
+    mask = np.arange(TOKENS) < 4
+    total = lambda h, y, w: linear_cross_entropy(h, table, y, weights=w, words=9, reduction=reduction).sum()  # noqa: E731
+    loss = jax.jit(jax.value_and_grad(total))
+    wanted = loss(hidden, np.where(mask, targets % 9, 0), mask)
+    for padding in (9, 11):
+        found = loss(hidden, np.where(mask, targets % 9, padding), mask)
+        assert np.isfinite(found[0])
+        check(found, wanted)
+        value, gradient = loss(hidden, 0 * targets + padding, mask)
+        assert np.isnan(value) and np.isnan(gradient[:4]).all()
+
+
 @pytest.mark.parametrize("wrong, message", [
     ({"soft_cap": 0}, r"soft_cap=0 is no cap: give a number above 0"),
     ({"reduction": "avg"}, r"reduction='avg' is not one of mean, sum, none"),
@@ -299,6 +316,15 @@ def local(v, y):
 run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
 keep("rows", jax.jit(run)(values, targets), values)
 
+# Padding that a target of weight 0 points to, in a table of 12 rows on 4 devices.
+values, targets = arrays(9, ALL)
+hidden, table, bias, weights = values
+cut, specs = (hidden, padded(table, 4), padded(bias, 4), weights), (P("rows"), P("words"), P("words"), P("rows"))
+def local(v, y):
+    return jax.lax.psum(ours(*v, y, reduction="sum", axis_name="words", words=9, **settings(ALL)), "rows")
+run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
+keep("padding", jax.jit(run)(cut, np.where(weights == 0, [0, 0, 9, 0, 11, 0], targets)), values)
+
 # What is refused.
 for name, spec, check_vma in ("unchecked", (P(), P("words"), P()), False), ("cut", (P("words"), P("words"), P("words")), True):
     try:
@@ -355,6 +381,8 @@ def test_words_cut_over_8_devices(tmp_path):
     for case, sizes in SIZES.items():
         check(results(case), one_device(ours_adaptive, *adaptive_arrays(sizes), "sum"))
     check(results("rows"), one_device(ours, *arrays(7, ALL), "sum"))
+    values, targets = arrays(9, ALL)
+    check(results("padding"), one_device(ours, values, np.where(values[3] == 0, 0, targets), "sum"))
     assert "leave its check_vma on" in report["unchecked"] and "replicate them over it" in report["cut"]
 
     # Of a table of zeros every word has probability 1 / words, so the gradient of a target's row is about minus its hidden state.

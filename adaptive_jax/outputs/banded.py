@@ -107,11 +107,11 @@ def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
 
 
 def _targets(targets, weights, shape, words):
-    """Targets, weights and which targets exist; the weight of a target that must exist and does not is NaN, as is its gradient."""
+    """Targets, weights and which targets exist. A target that does not exist becomes 0, and its weight NaN if it is not 0."""
     targets = ids("targets", targets, words, *shape, weights=weights)  # before weights that are known become an array of JAX
     weights = jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
     exist = exists(targets, words)
-    return targets, jnp.where(exist | (weights == 0), weights, jnp.nan), exist
+    return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan), exist
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
