@@ -1,5 +1,7 @@
 """The order of words at the model's door: clusters change what layers see, and nothing that callers give or get."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,7 @@ from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.gradients import make_gradients
 from adaptive_jax.model import build, parameter_shapes
-from adaptive_jax.training.loop import train
+from adaptive_jax.training.loop import dry_run, train
 from tests.training.test_runs import assert_close, state_of
 
 WORDS = Vocabulary.build({"<eos>": 9, "<unk>": 4} | {"ab" * (n % 5) + str(n): 1 for n in range(39)})
@@ -127,15 +129,21 @@ def test_a_run_keeps_its_clusters(config, settings, tmp_path):
     assert whole == stopped
     check_embeddings(tmp_path / "whole")
 
-    with pytest.raises(InputError, match="output.clusters was .* and is now x.txt"):
-        train(config(steps=9, **last | {"output.clusters": "x.txt"}), tmp_path / "stopped")
+    other, copy = tmp_path / "other.txt", tmp_path / "stopped" / "clusters.txt"
+    dry_run(config(steps=9, **last | {"output.clusters": str(shutil.copy(copy, other)), "data.vocabulary_size": 9}), copy.parent, 1)
+    shuffled(load(config()["data"]).vocabulary, other, (40, 42, 40))
+    with pytest.raises(InputError, match="output.clusters was .* and is now .*other.txt, with other clusters"):
+        train(config(steps=9, **last | {"output.clusters": str(other)}), tmp_path / "stopped")
     with pytest.raises(InputError, match=r"cannot read output.clusters=.*make it with .*--output="):
         train(config(**clusters), tmp_path / "new")
-    copy = tmp_path / "stopped" / "clusters.txt"
     lines = copy.read_text().splitlines()
     copy.write_text("\n".join([lines[0], *lines[:0:-1], ""]))
     with pytest.raises(InputError, match=r"clusters.txt is damaged"):
         evaluate(tmp_path / "stopped", Request("test"))
+    copy.unlink()
+    for call in (lambda: evaluate(copy.parent, Request("test"))), (lambda: train(config(**clusters), copy.parent)):
+        with pytest.raises(InputError, match=r"clusters.txt is missing: restore"):
+            call()
     other = read_sealed(tmp_path / "whole" / "vocabulary.txt", "").cut(limit=100)
     with pytest.raises(InputError, match=r"orders 122 words of another vocabulary .* 100 words.*adaptive_jax.data.clusters"):
         order(other, tmp_path / "whole" / "clusters.txt")

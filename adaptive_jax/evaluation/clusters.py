@@ -24,6 +24,8 @@ from adaptive_jax.progress import Bar
 
 WIDTH = 400  # of band 0, from which the bands narrow (Apostoae 2019, Table 4.1)
 
+METHODS, CUT = set(clustering.METHODS), {"frequency", "autoencoder"}  # and those that cut an order at given places
+
 
 class Request(NamedTuple):
     """What to do; the flags of the command.
@@ -52,8 +54,11 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
     check_known(f"--method={method}", method, clustering.METHODS)
     check_at_least(1, clusters=clusters, factor=request.factor)
     check_at_least(0, seed=request.seed)
+    for flag, given, readers in ("cutoffs", request.cutoffs, CUT), ("embeddings", request.embeddings, METHODS - {"frequency"}):
+        if given and method not in readers:
+            raise InputError(f"--{flag} means nothing to --method={method}: leave it out, or use {', '.join(sorted(readers))}")
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
-    if method in ("frequency", "autoencoder"):
+    if method in CUT:
         sizes = _sizes(len(vocabulary), request)
     if method != "frequency":
         known, vectors, lines = _embeddings(vocabulary, request.embeddings)

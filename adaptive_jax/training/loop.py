@@ -15,7 +15,7 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import home_of, load
-from adaptive_jax.data.vocabulary.clusters import read_header
+from adaptive_jax.data.vocabulary.clusters import expected_words
 from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
@@ -45,6 +45,7 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
     config = settle(config, workdir)
     check_same_run(workdir, config)
     _check(config := with_own_files(config, workdir))
+    config = config | {"data": config["data"] | {"vocabulary_size": expected_words(config)}}
     plan, lines = dry_run_lines(config, jax.device_count(), memory)
     hosts.say("\n".join(lines))
     if plan is not None and hosts.first() and not (workdir / "config.json").exists():  # which has its own plan
@@ -158,8 +159,7 @@ def _check(config):
     check_settings(config)
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
-    words = max([config["data"]["vocabulary_size"], *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2])
-    model = build(config, sum(read_header(path).sizes) if (path := config["output"]["clusters"]) else words)
+    model = build(config, max([expected_words(config), *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
     if config["batches"]["layout"] == "streams" and jax.eval_shape(lambda: model.body.initial_carry(1)) == ():
         raise InputError(
             f"batches.layout='streams' needs a body that carries its state on, and body.name={config['body']['name']!r} does not: "

@@ -98,10 +98,20 @@ def read_words(workdir: Path) -> Vocabulary:
 
 
 def with_own_files(config: dict, workdir: Path) -> dict:
-    """The config with the path of the copy of its clusters that a run keeps in its workdir; before it has begun, the config."""
+    """The config with the path of the copy of its clusters that a run keeps in its workdir; before it has begun, the config.
+
+    Raises:
+        InputError: the copy is missing.
+    """
     if not (config["output"]["clusters"] and (workdir / "config.json").exists()):
         return config
-    return config | {"output": config["output"] | {"clusters": str(workdir / "clusters.txt")}}
+    return config | {"output": config["output"] | {"clusters": str(_own_clusters(workdir))}}
+
+
+def _own_clusters(workdir):
+    if not (path := workdir / "clusters.txt").exists():
+        raise InputError(f"{path} is missing: restore the file of this run, or use another --workdir")
+    return path
 
 
 def _completed(config, defaults, prefix=""):
@@ -158,6 +168,10 @@ def check_same_run(workdir: Path, config: dict) -> None:
             raise InputError(f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir")
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
+    if old.get("output.clusters") and new.get("output.clusters"):  # the copy counts, wherever the file is now
+        given, own = Path(new["output.clusters"]).expanduser(), _own_clusters(workdir).read_bytes()
+        same = not given.exists() or given.read_bytes() == own
+        new["output.clusters"] = old["output.clusters"] if same else f"{given}, with other clusters"
     free = FREE - {"evaluate_every"} if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")} else FREE
     differ = [
         f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"

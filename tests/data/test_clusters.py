@@ -137,8 +137,9 @@ def test_the_command(method, tmp_path, quick_command):
     lines = [f"{word} {' '.join(map(str, vector))}" for word, vector in zip(WORDS.words, vectors, strict=True) if word != "cat"]
     (tmp_path / "vectors.txt").write_text("\n".join(line for line in lines if line[:3] != "The") + "\n")
     WORDS.write(tmp_path / "vocabulary.txt")
+    read = [f"--embeddings={tmp_path / 'vectors.txt'}"] if method != "frequency" else []
     done = quick_command("-m", "adaptive_jax.evaluation.clusters", f"--vocabulary={tmp_path / 'vocabulary.txt'}", "--seed=2",
-                         f"--method={method}", f"--embeddings={tmp_path / 'vectors.txt'}", f"--output={tmp_path / 'c.txt'}")
+                         f"--method={method}", *read, f"--output={tmp_path / 'c.txt'}")
     assert (done.returncode, done.stderr) == (0, "")
     header, order = read_clusters(tmp_path / "c.txt", WORDS)
     assert header[:2] == (method, 2) and len(header.sizes) == 3
@@ -163,6 +164,8 @@ def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
 
 @pytest.mark.parametrize("request_, says", [
     (Request("autoencoder"), "--embeddings is missing"), (Request("autoencoder", "no_such_file"), "cannot read the vectors"),
+    (Request("kmeans", cutoffs=(9,)), "--cutoffs means nothing to --method=kmeans"),
+    (Request("frequency", "runs/a"), "--embeddings means nothing to --method=frequency"),
     (Request("frequency", clusters=0), "clusters=0"), (Request("frequency", cutoffs=(9, 3)), "do not increase"),
     (Request("frequency", cutoffs=(9, 300)), "not below the vocabulary size 240"), (Request("kmeens"), 'Did you mean "kmeans"')])
 def test_requests_that_make_no_sense(request_, says):

@@ -12,7 +12,7 @@ line, counted from 0, is its place. Layers see places only, see `adaptive_jax.mo
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +65,12 @@ def read_header(path: str | Path) -> Header:
     if not (found := HEADER.fullmatch(line)):
         raise InputError(f"{path}, line 1: {line[:80]!r} is no header of clusters; make the file with {COMMAND}")
     return Header(found[1], int(found[2]), found[3], tuple(map(int, found[4].split(","))))
+
+
+def expected_words(config: Mapping) -> int:
+    """Words of the vocabulary, before it is read: those of the config's clusters, or `data.vocabulary_size`."""
+    path = config["output"]["clusters"]
+    return sum(read_header(path).sizes) if path else config["data"]["vocabulary_size"]
 
 
 def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.ndarray]:
