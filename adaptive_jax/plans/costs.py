@@ -248,6 +248,7 @@ def _composed_bytes(model, tokens):
 
 
 def _output_bytes(model, tokens):
-    sizes = [band.table.shape[0] for band in traced.output_bands(model)]
+    candidates = getattr(model.output, "samples", 0)
+    sizes = [candidates] if candidates else [band.table.shape[0] for band in traced.output_bands(model)]
     logits = max(min(tokens, chunk_size(i, words)) * words for i, words in enumerate(sizes) if words)
     return 4 * (logits + tokens * output_features(model.body))
