@@ -32,7 +32,7 @@ class Differentiated(nn.Module):
 
     Raises:
         InputError: a rate or a form out of range; slices of a table that has projections, or that need more than the width of the
-            hidden states.
+            hidden states; projections of a table that has none.
     """
 
     table: nn.Module
@@ -57,6 +57,12 @@ class Differentiated(nn.Module):
             raise InputError(
                 "output.form='slices' takes a table without projections: use output.table.name='own' with projected=False, or "
                 "output.form='projections'"
+            )
+        lacking = [str(w) for (_, p, _), w in zip(bands, widths, strict=True) if p is None and w != self.table.features]
+        if self.form == "projections" and lacking:
+            raise InputError(
+                f"output.form='projections' takes a table with projections, and bands of width {', '.join(lacking)} have none: use "
+                "output.table.projected=True, or output.form='slices'"
             )
         if self.form == "slices" and sum(widths) > self.table.features:
             most = widths[0] * self.table.features // sum(widths)
