@@ -73,6 +73,6 @@ class AdaptiveInput(nn.Module):
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.
         return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
 
-    def bands(self) -> list[Band]:
+    def bands(self, *, train: bool = False) -> list[Band]:
         """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent words first."""
         return list(self.own)

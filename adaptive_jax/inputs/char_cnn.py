@@ -115,7 +115,7 @@ class CharacterCNN(nn.Module):
         words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "vectors", self._encode(words).astype(jnp.float32))
 
-    def bands(self) -> list[Band]:
+    def bands(self, *, train: bool = False) -> list[Band]:
         """The one band, `[words, features]`: the vectors of all words, composed before or computed now."""
         if self.has_variable("tables", "vectors"):
             return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]

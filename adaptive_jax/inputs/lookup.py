@@ -59,7 +59,7 @@ class Lookup(nn.Module):
         vectors = self.drop(look_up(self.table, tokens).astype(self.dtype), tokens, train=train)
         return vectors if self.projection is None else product(vectors, self.projection.astype(self.dtype))
 
-    def bands(self) -> list[Band]:
+    def bands(self, *, train: bool = False) -> list[Band]:
         """The one band, `table [words, width]` and, where that is not the features' width, `projection [width, features]`."""
         return [Band(self.table, self.projection)]
 

@@ -1,6 +1,7 @@
 """Tables that an output is built on: its own, or one shared with the input.
 
 A table answers `bands(train=False) -> list[Band]`, frequent words first; `train` draws its dropout, if it has any.
+Every input of this project is one too.
 
 Where band 0 is narrower or wider than the hidden states, one linear projection without bias brings the hidden states to
 its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's own projection starts from that width.

@@ -5,7 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.outputs.differentiated import Differentiated
+from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.sampled import Sampled
 from adaptive_jax.outputs.softmax import Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 
@@ -50,6 +54,27 @@ def test_few_bands_keep_their_parameters(kind):
     names = {"own": ["table_0", "table_1", "table_2"], "own, narrow": ["projection_0", "table_0", "table_1", "table_2"],
              "tied": ["source"]}[kind]
     assert sorted(shapes_of(Softmax(table_of(kind, (11, 30))))["table"]) == sorted([*names, "projection_1", "projection_2"])
+
+
+@pytest.mark.parametrize("source", [Lookup(20, 8), Lookup(20, 8, 4), AdaptiveInput(20, 8, (5, 12), 2)])
+def test_an_input_is_a_table(source):
+    """Outputs on an input alone are those on a table that shares all of it."""
+    hidden = jax.random.normal(jax.random.key(0), (4, 8))
+    alone, shared = Softmax(source), Softmax(TiedTable(source, 8, share_head_projection=True))
+
+    @jax.jit
+    def both(hidden):
+        params = alone.init(jax.random.key(1), hidden, method="log_probs")["params"]
+        other = params | {"table": {"source": params["table"]}}
+        log_probs = [model.apply({"params": p}, hidden, method="log_probs") for model, p in ((alone, params), (shared, other))]
+        return log_probs, alone.apply({"params": params}, hidden, jnp.arange(4), train=True, method="loss").nll
+
+    log_probs, nll = both(hidden)
+    np.testing.assert_allclose(*log_probs, rtol=1e-6)
+    np.testing.assert_allclose(nll, -jnp.diagonal(log_probs[0]), rtol=1e-5)
+    outputs = [Hierarchical, Differentiated] + [Sampled] * isinstance(source, Lookup)
+    for output in outputs:
+        jax.eval_shape(lambda o=output: o(source).init(jax.random.key(1), hidden, jnp.arange(4), method="loss"))
 
 
 @pytest.mark.parametrize("kind", ["own, narrow", "tied"])
