@@ -44,6 +44,9 @@ OUTPUTS = {
 }
 
 
+CLUSTERED = ("hierarchical", "adaptive", "differentiated")  # outputs whose table may have several bands
+
+
 class LanguageModel(nn.Module):
     """A next-word model.
 
@@ -203,6 +206,12 @@ def _cut(config, vocabulary_size):
     config, output = dict(config), dict(config["output"])
     if not (clusters := output.pop("clusters", "")):
         return "", config | {"output": output}
+    name, table = output.get("name"), output["table"].get("name")
+    if name not in CLUSTERED or table not in ("own", "tied"):
+        raise InputError(
+            f"config.output.clusters={clusters!r} does not fit output.name={name!r} with output.table.name={table!r}: leave it "
+            f"empty, or use {', '.join(CLUSTERED[:-1])} or {CLUSTERED[-1]} with own or tied"
+        )
     header = read_header(clusters)
     if sum(header.sizes) != vocabulary_size:
         raise InputError(
@@ -221,4 +230,10 @@ def _check(model, output):
         raise InputError(
             f"config.output.name='softmax' takes a table of one band, and this one has {len(bands)}: "
             "use config.output.name='adaptive', or config.output.table.name='own' without cutoffs"
+        )
+    features, sliced = model.output.table.features, getattr(model.output, "form", None) == "slices"
+    if not sliced and any(band.projection is None and band.table.shape[1] != features for band in bands):
+        raise InputError(
+            f"config.output.table.projected=False leaves a band that is not as wide as the hidden states, {features}, and "
+            f"config.output.name={output!r} cannot read it: use config.output.table.projected=True"
         )

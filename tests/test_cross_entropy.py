@@ -133,11 +133,13 @@ def test_against_the_dense_twin(words, name, reductions):
 
 
 def test_adaptive_against_the_dense_twin():
-    """Three bands under all options, and nine tails of one loop: values and all gradients."""
+    """Three bands, plain tuples, under all options, and nine tails of one loop: values and all gradients."""
     for case, reductions in ("narrowing", ["mean"]), ("alike", ["none"]):
         values, targets = adaptive_arrays(SIZES[case])
         options = settings(ALL) | {"reductions": reductions}
-        fast = pulled(ours_adaptive, values, targets, PULL, **options)
+        hidden, bands, clusters, weights = values
+        given = values if case == "alike" else (hidden, [*map(tuple, bands)], tuple(clusters), weights)
+        fast = pulled(ours_adaptive, given, targets, PULL, **options)
         check(fast, in_float64(lambda *v, o=options: pulled(dense_adaptive, *v, **o), values, targets, PULL))
 
 

@@ -67,7 +67,7 @@ class Settings(NamedTuple):
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)
         cap = self.soft_cap
-        if cap is not None and not (isinstance(cap, numbers.Real) and 0 < cap < math.inf):
+        if cap is not None and (isinstance(cap, bool) or not isinstance(cap, numbers.Real) or not 0 < cap < math.inf):
             raise InputError(f"soft_cap={cap!r} is no cap: give a number above 0, or None for no cap")
 
 

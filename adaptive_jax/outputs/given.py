@@ -19,6 +19,7 @@ def given(hidden, bands: Sequence[Band], clusters: Band | None) -> tuple[jax.Arr
     """
     if not bands:
         raise InputError(f"bands={bands} has no band: give at least Band(table)")
+    bands = [_band(f"bands[{i}]", band) for i, band in enumerate(bands)]
     tails, head = len(bands) - 1, bands[0]
     empty = tails and np.shape(head.table)[:-1] == (0,)  # a head of clusters alone
     head = _checked("bands[0]", head, "features", 0 if empty else "words")
@@ -29,8 +30,14 @@ def given(hidden, bands: Sequence[Band], clusters: Band | None) -> tuple[jax.Arr
     if clusters is not None:
         if not tails:
             raise InputError("clusters=Band(...) does not fit one band, which has no tails: give clusters=None")
-        clusters = _checked("clusters", clusters._replace(projection=None), head.table.shape[1], tails)
+        clusters = _checked("clusters", _band("clusters", clusters)._replace(projection=None), head.table.shape[1], tails)
     return floats("hidden", hidden, ..., features), bands, clusters
+
+
+def _band(what, band):
+    if not isinstance(band, Sequence) or not 1 <= len(band) <= 3:
+        raise InputError(f"{what} of type {type(band).__name__} is no band: give Band(table, projection, bias)")
+    return Band(*band)
 
 
 def _checked(what, band, features, words="words"):
