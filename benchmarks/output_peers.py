@@ -6,22 +6,18 @@ from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.plans.cutoffs import Workload, equal_products
 
 FACTOR = 4  # by which the vectors of each band are shorter than those of the band before, as in the adaptive softmax here
-
-
-def equal_cutoffs(vocabulary: int, clusters: int = 3) -> tuple[int, ...]:
-    """Cutoffs of clusters of equal words x width: the i-th has 4^i times the words of the first (the thesis's rule)."""
-    shares = [FACTOR**i for i in range(clusters)]
-    return tuple(vocabulary * sum(shares[:i]) // sum(shares) for i in range(1, clusters))
 
 
 def layers(width: int, vocabulary: int, cutoffs: tuple[int, ...]) -> dict:
     """Name to layer, for hidden states of `width`."""
     full, samples = OwnTable(vocabulary, width), 8_192 if vocabulary > 100_000 else 1_024
+    equal = equal_products(vocabulary, 3, Workload(width, FACTOR))
     first = width * FACTOR**2 // (FACTOR**2 + FACTOR + 1)  # so that three slices fit the hidden states
     return {
-        "hierarchical 3 clusters": Hierarchical(OwnTable(vocabulary, width, equal_cutoffs(vocabulary), FACTOR)),
+        "hierarchical 3 clusters": Hierarchical(OwnTable(vocabulary, width, equal, FACTOR)),
         "hierarchical sqrt(V) classes": Hierarchical(full),
         f"sampled {samples}": Sampled(full, samples),
         f"nce {samples}": NCE(full, samples),

@@ -16,10 +16,14 @@ def test_peers(monkeypatch, capsys):
     def absent(hidden, table, targets):
         raise ImportError("no such package")
 
+    def broken(hidden, table, targets):
+        raise RuntimeError("no such kernel\nTraceback of many lines")
+
     peers = {name: full_softmax.JAX[name] for name in ("linear_cross_entropy", "optax", "scan")}
-    monkeypatch.setattr(full_softmax, "JAX", peers | {"blocks": blocks, "absent": absent})
+    monkeypatch.setattr(full_softmax, "JAX", peers | {"blocks": blocks, "absent": absent, "broken": broken})
     rows = full_softmax.measure(outputs.Case(8, 2_048, (), 16), 1, ["torch", "apple"])
     assert {row["peer"]: row["wrong"] for row in rows} == dict.fromkeys(peers, False) | {"blocks": True}
     assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
     printed = capsys.readouterr().out
-    assert "absent is passed over: no such package\n" in printed and printed.count("WRONG") == 1
+    assert "absent is passed over: no such package\nbroken is passed over: no such kernel\n" in printed
+    assert printed.count("WRONG") == 1
