@@ -39,8 +39,8 @@ def linear_cross_entropy(
     Args:
         hidden: `[..., width]`, float32 or bfloat16.
         table: `[words, width]`: the output matrix of a language model; transpose a kernel `[width, words]`.
-        targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1. The loss of another that does not
-            exist is NaN inside `jax.jit`, where targets are not known.
+        targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1. Any other id outside the
+            vocabulary gives NaN under jit.
         bias: `[words]`, added to the logits.
         weights: `[...]`, such as a mask, 0 for padding; None: all 1.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.

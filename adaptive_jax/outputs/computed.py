@@ -65,10 +65,10 @@ class MappedTable(ComputedTable):
         features: width of the hidden states, and of E.
         form: "bilinear" or "residual".
         depth: layers of the residual form; 0 is E itself.
-        activation: g of the residual form, one of `ACTIVATIONS`.
-        dropout: rate for E, and
-        layer_dropout: rate for what enters each map. One mask over the features for all words and tokens of an update, the
-            variational dropout of GroC 2020, section 3.2.
+        activation: g, the activation of the residual form: relu, selu, tanh or sigmoid.
+        dropout: rate of dropout on E, the input's table. All words and tokens of an update share one mask over the features, as in
+            the variational dropout of GroC 2020, section 3.2.
+        layer_dropout: rate of dropout on what enters each map, with a mask like that of `dropout` for each.
         bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)` (GroC 2020, equation 5, whose public
             code also drops entries of the vector).
 
@@ -155,7 +155,7 @@ class ComposedTable(ComputedTable):
         cnn: the CNN, which makes vectors of words.
         features: width of the hidden states, and of the CNN's vectors.
         correction: width of a word's own correction (the paper: 128), mapped by a matrix M that all words share; 0: none.
-        bias: as in `MappedTable`.
+        bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`, as in `MappedTable`.
 
     Raises:
         InputError: a name or number out of range.

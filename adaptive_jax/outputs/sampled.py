@@ -27,9 +27,9 @@ class Sampled(nn.Module):
 
         -log(exp s(target) / (exp s(target) + Σ over candidates w of exp(s(w) - log(samples · Q(w)))))
 
-    So the normaliser is right on average, and the loss is an estimate of the nll, as which training also reports it. Candidates are
-    drawn from Q with replacement, from the rng stream "dropout" alone: all tokens of an update share them, on every device and in
-    every microbatch. A candidate that is the token's target is left out. Without `train`, as in `nll` and `log_probs`, all
+    So the normaliser is right on average, and the loss is an estimate of the nll; training reports it as the nll too. Candidates
+    are drawn from Q with replacement, from the rng stream "dropout" alone: all tokens of an update share them, on every device and
+    in every microbatch. A candidate that is the token's target is left out. Without `train`, as in `nll` and `log_probs`, all
     words count.
 
     Attributes:

@@ -80,8 +80,8 @@ class Softmax(nn.Module):
 
         Args:
             hidden: `[batch, ..., features]`.
-            targets: `[batch, ...]` word ids. Where the weight is 0, any number may stand, such as -1. The loss of another that
-                does not exist is NaN inside `jax.jit`, where targets are not known.
+            targets: `[batch, ...]` word ids. Where the weight is 0, any number may stand, such as -1. Any other id outside the
+                vocabulary gives NaN under jit.
             weights: `[batch, ...]`, 0 for padding; None: all 1.
             row_ids: int32 `[batch]`, the rows' numbers in the update, on which dropout depends; by default 0, 1, 2 …
             train: draw dropout (from the rng stream "dropout") and add label smoothing and z-loss.

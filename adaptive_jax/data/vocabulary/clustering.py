@@ -1,8 +1,8 @@
 """How words are put into clusters: by frequency, by their vectors, or by how well an autoencoder reproduces these.
 
 Apostoae 2019, section 3.3. k-means, weighted k-means (weights: log counts) and Gaussian mixtures, of full covariances, are those of
-scikit-learn, started once by k-means++. The autoencoder has one hidden layer of 32, no activation, and the mean squared error
-(section 4.1 and chapter 5); Adam, its rate, batches and number of updates are ours.
+scikit-learn, run once: k-means starts from k-means++, a mixture from k-means. The autoencoder has one hidden layer of 32, no
+activation, and the mean squared error (section 4.1 and chapter 5); Adam, its rate, batches and number of updates are ours.
 """
 
 import warnings
@@ -16,7 +16,7 @@ METHODS = ("frequency", "kmeans", "weighted_kmeans", "mixture", "autoencoder")
 HIDDEN, UPDATES, BATCH, RATE = 32, 5_000, 512, 3e-3  # of the autoencoder
 SHOWN = 50  # times that its progress is shown
 ITERATIONS = 300  # at most, of k-means; a third, of a mixture
-Show = Callable[[int, int], None]  # is told how much is done of how much
+Show = Callable[[int, int], None]  # called with the steps done and the steps in all
 
 
 def labels(method: str, vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int, show: Show) -> np.ndarray:
@@ -88,7 +88,7 @@ def reconstruction_losses(vectors: np.ndarray, seed: int, show: Show) -> np.ndar
 
 
 def nearest_known(ids: np.ndarray, words: int) -> np.ndarray:
-    """For each of so many words, in order of frequency, the index in `ids [n]` of the nearest word; of two, the more frequent."""
+    """The index in `ids [n]` of the word nearest in frequency to each word, int `[words]`; of two, the more frequent."""
     right = np.searchsorted(ids, np.arange(words)).clip(0, len(ids) - 1)
     left = (right - 1).clip(0)
     return np.where(np.abs(ids[left] - np.arange(words)) <= np.abs(ids[right] - np.arange(words)), left, right)
