@@ -3,9 +3,10 @@
 import json
 
 PROGRAM = """
-import json
+import json, pathlib, sys
 import jax, jax.numpy as jnp, numpy as np
 from adaptive_jax.batch import Batch
+from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
@@ -15,11 +16,19 @@ from adaptive_jax.model import build, init_params
 words = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 57)} | {"<eos>": 99})
 cut = {"name": "own", "cutoffs": (11, 30), "factor": 2, "width": 4, "bias": True}
 one = {"name": "own", "bias": True}
+mapped = {"name": "mapped", "dropout": 0.3, "layer_dropout": 0.2}
+letters = {"width": 2, "filters": ((1, 4),), "highway_layers": 0, "length": 5}
+composed = letters | {"name": "composed", "correction": 2, "bias": "predicted"}
+ordered = [words.words[i] for i in np.random.default_rng(2).permutation(len(words))]
+write_clusters(pathlib.Path(sys.argv[1]), Header("kmeans", 3, words.digest, (11, 19, len(words) - 30)), ordered)
 OUTPUTS = {
     "hierarchical": {"name": "hierarchical", "table": cut},
     "sampled": {"name": "sampled", "table": one, "samples": 9, "proposal": "unigram"},
     "nce": {"name": "nce", "table": one, "samples": 9},
-    "differentiated": {"name": "differentiated", "table": cut | {"projected": False}, "form": "slices"}}
+    "differentiated": {"name": "differentiated", "table": cut | {"projected": False}, "form": "slices"},
+    "mapped": {"name": "softmax", "table": mapped},
+    "composed": {"name": "softmax", "table": composed},
+    "clusters": {"name": "adaptive", "table": {"name": "tied", "bias": True}, "clusters": sys.argv[1]}}
 ids = np.random.default_rng(0).integers(0, len(words), (16, 4)).astype(np.int32)
 batch = Batch(ids[:, :-1], ids[:, 1:], np.random.default_rng(1).random((16, 3), "f"), np.arange(16, dtype=np.int32))
 
@@ -46,9 +55,9 @@ print(json.dumps({name: {
 """
 
 
-def test_outputs_on_eight_devices(command):
-    """Hierarchical, sampled, nce and differentiated, two microbatches on each of 8 devices: candidates are those of one device."""
-    done = command("-c", PROGRAM, devices=8)
+def test_outputs_on_eight_devices(command, tmp_path):
+    """Two microbatches on each of 8 devices: candidates and masks are those of one device, and so is the order of clusters."""
+    done = command("-c", PROGRAM, tmp_path / "clusters.txt", devices=8)
     assert done.returncode == 0, done.stderr
     for name, result in json.loads(done.stdout).items():
         for key in ("loss", "nll"):
