@@ -21,7 +21,7 @@ Evaluation carries the state through the whole split:
     python train.py --config=configs/wikitext2.py:awd_sm --workdir=runs/awd_sm
     python evaluate.py --workdir=runs/awd_sm --split=test
 
-`awd_small`, `gcnn_small` and `transformer_small` are for comparing bodies on 2 CPU cores, by estimate in 15 minutes each: 2M
+`awd_small`, `gcnn_small` and `transformer_small` are for comparing bodies on 2 CPU cores in 8 to 12 minutes each: 2M
 parameters in each body, the same adaptive input and tied softmax. They see 3 to 5 times the text, and that of the Penn Treebank 7
 to 10 times.
 """
