@@ -53,7 +53,7 @@ def runs_of(name: str, size: str, workdir: str) -> Path:
 
 
 def measure(name: str, size: str, line: Line, settings) -> dict:
-    """Trains a line's model, or goes on with its run, and scores it. Returns its numbers.
+    """Trains a line's model, or resumes its run, and scores it. Returns its numbers.
 
     Peak memory is that of the accelerator, or on a CPU of this process, the libraries among it.
     """
