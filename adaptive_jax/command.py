@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import sysconfig
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,14 +105,21 @@ def _quiet():
     own = standard_logging.getLogger("adaptive_jax")
     own.setLevel(standard_logging.WARNING)
     own.handlers, own.propagate = [_Lines()], False
-    sys.unraisablehook = _no_closed_loops
+    sys.unraisablehook = _unraisable
     if not sys.warnoptions:
         warnings.showwarning = _no_warnings_of_libraries
 
 
-def _no_closed_loops(unraisable):
-    """Threads of a checkpoint that could not be read print that nobody waits for them any more: no news."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+def _unraisable(unraisable):
+    """What Python cannot raise where it happens, such as in a callback of the garbage collector.
+
+    An interruption there must not be lost: it comes again a moment later. Threads of a checkpoint that could not be read print that
+    nobody waits for them any more: no news.
+    """
+    if unraisable.exc_type is KeyboardInterrupt:
+        _interruptible()
+        threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+    elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 WORKS = """
-import logging, sys, time, warnings
+import gc, logging, os, signal, sys, time, warnings
 from absl import logging as absl_logging
 from adaptive_jax import command
 command.define_config()
@@ -23,6 +23,15 @@ def unwinds():
     finally:
         print("unwinding", flush=True)
         time.sleep(60)
+def collects():
+    def interrupted(phase, _):
+        gc.callbacks.remove(interrupted)
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+    gc.callbacks.append(interrupted)
+    gc.collect()
+    time.sleep(60)
 def says():
     raise KeyboardInterrupt("stopped at update 7")
 def waits():
@@ -87,6 +96,7 @@ def test_a_second_interruption_ends_at_once(numbers):
 
 @pytest.mark.parametrize("case, status, says", [
     ("says", 130, r"stopped at update 7\n"),
+    ("collects", 130, r"stopped: here\n"),
     ("warns", 0, r"warning: 3 words are not there\nwarning: ours says\n"),
     ("fails", 1, r"Traceback.*KeyError: 'a bug'\n")])
 def test_what_else_is_printed(case, status, says):
