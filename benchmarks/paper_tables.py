@@ -80,12 +80,12 @@ TRANSFORMER_GPU = {
     "tokens_per_device": 16_384, "dtype": "bfloat16", "body.features": 512, "body.feed_forward": 2_048,
     "schedule.warmup_steps": 200, "schedule.cycle_steps": 1_800, "schedule.cycles": 1,
 }  # fmt: skip
-# Four epochs of the Penn Treebank, or two of WikiText-2: little dropout, and the rate falls once.
+# Two epochs of the Penn Treebank, or one of WikiText-2: little dropout, and the rate falls once.
 AWD_CPU = {
-    "steps": 3_000, "evaluate_every": 600, "checkpoint_every": 600, "tokens_per_update": 1_400, "tokens_per_device": 1_400,
+    "steps": 1_500, "evaluate_every": 500, "checkpoint_every": 500, "tokens_per_update": 1_400, "tokens_per_device": 1_400,
     "body.features": 200, "body.widths": (400, 200), "body.input_dropout": 0.2, "body.hidden_dropout": 0.2,
     "body.dropout": 0.2, "body.weight_drop": 0.2, "optimizer.learning_rate": 0.003, "schedule.name": "cosine_cycles",
-    "schedule.warmup_steps": 100, "schedule.cycle_steps": 2_900, "schedule.cycles": 1,
+    "schedule.warmup_steps": 100, "schedule.cycle_steps": 1_400, "schedule.cycles": 1,
 }  # fmt: skip
 LSTM_CPU = {
     "steps": 1_500, "evaluate_every": 300, "checkpoint_every": 300, "tokens_per_update": 1_400, "tokens_per_device": 1_400,
