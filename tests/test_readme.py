@@ -89,6 +89,7 @@ def test_the_loss_for_models_of_any_kind():
     names = {"jax": jax, "linen": linen, "nnx": nnx, "AxisType": AxisType, "P": PartitionSpec,
              "linear_cross_entropy": linear_cross_entropy}
     names["equinox"] = equinox = pytest.importorskip("equinox", reason="equinox is not installed: pip install equinox")
+    names["haiku"] = haiku = pytest.importorskip("haiku", reason="haiku is not installed: pip install dm-haiku")
     _, *codes = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
     exec("\n".join(codes).replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
     tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
@@ -96,6 +97,8 @@ def test_the_loss_for_models_of_any_kind():
     linen_model, nnx_model = names["LinenModel"](), names["NnxModel"](nnx.Rngs(0))
     params = jax.jit(linen_model.init)(key, tokens, targets)
     equinox_model = names["EquinoxModel"](equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key))
+    haiku_init, haiku_loss = haiku.without_apply_rng(haiku.transform(lambda *given: names["haiku_model"](*given)))
+    haiku_params = haiku_init(key, tokens, targets)
     hidden, table = jnp.ones((3, 8)), jax.random.normal(key, (-(-211 // jax.device_count()) * jax.device_count(), 8))
 
     def results():
@@ -103,6 +106,7 @@ def test_the_loss_for_models_of_any_kind():
         return [
             jax.jit(jax.value_and_grad(linen_loss))(params), nnx.jit(nnx.value_and_grad(nnx_loss))(nnx_model),
             equinox.filter_jit(equinox.filter_value_and_grad(lambda m: m(tokens[0], targets[0])))(equinox_model),
+            jax.jit(jax.value_and_grad(haiku_loss))(haiku_params, tokens, targets),
             jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0])]
 
     def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211):
