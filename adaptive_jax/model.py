@@ -83,12 +83,16 @@ class LanguageModel(nn.Module):
         targets = self._places("targets", batch.targets, batch.weights)
         return self.output.loss(hidden, targets, batch.weights, batch.row_ids, train=train), carry
 
-    def hidden(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[jax.Array, object]:
+    def hidden(self, batch: Batch, carry=(), *, train: bool = False, known=None) -> tuple[jax.Array, object]:
         """Hidden states `[rows, time, features]`, and the body's next carry.
 
         With the carry `()` every row stands alone and `()` is returned.
+
+        known: bool `[rows, time]`; where False, the body reads a vector of zeros instead of the input's. None: all True.
         """
-        return self.body(self.input(self._inputs(batch.inputs), batch, train=train), carry, batch, train=train)
+        vectors = self.input(self._inputs(batch.inputs), batch, train=train)
+        vectors = vectors if known is None else jnp.where(known[..., None], vectors, 0)
+        return self.body(vectors, carry, batch, train=train)
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry; `body.cache` makes the first."""
@@ -112,11 +116,12 @@ class LanguageModel(nn.Module):
         """Puts the vectors of `words [n]` that are computed from other parameters into the collection "tables".
 
         Afterwards token ids are rows of these tables: `words` are all words in order, or `inputs` are indices into `words`;
-        `composed_words` says which.
+        `composed_words` says which. The input's vectors of `words` may be there before, and stay.
         """
-        for layer in (self.input, self.output.table):
-            if hasattr(layer, "compose"):
-                layer.compose(words, train=train)
+        if hasattr(self.input, "compose") and not self.input.has_variable("tables", "vectors"):
+            self.input.compose(words, train=train)
+        if hasattr(self.output.table, "compose"):
+            self.output.table.compose(words, train=train)
 
     def composed_words(self) -> str:
         """Which words' vectors `compose` must make: "none", those of the "inputs", or "all"."""
