@@ -12,21 +12,27 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from adaptive_jax.devices import sharding
-from adaptive_jax.model import LanguageModel
+from adaptive_jax.errors import InputError
+from adaptive_jax.model import LanguageModel, variable_shapes
 
 
 def make_compose(model: LanguageModel, gather: Callable) -> Callable:
-    """Returns `compose(params, lexicon, words, key=None) -> tables`, differentiable in `params`, for use under `shard_map`.
+    """Returns `compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in `params`, under `shard_map`.
 
-    model, gather: see `sharding.gathering`. key: of the dropout of tables in training; None: none.
+    model, gather: see `sharding.gathering`. key: of the dropout of tables in training; None: none. stored: the part of the tables of
+    all words that is given, see `encoded`; only the others are computed and returned.
     """
 
-    def compose(params, lexicon, words, key=None):
+    def compose(params, lexicon, words, key=None, stored=None):
+        stored = stored or {}
         variables, rngs = {"params": gather(params), "lexicon": lexicon}, {} if key is None else {"dropout": key}
+        variables["tables"] = jax.tree.map(lambda a: a[words], stored)
         how = {"method": "compose", "train": key is not None, "rngs": rngs, "mutable": ["tables"]}
-        return model.apply(variables, words, **how)[1]["tables"]
+        tables, given = model.apply(variables, words, **how)[1]["tables"], traverse_util.flatten_dict(stored)
+        return _part(tables, lambda path: path not in given)
 
     return compose
 
@@ -40,26 +46,26 @@ def compose_shared(compose: Callable, mesh) -> Callable:
     if not axes:
         return compose
 
-    def shared(params, lexicon, words, key=None):
+    def shared(params, lexicon, words, key=None, stored=None):
         share = -(-len(words) // mesh.size)
         words = jnp.pad(words, (0, share * mesh.size - len(words)))
         own = jax.lax.dynamic_slice_in_dim(words, jax.lax.axis_index(axes) * share, share)
-        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), compose(params, lexicon, own, key))
+        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), compose(params, lexicon, own, key, stored))
 
     return shared
 
 
 def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable:
-    """Returns `tables_for(params, lexicon, inputs, key) -> (tables, inputs, pull)`, for use under `shard_map`.
+    """Returns `tables_for(params, lexicon, inputs, key, stored=None) -> (tables, inputs, pull)`, for use under `shard_map`.
 
     `key` is that of the update's dropout. `inputs` are a device's token ids of a whole update, in any shape; those returned are
     rows of the tables. `pull` takes a gradient of the tables to one of the parameters. A model that composes nothing has no tables
-    and no `pull`.
+    and no `pull`. stored: what `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
     """
     which = model.composed_words()
     compose = make_compose(model, gather)
 
-    def tables_for(params, lexicon, inputs, key):
+    def tables_for(params, lexicon, inputs, key, stored=None):
         if which == "none":
             return {}, inputs, None
         if which == "all":
@@ -68,7 +74,58 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
             size = min(inputs.size, model.input.vocabulary_size)
             words, rows = jnp.unique(inputs, return_inverse=True, size=size, fill_value=0)
             inputs, made = rows.reshape(inputs.shape).astype(inputs.dtype), compose
-        tables, pull = jax.vjp(lambda params: made(params, lexicon, words, key), params)
+        tables, pull = jax.vjp(lambda params: made(params, lexicon, words, key, stored), params)
         return tables, inputs, lambda gradient: pull(gradient)[0]
 
     return tables_for
+
+
+def encoded(model: LanguageModel, tables: dict) -> dict:
+    """The part of composed tables that comes from what the lexicon says of words, and is costly.
+
+    The rest, such as a map of the input's table or a predicted bias, is computed from it.
+    """
+    own = hasattr(model.output.table, "wants")
+    return _part(tables, lambda path: path[0] == "input" or (own and path[-1] == "vectors"))
+
+
+def encoders(model: LanguageModel, params: dict) -> dict:
+    """Which parameters serve nothing but `encoded`: a tree of booleans like `params`."""
+    own, whole = hasattr(model.output.table, "wants"), hasattr(model.input, "compose")
+    flat = traverse_util.flatten_dict(params)
+    return traverse_util.unflatten_dict(
+        {
+            path: (whole and path[0] == "input")
+            or (own and path[:2] == ("output", "table") and not path[2].startswith("bias"))
+            for path in flat
+        }
+    )
+
+
+def joined(*tables: dict) -> dict:
+    """Parts of tables as one."""
+    return traverse_util.unflatten_dict({path: a for part in tables for path, a in traverse_util.flatten_dict(part).items()})
+
+
+def encoded_shapes(model: LanguageModel) -> dict:
+    """`encoded` of all words, as shapes.
+
+    Raises:
+        InputError: an update does not compose all words.
+    """
+    if (which := model.composed_words()) != "all":
+        what = "composes only the words it reads" if which == "inputs" else "composes none"
+        raise InputError(
+            f"compose_share below 1 stores the composed vectors of all words, and this model {what}: use compose_share=1, or an "
+            "output table that is composed, such as output.table.name='tied' with input.name='char_cnn'"
+        )
+
+    def compose(variables):
+        return model.apply(variables, jnp.arange(model.input.vocabulary_size), method="compose", mutable=["tables"])[1]["tables"]
+
+    return encoded(model, jax.eval_shape(compose, variable_shapes(model)))
+
+
+def _part(tables, keep):
+    """The arrays of nested dicts whose paths `keep` takes."""
+    return traverse_util.unflatten_dict({path: a for path, a in traverse_util.flatten_dict(tables).items() if keep(path)})

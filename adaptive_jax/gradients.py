@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from adaptive_jax.composition import compose_for_update
+from adaptive_jax.composition import compose_for_update, encoded, joined
 from adaptive_jax.devices import sharding
 from adaptive_jax.model import LanguageModel, parameter_shapes
 
@@ -30,13 +30,27 @@ def make_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
     Each device sums the gradients of its own rows, microbatch after microbatch; they cross devices once, at the end. Dropout is
     a function of seed, step and row id, so no layout of devices and microbatches changes it.
     """
+    gradients = _on_devices(model, mesh, seed, stores=False)
+    return lambda params, lexicon, step, batch, carry: gradients(params, lexicon, step, batch, carry, {})[:3]
+
+
+def make_sparse_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
+    """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry, Sums, stored)`, as `make_gradients`.
+
+    `stored` is the costly part of the composed tables (`composition.encoded`), of all words and replicated. With `{}` it is computed
+    anew; otherwise it is used as it is, and parameters that serve nothing else have gradients of 0 (GroC 2020, section 3.4).
+    """
+    return _on_devices(model, mesh, seed, stores=True)
+
+
+def _on_devices(model, mesh, seed, *, stores):
     specs = sharding.parameter_specs(parameter_shapes(model), mesh)
     local_model, gather = sharding.gathering(model, parameter_shapes(model), mesh)
     tables_for = compose_for_update(local_model, gather, mesh)
 
-    def loss_of(params_and_tables, lexicon, batch, carry, key):
+    def loss_of(params_and_tables, stored, lexicon, batch, carry, key):
         params, tables = params_and_tables
-        variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": joined(stored, tables)}
         (loss, carry), sown = local_model.apply(
             variables, batch, carry, train=True, rngs={"dropout": key}, mutable=["penalties"]
         )
@@ -45,14 +59,14 @@ def make_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
         penalties = sum(jnp.sum(batch.weights[None] * penalty) for penalty in sown)
         return loss.total + penalties, (carry, jnp.sum(loss.nll * batch.weights))
 
-    def on_one_device(params, lexicon, step, batch, carry):
+    def on_one_device(params, lexicon, step, batch, carry, stored):
         key = jax.random.fold_in(jax.random.key(seed), step)
-        tables, inputs, pull = tables_for(params, lexicon, batch.inputs, key)
+        tables, inputs, pull = tables_for(params, lexicon, batch.inputs, key, stored)
 
         def add(total, part):
             microbatch, carry = part
             (loss, (carry, nll)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
-                (params, tables), lexicon, microbatch, carry, key
+                (params, tables), stored, lexicon, microbatch, carry, key
             )
             sums = Sums(loss, nll, jnp.sum(microbatch.weights))
             return jax.tree.map(jnp.add, total, (gradients, sums)), carry
@@ -62,13 +76,15 @@ def make_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
         if tables:
             gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
         gradients, sums = sharding.sum_over_devices(mesh, (gradients, sums), (specs, Sums(whole, whole, whole)))
-        return gradients, carry, sums
+        if stores and not stored:  # without the rows that filled up the last device's share
+            stored = jax.tree.map(lambda a: a[: model.input.vocabulary_size], encoded(model, tables))
+        return gradients, carry, sums, stored
 
     whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
     return jax.shard_map(
         on_one_device,
         mesh=mesh,
-        in_specs=(specs, whole, whole, by_rows, by_rows),
-        out_specs=(specs, by_rows, whole),
+        in_specs=(specs, whole, whole, by_rows, by_rows, whole),
+        out_specs=(specs, by_rows, whole, whole),
         check_vma=False,
     )

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax import dropout
+from adaptive_jax.activations import ACTIVATIONS
 from adaptive_jax.arrays import look_up
 from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 
-ACTIVATIONS = {"relu": nn.relu, "selu": nn.selu, "tanh": jnp.tanh, "sigmoid": nn.sigmoid}
 BIASES = ("none", "own", "predicted")
 _matrix = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
@@ -188,7 +188,9 @@ class ComposedTable(ComputedTable):
         return self.cnn.vocabulary_size
 
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
-        """Float32 vectors `[n, features]` of `words [n]`."""
+        """Float32 vectors `[n, features]` of `words [n]`, computed or, where "tables" has them, given."""
+        if self.has_variable("tables", "vectors"):
+            return self.get_variable("tables", "vectors")
         vectors = self.cnn(words).astype(jnp.float32)
         return vectors + look_up(self.corrections, words) @ self.correction_map if self.correction else vectors
 
