@@ -2,6 +2,23 @@
 
 FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))  # (characters spanned, features)
 CHAR_CNN = {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50}
+GROC = {
+    "lexicon": "",
+    "relations": 3,
+    "definition": 10,
+    "hyponyms": True,
+    "senses": "all",
+    "share": 1.0,
+    "combine": "concat",
+    "mean": "present",
+    "width": 16,
+    "filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512)),
+    "strides": (1, 1, 2, 3, 4, 5),
+    "activation": "selu",
+    "highway_layers": 1,
+    "length": 20,
+    "init_range": 0.05,
+}
 TRANSFORMER = {
     "layers": 6,
     "features": 256,
@@ -56,6 +73,7 @@ LAYERS = {
         "lookup": {"width": 0, "word_dropout": 0.0, "init_range": 0.0},
         "adaptive": {"cutoffs": (), "factor": 4, "width": 0, "word_dropout": 0.0},
         "char_cnn": CHAR_CNN,
+        "groc": GROC,
     },
     "body": {
         "transformer": TRANSFORMER,

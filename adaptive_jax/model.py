@@ -15,6 +15,7 @@ from adaptive_jax.data.vocabulary.clusters import read_header
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
+from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.layer_defaults import CHAR_CNN
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
@@ -25,7 +26,7 @@ from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 from adaptive_jax.registry import make
 
-INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN}
+INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN, "groc": GroC}
 BODIES = {
     "transformer": Transformer,
     "transformer_post_norm": PostNormTransformer,

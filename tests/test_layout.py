@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptive_jax"
-LEAVES = {"arrays", "errors", "files", "command", "dropout", "bands", "batch", "registry", "weight_norm", "defaults",
+LEAVES = {"activations", "arrays", "errors", "files", "command", "dropout", "bands", "batch", "registry", "weight_norm", "defaults",
           "layer_defaults", "config_file", "progress"}
 LAYERS = {"inputs", "bodies", "outputs"}
 MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside the packages

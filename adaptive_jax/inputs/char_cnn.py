@@ -1,20 +1,18 @@
 """Character CNN: a word's vector is computed from its spelling, once for every distinct word that is asked for."""
 
-import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax import lax
 
 from adaptive_jax.arrays import check_dtype, ids, look_up
 from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.inputs.letters import Reader, check_letters, places_of, read_words
 
-# Distinct words whose characters are in memory at a time.
+# See `Reader`.
 CHUNK = 256
-# The convolutions over a chunk of words no longer than this cover only that many columns; longer words take the full length.
 SHORT = (8, 16)
 
 
@@ -58,14 +56,9 @@ class CharacterCNN(nn.Module):
     def __post_init__(self):
         super().__post_init__()
         sizes = {"vocabulary_size": self.vocabulary_size, "features": self.features}
-        check_at_least(1, width=self.width, length=self.length, **sizes)
+        check_at_least(1, **sizes)
         check_dtype(self.dtype)
-        check_at_least(0, highway_layers=self.highway_layers)
-        if not isinstance(self.filters, Sequence) or not self.filters or not all(_is_filter(pair) for pair in self.filters):
-            raise InputError(f"filters={self.filters} must be pairs of characters and features: ((1, 128), (2, 256))")
-        longest = max(span for span, _ in self.filters)
-        if self.length < longest:
-            raise InputError(f"length={self.length} is shorter than a filter over {longest} characters: give {longest} or more")
+        check_letters(self)
 
     @property
     def wants(self) -> dict:
@@ -123,120 +116,21 @@ class CharacterCNN(nn.Module):
 
     def _encode(self, words):
         weights = {
-            "characters": self.characters,
+            # The letter 0 is padding.
+            "characters": jnp.pad(self.characters, [(1, 0), (0, 0)]),
             "symbols": self.symbols,
             "convolutions": self.convolutions,
             "highways": self.highways,
             "projection": (self.projection, self.projection_bias),
         }
-        weights, spelling = jax.tree.map(jnp.asarray, (weights, self.spelling.value))
-        # Words are known by their places in the order of length, so that the distinct ones come out sorted by it.
         chunk = min(CHUNK, len(words), self.vocabulary_size)
-        places = spelling["places"].at[words].get(mode="fill", fill_value=self.vocabulary_size, wrap_negative_indices=False)
-        vectors = _of_distinct((self.dtype, chunk), weights, places, spelling)
-        return jnp.where((places < self.vocabulary_size)[:, None], vectors, jnp.nan)
+        reader = Reader((1,) * len(self.filters), "relu", self.dtype, chunk, SHORT)
+        return read_words(reader, weights, places_of(words, self.spelling.value), self.spelling.value)
 
     def _blank(self):
         words = jnp.zeros(self.vocabulary_size, jnp.int32)
         letters = jnp.zeros((self.vocabulary_size, self.length), jnp.uint8)
         return {"letters": letters, "symbols": words.astype(jnp.int8), "lengths": words, "places": words}
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _of_distinct(static, weights, places, spelling):
-    """Vectors `[tokens, features]` of the words at `places [tokens]` of `spelling`, each distinct word computed once."""
-    dtype, chunk = static
-    words, index = _distinct(places, spelling, chunk)
-
-    def visit(columns, trip, vectors):
-        rows = lax.dynamic_slice_in_dim(words, trip * chunk, chunk)
-        return lax.dynamic_update_slice_in_dim(vectors, _vectors(dtype, weights, rows, spelling, columns), trip * chunk, 0)
-
-    vectors = jnp.zeros((len(words), weights["projection"][0].shape[1]), dtype)
-    for columns, begin, end in _runs(weights, words, spelling, chunk):
-        vectors = lax.fori_loop(begin, end, functools.partial(visit, columns), vectors)
-    return vectors[index]
-
-
-def _forward(static, weights, places, spelling):
-    return _of_distinct(static, weights, places, spelling), (weights, places, spelling)
-
-
-def _backward(static, residuals, cotangent):
-    dtype, chunk = static
-    weights, places, spelling = residuals
-    words, index = _distinct(places, spelling, chunk)
-    pulls = jnp.zeros((len(words), cotangent.shape[1]), jnp.float32).at[index].add(cotangent.astype(jnp.float32))
-
-    def visit(columns, trip, gradient):
-        rows, pull = (lax.dynamic_slice_in_dim(array, trip * chunk, chunk) for array in (words, pulls))
-        _, vjp = jax.vjp(lambda w: _vectors(dtype, w, rows, spelling, columns), weights)
-        return jax.tree.map(jnp.add, gradient, vjp(pull.astype(dtype))[0])
-
-    gradient = jax.tree.map(jnp.zeros_like, weights)
-    for columns, begin, end in _runs(weights, words, spelling, chunk):
-        gradient = lax.fori_loop(begin, end, functools.partial(visit, columns), gradient)
-    return gradient, None, None
-
-
-_of_distinct.defvjp(_forward, _backward)
-
-
-def _distinct(places, spelling, chunk):
-    """The distinct places in ascending order, padded to whole chunks, and the index of each token's place among them."""
-    known = len(spelling["lengths"])
-    room = -(-min(len(places), known) // chunk) * chunk
-    return jnp.unique(places, return_inverse=True, size=room, fill_value=known)
-
-
-def _runs(weights, words, spelling, chunk):
-    """Yields `(columns, begin, end)`: chunks `begin` to `end - 1` of `words` need that many columns of letters.
-
-    One loop for each number of columns, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU devices.
-    """
-    full, known = spelling["letters"].shape[1], len(spelling["lengths"])
-    widest = max(kernel.shape[0] for kernel, _ in weights["convolutions"])
-    longest = spelling["lengths"].at[words].get(mode="fill", fill_value=0).reshape(-1, chunk).max(axis=1)
-    used = (words < known).reshape(-1, chunk).any(axis=1)
-    begin = 0
-    for most in (*SHORT, full):
-        # Enough columns that a filter sees only padding after a word exactly where it would with the full length.
-        if most == full or most + widest < full:
-            end = jnp.sum(used & (longest <= most))
-            yield min(most + widest, full), begin, end
-            begin = end
-
-
-def _vectors(dtype, weights, rows, spelling, columns):
-    """Vectors `[chunk, features]` of rows of `spelling`; rows beyond its end are padding."""
-    letters, symbol = (spelling[name].at[rows].get(mode="fill", fill_value=0) for name in ("letters", "symbols"))
-    vectors = _read_letters(dtype, weights, letters.astype(jnp.int32), columns=columns)
-    own = weights["symbols"].astype(dtype)[jnp.maximum(symbol, 0)]
-    return jnp.where(symbol[:, None] >= 0, own, vectors)
-
-
-def _read_letters(dtype, weights, letters, *, columns):
-    """Vectors `[chunk, features]` of words whose letters `[chunk, length]` all stand in the first `columns`."""
-    # Cast after the lookup: the gradients of a character's many occurrences are summed in float32.
-    x = jnp.pad(weights["characters"], [(1, 0), (0, 0)])[letters[:, :columns]].astype(dtype)
-    weights = jax.tree.map(lambda a: a.astype(dtype), weights)
-    pooled = []
-    for kernel, bias in weights["convolutions"]:
-        span, width, out = kernel.shape
-        windows = jnp.stack([x[:, i : columns - span + 1 + i] for i in range(span)], axis=2)
-        responses = windows.reshape(*windows.shape[:2], span * width) @ kernel.reshape(span * width, out)
-        pooled.append(nn.relu(responses.max(axis=1) + bias[None]))
-    x = jnp.concatenate(pooled, axis=1)
-    for kernel, bias in weights["highways"]:
-        new, gate = jnp.split(x @ kernel + bias[None], 2, axis=1)
-        gate = nn.sigmoid(gate)
-        x = gate * x + (1 - gate) * nn.relu(new)
-    kernel, bias = weights["projection"]
-    return x @ kernel + bias[None]
-
-
-def _is_filter(pair):
-    return isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)
 
 
 def _uniform(bound):

@@ -1,0 +1,243 @@
+"""Grounded compositional word vectors (GroC): from a word's spelling, its relations to other words and its definition."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from adaptive_jax.activations import ACTIVATIONS
+from adaptive_jax.arrays import check_dtype, ids, look_up
+from adaptive_jax.bands import Band
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.inputs.letters import Reader, check_letters, places_of, read_words
+
+# See `Reader`: many words a chunk, since the gradients of the highway layers, which are large, are summed over chunks.
+CHUNK = 1024
+SHORT = (8, 12)
+LETTERS = 262  # ids of letters, see `adaptive_jax.data.vocabulary.spelling`
+
+
+class GroC(nn.Module):
+    """Word vectors whose parameters do not depend on the vocabulary (Pappas, Mulcaire & Smith 2020, section 3.1).
+
+        surface      a character CNN and highway layers over the letters of the word
+        relation     the mean of the surface vectors of words that a lexicon relates to it: synonyms and hyponyms
+        definition   the mean of the surface vectors of the words that define it
+        vector       a linear map of the three, side by side
+
+    A word that the lexicon does not have, or whose words are not in the vocabulary, has relation and definition 0. The mean is over
+    the words that there are; the public code divides by `relations` or `definition`, which `mean` brings back.
+
+    The spelling, relations and definitions of words are the collection "lexicon", see `adaptive_jax.data.vocabulary.lexicon`.
+
+    Cost: each distinct word that is needed, for itself or for others, is read once, see `adaptive_jax.inputs.letters`. Where the
+    collection "tables" holds vectors that `compose` made, they are looked up instead.
+
+    Attributes:
+        vocabulary_size: number of words.
+        features: width of the vectors that `__call__` returns, and of surface, relation and definition.
+        lexicon: path of the lexicon: a WordNet directory, or a .jsonl file of relations and definitions; see docs/lexicon.md.
+        relations: most related words that are read; 0: no relations.
+        definition: most words of a definition that are read; 0: no definitions.
+        hyponyms: relate a word to its hyponyms, too; without, as in the public code, to its synonyms only.
+        senses: whose words are read for a definition, "all" senses' or, as in the public code, those of the "first".
+        share: share of the words that keep their relations, and of those that keep their definition (the paper's Table 4).
+        combine: "concat", the linear map of the paper, or "add", the sum of the three, as the public code does by default.
+        mean: "present", over the words that there are, or "most", over `relations` or `definition` as in the public code.
+        width: width of a letter's vector.
+        filters: for each filter, the letters it spans and the features it gives: `((1, 32), (2, 32), ...)`.
+        strides: for each filter, how many letters apart its responses are; empty: 1.
+        activation: of filters and highway layers: relu, selu, tanh or sigmoid.
+        highway_layers: highway layers.
+        length: letters of a word that are read, the marks of its beginning and end among them; at least the span of the longest
+            filter.
+        init_range: filters, highway layers and projection start uniform between -init_range and init_range; the rest as in torch.
+        dtype: dtype of the matrix products; parameters are float32.
+
+    Raises:
+        InputError: filters that are not pairs of positive integers; strides that are not one a filter; a length shorter than the
+            longest filter; a number or name out of range; a dtype that is no float; no lexicon, or one of another vocabulary; token
+            ids that do not exist. Inside `jax.jit`, where ids are not known, those have vectors of NaN.
+    """
+
+    vocabulary_size: int
+    features: int
+    lexicon: str
+    relations: int = 3
+    definition: int = 10
+    hyponyms: bool = True
+    senses: str = "all"
+    share: float = 1.0
+    combine: str = "concat"
+    mean: str = "present"
+    width: int = 16
+    filters: Sequence[Sequence[int]] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512))
+    strides: Sequence[int] = (1, 1, 2, 3, 4, 5)
+    activation: str = "selu"
+    highway_layers: int = 1
+    length: int = 20
+    init_range: float = 0.05
+    dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, vocabulary_size=self.vocabulary_size, features=self.features)
+        check_at_least(0, relations=self.relations, definition=self.definition)
+        check_rates(self, "init_range")
+        check_dtype(self.dtype)
+        check_letters(self)
+        strides, spans = self.strides, len(self.filters)
+        if not isinstance(strides, Sequence) or len(strides) not in (0, spans):
+            raise InputError(f"strides={strides} do not fit {spans} filters: give one for each, or none")
+        for stride in strides:
+            check_at_least(1, strides=stride)
+        check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
+        check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
+        check_known(f"mean={self.mean!r}", self.mean, ("present", "most"))
+        check_known(f"senses={self.senses!r}", self.senses, ("all", "first"))
+        if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
+            raise InputError(f"share={self.share!r} is no share: give a number from 0 to 1")
+        if not isinstance(self.lexicon, str) or not (self.lexicon or not self._parts()):
+            raise InputError(f"lexicon={self.lexicon!r} is no path: give a WordNet directory or a .jsonl file; see docs/lexicon.md")
+
+    def _parts(self):
+        """The parts that the lexicon gives, with their most words."""
+        most = {"relations": self.relations, "definitions": self.definition}
+        return {name: words for name, words in most.items() if words}
+
+    @property
+    def wants(self) -> dict:
+        """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
+        kinds = ("synonyms", "hyponyms") if self.hyponyms else ("synonyms",)
+        more = {"relations": {"kinds": kinds}, "definitions": {"senses": self.senses}}
+        parts = {name: {"path": self.lexicon, "most": n, "share": self.share} | more[name] for name, n in self._parts().items()}
+        return {"spelling": {"length": self.length, "marks": True}} | parts
+
+    def setup(self):
+        if not (self.is_initializing() or all(self.has_variable("lexicon", name) for name in self.wants)):
+            raise InputError(f'GroC needs {", ".join(self.wants)}: apply({{"params": ..., "lexicon": lexicon(...)}}, ...)')
+        size, blank = self.vocabulary_size, jnp.zeros(self.vocabulary_size, jnp.int32)
+        letters = {"letters": jnp.zeros((size, self.length), jnp.int16), "lengths": blank, "places": blank}
+        self.spelling = self.variable("lexicon", "spelling", lambda: letters)
+        self.others = {
+            name: self.variable("lexicon", name, lambda most=most: {"words": jnp.full((size, most), -1, jnp.int32)})
+            for name, most in self._parts().items()
+        }
+        if (words := len(self.spelling.value["lengths"])) != size:
+            raise InputError(f"a lexicon of {words} words does not fit vocabulary_size={size}: give one of as many")
+        uniform, pooled = _uniform(self.init_range), sum(out for _, out in self.filters)
+        self.characters = self.param("characters", nn.initializers.normal(1.0), (LETTERS, self.width))
+        self.convolutions = [
+            (
+                self.param(f"filter_{i}", uniform, (span, self.width, out)),
+                self.param(f"filter_bias_{i}", _uniform((span * self.width) ** -0.5), (out,)),
+            )
+            for i, (span, out) in enumerate(self.filters)
+        ]
+        self.highways = [
+            (
+                self.param(f"highway_{i}", uniform, (pooled, 2 * pooled)),
+                self.param(f"highway_bias_{i}", _carry_first, (2 * pooled,)),
+            )
+            for i in range(self.highway_layers)
+        ]
+        self.projection = self.param("projection", uniform, (pooled, self.features))
+        if self.combine == "concat" and self.others:
+            width = (1 + len(self.others)) * self.features
+            bias = _uniform(width**-0.5)
+            self.map = self.param("map", bias, (width, self.features)), self.param("map_bias", bias, (self.features,))
+
+    def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
+        """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows `[...]`."""
+        if self.has_variable("tables", "vectors"):
+            [(table, _, _)] = self.bands()
+            return look_up(table, ids("tokens", tokens, len(table), ...)).astype(self.dtype)
+        tokens = ids("tokens", tokens, self.vocabulary_size, ...)
+        return self._compose(tokens.ravel()).reshape(*tokens.shape, self.features)
+
+    def read(self, words: jax.Array) -> None:
+        """Puts the surface vectors of `words [n]`, float32 `[n, features]`, into the collection "tables"."""
+        self.put_variable("tables", "surfaces", self._read(words).astype(jnp.float32))
+
+    def compose(self, words: jax.Array, *, train: bool = False) -> None:
+        """Puts the vectors of `words [n]`, float32 `[n, features]`, into the collection "tables".
+
+        Surface vectors of all words that "tables" has already are not computed.
+        """
+        words = ids("words", words, self.vocabulary_size, "words")
+        self.put_variable("tables", "vectors", self._compose(words).astype(jnp.float32))
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """The one band, `[words, features]`: the vectors of all words, composed before or computed now."""
+        if self.has_variable("tables", "vectors"):
+            return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
+        return [Band(self._compose(jnp.arange(self.vocabulary_size)))]
+
+    def _compose(self, words):
+        lists = [jnp.asarray(other.value["words"]).at[words].get(mode="fill", fill_value=-1) for other in self.others.values()]
+        if self.has_variable("tables", "surfaces"):
+            surfaces = self.get_variable("tables", "surfaces")
+        elif len(words) >= self.vocabulary_size:
+            surfaces = self._read(jnp.arange(self.vocabulary_size))
+        else:  # those of each word and of the words in its lists, one after another; `lists` become their places
+            surfaces = self._read(jnp.concatenate([words, *(jnp.maximum(ids, 0).ravel() for ids in lists)]))
+            starts = len(words) + np.cumsum([0, *(ids.size for ids in lists)])[:-1]
+            at = [start + jnp.arange(ids.size).reshape(ids.shape) for ids, start in zip(lists, starts, strict=True)]
+            lists = [jnp.where(ids < 0, -1, places) for ids, places in zip(lists, at, strict=True)]
+            words = jnp.where((words >= 0) & (words < self.vocabulary_size), jnp.arange(len(words)), len(surfaces))
+        parts = [look_up(surfaces, words)]
+        for places in lists:
+            count = jnp.sum(places >= 0, axis=1, keepdims=True) if self.mean == "present" else places.shape[1]
+            parts.append(sum_of_rows(surfaces, places) / jnp.maximum(count, 1))
+        if not (self.combine == "concat" and lists):
+            return sum(parts)
+        kernel, bias = (a.astype(self.dtype) for a in self.map)
+        return jnp.concatenate(parts, axis=1).astype(self.dtype) @ kernel + bias[None]
+
+    def _read(self, words):
+        weights = {
+            "characters": self.characters,
+            "convolutions": self.convolutions,
+            "highways": self.highways,
+            "projection": (self.projection, None),
+        }
+        strides, chunk = self.strides or (1,) * len(self.filters), min(CHUNK, len(words), self.vocabulary_size)
+        reader = Reader(tuple(strides), self.activation, self.dtype, chunk, SHORT)
+        return read_words(reader, weights, places_of(words, self.spelling.value), self.spelling.value)
+
+
+@jax.custom_vjp
+def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:
+    """Sums `[n, width]` of rows of a table `[rows, width]`; places `[n, most]` outside of it add nothing.
+
+    Place after place, so that nothing of size `[n, most, width]` exists.
+    """
+
+    def add(total, places):
+        return total + table.at[places].get(mode="fill", fill_value=0, wrap_negative_indices=False), None
+
+    return jax.lax.scan(add, jnp.zeros((len(places), table.shape[1]), table.dtype), places.T)[0]
+
+
+def _pull_rows(residuals, pull):
+    table, places = residuals
+
+    def add(total, places):
+        return total.at[places].add(pull.astype(jnp.float32), mode="drop", wrap_negative_indices=False), None
+
+    return jax.lax.scan(add, jnp.zeros(table.shape, jnp.float32), places.T)[0].astype(table.dtype), None
+
+
+sum_of_rows.defvjp(lambda table, places: (sum_of_rows(table, places), (table, places)), _pull_rows)
+
+
+def _uniform(bound):
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def _carry_first(key, shape):
+    """Biases of a highway layer: at first its gates mostly pass their input on."""
+    half = (shape[0] // 2,)
+    return jnp.concatenate([_uniform(half[0] ** -0.5)(key, half), jnp.ones(half)])

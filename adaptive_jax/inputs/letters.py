@@ -1,0 +1,208 @@
+"""Vectors of words from their letters: convolutions, highway layers and a projection, once for every distinct word.
+
+Words are sorted by length and computed a chunk at a time, in loops whose trip counts depend on the data. The backward pass repeats
+the loops: it computes the convolutions anew, which are many numbers and little work, and keeps the products of the highway layers,
+which are few numbers and most of the work, where they fit into `MOST_KEPT`.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from adaptive_jax.activations import ACTIVATIONS
+from adaptive_jax.errors import InputError, check_at_least
+
+# Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
+MOST_KEPT = 2**30
+
+
+class Reader(NamedTuple):
+    """How words are read; hashable.
+
+    Attributes:
+        strides: of each convolution, in letters.
+        activation: of the largest responses and of the highway layers, a name of `ACTIVATIONS`.
+        dtype: of products and vectors.
+        chunk: distinct words that are in memory at a time.
+        short: lengths; a chunk of words no longer than one of them skips the convolutions over what is padding in all of them.
+    """
+
+    strides: tuple[int, ...]
+    activation: str
+    dtype: jnp.dtype
+    chunk: int
+    short: tuple[int, ...]
+
+
+def check_letters(layer) -> None:
+    """Checks the fields width, filters, highway_layers and length of a layer.
+
+    Raises:
+        InputError: filters that are not pairs of positive integers; a length shorter than the longest filter; a number out
+            of range.
+    """
+    check_at_least(1, width=layer.width, length=layer.length)
+    check_at_least(0, highway_layers=layer.highway_layers)
+    if not isinstance(layer.filters, Sequence) or not layer.filters or not all(_is_filter(pair) for pair in layer.filters):
+        raise InputError(f"filters={layer.filters} must be pairs of characters and features: ((1, 128), (2, 256))")
+    longest = max(span for span, _ in layer.filters)
+    if layer.length < longest:
+        raise InputError(f"length={layer.length} is shorter than a filter over {longest} characters: give {longest} or more")
+
+
+def places_of(words: jax.Array, spelling: Mapping) -> jax.Array:
+    """Rows of `spelling`, whose words are sorted by length, that hold `words`; one that does not exist for a word that does not."""
+    places = jnp.asarray(spelling["places"])
+    return places.at[words].get(mode="fill", fill_value=len(places), wrap_negative_indices=False)
+
+
+def read_words(reader: Reader, weights: Mapping, places: jax.Array, spelling: Mapping) -> jax.Array:
+    """Vectors `[words, features]` of the words at `places [words]` of `spelling`; NaN where there is none.
+
+    weights: `characters [letters, width]`; `convolutions`, `(kernel [span, width, features], bias)` of each; `highways`, `(kernel
+    [features, 2 features], bias)` of each, new values before gates; `projection`, `(kernel, bias or None)`; and, for words with
+    symbols instead of letters, `symbols [symbols, features]`.
+    """
+    weights, spelling = jax.tree.map(jnp.asarray, (weights, dict(spelling)))
+    known = len(spelling["lengths"])
+    words, index = distinct(places, known, reader.chunk)
+    vectors = _of_sorted(reader, weights, words, spelling)[index]
+    return jnp.where((places < known)[:, None], vectors, jnp.nan)
+
+
+def distinct(places: jax.Array, known: int, chunk: int) -> tuple[jax.Array, jax.Array]:
+    """The distinct places in ascending order, padded to whole chunks by `known`, and the index of each place among them."""
+    room = -(-min(len(places), known) // chunk) * chunk
+    return jnp.unique(places, return_inverse=True, size=room, fill_value=known)
+
+
+def letter_vectors(characters: jax.Array, letters: jax.Array) -> jax.Array:
+    """Vectors `[words, columns, width]` of letters `[words, columns]`: what the convolutions see."""
+    return characters[letters]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _of_sorted(reader, weights, words, spelling):
+    """Vectors `[words, features]` of rows `words` of `spelling`, which are sorted, padding last."""
+    return _visit_all(reader, weights, words, spelling, 0)[0]
+
+
+def _forward(reader, weights, words, spelling):
+    size = sum(kernel.shape[1] for kernel, _ in weights["highways"])
+    kept = size if len(words) * size * jnp.dtype(reader.dtype).itemsize <= MOST_KEPT else 0
+    vectors, products = _visit_all(reader, weights, words, spelling, kept)
+    return vectors, (weights, words, spelling, products)
+
+
+def _visit_all(reader, weights, words, spelling, kept):
+    """The vectors, and the highway layers' products side by side, or as many of their columns as `kept`: all or none."""
+
+    def visit(most, trip, made):
+        rows = lax.dynamic_slice_in_dim(words, trip * reader.chunk, reader.chunk)
+        vectors, products = _vectors(reader, weights, rows, spelling, most)
+        parts = vectors, jnp.concatenate([*products, vectors[:, :0]], axis=1)[:, :kept]
+        return jax.tree.map(lambda a, part: lax.dynamic_update_slice_in_dim(a, part, trip * reader.chunk, 0), made, parts)
+
+    widths = weights["projection"][0].shape[1], kept
+    made = tuple(jnp.zeros((len(words), width), reader.dtype) for width in widths)
+    for most, begin, end in runs(reader, words, spelling):
+        made = lax.fori_loop(begin, end, functools.partial(visit, most), made)
+    return made
+
+
+def _backward(reader, residuals, cotangent):
+    weights, words, spelling, products = residuals
+    widths = [kernel.shape[1] for kernel, _ in weights["highways"]]
+
+    def visit(most, trip, gradient):
+        rows, pull, kept = (lax.dynamic_slice_in_dim(a, trip * reader.chunk, reader.chunk) for a in (words, cotangent, products))
+        kept = lax.split(kept, widths, axis=1) if kept.shape[1] else None
+        _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, kept)[0], weights)
+        return jax.tree.map(jnp.add, gradient, vjp(pull.astype(reader.dtype))[0])
+
+    gradient = jax.tree.map(jnp.zeros_like, weights)
+    for most, begin, end in runs(reader, words, spelling):
+        gradient = lax.fori_loop(begin, end, functools.partial(visit, most), gradient)
+    return gradient, None, None
+
+
+_of_sorted.defvjp(_forward, _backward)
+
+
+def runs(reader: Reader, words: jax.Array, spelling: Mapping):
+    """Yields `(most, begin, end)`: chunks `begin` to `end - 1` of `words` are of words of at most that many letters.
+
+    One loop for each, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU devices.
+    """
+    full, known = spelling["letters"].shape[1], len(spelling["lengths"])
+    longest = spelling["lengths"].at[words].get(mode="fill", fill_value=0).reshape(-1, reader.chunk).max(axis=1)
+    used = (words < known).reshape(-1, reader.chunk).any(axis=1)
+    begin = 0
+    for most in (*(length for length in reader.short if length < full), full):
+        end = jnp.sum(used & (longest <= most))
+        yield most, begin, end
+        begin = end
+
+
+def positions(span: int, stride: int, most: int, full: int) -> int:
+    """Responses of a filter that words of at most `most` letters need: all that touch one, and one of padding if there is any."""
+    return min((full - span) // stride, -(-most // stride)) + 1
+
+
+def _vectors(reader, weights, rows, spelling, most, kept=None):
+    """Vectors `[chunk, features]` of rows of `spelling`, and products of the highway layers; rows beyond its end are padding."""
+    letters = spelling["letters"].at[rows].get(mode="fill", fill_value=0).astype(jnp.int32)
+    vectors, products = read_letters(reader, weights, letters, most, kept)
+    if "symbols" in weights:
+        symbol = spelling["symbols"].at[rows].get(mode="fill", fill_value=0)
+        own = weights["symbols"].astype(reader.dtype)[jnp.maximum(symbol, 0)]
+        vectors = jnp.where(symbol[:, None] >= 0, own, vectors)
+    return vectors, products
+
+
+def read_letters(reader: Reader, weights: Mapping, letters: jax.Array, most: int, kept=None) -> tuple[jax.Array, list]:
+    """Vectors `[chunk, features]` of words of at most `most` letters `[chunk, length]`, and the products of the highway layers.
+
+    kept: these products, where they are known; only their gradients are computed then.
+    """
+    # Cast after the lookup: the gradients of a character's many occurrences are summed in float32.
+    full, activation = letters.shape[1], ACTIVATIONS[reader.activation]
+    x = letter_vectors(weights["characters"], letters).astype(reader.dtype)
+    weights = jax.tree.map(lambda a: a.astype(reader.dtype), weights)
+    pooled = []
+    for (kernel, bias), stride in zip(weights["convolutions"], reader.strides, strict=True):
+        span, width, out = kernel.shape
+        last = (positions(span, stride, most, full) - 1) * stride
+        windows = jnp.stack([x[:, i : i + last + 1 : stride] for i in range(span)], axis=2)
+        responses = windows.reshape(*windows.shape[:2], span * width) @ kernel.reshape(span * width, out)
+        pooled.append(activation(responses.max(axis=1) + bias[None]))
+    x, products = jnp.concatenate(pooled, axis=1), []
+    for i, (kernel, bias) in enumerate(weights["highways"]):
+        product = x @ kernel if kept is None else _known_product(x, kernel, kept[i])
+        products.append(product)
+        new, gate = jnp.split(product + bias[None], 2, axis=1)
+        gate = nn.sigmoid(gate)
+        x = gate * x + (1 - gate) * activation(new)
+    kernel, bias = weights["projection"]
+    return x @ kernel + (0 if bias is None else bias[None]), products
+
+
+@jax.custom_vjp
+def _known_product(x, kernel, product):
+    """`x @ kernel`, which is `product`."""
+    return product
+
+
+_known_product.defvjp(
+    lambda x, kernel, product: (product, (x, kernel)),
+    lambda arrays, pull: (pull @ arrays[1].T, arrays[0].T @ pull, None),
+)
+
+
+def _is_filter(pair):
+    return isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)
