@@ -105,13 +105,13 @@ def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collect
             another vocabulary.
     """
     settings = checked_settings(data)
-    corpus, path = settings.corpus, settings.path
+    corpus, path = settings[:2]
     if "://" in path:
         return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
     cache = home_of(settings.cache, "data.cache")
-    texts = _texts(corpus, path, needed)
-    home = cache / corpus / _source(corpus, texts, settings.tokeniser, settings.lower)
+    texts = texts_of(corpus, path, needed)
+    home = cache / corpus / source_of(corpus, texts, settings.tokeniser, settings.lower)
     with kept.usable(cache):
         home.mkdir(parents=True, exist_ok=True)
         return _prepared(settings, home, texts, vocabulary, splits)
@@ -149,7 +149,7 @@ def _prepared(settings, home, texts, vocabulary, splits):
     @functools.cache
     def shards(split):
         name, text = f"{corpus} {split}", lambda: published()[split]
-        return _shards(home / "shards" / split, text, name, settings.tokeniser, settings.lower)
+        return shards_of(home / "shards" / split, text, name, settings.tokeniser, settings.lower)
 
     if learnt:
         if not (home / COUNTS).exists():
@@ -182,11 +182,11 @@ def _stored(url, vocabulary, splits):
 
 def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
     """Returns the splits that a corpus has; for a local copy, those found there. Raises InputError as `load`."""
-    return tuple(_texts(corpus, path, ()) or SPLITS)
+    return tuple(texts_of(corpus, path, ()) or SPLITS)
 
 
-def _texts(corpus, path, needed):
-    """The text on this machine; {} for a published copy, which may have to be downloaded first."""
+def texts_of(corpus: str, path: str, needed: Collection[str]) -> dict[str, Text]:
+    """The text on this machine; {} for a published copy, which may have to be downloaded first. Raises InputError as `load`."""
     try:
         found = sources.prepared_lm1b(home_of(path or PREPARED_BY_TFDS, "data.path")) if corpus == "billion_word" else {}
         return found or (local_texts(corpus, str(home_of(path, "data.path")), needed) if path else {})
@@ -195,11 +195,7 @@ def _texts(corpus, path, needed):
 
 
 def home_of(path: str, key: str) -> Path:
-    """The directory that a setting names, with the home directory for a ~ at its start.
-
-    Raises:
-        InputError: it is empty, a URL, or the home of an unknown user.
-    """
+    """The directory that a setting names, a ~ at its start expanded. Raises InputError: empty, a URL, or an unknown user's."""
     try:
         if path and "://" not in path:
             return Path(path).expanduser()
@@ -208,16 +204,17 @@ def home_of(path: str, key: str) -> Path:
     raise InputError(f"{key}={path!r} is no directory: give the path of one on a disk")
 
 
-def _source(corpus, texts, *settings) -> str:
+def source_of(corpus: str, texts: Mapping[str, Text], *settings: object) -> str:
     """16 hexadecimal digits that change with the text and with the settings that turn it into words."""
     text = [texts[s].identity for s in SPLITS if s in texts] if texts else sources.version(corpus)
     return hashlib.sha256(repr((FORMAT, corpus, text, *settings)).encode()).hexdigest()[:16]
 
 
-def _shards(directory: Path, text: Callable[[], Text], name: str, *settings) -> Shards:
+def shards_of(directory: Path, text: Callable[[], Text], name: str, *settings: object) -> Shards:
+    """The shards of a split in `directory`; made if they are missing. name: of the split. settings: tokeniser and lower."""
+
     def make():
-        found = text()
-        logger.info("preparing %s from %s", name, found.files[0])
+        logger.info("preparing %s from %s", name, (found := text()).files[0])
         with kept.bar(f"reading {name}") as show:
             Shards.make(found, directory, *settings, show)
 
