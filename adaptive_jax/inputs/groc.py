@@ -41,9 +41,9 @@ class GroC(nn.Module):
         lexicon: path of the lexicon: a WordNet directory, or a .jsonl file of relations and definitions; see docs/lexicon.md.
         relations: most related words that are read; 0: no relations.
         definition: most words of a definition that are read; 0: no definitions.
-        hyponyms: relate a word to its hyponyms, too; without, as in the public code, to its synonyms only.
-        senses: whose words are read for a definition, "all" senses' or, as in the public code, those of the "first".
-        share: share of the words that keep their relations, and of those that keep their definition (the paper's Table 4).
+        form: how WordNet is read: "paper", synonyms and hyponyms, and definitions of all senses; or "code", as the public code:
+            synonyms, and the definition of the first sense. See docs/lexicon.md.
+        share: of the vocabulary's words, those that may have relations, and those that may have a definition (the paper's Table 4).
         combine: "concat", the linear map of the paper, or "add", the sum of the three, as the public code does by default.
         mean: "present", over the words that there are, or "most", over `relations` or `definition` as in the public code.
         width: width of a letter's vector.
@@ -67,8 +67,7 @@ class GroC(nn.Module):
     lexicon: str
     relations: int = 3
     definition: int = 10
-    hyponyms: bool = True
-    senses: str = "all"
+    form: str = "paper"
     share: float = 1.0
     combine: str = "concat"
     mean: str = "present"
@@ -96,10 +95,10 @@ class GroC(nn.Module):
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
         check_known(f"mean={self.mean!r}", self.mean, ("present", "most"))
-        check_known(f"senses={self.senses!r}", self.senses, ("all", "first"))
+        check_known(f"form={self.form!r}", self.form, ("paper", "code"))
         if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
             raise InputError(f"share={self.share!r} is no share: give a number from 0 to 1")
-        if not isinstance(self.lexicon, str) or not (self.lexicon or not self._parts()):
+        if not isinstance(self.lexicon, str):
             raise InputError(f"lexicon={self.lexicon!r} is no path: give a WordNet directory or a .jsonl file; see docs/lexicon.md")
 
     def _parts(self):
@@ -110,9 +109,8 @@ class GroC(nn.Module):
     @property
     def wants(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
-        kinds = ("synonyms", "hyponyms") if self.hyponyms else ("synonyms",)
-        more = {"relations": {"kinds": kinds}, "definitions": {"senses": self.senses}}
-        parts = {name: {"path": self.lexicon, "most": n, "share": self.share} | more[name] for name, n in self._parts().items()}
+        lexicon = {"path": self.lexicon, "form": self.form, "share": self.share}
+        parts = {name: lexicon | {"most": most} for name, most in self._parts().items()}
         return {"spelling": {"length": self.length, "marks": True}} | parts
 
     def setup(self):
