@@ -1,12 +1,20 @@
 """What layers want to know about words: arrays that a model is given as its collection "lexicon", beside its parameters."""
 
-from collections.abc import Mapping
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from adaptive_jax.data.vocabulary.clusters import in_order, order
+from adaptive_jax.data.vocabulary.entries import read_entries
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError, check_at_least
+
+KINDS = ("synonyms", "hyponyms")
+WORDS = re.compile(r"\w+(?:['-]\w+)*")
 
 
 def counts(vocabulary: Vocabulary) -> np.ndarray:
@@ -14,10 +22,48 @@ def counts(vocabulary: Vocabulary) -> np.ndarray:
     return np.maximum(vocabulary.counts, 1).astype(np.float32)
 
 
-SOURCES = {"spelling": spelling, "order": order, "counts": counts}
+def relations(
+    vocabulary: Vocabulary, path: str, most: int, kinds: Sequence[str] = KINDS, share: float = 1.0, cache: str = ""
+) -> dict[str, np.ndarray]:
+    """The first `most` words related to each word: `words` int32 `[words, most]`, ids, -1 where there are fewer.
+
+    A word is among its own synonyms, see `read_wordnet`. Words that are not in the vocabulary are passed over.
+
+    path, cache: as `read_entries` takes them.
+    kinds: synonyms, then hyponyms, in the lexicon's order (Pappas et al. 2020, section 3.1); or ("synonyms",), as its public
+        code: without hyponyms, in code point order.
+    share: of the vocabulary's words, those that keep their related words, at most (Table 4, "coverage"). The spelling of words
+        decides which ones: the same at training and at evaluation, and the larger share has all of the smaller.
+
+    Raises:
+        InputError: as `read_entries`; a number out of range.
+    """
+    found = {}
+    for word, entry in read_entries(vocabulary, path, cache).items():
+        found[word] = sorted(set(entry.synonyms)) if tuple(kinds) != KINDS else dict.fromkeys(entry.synonyms + entry.hyponyms)
+    return _first(vocabulary, found, "relations", most, share)
 
 
-def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
+def definitions(
+    vocabulary: Vocabulary, path: str, most: int, senses: str = "all", share: float = 1.0, cache: str = ""
+) -> dict[str, np.ndarray]:
+    """The first `most` words of each word's definition, as `relations`. Which words lose theirs is decided apart.
+
+    senses: "all", the definitions of all senses, without punctuation; or "first", as the paper's public code: that of the first
+        sense, split at white space, so that a word with a comma after it is another word.
+    """
+    found = {}
+    for word, entry in read_entries(vocabulary, path, cache).items():
+        text = " ".join(entry.definitions[:1]).split() if senses == "first" else WORDS.findall("; ".join(entry.definitions))
+        found[word] = [each for each in text if each in vocabulary.index]
+    return _first(vocabulary, found, "definitions", most, share)
+
+
+SOURCES = {"spelling": spelling, "order": order, "counts": counts, "relations": relations, "definitions": definitions}
+READ = ("relations", "definitions")  # sources that read a lexicon
+
+
+def lexicon(vocabulary: Vocabulary, wants: Mapping, cache: str = "") -> dict:
     """The arrays that `LanguageModel.wants` asks for, in the same tree.
 
     >>> lexicon(vocabulary, {"input": {"spelling": {"length": 50}}})
@@ -25,10 +71,41 @@ def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
 
     They are arguments of a compiled program, never constants in it, so another vocabulary of the same size needs no new one. Where
     the model orders words by clusters, the layers named in `wants["order"]["of"]` get the arrays of words by place.
+
+    cache: a directory where what was read from WordNet is kept; empty: it is not.
     """
     made = {}
     for name, inner in wants.items():
         by_place = "order" in wants and name in wants["order"]["of"]
         words = in_order(vocabulary, wants["order"]["path"]) if by_place else vocabulary
-        made[name] = SOURCES[name](words, **inner) if name in SOURCES else lexicon(words, inner)
+        if name in READ:
+            inner = {**inner, "cache": cache}
+        made[name] = SOURCES[name](words, **inner) if name in SOURCES else lexicon(words, inner, cache)
     return made
+
+
+def coverage(arrays: Mapping) -> dict[str, float]:
+    """The share of words that have "relations" and "definitions" in what `lexicon` made; of the two, those that it has."""
+    shares = {}
+    for name, inner in arrays.items():
+        if name in READ:
+            shares[name] = float(np.mean(inner["words"][:, 0] >= 0))
+        elif isinstance(inner, Mapping):
+            shares |= coverage(inner)
+    return shares
+
+
+def _first(vocabulary, found, kind, most, share):
+    """The first words of each list in `found`, word to words, as ids."""
+    check_at_least(1, most=most)
+    if not 0 <= share <= 1:
+        raise InputError(f"share={share} must be from 0, no word has an entry, to 1, all entries are used")
+    words = [word for word, others in found.items() if others]
+    if (allowed := round(share * len(vocabulary))) < len(words):
+        words = sorted(words, key=lambda word: hashlib.sha256(f"{kind} {word}".encode()).digest())[:allowed]
+    ids = np.full((len(vocabulary), most), -1, np.int32)
+    for word in words:
+        first = [vocabulary.index[other] for other in itertools.islice(found[word], most)]
+        ids[vocabulary.index[word], : len(first)] = first
+    ids.flags.writeable = False
+    return {"words": ids}
