@@ -22,8 +22,8 @@ from adaptive_jax.model import LanguageModel, variable_shapes
 def make_compose(model: LanguageModel, gather: Callable) -> Callable:
     """Returns `compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in `params`, under `shard_map`.
 
-    model, gather: see `sharding.gathering`. key: of the dropout of tables in training; None: none. stored: the part of the tables of
-    all words that is given, see `encoded`; only the others are computed and returned.
+    model, gather: see `sharding.gathering`. key: of the dropout of tables in training; None: none. stored: the part of the
+    tables of all words that is given, see `encoded`; only the others are computed and returned.
     """
 
     def compose(params, lexicon, words, key=None, stored=None):

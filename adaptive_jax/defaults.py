@@ -43,6 +43,13 @@ GENERAL = {
         8_192,
         "tokens that a device holds at a time, at most; an update accumulates gradients over as many microbatches as it needs",
     ),
+    "compose_share": (
+        1.0,
+        "share of updates that compose word vectors anew, the first one among them; the others use those of the last such update "
+        "and train the rest of the model",
+    ),
+    "init_from": ("", "workdir of a run whose parameters this one starts from; empty: fresh parameters"),
+    "init_checkpoint": ("best", "with init_from: best by validation, latest, or the number of updates"),
     "fsdp": (0, "devices that share one copy of the parameters; 0: as few as hold the model"),
     "log_every": (50, "updates between two lines of metrics; 0: only at the end"),
     "evaluate_every": (500, "updates between two evaluations on the validation split; 0: only with checkpoints"),

@@ -37,8 +37,8 @@ def make_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
 def make_sparse_gradients(model: LanguageModel, mesh: Mesh, seed: int) -> Callable:
     """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry, Sums, stored)`, as `make_gradients`.
 
-    `stored` is the costly part of the composed tables (`composition.encoded`), of all words and replicated. With `{}` it is computed
-    anew; otherwise it is used as it is, and parameters that serve nothing else have gradients of 0 (GroC 2020, section 3.4).
+    `stored` is the costly part of the composed tables (`composition.encoded`), of all words and replicated. With `{}` it is
+    computed anew; otherwise it is used as it is, and parameters that serve nothing else have gradients of 0.
     """
     return _on_devices(model, mesh, seed, stores=True)
 

@@ -1,9 +1,8 @@
 """The loop: corpus, model, optimizer, restore or start; then for each step one update, and log, evaluate, save when due."""
 
 import functools
-import itertools
-import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,19 +11,17 @@ import numpy as np
 
 from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
-from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import home_of, load
 from adaptive_jax.data.vocabulary.clusters import expected_words
 from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
-from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model import build
 from adaptive_jax.plans.checks import check_settings
 from adaptive_jax.plans.costs import Plan, check_memory, describe, divide_update, dry_run_lines, make_plan
-from adaptive_jax.training import optim, writers
+from adaptive_jax.training import optim, sparse, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
 from adaptive_jax.training.ends import Clock, due, reason, validates
@@ -32,6 +29,7 @@ from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
 from adaptive_jax.training.state import State, initial_state, parameter_names, restored_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
+from adaptive_jax.training.validation import validation_nll
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, with_own_files, write_json
@@ -92,7 +90,8 @@ def train(config: dict, workdir: Path) -> None:
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation)
     hosts.say(f"rows         {batches}")
     hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
-    model, optimizer = build(config, len(vocabulary)), optim.from_config(config)
+    model = build(config, len(vocabulary))
+    optimizer = sparse.optimizers(config, model)[0]
     run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
@@ -130,11 +129,12 @@ def _run(job: Job, workdir: Path) -> None:
     """Restores or starts, and trains to the end."""
     config, mesh, streams = job.config, job.run.mesh, job.config["batches"]["layout"] == "streams"
     rows = (job.plan.accumulation, job.batches.per_microbatch) if streams else None
-    shapes = shape_of_state(job.run.model, job.optimizer, mesh, rows)
+    how = {"rows": rows, "sparse": config["compose_share"] < 1}
+    shapes = shape_of_state(job.run.model, job.optimizer, mesh, **how)
     checkpoints = Checkpoints(workdir, config["keep"], config["keep_every_hours"])
     step = checkpoints.latest()
     if step is None:
-        state = initial_state(job.run.model, job.optimizer, config["seed"], mesh, rows)
+        state = initial_state(job.run.model, job.optimizer, config["seed"], mesh, **how)
     else:
         if step > config["steps"]:
             raise InputError(
@@ -150,8 +150,11 @@ def _run(job: Job, workdir: Path) -> None:
     metrics = open_metrics(workdir, step or 0, config, clock.left())
     divergence, window = config["divergence"], config["batches"]["sequence_length"] if streams else None
     extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"], window)
-    update = make_update(job.run.model, job.optimizer, mesh, config["seed"], shapes, extras)
-    loop(job, update, state, Record(checkpoints, metrics, losses, clock))
+    updates = [
+        make_update(job.run.model, optimizer, mesh, config["seed"], shapes, extras._replace(stored=stored))
+        for stored, optimizer in zip((False, True), sparse.optimizers(config, job.run.model), strict=False)
+    ]
+    loop(job, updates, state, Record(checkpoints, metrics, losses, clock))
 
 
 def _check(config):
@@ -165,12 +168,15 @@ def _check(config):
             f"batches.layout='streams' needs a body that carries its state on, and body.name={config['body']['name']!r} does not: "
             "give batches.layout=packed, or a body such as awd_lstm"
         )
-    optim.from_config(config)
+    sparse.optimizers(config, model)
     divide_update(config, jax.device_count())
 
 
-def loop(job: Job, update, state: State, record: Record) -> None:
-    """Updates from `state` to the last one; closes the record."""
+def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
+    """Updates from `state` to the last one; closes the record.
+
+    updates: one that composes word vectors anew and, with sparse updates, one that does not.
+    """
     config, steps, (checkpoints, metrics, losses, clock) = job.config, job.config["steps"], record
     names = parameter_names(state.params)
     watch = Watch(config["divergence"], names)
@@ -182,7 +188,7 @@ def loop(job: Job, update, state: State, record: Record) -> None:
 
     def validate(state, step):
         """The validation loss in nats a word, None if stopped meanwhile, and the state, `told` of it."""
-        nll = _validation_nll(job, state, step, metrics)
+        nll = validation_nll(job, state, step, metrics)
         if nll is None:
             return None, state
         losses[step] = nll
@@ -224,14 +230,15 @@ def loop(job: Job, update, state: State, record: Record) -> None:
         interval, before, programs = Interval(job.plan.flops_per_token["training"], names), None, {}
         with Ahead(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
             for step, (arrays, words) in batches:
-                if (shape := arrays.inputs.shape) in programs:
+                stored = not sparse.composes(config["seed"], step, config["compose_share"])
+                if (kind := (stored, arrays.inputs.shape)) in programs:
                     interval.waited += batches.waited
                 else:
                     start = time.perf_counter() - batches.waited
-                    programs[shape] = update.lower(state, job.run.lexicon, arrays).compile()
+                    programs[kind] = updates[stored].lower(state, job.run.lexicon, arrays).compile()
                     interval.start += time.perf_counter() - start  # starting up counts neither as waiting nor as work
                 with jax.transfer_guard("disallow"):
-                    state, following = programs[shape](state, job.run.lexicon, arrays)
+                    state, following = programs[kind](state, job.run.lexicon, arrays)
                 # The step has been dispatched; now there is time to read the metrics of the one before.
                 if before is not None:
                     read(step - 1, before)
@@ -276,25 +283,3 @@ def _batch(job, step):
         local = local._replace(reset=np.ones_like(local.reset))
     words = int(np.sum(job.corpus.vocabulary.ends[local.targets] & (local.weights > 0)))
     return sharding.put_host_share(job.run.mesh, local, axis=1), words
-
-
-def _validation_nll(job, state, step, metrics):
-    """Scores the validation split, records the result and returns the loss in nats a word; None if told to stop meanwhile."""
-    ids, vocabulary = job.corpus.ids["validation"], job.corpus.vocabulary
-    length, break_mode, layout = Layout(**job.config["batches"])
-    params = job.optimizer.params_to_evaluate(state.optimizer, state.params)
-    # As many rows of a stream begin anew, so their number may not depend on the devices.
-    rows = job.plan.rows_per_update if layout == "streams" else job.batches.per_microbatch
-    settings = Windows(length, 0, break_mode, layout, rows)
-
-    def until_stopped(batches, count):
-        return itertools.takewhile(lambda batch: not job.stop.asked, batches)
-
-    nll = plain(job.run._replace(params=params, step=step), ids, settings, until_stopped)
-    if job.stop.asked:
-        return None
-    result = summary(nll, ids, vocabulary)
-    if not math.isfinite(result["nll"]):
-        raise Diverged(step, f"validation loss {result['nll']}", job.config["divergence"]["policy"])
-    metrics.write(step, "validation", {key: result[key] for key in ("nll", "perplexity")})
-    return result["nll"]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from adaptive_jax.composition import encoded_shapes
 from adaptive_jax.devices import sharding
 from adaptive_jax.model import LanguageModel, init_params
 from adaptive_jax.training.nt_asgd import NtAsgdState
@@ -22,6 +23,7 @@ class State(NamedTuple):
     params: dict
     optimizer: object  # the optimizer's state
     carry: object = ()  # the body's state of the rows, [microbatches, rows, ...]; () where rows stand alone
+    tables: object = ()  # encodings of all words that sparse updates use again, see `composition.encoded`; () without those
 
     def items(self) -> dict:
         """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it fits any microbatches.
@@ -31,7 +33,8 @@ class State(NamedTuple):
         averages, optimizer = (), self.optimizer
         if isinstance(optimizer, NtAsgdState):
             averages, optimizer = optimizer.average, optimizer._replace(average=())
-        return {"params": self.params, "averages": averages, "optimizer": optimizer, "carry": {"rows": _by_row(self.carry)}}
+        items = {"params": self.params, "averages": averages, "optimizer": optimizer, "carry": {"rows": _by_row(self.carry)}}
+        return items | {"tables": self.tables}
 
 
 def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) -> State:
@@ -45,17 +48,24 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
     optimizer = items["optimizer"]
     if isinstance(layout.optimizer, NtAsgdState):
         optimizer = optimizer._replace(average=items["averages"])
-    return State(done, items["params"], optimizer, carry)
+    return State(done, items["params"], optimizer, carry, items["tables"])
 
 
-def shape_of_state(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, rows: tuple[int, int] | None = None) -> State:
+def shape_of_state(
+    model: LanguageModel, optimizer: Optimizer, mesh: Mesh, rows: tuple[int, int] | None = None, *, sparse: bool = False
+) -> State:
     """The state as shapes, dtypes and shardings.
 
-    rows: microbatches, and rows of each, of which the body carries a state; None where rows stand alone.
+    rows: microbatches, and rows of each, of which the body carries a state; None where rows stand alone. sparse: whether the state
+    has tables.
     """
     shapes = jax.eval_shape(lambda: _start(model, optimizer, 0, rows))
+    tables = encoded_shapes(model) if sparse else ()
     specs = sharding.parameter_specs(shapes._replace(carry=()), mesh)
-    specs = specs._replace(carry=jax.tree.map(lambda a: sharding.batch_spec(1), shapes.carry))
+    specs = specs._replace(
+        carry=jax.tree.map(lambda a: sharding.batch_spec(1), shapes.carry), tables=jax.tree.map(lambda a: PartitionSpec(), tables)
+    )
+    shapes = shapes._replace(tables=tables)
     return jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
@@ -65,11 +75,16 @@ def shape_of_state(model: LanguageModel, optimizer: Optimizer, mesh: Mesh, rows:
 
 
 def initial_state(
-    model: LanguageModel, optimizer: Optimizer, seed: int, mesh: Mesh, rows: tuple[int, int] | None = None
+    model: LanguageModel, optimizer: Optimizer, seed: int, mesh: Mesh, rows: tuple[int, int] | None = None, *, sparse: bool = False
 ) -> State:
-    """The state before the first update, laid out on `mesh` as `shape_of_state` says."""
-    shardings = jax.tree.map(lambda a: a.sharding, shape_of_state(model, optimizer, mesh, rows))
-    return jax.jit(lambda: _start(model, optimizer, seed, rows), out_shardings=shardings)()
+    """The state before the first update, laid out on `mesh` as `shape_of_state` says; its tables, if any, are 0."""
+    layout = shape_of_state(model, optimizer, mesh, rows, sparse=sparse)
+
+    def start():
+        tables = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), layout.tables)
+        return _start(model, optimizer, seed, rows)._replace(tables=tables)
+
+    return jax.jit(start, out_shardings=jax.tree.map(lambda a: a.sharding, layout))()
 
 
 def parameter_names(params: dict) -> list[str]:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.devices import sharding
-from adaptive_jax.gradients import make_gradients
+from adaptive_jax.gradients import make_gradients, make_sparse_gradients
 from adaptive_jax.model import LanguageModel
 from adaptive_jax.training.optim import Optimizer
 from adaptive_jax.training.state import State
@@ -23,11 +23,13 @@ class Extras(NamedTuple):
         skip_from: leave the update out if its loss is this many nats a token or more, or anything is not finite; None: never.
         norms: also measure the changes of the parameters.
         window: multiply the learning rate by an update's time over so many tokens; None: leave it.
+        stored: use the state's tables as they are. Otherwise words are encoded anew, and the state's tables, if any, are replaced.
     """
 
     skip_from: float | None = None
     norms: bool = False
     window: int | None = None
+    stored: bool = False
 
 
 def make_update(
@@ -44,10 +46,13 @@ def make_update(
         `gradient_norm` (before clipping) and `tokens` (the sum of weights); and `gradient_squares`, `[parameters]`, the sum of
         the squared gradient of each, in the order of `jax.tree.leaves`. With extras: `change_squares`, likewise, and `skipped`.
     """
-    gradients_of, extras = make_gradients(model, mesh, seed), extras or Extras()
+    extras = extras or Extras()
+    gradients_of = make_sparse_gradients(model, mesh, seed) if layout.tables else make_gradients(model, mesh, seed)
 
     def update(state: State, lexicon, batch: Batch):
-        gradients, carry, sums = gradients_of(state.params, lexicon, state.step, batch, state.carry)
+        given = ((state.tables if extras.stored else {}),) if layout.tables else ()
+        gradients, carry, sums, *tables = gradients_of(state.params, lexicon, state.step, batch, state.carry, *given)
+        tables = tables[0] if tables else ()
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         scale = batch.inputs.shape[-1] / extras.window if extras.window else 1.0
         changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params, scale)
@@ -62,13 +67,13 @@ def make_update(
         }
         if extras.norms:
             metrics["change_squares"] = jnp.stack(_squares(changes))
-        after = State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state, carry)
+        after = State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state, carry, tables)
         if extras.skip_from is not None:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
             keep = finite & (metrics["nll"] < extras.skip_from)
-            # The carry is that of the text before the next window, wherever it is finite.
+            # The carry is that of the text before the next window, wherever it is finite; tables are of the parameters before.
             carry = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), carry)
-            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)._replace(carry=carry)
+            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)._replace(carry=carry, tables=tables)
             metrics["skipped"] = ~keep
         return after, metrics
 

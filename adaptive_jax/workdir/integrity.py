@@ -8,7 +8,7 @@ import tensorstore
 
 from adaptive_jax.files import changed_file, write_checksums
 
-ITEMS = ("params", "averages", "optimizer", "carry")
+ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 WHOLE = "default"  # the one item of checkpoints made before there were several
 CHECKSUMS = "checksums.sha256"
 
