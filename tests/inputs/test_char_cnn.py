@@ -8,7 +8,7 @@ import pytest
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.inputs import char_cnn
+from adaptive_jax.inputs import char_cnn, letters
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 
 # Lengths on both sides of every number of columns that is treated on its own: 8, 16, and the full 30.
@@ -71,21 +71,26 @@ def direct(model, params, tokens):
     """The same vectors without any sharing or loop, which JAX differentiates by itself."""
     words = spelling(VOCABULARY, model.length)
     weights = {
-        "characters": params["characters"],
+        "characters": jnp.pad(params["characters"], [(1, 0), (0, 0)]),
         "convolutions": [(params[f"filter_{i}"], params[f"filter_bias_{i}"]) for i in range(len(model.filters))],
         "highways": [(params[f"highway_{i}"], params[f"highway_bias_{i}"]) for i in range(model.highway_layers)],
         "projection": (params["projection"], params["projection_bias"])}
     places = words["places"][tokens]
-    letters, symbol = jnp.asarray(words["letters"], jnp.int32)[places], jnp.asarray(words["symbols"])[places]
-    vectors = char_cnn._read_letters(jnp.float32, weights, letters, columns=model.length)
+    read, symbol = jnp.asarray(words["letters"], jnp.int32)[places], jnp.asarray(words["symbols"])[places]
+    reader = letters.Reader((1,) * len(model.filters), "relu", jnp.float32, 1, ())
+    vectors, _ = letters.read_letters(reader, weights, read, model.length)
     return jnp.where(symbol[:, None] >= 0, params["symbols"][symbol], vectors)
 
 
-@pytest.mark.parametrize("chunk, tokens", [
-    (1, [5, 5, 5]), (3, [2]), (3, list(range(len(WORDS)))), (4, [17, 3, 17, 3, 0, 18, 9, 9, 2, 11, 4, 17]), (256, [0, 1, 0]),
-    (256, list(range(len(WORDS))))])
-def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
-    """Values and gradients equal those of the word-by-position way, for chunks that divide, do not divide and exceed."""
+@pytest.mark.parametrize("chunk, tokens, kept", [
+    (1, [5, 5, 5], 2**30), (3, [2], 2**30), (3, list(range(len(WORDS))), 0), (4, [17, 3, 17, 3, 0, 18, 9, 9, 2, 11, 4, 17], 2**30),
+    (256, [0, 1, 0], 2**30), (256, list(range(len(WORDS))), 2**30)])
+def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens, kept):
+    """Values and gradients equal those of the word-by-position way, for chunks that divide, do not divide and exceed.
+
+    So they do whether the products of the highway layers are kept for the backward pass or computed anew.
+    """
+    monkeypatch.setattr(letters, "MOST_KEPT", kept)
     monkeypatch.setattr(char_cnn, "CHUNK", chunk)
     model, tokens = module(), jnp.array(tokens)
     params = shaken(model)
@@ -106,10 +111,10 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens):
 def test_work_is_that_of_the_distinct_words(tokens, short, long):
     """A batch of 64 times one word runs one chunk of 8, not 8 of them; and the last 8 of 40 words are long."""
     known = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
-    words, index = char_cnn._distinct(jnp.asarray(tokens), known, 8)
+    words, index = letters.distinct(jnp.asarray(tokens), 40, 8)
     np.testing.assert_array_equal(words[index], tokens)
-    runs = list(char_cnn._runs({"convolutions": [(np.zeros((3, 1, 1)), None)]}, words, known, 8))
-    assert [columns for columns, _, _ in runs] == [11, 19, 30]
+    runs = list(letters.runs(letters.Reader((1,), "relu", jnp.float32, 8, (8, 16)), words, known))
+    assert [most for most, _, _ in runs] == [8, 16, 30]
     assert [int(end - begin) for _, begin, end in runs] == [short, 0, long]
 
 
