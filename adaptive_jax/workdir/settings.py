@@ -1,4 +1,4 @@
-"""What a run is: config.json, plan.json, the vocabulary and the clusters of its words in its workdir."""
+"""What a run is: config.json, plan.json, the vocabulary, and the clusters and the lexicon of its words in its workdir."""
 
 import json
 import math
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adaptive_jax.data.vocabulary.clusters import copy_clusters
+from adaptive_jax.data.vocabulary.entries import read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
@@ -39,6 +40,7 @@ FREE = {
     "data.path",
     "data.cache",
     "data.vocabulary_size",
+    "input.lexicon",  # the run keeps its own copy
 }
 
 # Keys of later versions, whose defaults compute what runs that lack them computed.
@@ -98,19 +100,34 @@ def read_words(workdir: Path) -> Vocabulary:
     return read_sealed(workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir")
 
 
-def with_own_files(config: dict, workdir: Path) -> dict:
-    """The config with the path of the copy of its clusters that a run keeps in its workdir; before it has begun, the config.
+def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> dict:
+    """The config with the paths of the copies of its clusters and lexicon that a run keeps in its workdir; before it has begun, the
+    config.
+
+    other_words: words that the run does not know are asked for, and its copy of the lexicon lacks them: keep the path of the
+        lexicon if there still is one.
 
     Raises:
-        InputError: the copy is missing.
+        InputError: a copy is missing.
     """
-    if not (config["output"]["clusters"] and (workdir / "config.json").exists()):
+    if not (workdir / "config.json").exists():
         return config
-    return config | {"output": config["output"] | {"clusters": str(_own_clusters(workdir))}}
+    own = dict(config)
+    if config["output"]["clusters"]:
+        own["output"] = config["output"] | {"clusters": str(_own(workdir, "clusters.txt"))}
+    if (lexicon := _lexicon(config)) and not (other_words and Path(lexicon).expanduser().exists()):
+        own["input"] = config["input"] | {"lexicon": str(_own(workdir, "lexicon.jsonl"))}
+    return own
 
 
-def _own_clusters(workdir):
-    if not (path := workdir / "clusters.txt").exists():
+def _lexicon(config):
+    """The path of the lexicon that a config's input reads; empty if it reads none."""
+    given = config["input"]
+    return given["lexicon"] if "lexicon" in given and (given["relations"] or given["definition"]) else ""
+
+
+def _own(workdir, name):
+    if not (path := workdir / name).exists():
         raise InputError(f"{path} is missing: restore the file of this run, or use another --workdir")
     return path
 
@@ -170,7 +187,7 @@ def check_same_run(workdir: Path, config: dict) -> None:
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
     if old.get("output.clusters") and new.get("output.clusters"):  # the copy counts, wherever the file is now
-        given, own = Path(new["output.clusters"]).expanduser(), _own_clusters(workdir).read_bytes()
+        given, own = Path(new["output.clusters"]).expanduser(), _own(workdir, "clusters.txt").read_bytes()
         same = not given.exists() or given.read_bytes() == own
         new["output.clusters"] = old["output.clusters"] if same else f"{given}, with other clusters"
     free = FREE - {"evaluate_every"} if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")} else FREE
@@ -211,6 +228,8 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
         write_sealed(vocabulary, workdir / "vocabulary.txt")
         if config["output"]["clusters"] and not (workdir / "config.json").exists():
             copy_clusters(config["output"]["clusters"], workdir / "clusters.txt")
+        if (lexicon := _lexicon(config)) and not (workdir / "config.json").exists():
+            write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon, config["data"]["cache"]))
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.wait("the workdir")

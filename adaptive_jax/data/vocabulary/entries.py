@@ -18,7 +18,7 @@ from typing import NamedTuple
 from adaptive_jax.data.vocabulary.wordnet import FILES, file_of, read_wordnet
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
+from adaptive_jax.files import changed_file, replacing, write_checksums
 
 VERSION = "1"  # of what is kept in the cache
 
@@ -67,11 +67,12 @@ def read_entries(vocabulary: Vocabulary, path: str, cache: str = "") -> Mapping[
 
 
 def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Writes entries as JSON lines, which `read_entries` reads again."""
+    """Writes entries as JSON lines, which `read_entries` reads again, and their checksum beside them."""
     with replacing(path) as file:
         for word, entry in entries.items():
             line = {"word": word, "relations": entry.synonyms, "hyponyms": entry.hyponyms, "definition": entry.definitions}
             file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
+    write_checksums(path.with_suffix(".sha256"), [path])
 
 
 def _known(found, vocabulary):
@@ -84,6 +85,8 @@ def _known(found, vocabulary):
 
 
 def _read_lines(path, vocabulary):
+    if changed_file(path.with_suffix(".sha256")):
+        raise InputError(f"{path} is damaged: it is not what was written; restore it, or train anew")
     try:
         with path.open("rb") as file:
             return _known((_parse(line, f"{path}, line {number}") for number, line in enumerate(file, start=1)), vocabulary)
