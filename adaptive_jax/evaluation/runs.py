@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import accelerators, sharding
+from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.plans.costs import choose_fsdp
@@ -45,8 +45,9 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
     Raises:
         InputError: no run or checkpoint there, or a vocabulary that the parameters do not fit.
     """
-    config = with_own_files(read_config(workdir), workdir)
-    vocabulary = vocabulary or read_words(workdir)
+    own = read_words(workdir)
+    vocabulary = vocabulary or own
+    config = with_own_files(read_config(workdir), workdir, other_words=not own.index.keys() >= vocabulary.index.keys())
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     model = build(config, len(vocabulary))
     mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))
@@ -59,7 +60,7 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
     )
     step, params = _read(checkpoints, checkpoint, like)
     checkpoints.close()
-    return Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, step)
+    return Run(model, params, put_lexicon(model, vocabulary, mesh, config["data"]["cache"]), mesh, vocabulary, config, step)
 
 
 def _read(checkpoints, name, like):
@@ -75,8 +76,14 @@ def _read(checkpoints, name, like):
                 raise
 
 
-def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dict:
-    """The arrays about words that a model wants, on every device."""
-    arrays, whole = lexicon(vocabulary, model.wants()), sharding.replicated(mesh)
+def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh, cache: str = "") -> dict:
+    """The arrays about words that a model wants, on every device. Says how many words have entries in a lexicon.
+
+    cache: as `lexicon` takes it.
+    """
+    arrays, whole = lexicon(vocabulary, model.wants(), cache), sharding.replicated(mesh)
+    if shares := coverage(arrays):
+        said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
+        hosts.say(f"lexicon      of {len(vocabulary):,} words, {said}")
     # Not device_put, by which several hosts send each other every array to check that they are equal.
     return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, whole, lambda index: a[index]), arrays)
