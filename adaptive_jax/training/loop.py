@@ -92,7 +92,7 @@ def train(config: dict, workdir: Path) -> None:
     hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizers(config, model)[0]
-    run = Run(model, None, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
+    run = Run(model, None, put_lexicon(model, vocabulary, mesh, config["data"]["cache"]), mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
         job = Job(config, plan, run, corpus, batches, optimizer, Rewinds(workdir), stop)
