@@ -14,6 +14,7 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import home_of, load
 from adaptive_jax.data.vocabulary.clusters import expected_words
+from adaptive_jax.data.vocabulary.entries import check_lexicon, lexicon_of
 from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
@@ -79,6 +80,7 @@ def train(config: dict, workdir: Path) -> None:
     config = with_own_files(given, workdir)
     accelerators.keep_programs(home_of(config["data"]["cache"], "data.cache"))
     _check(config)
+    check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
     vocabulary, layout = corpus.vocabulary, Layout(**config["batches"])
     check_same_vocabulary(workdir, vocabulary)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adaptive_jax.data.vocabulary.clusters import copy_clusters
-from adaptive_jax.data.vocabulary.entries import read_entries, write_entries
+from adaptive_jax.data.vocabulary.entries import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
@@ -115,15 +115,9 @@ def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> di
     own = dict(config)
     if config["output"]["clusters"]:
         own["output"] = config["output"] | {"clusters": str(_own(workdir, "clusters.txt"))}
-    if (lexicon := _lexicon(config)) and not (other_words and Path(lexicon).expanduser().exists()):
+    if (lexicon := lexicon_of(config)) and not (other_words and Path(lexicon).expanduser().exists()):
         own["input"] = config["input"] | {"lexicon": str(_own(workdir, "lexicon.jsonl"))}
     return own
-
-
-def _lexicon(config):
-    """The path of the lexicon that a config's input reads; empty if it reads none."""
-    given = config["input"]
-    return given["lexicon"] if "lexicon" in given and (given["relations"] or given["definition"]) else ""
 
 
 def _own(workdir, name):
@@ -228,7 +222,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
         write_sealed(vocabulary, workdir / "vocabulary.txt")
         if config["output"]["clusters"] and not (workdir / "config.json").exists():
             copy_clusters(config["output"]["clusters"], workdir / "clusters.txt")
-        if (lexicon := _lexicon(config)) and not (workdir / "config.json").exists():
+        if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
             write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon, config["data"]["cache"]))
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)

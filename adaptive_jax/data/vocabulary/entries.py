@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from adaptive_jax.data.vocabulary.wordnet import FILES, file_of, read_wordnet
+from adaptive_jax.data.vocabulary.wordnet import FILES, check_wordnet, file_of, read_wordnet
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, replacing, write_checksums
 
 VERSION = "1"  # of what is kept in the cache
+CURE = "give a directory of WordNet, or a .jsonl file, see docs/lexicon.md"
 
 
 class Entry(NamedTuple):
@@ -35,6 +36,21 @@ class Entry(NamedTuple):
     definitions: tuple[str, ...]
 
 
+def lexicon_of(config: Mapping) -> str:
+    """The path of the lexicon that a config's input reads; empty if it reads none."""
+    given = config["input"]
+    return given["lexicon"] if "lexicon" in given and (given["relations"] or given["definition"]) else ""
+
+
+def check_lexicon(path: str) -> None:
+    """Checks that a lexicon is there, before a long preparation of the corpus. Raises InputError as `read_entries`."""
+    source = Path(path).expanduser()
+    if source.is_dir():
+        check_wordnet(source)
+    elif path and not source.is_file():
+        raise InputError(f"there is no input.lexicon={path!r}: {CURE}")
+
+
 @functools.lru_cache(maxsize=2)
 def read_entries(vocabulary: Vocabulary, path: str, cache: str = "") -> Mapping[str, Entry]:
     """The entries of those words of a vocabulary that a lexicon has, in the vocabulary's order.
@@ -46,7 +62,7 @@ def read_entries(vocabulary: Vocabulary, path: str, cache: str = "") -> Mapping[
         InputError: no lexicon there, or one that cannot be read; a vocabulary of sub-words.
     """
     if not path:
-        raise InputError("input.lexicon is empty: give a directory of WordNet, or a .jsonl file, see docs/lexicon.md")
+        raise InputError(f"input.lexicon is empty: {CURE}")
     if not vocabulary.ends.all():
         raise InputError(f"input.lexicon={path!r} says something of words, and the vocabulary has sub-words: set data.codes=0")
     source = Path(path).expanduser()
@@ -91,9 +107,7 @@ def _read_lines(path, vocabulary):
         with path.open("rb") as file:
             return _known((_parse(line, f"{path}, line {number}") for number, line in enumerate(file, start=1)), vocabulary)
     except OSError as error:
-        raise InputError(
-            f"cannot read input.lexicon={str(path)!r}: {error.strerror}; give a directory of WordNet, or a .jsonl file"
-        ) from error
+        raise InputError(f"cannot read input.lexicon={str(path)!r}: {error.strerror}; {CURE}") from error
 
 
 def _parse(line, where):

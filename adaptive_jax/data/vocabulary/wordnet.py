@@ -1,5 +1,6 @@
 """Reads WordNet's own files with NLTK: the related words and the definition of a word."""
 
+import importlib.util
 import io
 import lzma
 import warnings
@@ -10,6 +11,7 @@ from adaptive_jax.errors import InputError
 
 FILES = tuple(f"{kind}.{part}" for part in ("noun", "verb", "adj", "adv") for kind in ("index", "data"))
 FILES += ("noun.exc", "verb.exc", "adj.exc", "adv.exc", "lexnames")
+NO_NLTK = "input.lexicon is a directory of WordNet, which NLTK reads: run `pip install nltk`, or give a .jsonl file"
 
 
 def file_of(directory: Path, name: str) -> Path:
@@ -25,6 +27,14 @@ def file_of(directory: Path, name: str) -> Path:
         f"{directory} has no {name}, so it is no directory of WordNet: give one with {FILES[0]}, {FILES[1]} and the others, plain "
         "or .xz, such as ~/nltk_data/corpora/wordnet, or a .jsonl file"
     )
+
+
+def check_wordnet(directory: Path) -> None:
+    """Checks that a directory has the files of WordNet and that NLTK is there. Raises InputError."""
+    for name in FILES:
+        file_of(directory, name)
+    if not importlib.util.find_spec("nltk"):
+        raise InputError(NO_NLTK)
 
 
 def read_wordnet(directory: Path, words: Iterable[str]) -> Iterator[tuple[str, list[str], list[str], list[str]]]:
@@ -49,9 +59,7 @@ def _open(directory):
         from nltk.corpus.reader.wordnet import WordNetCorpusReader, WordNetError
         from nltk.data import PathPointer
     except ImportError as error:
-        raise InputError(
-            "input.lexicon is a directory of WordNet, which NLTK reads: run `pip install nltk`, or give a .jsonl file"
-        ) from error
+        raise InputError(NO_NLTK) from error
 
     class Elsewhere(PathPointer):
         """A root that is never opened: `Reader` opens files itself, wherever they are."""
