@@ -43,9 +43,9 @@ def lexicon_of(config: Mapping) -> str:
 
 
 def check_lexicon(path: str) -> None:
-    """Checks that a lexicon is there, before a long preparation of the corpus. Raises InputError as `read_entries`."""
+    """Checks that a lexicon is there, if there is a path, before a corpus is prepared. Raises InputError as `read_entries`."""
     source = Path(path).expanduser()
-    if source.is_dir():
+    if path and source.is_dir():
         check_wordnet(source)
     elif path and not source.is_file():
         raise InputError(f"there is no input.lexicon={path!r}: {CURE}")

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from adaptive_jax.data.vocabulary.clusters import in_order, order
 from adaptive_jax.data.vocabulary.entries import read_entries
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError, check_at_least, check_known
 
-KINDS = ("synonyms", "hyponyms")
+FORMS = ("paper", "code")
 WORDS = re.compile(r"\w+(?:['-]\w+)*")
 
 
@@ -23,38 +23,40 @@ def counts(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def relations(
-    vocabulary: Vocabulary, path: str, most: int, kinds: Sequence[str] = KINDS, share: float = 1.0, cache: str = ""
+    vocabulary: Vocabulary, path: str, most: int, form: str = "paper", share: float = 1.0, cache: str = ""
 ) -> dict[str, np.ndarray]:
     """The first `most` words related to each word: `words` int32 `[words, most]`, ids, -1 where there are fewer.
 
     A word is among its own synonyms, see `read_wordnet`. Words that are not in the vocabulary are passed over.
 
     path, cache: as `read_entries` takes them.
-    kinds: synonyms, then hyponyms, in the lexicon's order (Pappas et al. 2020, section 3.1); or ("synonyms",), as its public
-        code: without hyponyms, in code point order.
+    form: "paper" (Pappas et al. 2020, section 3.1), synonyms, then hyponyms, in the lexicon's order; or "code", as its public
+        code: synonyms only, in code point order.
     share: of the vocabulary's words, those that keep their related words, at most (Table 4, "coverage"). The spelling of words
         decides which ones: the same at training and at evaluation, and the larger share has all of the smaller.
 
     Raises:
-        InputError: as `read_entries`; a number out of range.
+        InputError: as `read_entries`; a number or name out of range.
     """
+    check_known(f"form={form!r}", form, FORMS)
     found = {}
     for word, entry in read_entries(vocabulary, path, cache).items():
-        found[word] = sorted(set(entry.synonyms)) if tuple(kinds) != KINDS else dict.fromkeys(entry.synonyms + entry.hyponyms)
+        found[word] = sorted(set(entry.synonyms)) if form == "code" else dict.fromkeys(entry.synonyms + entry.hyponyms)
     return _first(vocabulary, found, "relations", most, share)
 
 
 def definitions(
-    vocabulary: Vocabulary, path: str, most: int, senses: str = "all", share: float = 1.0, cache: str = ""
+    vocabulary: Vocabulary, path: str, most: int, form: str = "paper", share: float = 1.0, cache: str = ""
 ) -> dict[str, np.ndarray]:
     """The first `most` words of each word's definition, as `relations`. Which words lose theirs is decided apart.
 
-    senses: "all", the definitions of all senses, without punctuation; or "first", as the paper's public code: that of the first
-        sense, split at white space, so that a word with a comma after it is another word.
+    form: "paper", the definitions of all senses, without punctuation; or "code", as the public code: that of the first sense, split
+        at white space, so that a word with a comma after it is another word.
     """
+    check_known(f"form={form!r}", form, FORMS)
     found = {}
     for word, entry in read_entries(vocabulary, path, cache).items():
-        text = " ".join(entry.definitions[:1]).split() if senses == "first" else WORDS.findall("; ".join(entry.definitions))
+        text = " ".join(entry.definitions[:1]).split() if form == "code" else WORDS.findall("; ".join(entry.definitions))
         found[word] = [each for each in text if each in vocabulary.index]
     return _first(vocabulary, found, "definitions", most, share)
 
