@@ -2,7 +2,15 @@
 
 FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))  # (characters spanned, features)
 CHAR_CNN = {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50}
+CHAR_CNN |= {"strides": (), "activation": "relu", "letters": "bytes"}
 GROC = {
+    "width": 16,
+    "filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512)),
+    "highway_layers": 1,
+    "length": 20,
+    "strides": (1, 1, 2, 3, 4, 5),
+    "activation": "selu",
+    "letters": "elmo",
     "lexicon": "",
     "relations": 3,
     "definition": 10,
@@ -10,12 +18,6 @@ GROC = {
     "share": 1.0,
     "combine": "concat",
     "mean": "present",
-    "width": 16,
-    "filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512)),
-    "strides": (1, 1, 2, 3, 4, 5),
-    "activation": "selu",
-    "highway_layers": 1,
-    "length": 20,
     "init_range": 0.05,
 }
 TRANSFORMER = {

@@ -6,29 +6,30 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.activations import ACTIVATIONS
 from adaptive_jax.arrays import check_dtype, ids, look_up
 from adaptive_jax.bands import Band
-from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.inputs.letters import Reader, check_letters, places_of, read_words
+from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.inputs.letters import Reader, places_of, read_words
 
 # See `Reader`.
 CHUNK = 256
 SHORT = (8, 16)
+LETTERS = {"bytes": 256, "elmo": 262}  # letters that there are, without the padding of "bytes"
 
 
 class CharacterCNN(nn.Module):
     """Word vectors from spelling (Kim et al. 2016, as in Baevski & Auli 2019, section 4.4).
 
-    Every byte of a word has a vector. Filters of several lengths run over them; the largest response of each, after a ReLU,
-    passes highway layers and a linear projection with bias. Bytes beyond `length` are not read. `<eos>` and `<unk>` have
-    vectors of their own. Initial weights follow the paper's public code.
+    Every letter of a word has a vector. Filters of several lengths run over them; the largest response of each, after a ReLU,
+    passes highway layers and a linear projection. Letters beyond `length` are not read. Initial weights follow the public code
+    of the paper that `letters` belongs to.
 
     The spelling of all words is the variable `spelling` of the collection "lexicon", see `adaptive_jax.data.vocabulary.spelling`:
     `apply({"params": ..., "lexicon": {"spelling": ...}}, tokens)`.
 
-    Cost: each distinct word is computed once. Words are sorted by length and computed `CHUNK` at a time, in a loop whose trip
-    count depends on the data; the backward pass repeats the loop and recomputes each chunk. Where the collection "tables" holds
-    vectors that `compose` made, they are looked up instead.
+    Cost: each distinct word is computed once, see `adaptive_jax.inputs.letters`. Where the collection "tables" holds vectors that
+    `compose` made, they are looked up instead.
 
     Attributes:
         vocabulary_size: number of words.
@@ -36,13 +37,18 @@ class CharacterCNN(nn.Module):
         width: width of a character's vector (the paper's 128).
         filters: for each filter, the characters it spans and the features it gives: `((1, 128), (2, 256), ...)`.
         highway_layers: 1 for WikiText-103, 2 for Billion Word.
-        length: bytes of a word that are read (released code: 50), at least the span of the longest filter.
+        length: letters of a word that are read (released code: 50), at least the span of the longest filter.
+        strides: for each filter, how many letters apart its responses are; empty: 1.
+        activation: of filters and highway layers: relu, selu, tanh or sigmoid.
+        letters: "bytes", where padding is 0, `<eos>` and `<unk>` have vectors of their own, and the projection has a bias (Baevski
+            & Auli 2019); or "elmo", bytes between marks of a word's beginning and end, where padding has a vector, every word is
+            spelt, and the projection has no bias (GroC 2020, after Peters et al. 2018).
         dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
-        InputError: filters that are not pairs of positive integers; a length shorter than the longest filter; a number out of
-            range; a dtype that is no float; no lexicon, or one of another vocabulary; token ids that do not exist. Inside
-            `jax.jit`, where ids are not known, those have vectors of NaN.
+        InputError: filters that are not pairs of positive integers; strides that are not one a filter; a length shorter than the
+            longest filter; a name or number out of range; a dtype that is no float; no lexicon, or one of another vocabulary; token
+            ids that do not exist. Inside `jax.jit`, where ids are not known, those have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -51,19 +57,34 @@ class CharacterCNN(nn.Module):
     filters: Sequence[Sequence[int]]
     highway_layers: int
     length: int
+    strides: Sequence[int] = ()
+    activation: str = "relu"
+    letters: str = "bytes"
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
         super().__post_init__()
         sizes = {"vocabulary_size": self.vocabulary_size, "features": self.features}
-        check_at_least(1, **sizes)
+        check_at_least(1, width=self.width, length=self.length, **sizes)
+        check_at_least(0, highway_layers=self.highway_layers)
         check_dtype(self.dtype)
-        check_letters(self)
+        check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
+        check_known(f"letters={self.letters!r}", self.letters, LETTERS)
+        filters, strides = self.filters, self.strides
+        if not isinstance(filters, Sequence) or not filters or not all(_is_filter(pair) for pair in filters):
+            raise InputError(f"filters={filters} must be pairs of characters and features: ((1, 128), (2, 256))")
+        longest = max(span for span, _ in filters)
+        if self.length < longest:
+            raise InputError(f"length={self.length} is shorter than a filter over {longest} characters: give {longest} or more")
+        if not isinstance(strides, Sequence) or len(strides) not in (0, len(filters)):
+            raise InputError(f"strides={strides} do not fit {len(filters)} filters: give one for each, or none")
+        for stride in strides:
+            check_at_least(1, strides=stride)
 
     @property
     def wants(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
-        return {"spelling": {"length": self.length}}
+        return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 
     def setup(self):
         if not (self.is_initializing() or self.has_variable("lexicon", "spelling")):
@@ -71,26 +92,31 @@ class CharacterCNN(nn.Module):
         self.spelling = self.variable("lexicon", "spelling", self._blank)
         if (words := len(self.spelling.value["lengths"])) != self.vocabulary_size:
             raise InputError(f"a lexicon of {words} words does not fit vocabulary_size={self.vocabulary_size}: give one of as many")
-        init = nn.initializers
-        pooled = sum(out for _, out in self.filters)
-        self.characters = self.param("characters", init.xavier_normal(), (256, self.width))
-        self.symbols = self.param("symbols", init.xavier_normal(), (2, self.features))
+        init, pooled, torch = nn.initializers, sum(out for _, out in self.filters), self.letters == "elmo"
+        square, letters = init.xavier_normal(), (LETTERS[self.letters], self.width)
+        self.characters = self.param("characters", init.normal(1.0) if torch else square, letters)
+        self.symbols = None if torch else self.param("symbols", square, (2, self.features))
         self.convolutions = [
             (
-                self.param(f"filter_{i}", init.variance_scaling(1 / 3, "fan_in", "uniform"), (span, self.width, out)),
-                self.param(f"filter_bias_{i}", _uniform((span * self.width) ** -0.5), (out,)),
+                self.param(f"filter_{i}", self._start(span * self.width), (span, self.width, out)),
+                self.param(f"filter_bias_{i}", uniform((span * self.width) ** -0.5), (out,)),
             )
             for i, (span, out) in enumerate(self.filters)
         ]
         self.highways = [
             (
-                self.param(f"highway_{i}", init.xavier_normal(), (pooled, 2 * pooled)),
-                self.param(f"highway_bias_{i}", _carry_first, (2 * pooled,)),
+                self.param(f"highway_{i}", self._start(pooled) if torch else square, (pooled, 2 * pooled)),
+                self.param(f"highway_bias_{i}", _carry_first(pooled**-0.5 if torch else 0.0), (2 * pooled,)),
             )
             for i in range(self.highway_layers)
         ]
-        self.projection = self.param("projection", init.xavier_uniform(), (pooled, self.features))
-        self.projection_bias = self.param("projection_bias", init.zeros, (self.features,))
+        last = self._start(pooled) if torch else init.xavier_uniform()
+        self.projection = self.param("projection", last, (pooled, self.features))
+        self.projection_bias = None if torch else self.param("projection_bias", init.zeros, (self.features,))
+
+    def _start(self, fan_in):
+        """Initial weights of a filter, and of what follows with the letters of ELMo."""
+        return uniform(fan_in**-0.5)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows `[...]`."""
@@ -114,29 +140,40 @@ class CharacterCNN(nn.Module):
             return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
         return [Band(self._encode(jnp.arange(self.vocabulary_size)))]
 
-    def _encode(self, words):
+    def _encode(self, words, chunk=CHUNK, short=SHORT):
         weights = {
-            # The letter 0 is padding.
-            "characters": jnp.pad(self.characters, [(1, 0), (0, 0)]),
-            "symbols": self.symbols,
+            "characters": self.characters,
             "convolutions": self.convolutions,
             "highways": self.highways,
             "projection": (self.projection, self.projection_bias),
         }
-        chunk = min(CHUNK, len(words), self.vocabulary_size)
-        reader = Reader((1,) * len(self.filters), "relu", self.dtype, chunk, SHORT)
+        if self.letters == "bytes":  # the letter 0 is padding
+            weights |= {"characters": jnp.pad(self.characters, [(1, 0), (0, 0)]), "symbols": self.symbols}
+        strides, chunk = tuple(self.strides or (1,) * len(self.filters)), min(chunk, len(words), self.vocabulary_size)
+        reader = Reader(strides, self.activation, self.dtype, chunk, short)
         return read_words(reader, weights, places_of(words, self.spelling.value), self.spelling.value)
 
     def _blank(self):
         words = jnp.zeros(self.vocabulary_size, jnp.int32)
-        letters = jnp.zeros((self.vocabulary_size, self.length), jnp.uint8)
-        return {"letters": letters, "symbols": words.astype(jnp.int8), "lengths": words, "places": words}
+        letters = jnp.zeros((self.vocabulary_size, self.length), jnp.uint8 if self.letters == "bytes" else jnp.int16)
+        symbols = {"symbols": words.astype(jnp.int8)} if self.letters == "bytes" else {}
+        return {"letters": letters, "lengths": words, "places": words} | symbols
 
 
-def _uniform(bound):
+def uniform(bound: float):
+    """An initializer: uniform between -bound and bound."""
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
-def _carry_first(key, shape):
-    """Biases of a highway layer: at first its gates mostly pass their input on."""
-    return jnp.repeat(jnp.array([0.0, 1.0]), shape[0] // 2)
+def _is_filter(pair):
+    return isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)
+
+
+def _carry_first(bound):
+    """Biases of a highway layer, at whose start its gates mostly pass their input on."""
+
+    def init(key, shape):
+        half = (shape[0] // 2,)
+        return jnp.concatenate([uniform(bound)(key, half), jnp.ones(half)])
+
+    return init

@@ -1,25 +1,22 @@
 """Grounded compositional word vectors (GroC): from a word's spelling, its relations to other words and its definition."""
 
+import functools
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
-from adaptive_jax.activations import ACTIVATIONS
-from adaptive_jax.arrays import check_dtype, ids, look_up
-from adaptive_jax.bands import Band
+from adaptive_jax.arrays import ids, look_up
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
-from adaptive_jax.inputs.letters import Reader, check_letters, places_of, read_words
+from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
 
 # See `Reader`: many words a chunk, since the gradients of the highway layers, which are large, are summed over chunks.
 CHUNK = 1024
 SHORT = (8, 12)
-LETTERS = 262  # ids of letters, see `adaptive_jax.data.vocabulary.spelling`
 
 
-class GroC(nn.Module):
+class GroC(CharacterCNN):
     """Word vectors whose parameters do not depend on the vocabulary (Pappas, Mulcaire & Smith 2020, section 3.1).
 
         surface      a character CNN and highway layers over the letters of the word
@@ -50,6 +47,7 @@ class GroC(nn.Module):
         filters: for each filter, the letters it spans and the features it gives: `((1, 32), (2, 32), ...)`.
         strides: for each filter, how many letters apart its responses are; empty: 1.
         activation: of filters and highway layers: relu, selu, tanh or sigmoid.
+        letters: "elmo" or "bytes", as `CharacterCNN` has them.
         highway_layers: highway layers.
         length: letters of a word that are read, the marks of its beginning and end among them; at least the span of the longest
             filter.
@@ -62,37 +60,26 @@ class GroC(nn.Module):
             ids that do not exist. Inside `jax.jit`, where ids are not known, those have vectors of NaN.
     """
 
-    vocabulary_size: int
-    features: int
-    lexicon: str
+    width: int = 16
+    filters: Sequence[Sequence[int]] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512))
+    highway_layers: int = 1
+    length: int = 20
+    strides: Sequence[int] = (1, 1, 2, 3, 4, 5)
+    activation: str = "selu"
+    letters: str = "elmo"
+    lexicon: str = ""
     relations: int = 3
     definition: int = 10
     form: str = "paper"
     share: float = 1.0
     combine: str = "concat"
     mean: str = "present"
-    width: int = 16
-    filters: Sequence[Sequence[int]] = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512))
-    strides: Sequence[int] = (1, 1, 2, 3, 4, 5)
-    activation: str = "selu"
-    highway_layers: int = 1
-    length: int = 20
     init_range: float = 0.05
-    dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(1, vocabulary_size=self.vocabulary_size, features=self.features)
         check_at_least(0, relations=self.relations, definition=self.definition)
         check_rates(self, "init_range")
-        check_dtype(self.dtype)
-        check_letters(self)
-        strides, spans = self.strides, len(self.filters)
-        if not isinstance(strides, Sequence) or len(strides) not in (0, spans):
-            raise InputError(f"strides={strides} do not fit {spans} filters: give one for each, or none")
-        for stride in strides:
-            check_at_least(1, strides=stride)
-        check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
         check_known(f"mean={self.mean!r}", self.mean, ("present", "most"))
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))
@@ -111,76 +98,44 @@ class GroC(nn.Module):
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         lexicon = {"path": self.lexicon, "form": self.form, "share": self.share}
         parts = {name: lexicon | {"most": most} for name, most in self._parts().items()}
-        return {"spelling": {"length": self.length, "marks": True}} | parts
+        return super().wants | parts
 
     def setup(self):
-        if not (self.is_initializing() or all(self.has_variable("lexicon", name) for name in self.wants)):
-            raise InputError(f'GroC needs {", ".join(self.wants)}: apply({{"params": ..., "lexicon": lexicon(...)}}, ...)')
-        size, blank = self.vocabulary_size, jnp.zeros(self.vocabulary_size, jnp.int32)
-        letters = {"letters": jnp.zeros((size, self.length), jnp.int16), "lengths": blank, "places": blank}
-        self.spelling = self.variable("lexicon", "spelling", lambda: letters)
+        missing = [name for name in self.wants if not self.has_variable("lexicon", name)]
+        if missing and not self.is_initializing():
+            raise InputError(f'groc needs {", ".join(missing)} of words: apply({{"params": ..., "lexicon": lexicon(...)}}, ...)')
+        super().setup()
         self.others = {
-            name: self.variable("lexicon", name, lambda most=most: {"words": jnp.full((size, most), -1, jnp.int32)})
+            name: self.variable("lexicon", name, lambda most=most: {"words": jnp.full((self.vocabulary_size, most), -1, jnp.int32)})
             for name, most in self._parts().items()
         }
-        if (words := len(self.spelling.value["lengths"])) != size:
-            raise InputError(f"a lexicon of {words} words does not fit vocabulary_size={size}: give one of as many")
-        uniform, pooled = _uniform(self.init_range), sum(out for _, out in self.filters)
-        self.characters = self.param("characters", nn.initializers.normal(1.0), (LETTERS, self.width))
-        self.convolutions = [
-            (
-                self.param(f"filter_{i}", uniform, (span, self.width, out)),
-                self.param(f"filter_bias_{i}", _uniform((span * self.width) ** -0.5), (out,)),
-            )
-            for i, (span, out) in enumerate(self.filters)
-        ]
-        self.highways = [
-            (
-                self.param(f"highway_{i}", uniform, (pooled, 2 * pooled)),
-                self.param(f"highway_bias_{i}", _carry_first, (2 * pooled,)),
-            )
-            for i in range(self.highway_layers)
-        ]
-        self.projection = self.param("projection", uniform, (pooled, self.features))
         if self.combine == "concat" and self.others:
             width = (1 + len(self.others)) * self.features
-            bias = _uniform(width**-0.5)
-            self.map = self.param("map", bias, (width, self.features)), self.param("map_bias", bias, (self.features,))
+            init = uniform(width**-0.5)
+            self.map = self.param("map", init, (width, self.features)), self.param("map_bias", init, (self.features,))
 
-    def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
-        """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows `[...]`."""
-        if self.has_variable("tables", "vectors"):
-            [(table, _, _)] = self.bands()
-            return look_up(table, ids("tokens", tokens, len(table), ...)).astype(self.dtype)
-        tokens = ids("tokens", tokens, self.vocabulary_size, ...)
-        return self._compose(tokens.ravel()).reshape(*tokens.shape, self.features)
+    def _start(self, fan_in):
+        return uniform(self.init_range)
 
     def read(self, words: jax.Array) -> None:
-        """Puts the surface vectors of `words [n]`, float32 `[n, features]`, into the collection "tables"."""
-        self.put_variable("tables", "surfaces", self._read(words).astype(jnp.float32))
+        """Puts the surface vectors of `words [n]`, float32 `[n, features]`, into the collection "tables".
 
-    def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts the vectors of `words [n]`, float32 `[n, features]`, into the collection "tables".
-
-        Surface vectors of all words that "tables" has already are not computed.
+        `compose` then computes none, if they are those of all words.
         """
         words = ids("words", words, self.vocabulary_size, "words")
-        self.put_variable("tables", "vectors", self._compose(words).astype(jnp.float32))
+        self.put_variable("tables", "surfaces", self._surfaces(words).astype(jnp.float32))
 
-    def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band, `[words, features]`: the vectors of all words, composed before or computed now."""
-        if self.has_variable("tables", "vectors"):
-            return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
-        return [Band(self._compose(jnp.arange(self.vocabulary_size)))]
+    def _surfaces(self, words):
+        return super()._encode(words, CHUNK, SHORT)
 
-    def _compose(self, words):
+    def _encode(self, words):
         lists = [jnp.asarray(other.value["words"]).at[words].get(mode="fill", fill_value=-1) for other in self.others.values()]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:
-            surfaces = self._read(jnp.arange(self.vocabulary_size))
+            surfaces = self._surfaces(jnp.arange(self.vocabulary_size))
         else:  # those of each word and of the words in its lists, one after another; `lists` become their places
-            surfaces = self._read(jnp.concatenate([words, *(jnp.maximum(ids, 0).ravel() for ids in lists)]))
+            surfaces = self._surfaces(jnp.concatenate([words, *(jnp.maximum(ids, 0).ravel() for ids in lists)]))
             starts = len(words) + np.cumsum([0, *(ids.size for ids in lists)])[:-1]
             at = [start + jnp.arange(ids.size).reshape(ids.shape) for ids, start in zip(lists, starts, strict=True)]
             lists = [jnp.where(ids < 0, -1, places) for ids, places in zip(lists, at, strict=True)]
@@ -194,29 +149,15 @@ class GroC(nn.Module):
         kernel, bias = (a.astype(self.dtype) for a in self.map)
         return jnp.concatenate(parts, axis=1).astype(self.dtype) @ kernel + bias[None]
 
-    def _read(self, words):
-        weights = {
-            "characters": self.characters,
-            "convolutions": self.convolutions,
-            "highways": self.highways,
-            "projection": (self.projection, None),
-        }
-        strides, chunk = self.strides or (1,) * len(self.filters), min(CHUNK, len(words), self.vocabulary_size)
-        reader = Reader(tuple(strides), self.activation, self.dtype, chunk, SHORT)
-        return read_words(reader, weights, places_of(words, self.spelling.value), self.spelling.value)
-
 
 @jax.custom_vjp
 def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:
     """Sums `[n, width]` of rows of a table `[rows, width]`; places `[n, most]` outside of it add nothing.
 
-    Place after place, so that nothing of size `[n, most, width]` exists.
+    Forward and backward go place by place, so that nothing of size `[n, most, width]` exists.
     """
-
-    def add(total, places):
-        return total + table.at[places].get(mode="fill", fill_value=0, wrap_negative_indices=False), None
-
-    return jax.lax.scan(add, jnp.zeros((len(places), table.shape[1]), table.dtype), places.T)[0]
+    rows = (table.at[column].get(mode="fill", fill_value=0, wrap_negative_indices=False) for column in places.T)
+    return functools.reduce(jnp.add, rows)
 
 
 def _pull_rows(residuals, pull):
@@ -229,13 +170,3 @@ def _pull_rows(residuals, pull):
 
 
 sum_of_rows.defvjp(lambda table, places: (sum_of_rows(table, places), (table, places)), _pull_rows)
-
-
-def _uniform(bound):
-    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
-
-
-def _carry_first(key, shape):
-    """Biases of a highway layer: at first its gates mostly pass their input on."""
-    half = (shape[0] // 2,)
-    return jnp.concatenate([_uniform(half[0] ** -0.5)(key, half), jnp.ones(half)])

@@ -6,7 +6,7 @@ which are few numbers and most of the work, where they fit into `MOST_KEPT`.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -15,7 +15,6 @@ from flax import linen as nn
 from jax import lax
 
 from adaptive_jax.activations import ACTIVATIONS
-from adaptive_jax.errors import InputError, check_at_least
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
 MOST_KEPT = 2**30
@@ -37,22 +36,6 @@ class Reader(NamedTuple):
     dtype: jnp.dtype
     chunk: int
     short: tuple[int, ...]
-
-
-def check_letters(layer) -> None:
-    """Checks the fields width, filters, highway_layers and length of a layer.
-
-    Raises:
-        InputError: filters that are not pairs of positive integers; a length shorter than the longest filter; a number out
-            of range.
-    """
-    check_at_least(1, width=layer.width, length=layer.length)
-    check_at_least(0, highway_layers=layer.highway_layers)
-    if not isinstance(layer.filters, Sequence) or not layer.filters or not all(_is_filter(pair) for pair in layer.filters):
-        raise InputError(f"filters={layer.filters} must be pairs of characters and features: ((1, 128), (2, 256))")
-    longest = max(span for span, _ in layer.filters)
-    if layer.length < longest:
-        raise InputError(f"length={layer.length} is shorter than a filter over {longest} characters: give {longest} or more")
 
 
 def places_of(words: jax.Array, spelling: Mapping) -> jax.Array:
@@ -202,7 +185,3 @@ _known_product.defvjp(
     lambda x, kernel, product: (product, (x, kernel)),
     lambda arrays, pull: (pull @ arrays[1].T, arrays[0].T @ pull, None),
 )
-
-
-def _is_filter(pair):
-    return isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)
