@@ -2,13 +2,16 @@
 
     python evaluate.py --workdir=runs/quickstart --split=test
     python evaluate.py --workdir=runs/adp_t --split=test --window=3072 --context=2560 --break_mode=complete
+    python evaluate.py --workdir=runs/groc --split=test --data_path=DIR --vocabulary=union
+    python evaluate.py --workdir=runs/groc --split=validation --method=cache --model_weight=0.9,0.95 --theta=0,0.25,0.5
 
-Writes workdir/eval/*.json. Several hosts run it as they run train.py.
+Writes workdir/eval/*.json. Several hosts run it as they run train.py. docs/evaluation.md says more.
 """
 
 from absl import flags
 
 from adaptive_jax import command
+from adaptive_jax.errors import InputError
 
 SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Split to score.")
 WINDOW = flags.DEFINE_integer("window", 0, "Tokens the model reads at once; 0: the sequence length it was trained with.")
@@ -17,8 +20,38 @@ CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), la
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
 BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
 ROWS = flags.DEFINE_integer("rows", 0, "Rows of a batch. Of layout streams 0 means 1, which scores exactly; N rows are faster.")
+METHOD = flags.DEFINE_string("method", "plain", "plain, cache or dynamic.")
+VOCABULARY = flags.DEFINE_string("vocabulary", "train", "Words to score over: train, union (and those of the split), or a file's.")
+UNIFORM = flags.DEFINE_float("uniform", None, "Share of the uniform distribution; default 0.01 if new words have no probability.")
+DOWN_WEIGHT = flags.DEFINE_float("down_weight", 1.0, "Factor of what a composed model gives to new words.")
+OPTIONS = (
+    flags.DEFINE_string("cache", None, "Of --method=cache: local (default), unbounded, unigram or unigram_softmax."),
+    flags.DEFINE_list("model_weight", None, "Of --method=cache: the weight lambda of the model, or several. Default 0.966."),
+    flags.DEFINE_list("theta", None, "Of --cache=local: theta, which flattens it, or several to try. Default 0.5."),
+    flags.DEFINE_integer("cache_size", None, "Of --method=cache: entries; default 10,000, of --cache=unbounded 1,000,000."),
+    flags.DEFINE_integer("neighbours", None, "Of --cache=unbounded: entries that count. Default 1,024."),
+    flags.DEFINE_string("rule", None, "Of --method=dynamic: rms (default) or sgd."),
+    flags.DEFINE_float("rate", None, "Of --method=dynamic: learning rate. Default 0.00005 of rms, 0.1 of sgd."),
+    flags.DEFINE_float("decay", None, "Of --method=dynamic: decay towards the trained parameters. Default 0.002."),
+    flags.DEFINE_float("epsilon", None, "Of --rule=rms. Default 0.00001."),
+    flags.DEFINE_integer("statistics", None, "Of --rule=rms: segments of the train split to take statistics from. Default 500."),
+)
 command.define_workdir("Directory of a run that train.py made.")
 flags.adopt_module_key_flags(command)  # --help shows them
+
+
+def given_options() -> dict:
+    """The flags of a method that are given; those of several values as tuples of numbers."""
+    given = {flag.name: flag.value for flag in OPTIONS if flag.value is not None}
+    return {key: numbers(key, value) if isinstance(value, list) else value for key, value in given.items()}
+
+
+def numbers(key: str, texts: list[str]) -> tuple[float, ...]:
+    """The numbers in texts. Raises InputError for what is none."""
+    try:
+        return tuple(map(float, texts))
+    except ValueError:
+        raise InputError(f"--{key}={','.join(texts)} is no list of numbers: give such as --{key}=0.5 or --{key}=0.25,0.5") from None
 
 
 def main():
@@ -26,7 +59,8 @@ def main():
     from adaptive_jax.evaluation.evaluate import Request, evaluate
 
     what = SPLIT.value, WINDOW.value, CONTEXT.value, CHECKPOINT.value
-    request = Request(*what, DATA_PATH.value, BREAK_MODE.value, rows=ROWS.value)
+    how = METHOD.value, ROWS.value, given_options(), VOCABULARY.value, UNIFORM.value, DOWN_WEIGHT.value
+    request = Request(*what, DATA_PATH.value, BREAK_MODE.value, *how)
     workdir, others = command.workdir()
     hosts.initialize(*others)
     with hosts.together():

@@ -1,8 +1,9 @@
 """evaluate.py's work: open a run, score a split, print and write the result."""
 
-import hashlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from adaptive_jax.data.batches.windows import Windows, check_windows
@@ -10,11 +11,20 @@ from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.evaluation.runs import open_run
-from adaptive_jax.evaluation.scoring import METHODS, summary
+from adaptive_jax.evaluation.methods import Job, prepared
+from adaptive_jax.evaluation.report import say, write
+from adaptive_jax.evaluation.scoring import summary
 from adaptive_jax.evaluation.unseen import describe_words
+from adaptive_jax.evaluation.vocabularies import (
+    TRAIN,
+    UNIFORM,
+    extended,
+    open_extended,
+    predicts_new_words,
+    seen_and_unseen,
+)
 from adaptive_jax.progress import Bar
-from adaptive_jax.workdir.settings import read_config, read_words, write_json
+from adaptive_jax.workdir.settings import read_config, read_words
 
 
 class Request(NamedTuple):
@@ -28,7 +38,13 @@ class Request(NamedTuple):
         break_mode: how the split is broken into examples, instead of as the run's config says.
         method: a name of `METHODS`.
         rows: rows of a batch, 0: as many as a device holds. Layout "streams" cuts the split into so many, and 0 means one, so
-            that every token sees all that came before it.
+            that every token sees all that came before it; so it does for the method "dynamic".
+        options: fields of `Cache` or `Dynamic`, for the methods of that name.
+        vocabulary: "train", the words of the run; "union", these and the words of the split; or these and the words of a file.
+        uniform: share of the uniform distribution over the vocabulary in that of the model. None: 0.01 where the model gives new
+            words no probability, else 0.
+        down_weight: factor of the probabilities that the model gives to new words (GroC 2020, section 5.1), which are then
+            normalised again.
     """
 
     split: str = "test"
@@ -39,6 +55,10 @@ class Request(NamedTuple):
     break_mode: str | None = None
     method: str = "plain"
     rows: int = 0
+    options: Mapping[str, object] = MappingProxyType({})
+    vocabulary: str = TRAIN
+    uniform: float | None = None
+    down_weight: float = 1.0
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
@@ -46,81 +66,119 @@ def evaluate(workdir: Path, request: Request) -> dict:
 
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step` and `settings`: the config,
-        break_mode, window, context and checkpoint; of a run on streams, rows, too.
+        break_mode, window, context and checkpoint; of a run on streams, rows, too. Of a vocabulary with more words, `unseen` is the
+        share of new words, `open` has share and perplexity of words that training knew and of others, and the settings are those
+        of the request. Where several settings were tried, `grid` has a line for each, and the rest is of the best one.
 
     Raises:
-        InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the split, and see `windows`; or
-            the result, which has been printed by then, cannot be written.
+        InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the split, see `windows`, and settings
+            that do not fit together; or the result, which has been printed by then, cannot be written.
     """
     config = read_config(workdir)
-    batches, split = config["batches"], request.split
+    settings, score = _checked(config, request)
+    own, data = read_words(workdir), _data(workdir, config, request)
+    vocabulary = extended(own, request.vocabulary, data, request.split)
+    corpus = load(data, vocabulary=vocabulary, splits=(request.split,))
+    ids = corpus.ids[request.split]
+    if request.window > len(ids):
+        raise InputError(f"window={settings.window} is longer than the {request.split} split, {len(ids)} tokens: give that or less")
+    words = describe_words(corpus, request.split) if request.vocabulary == TRAIN else ""
+
+    run = open_extended(workdir, request.checkpoint, own, vocabulary)
+    settings = settings._replace(rows=_rows(config, request, settings.window, run.mesh.size))
+
+    def train():
+        own_data = _data(workdir, config, request._replace(data_path=None))
+        return load(own_data, vocabulary=vocabulary, splits=("train",)).ids["train"]
+
+    found, nll = _best(score, _job(run, ids, settings, request)._replace(train=train))
+    result = found | _about(request, settings, config) | {"unseen": corpus.unseen.get(request.split), "step": run.step}
+    if request.vocabulary != TRAIN:
+        result |= {"open": seen_and_unseen(nll, ids, run.known)}
+        result |= {"unseen": result["open"]["unseen"]["share"]}
+    say(result, words, settings)
+    write(workdir / "eval", result)
+    return result
+
+
+def _checked(config, request):
+    """How to cut the split, and the method with its options."""
+    batches = config["batches"]
     window, break_mode = request.window or batches["sequence_length"], request.break_mode or batches["break_mode"]
     if batches["layout"] == "streams" and break_mode != "none":
         raise InputError(f"--break_mode={break_mode} is not for a run on streams, which reads the split as one text: leave it out")
     settings = Windows(window, request.context, break_mode, batches["layout"], rows=1)
     check_at_least(0, rows=request.rows)
     check_windows(settings)
-    check_known(f"split={split!r}", split, SPLITS)
-    check_known(f"method={request.method!r}", request.method, METHODS)
-    vocabulary = read_words(workdir)
-    corpus = load(_data(workdir, config, request), vocabulary=vocabulary, splits=(split,))
-    ids = corpus.ids[split]
-    if request.window > len(ids):
-        raise InputError(f"window={window} is longer than the {split} split, {len(ids)} tokens: give that or less")
-    words = describe_words(corpus, split)
-
-    run = open_run(workdir, request.checkpoint, vocabulary)
-    streams = batches["layout"] == "streams"
-    rows = request.rows or (1 if streams else max(1, config["tokens_per_device"] // window) * run.mesh.size)
-    settings = settings._replace(rows=rows)
-    nll = METHODS[request.method](run, ids, settings, _progress)
-    asked = {key: value for key, value in request._asdict().items() if key != "rows"}
-    result = summary(nll, ids, vocabulary) | {
-        "unseen": corpus.unseen.get(split),
-        "split": split,
-        "step": run.step,
-        "settings": asked | ({"rows": rows} if streams else {}) | {"break_mode": break_mode, "window": window, "config": config},
-    }
-    hosts.say(
-        f"{split}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} "
-        f"words, unigram perplexity {result['unigram_perplexity']:.2f}; {words}; step {run.step:,}, break_mode {break_mode}, "
-        f"window {window}, " + (_context_of_rows(rows) if streams else f"context {request.context}")
-    )
-    _write(workdir / "eval" / f"{_name(result)}.json", result)
-    return result
+    check_known(f"split={request.split!r}", request.split, SPLITS)
+    score = prepared(request.method, request.options)
+    lists = [key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1]
+    if lists and request.split == "test":
+        raise InputError(f"--{lists[0]} has several values: choose among them with --split=validation, and give the test split one")
+    if request.uniform is not None and not 0 <= request.uniform < 1:
+        raise InputError(f"uniform={request.uniform} is no share: give a number from 0 to less than 1")
+    if not 0 < request.down_weight <= 1:
+        raise InputError(f"down_weight={request.down_weight} must be above 0 and at most 1, such as 0.1")
+    if request.down_weight != 1 and request.vocabulary == TRAIN:
+        raise InputError(f"down_weight={request.down_weight} is for new words: give --vocabulary=union, or leave it out")
+    if request.down_weight != 1 and request.method == "dynamic":
+        raise InputError(f"down_weight={request.down_weight} means nothing to --method=dynamic: leave it out")
+    return settings, score
 
 
-def _context_of_rows(rows):
-    """What tokens of layout "streams" see."""
-    if rows == 1:
-        return "each token after all before it"
-    return f"in {rows:,} rows, of which {rows - 1:,} begin without what came before (--rows=1 scores exactly)"
+def _check_new_words(run, request):
+    """Checks that a model that knows no new words is not asked for them."""
+    if predicts_new_words(run):
+        return
+    if request.down_weight != 1:
+        raise InputError(
+            f"down_weight={request.down_weight} is for models that predict new words, and this one has vectors of the words of its "
+            "training only: leave it out"
+        )
+    if request.method == "dynamic":
+        raise InputError(
+            f"--method=dynamic cannot learn from the new words of --vocabulary={request.vocabulary}, of which this model has no "
+            "vectors: leave the vocabulary out"
+        )
 
 
-def _write(path, result):
-    """After the result has been printed: it must not be lost where it cannot be written."""
-    if hosts.first():
-        try:
-            write_json(path, result)
-        except OSError as error:
-            raise InputError(
-                f"cannot write {path}: {error.strerror}; the result stands above. To have the file, make room or get permission "
-                "to write there, then evaluate again"
-            ) from error
-    hosts.say(str(path))
+def _rows(config, request, window, devices):
+    one = config["batches"]["layout"] == "streams" or request.method == "dynamic"
+    return request.rows or (1 if one else max(1, config["tokens_per_device"] // window) * devices)
 
 
-def _name(result):
-    """The name of a result's file: results of other text, or of text broken otherwise, do not replace those of the run's own."""
-    settings = result["settings"]
-    name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
-    if "rows" in settings and settings["rows"] > 1:
-        name += f"-rows{settings['rows']}"
-    if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:
-        name += f"-{settings['break_mode']}"
-    if settings["data_path"] is not None:
-        name += "-" + hashlib.sha256(str(Path(settings["data_path"]).resolve()).encode()).hexdigest()[:8]
-    return name
+def _job(run, ids, settings, request):
+    """The job of a method, which lacks `train`."""
+    _check_new_words(run, request)
+    uniform = request.uniform
+    if uniform is None:
+        uniform = 0.0 if predicts_new_words(run) else UNIFORM
+    return Job(run, ids, settings, uniform, request.down_weight, None, lambda what: functools.partial(_progress, what=what))
+
+
+def _best(score, job):
+    """The summary of the best setting, with all of them as `grid` if there are several, and its nll."""
+    best, tried = None, []
+    for label, nll in score(job):
+        found = label | summary(nll, job.ids, job.run.vocabulary)
+        tried.append({key: found[key] for key in (*label, "nll", "perplexity")})
+        if best is None or found["nll"] < best[0]["nll"]:
+            best = found, nll
+    found, nll = best
+    return found | ({"grid": tried} if len(tried) > 1 else {}), nll
+
+
+def _about(request, settings, config):
+    """What the result is of."""
+    asked = {key: getattr(request, key) for key in ("split", "window", "context", "checkpoint", "data_path", "method")}
+    if settings.layout == "streams" or request.method == "dynamic":
+        asked["rows"] = settings.rows
+    if request.options:
+        asked["options"] = {key: list(value) if isinstance(value, tuple) else value for key, value in request.options.items()}
+    if request.vocabulary != TRAIN or request.uniform is not None:
+        asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
+    more = {"break_mode": settings.break_mode, "window": settings.window, "config": config}
+    return {"split": request.split, "settings": asked | more}
 
 
 def _data(workdir, config, request):
@@ -131,8 +189,8 @@ def _data(workdir, config, request):
     return data
 
 
-def _progress(batches: Iterable, count: int) -> Iterator:
-    bar = Bar(count, 0, ["scoring"], shown=hosts.first())
+def _progress(batches: Iterable, count: int, what: str) -> Iterator:
+    bar = Bar(count, 0, [what], shown=hosts.first())
     try:
         with hosts.stopping() as stop:
             for number, batch in enumerate(batches):

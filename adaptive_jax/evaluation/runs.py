@@ -23,6 +23,7 @@ class Run(NamedTuple):
         params: laid out on `mesh` as `sharding.parameter_specs` says.
         lexicon: arrays about the words, replicated; see `adaptive_jax.data.vocabulary.lexicon`.
         step: updates that made the parameters.
+        more: words at the end of the vocabulary that training did not know.
     """
 
     model: LanguageModel
@@ -32,6 +33,12 @@ class Run(NamedTuple):
     vocabulary: Vocabulary
     config: dict
     step: int
+    more: int = 0
+
+    @property
+    def known(self) -> int:
+        """Words that training knew; they come first in the vocabulary."""
+        return len(self.vocabulary) - self.more
 
 
 def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | None = None) -> Run:

@@ -8,15 +8,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.composition import compose_shared, make_compose
 from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model import parameter_shapes
+from adaptive_jax.model import LanguageModel, parameter_shapes
 
+FOREIGN = np.int32(-1)  # stands for an input word that the model has no vector of
+LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
 Progress = Callable[[Iterable, int], Iterable]  # given batches and their number, passes them on and shows how far it is
 
 
@@ -29,8 +31,23 @@ class Scored(NamedTuple):
     hidden: np.ndarray | None = None
 
 
+class Extras(NamedTuple):
+    """What `scores` does besides.
+
+    Attributes:
+        hidden: return hidden states, too.
+        down_weight: factor of the probabilities of words that are new to the model, which are then normalised again.
+    """
+
+    hidden: bool = False
+    down_weight: float = 1.0
+
+
+PLAIN = Extras()
+
+
 def scores(
-    run: Run, ids: np.ndarray, settings: Windows, *, hidden: bool = False, progress: Progress = lambda batches, count: batches
+    run: Run, ids: np.ndarray, settings: Windows, extras: Extras = PLAIN, progress: Progress = lambda batches, count: batches
 ) -> Iterator[Scored]:
     """Scores every token of a split once, a batch of windows at a time.
 
@@ -43,30 +60,31 @@ def scores(
     Args:
         ids: int32 `[tokens]`.
         settings: see `Windows`; `multiple` is set to the number of devices.
-        hidden: also return hidden states.
 
     Yields:
-        Batches in order. Where the model gives no number, the nll is infinite.
+        Batches in order. Where the model gives no number, the nll is infinite, as is that of words beyond the model's vocabulary;
+        where they are read, the body gets vectors of zeros.
 
     Raises:
         InputError: see `windows`.
     """
     count, batches = windows(ids, run.vocabulary.eos, settings._replace(multiple=run.mesh.size))
     tables, rows = _composed(run, ids)
-    scorer, before = _scorer(run.model, run.mesh, settings.context, hidden), None
+    how = run.known, len(run.vocabulary), extras
+    scorer, before = make_scorer(run.model, run.mesh, settings.context, how), None
     carry = () if settings.layout != "streams" else None
 
     def fetch(results, batch, at):
         nll, states = jax.device_get(results)
-        columns = batch.first[:, None] + np.arange(nll.shape[1])
-        counts = np.take_along_axis(batch.batch.weights, columns, axis=1) > 0
-        nll = np.nan_to_num(nll[counts], nan=np.inf, posinf=np.inf)
-        return Scored(at, nll, states[counts] if hidden else None)
+        counts = scored_columns(batch, nll.shape[1])
+        return Scored(at, finite(nll[counts]), states[counts] if extras.hidden else None)
 
     for batch, at in progress(batches, count):
-        inputs = batch.batch.inputs if rows is None else rows[batch.batch.inputs]
+        inputs = batch.batch.inputs
+        own = inputs < run.model.input.vocabulary_size
+        inputs = np.where(own, inputs if rows is None else rows[np.where(own, inputs, 0)], FOREIGN)
         given = sharding.put_batch(run.mesh, batch._replace(batch=batch.batch._replace(inputs=inputs)))
-        carry = _initial_carry(run.model, run.mesh, len(batch.first))() if carry is None else carry
+        carry = initial_carry(run.model, run.mesh, len(batch.first))() if carry is None else carry
         results, carry = scorer(run.params, run.lexicon, tables, given, carry)
         # Fetch a batch's results only once the next one has been dispatched.
         if before is not None:
@@ -78,13 +96,34 @@ def scores(
 
 def plain(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> np.ndarray:
     """The model's own scores: float32 `[tokens]` in nats, NaN for tokens of no example, the empty lines of "complete_doc"."""
-    nll = np.full(len(ids), np.nan, np.float32)
-    for scored in scores(run, ids, settings, progress=progress):
+    return gathered(run, ids, settings, PLAIN, progress)[0]
+
+
+def gathered(
+    run: Run, ids: np.ndarray, settings: Windows, extras: Extras, progress: Progress
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """What `scores` yields, in the order of the split: nll as `plain`, and hidden states `[tokens, features]` or None.
+
+    Hidden states of tokens of no example are zeros.
+    """
+    nll, hidden = np.full(len(ids), np.nan, np.float32), None
+    for scored in scores(run, ids, settings, extras, progress):
         nll[scored.at] = scored.nll
-    return nll
+        if extras.hidden:
+            hidden = np.zeros((len(ids), *scored.hidden.shape[1:]), scored.hidden.dtype) if hidden is None else hidden
+            hidden[scored.at] = scored.hidden
+    return nll, hidden
 
 
-METHODS = {"plain": plain}
+def scored_columns(batch: WindowBatch, columns: int) -> np.ndarray:
+    """Which of the `columns` from `batch.first` on hold targets that count: bool `[rows, columns]`."""
+    at = batch.first[:, None] + np.arange(columns)
+    return np.take_along_axis(batch.batch.weights, at, axis=1) > 0
+
+
+def finite(nll: np.ndarray) -> np.ndarray:
+    """The nll with infinity where the model gave no number."""
+    return np.nan_to_num(nll, nan=np.inf, posinf=np.inf)
 
 
 def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
@@ -126,6 +165,7 @@ def _composed(run, ids):
     seen[run.vocabulary.eos] = True
     for part in range(0, len(ids), 1 << 20):  # a split may be larger than memory
         seen[ids[part : part + (1 << 20)]] = True
+    seen = seen[: run.model.input.vocabulary_size]
     words = jax.make_array_from_callback(
         (int(seen.sum()),), sharding.replicated(run.mesh), lambda index: np.flatnonzero(seen).astype(np.int32)[index]
     )
@@ -144,17 +184,32 @@ def _composer(model, mesh):
 
 
 @functools.lru_cache(maxsize=8)
-def _scorer(model, mesh, context, with_hidden):
+def make_scorer(model: LanguageModel, mesh: Mesh, context: int, how: tuple[int, int, Extras]) -> Callable:
+    """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see `scores`.
+
+    how: words that the model was trained on, words of the vocabulary, which may be more, and `Extras`.
+    """
     local_model, gather, specs = _local(model, mesh)
+    known, words, extras = how
+    foreign = model.input.vocabulary_size < words
 
     def local(params, lexicon, tables, given: WindowBatch, carry):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
         batch, first = given
         columns = first[:, None] + jnp.arange(batch.inputs.shape[1] - context)[None]
-        hidden, carry = local_model.apply(variables, batch, carry, method="hidden")
+        targets, own = jnp.take_along_axis(batch.targets, columns, axis=1), None
+        if foreign:
+            own = batch.inputs != FOREIGN
+            batch = batch._replace(inputs=jnp.maximum(batch.inputs, 0))
+        hidden, carry = local_model.apply(variables, batch, carry, known=own, method="hidden")
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
-        nll = local_model.apply(variables, hidden, jnp.take_along_axis(batch.targets, columns, axis=1), method="nll")
-        return (nll, hidden if with_hidden else ()), carry
+        nll = local_model.apply(variables, hidden, jnp.minimum(targets, known - 1) if foreign else targets, method="nll")
+        if foreign:
+            nll = jnp.where(targets < known, nll, jnp.inf)
+        if extras.down_weight != 1:
+            mass = _mass_of_new(local_model, variables, hidden, known)
+            nll += jnp.log1p(mass * (extras.down_weight - 1)) - jnp.where(targets < known, 0.0, math.log(extras.down_weight))
+        return (nll, hidden if extras.hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, whole, whole, rows, rows), out_specs=rows, check_vma=False)
@@ -162,8 +217,22 @@ def _scorer(model, mesh, context, with_hidden):
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
 
 
+def _mass_of_new(model, variables, hidden, known):
+    """The probability of all words from `known` on, `[rows, time]`."""
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    part = min(len(flat), max(1, LOG_PROBS // model.input.vocabulary_size))
+
+    def mass(states):
+        log_probs = model.apply(variables, states, method=lambda model, states: model.output.log_probs(states))
+        return jnp.sum(jnp.exp(log_probs[:, known:]), axis=1)
+
+    parts = jnp.pad(flat, [(0, -len(flat) % part), (0, 0)]).reshape(-1, part, flat.shape[1])
+    return jax.lax.map(mass, parts).reshape(-1)[: len(flat)].reshape(hidden.shape[:-1])
+
+
 @functools.lru_cache(maxsize=8)
-def _initial_carry(model, mesh, rows):
+def initial_carry(model: LanguageModel, mesh: Mesh, rows: int) -> Callable:
+    """Returns a function that makes the body's state of so many rows before the first token."""
     by_rows = NamedSharding(mesh, sharding.batch_spec(0))
     return jax.jit(functools.partial(model.body.initial_carry, rows), out_shardings=by_rows)
 

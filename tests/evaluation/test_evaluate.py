@@ -59,11 +59,28 @@ def test_words_that_the_model_does_not_know(folding, tmp_path, caplog, capsys, l
     (Request(context=4, break_mode="eos"), "context=4 .* batches.break_mode='eos' forbids that"),
     (Request(break_mode="lines"), "batches.break_mode='lines' is not one of"),
     (Request(split="valid"), 'split=\'valid\' is not one of .*Did you mean "validation"'),
-    (Request(method="cache"), "method='cache' is not one of plain"),
+    (Request(method="cash"), "method='cash' is not one of plain, cache, dynamic"),
+    (Request(options={"theta": (0.5,)}), "--theta means nothing to --method=plain: leave it out, or use --method=cache"),
+    (Request(method="dynamic", options={"cache": "local"}), "--cache means nothing to --method=dynamic"),
+    (Request(method="cache", options={"cache": "lokal"}), "cache='lokal' is not one of .*Did you mean \"local\""),
+    (Request(method="cache", options={"cache": "unigram", "theta": (0.1,)}), "theta means nothing to cache='unigram'"),
+    (Request(method="cache", options={"neighbours": 5}), "neighbours means nothing to cache='local'"),
+    (Request(method="cache", options={"model_weight": (0.5, 0.0)}), r"model_weight=\[0.5, 0.0\] must be above 0"),
+    (Request(method="cache", options={"theta": (-1.0,)}), r"theta=\[-1.0\] must be 0 or more"),
+    (Request(method="cache", options={"theta": (0.1, 0.2)}), "--theta has several values: choose among them with --split=val"),
+    (Request(method="cache", options={"cache_size": -1}), "cache_size=-1 must be 0 or more"),
+    (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
+    (Request(method="dynamic", options={"decay": 1.0}), "decay=1.0 must be 0 or more and below 1"),
+    (Request(method="dynamic", options={"rule": "sgd", "statistics": 9}), "statistics means nothing to rule='sgd'"),
+    (Request(uniform=1.0), "uniform=1.0 is no share"),
+    (Request(down_weight=0.1), "down_weight=0.1 is for new words: give --vocabulary=union"),
+    (Request(down_weight=0.0, vocabulary="union"), "down_weight=0.0 must be above 0 and at most 1"),
+    (Request(down_weight=0.1, vocabulary="union", method="dynamic"), "down_weight=0.1 means nothing to --method=dynamic"),
+    (Request(vocabulary="/nowhere"), "cannot read --vocabulary=/nowhere: No such file or directory; give train, union, or"),
     (Request(data_path="/nowhere"), "data.path=/nowhere is not a directory")])
 def test_a_wrong_request(trained, request_, says, monkeypatch):
     """Is refused with its values before a model is opened."""
-    monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_run", lambda *_: pytest.fail("opened the model"))
+    monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_extended", lambda *_: pytest.fail("opened the model"))
     with pytest.raises(InputError, match=says) as error:
         evaluate(trained, request_)
     assert "\n" not in str(error.value)

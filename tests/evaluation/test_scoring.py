@@ -20,7 +20,7 @@ from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, open_run
-from adaptive_jax.evaluation.scoring import plain, scores, summary
+from adaptive_jax.evaluation.scoring import Extras, plain, scores, summary
 from adaptive_jax.model import build, init_params
 
 EOS, SIZE = 3, 60
@@ -111,7 +111,7 @@ def test_a_model_without_numbers_costs_infinitely_much(run, ids):
 def test_scores_come_with_positions_and_hidden_states(run, ids):
     """Every position once; the hidden states, asked for, give the nll again."""
     nll = score(run, ids, 6, 2, 2)
-    batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), hidden=True))
+    batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), Extras(hidden=True)))
     at = np.concatenate([batch.at for batch in batches])
     np.testing.assert_array_equal(at, np.arange(len(ids)))
     np.testing.assert_array_equal(np.concatenate([batch.nll for batch in batches]), nll)

@@ -1,0 +1,91 @@
+"""The ways to score a split, by name: the model alone, with a cache, or with parameters that follow the text."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.evaluation.caches import Cache, log_chances, mixed
+from adaptive_jax.evaluation.dynamic import Dynamic, dynamic
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.scoring import Extras, Progress, gathered
+from adaptive_jax.evaluation.vocabularies import with_uniform
+
+
+class Job(NamedTuple):
+    """What a method is given besides its options.
+
+    Attributes:
+        ids: int32 `[tokens]` of the split.
+        uniform, down_weight: see `Request`.
+        train: gives the ids of the train split.
+        progress: `progress(what)` shows how far something is.
+    """
+
+    run: Run
+    ids: np.ndarray
+    windows: Windows
+    uniform: float
+    down_weight: float
+    train: Callable[[], np.ndarray]
+    progress: Callable[[str], Progress]
+
+    def mixed(self, nll: np.ndarray) -> np.ndarray:
+        """The nll mixed with the uniform distribution."""
+        return with_uniform(nll, self.uniform, len(self.run.vocabulary))
+
+
+class Plain(NamedTuple):
+    """The options of --method=plain: none."""
+
+    def check(self) -> None:
+        """Nothing to check."""
+
+
+Scores = Iterator[tuple[dict, np.ndarray]]  # for each setting tried: what it is, and the nll `[tokens]` in nats
+
+
+def _plain(job: Job, options: Plain) -> Scores:
+    extras = Extras(down_weight=job.down_weight)
+    yield {}, job.mixed(gathered(job.run, job.ids, job.windows, extras, job.progress("scoring"))[0])
+
+
+def _cached(job: Job, options: Cache) -> Scores:
+    """The split is scored once, whatever the number of settings."""
+    compares = options.cache in ("local", "unbounded")
+    extras = Extras(hidden=compares, down_weight=job.down_weight)
+    nll, hidden = gathered(job.run, job.ids, job.windows, extras, job.progress("scoring"))
+    nll, counts = job.mixed(nll), ~np.isnan(nll)
+    entries = None if hidden is None else hidden[counts]
+    chances = log_chances(options, entries, job.ids[:][counts], len(job.run.vocabulary), job.progress("cache"))
+    for weight, theta in options.grid():
+        label = {"model_weight": weight} | ({"theta": theta} if options.cache == "local" else {})
+        scored = nll.copy()
+        scored[counts] = mixed(nll[counts], chances[options.theta.index(theta)], weight)
+        yield label, scored
+
+
+def _dynamic(job: Job, options: Dynamic) -> Scores:
+    yield {}, job.mixed(dynamic(job.run, job.ids, job.windows, options, job.train, job.progress("scoring")))
+
+
+METHODS = {"plain": (Plain, _plain), "cache": (Cache, _cached), "dynamic": (Dynamic, _dynamic)}
+
+
+def prepared(method: str, options: Mapping[str, object]) -> Callable[[Job], Scores]:
+    """The method with its options, to be called with a job.
+
+    Raises:
+        InputError: a name that does not exist, an option of another method, or a value out of range.
+    """
+    check_known(f"method={method!r}", method, METHODS)
+    kind, score = METHODS[method]
+    for key in options:
+        readers = [name for name, (other, _) in METHODS.items() if key in other._fields]
+        if method not in readers:
+            raise InputError(f"--{key} means nothing to --method={method}: leave it out, or use --method={' or '.join(readers)}")
+    settings = kind(**options)
+    settings.check()
+    return lambda job: score(job, settings)

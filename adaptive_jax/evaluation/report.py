@@ -1,0 +1,90 @@
+"""Results of evaluations: the line and the table that are printed, and the file in eval/."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.devices import hosts
+from adaptive_jax.errors import InputError
+from adaptive_jax.workdir.settings import write_json
+
+
+def say(result: dict, words: str, settings: Windows) -> None:
+    """Prints a result, after a table of all settings if several were tried.
+
+    words: what is said of words that the model does not know.
+    """
+    for line in table(result["grid"]) if "grid" in result else ():
+        hosts.say(line)
+    if "open" in result:
+        words = f"<unk> {result['unknown']:.1%}" + "".join(_part(name, part) for name, part in result["open"].items())
+    unigram, method = result["unigram_perplexity"], result["settings"]["method"]
+    chosen = "".join(f", {key} {result[key]:g}" for key in ("model_weight", "theta") if key in result)
+    parts = [
+        f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words"
+        + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
+        words,
+        f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window}, "
+        + (_context_of_rows(settings.rows) if settings.layout == "streams" else f"context {settings.context}"),
+    ]
+    hosts.say("; ".join(parts + ([] if method == "plain" else [f"method {method}{chosen}"])))
+
+
+def table(tried: Sequence[dict]) -> Iterator[str]:
+    """Lines of a table of perplexities: a row for each model_weight, a column for each theta."""
+    thetas = list(dict.fromkeys(line.get("theta") for line in tried))
+    weights = list(dict.fromkeys(line["model_weight"] for line in tried))
+    found = {(line["model_weight"], line.get("theta")): line["perplexity"] for line in tried}
+    yield f"{'model_weight':>12}" + "".join(f"{'perplexity' if theta is None else f'theta {theta:g}':>14}" for theta in thetas)
+    for weight in weights:
+        yield f"{weight:>12g}" + "".join(f"{found[weight, theta]:>14.2f}" for theta in thetas)
+
+
+def _part(name, part):
+    """What is said of words that training knew, or of others."""
+    paid = "" if part["perplexity"] is None else f" of perplexity {part['perplexity']:,.2f}"
+    return f"; {name} words {part['share']:.1%}{paid}"
+
+
+def _context_of_rows(rows):
+    """What tokens of layout "streams" see."""
+    if rows == 1:
+        return "each token after all before it"
+    return f"in {rows:,} rows, of which {rows - 1:,} begin without what came before (--rows=1 scores exactly)"
+
+
+def write(folder: Path, result: dict) -> None:
+    """Writes a result into a folder, after it has been printed: it must not be lost where it cannot be written.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    path = folder / f"{_name(result)}.json"
+    if hosts.first():
+        try:
+            write_json(path, result)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {path}: {error.strerror}; the result stands above. To have the file, make room or get permission "
+                "to write there, then evaluate again"
+            ) from error
+    hosts.say(str(path))
+
+
+def _name(result):
+    """The name of a result's file: results of other text, or of text broken otherwise, do not replace those of the run's own."""
+    settings = result["settings"]
+    name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
+    if "rows" in settings and settings["rows"] > 1:
+        name += f"-rows{settings['rows']}"
+    if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:
+        name += f"-{settings['break_mode']}"
+    others = {key: settings[key] for key in ("options", "vocabulary", "uniform", "down_weight") if key in settings}
+    if settings["method"] != "plain" or others:
+        name += f"-{settings['method']}-" + hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
+    if settings["data_path"] is not None:
+        name += "-" + hashlib.sha256(str(Path(settings["data_path"]).resolve()).encode()).hexdigest()[:8]
+    return name
