@@ -9,6 +9,7 @@ parameters and of the spelling; computed here, they become the collection "table
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,38 +20,65 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model import LanguageModel, variable_shapes
 
 
-def make_compose(model: LanguageModel, gather: Callable) -> Callable:
-    """Returns `compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in `params`, under `shard_map`.
+class Compose(NamedTuple):
+    """`compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in `params`, for use under `shard_map`.
 
-    model, gather: see `sharding.gathering`. key: of the dropout of tables in training; None: none. stored: the part of the
-    tables of all words that is given, see `encoded`; only the others are computed and returned.
+    key: of the dropout of tables in training; None: none. stored: the part of the tables of all words that is given, see `encoded`;
+    only the others are computed and returned.
+
+    Attributes:
+        model, gather: see `sharding.gathering`.
     """
 
-    def compose(params, lexicon, words, key=None, stored=None):
-        stored = stored or {}
-        variables, rngs = {"params": gather(params), "lexicon": lexicon}, {} if key is None else {"dropout": key}
-        variables["tables"] = jax.tree.map(lambda a: a[words], stored)
-        how = {"method": "compose", "train": key is not None, "rngs": rngs, "mutable": ["tables"]}
-        tables, given = model.apply(variables, words, **how)[1]["tables"], traverse_util.flatten_dict(stored)
+    model: LanguageModel
+    gather: Callable
+
+    def __call__(self, params, lexicon, words, key=None, stored=None, read=None):
+        """See the class; read: what `read` made of all words."""
+        given = joined(jax.tree.map(lambda a: a[words], stored or {}), read or {})
+        tables = self._run("compose", params, lexicon, words, given, key)
+        given = traverse_util.flatten_dict(given)
         return _part(tables, lambda path: path not in given)
 
-    return compose
+    def reads(self, words, stored) -> bool:
+        """Whether all words are composed of what each of them, and others, have been read for."""
+        model = self.model
+        return hasattr(model.input, "read") and len(words) >= model.input.vocabulary_size and "input" not in (stored or {})
+
+    def read(self, params, lexicon, words):
+        """What `words` are read for, in the collection "tables": see the method `read` of inputs."""
+        return self._run("read", params, lexicon, words, {}, None)
+
+    def _run(self, method, params, lexicon, words, tables, key):
+        variables = {"params": self.gather(params), "lexicon": lexicon, "tables": tables}
+        how = {"method": method, "train": key is not None, "rngs": {} if key is None else {"dropout": key}}
+        return self.model.apply(variables, words, mutable=["tables"], **how)[1]["tables"]
 
 
-def compose_shared(compose: Callable, mesh) -> Callable:
+def make_compose(model: LanguageModel, gather: Callable) -> Compose:
+    """Returns how one device composes words; see `Compose`."""
+    return Compose(model, gather)
+
+
+def compose_shared(compose: Compose, mesh) -> Callable:
     """Returns `compose` for words that all devices need: each device composes its share and gathers those of the others.
 
+    Where the vectors of words rest on those of other words, each device first reads its share of them, so that none is read twice.
     Tables are padded to a multiple of the devices; nothing looks up the padding.
     """
     axes = tuple(axis for axis in sharding.BATCH_AXES if mesh.shape[axis] > 1)
     if not axes:
         return compose
 
+    def gathered(tables):
+        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), tables)
+
     def shared(params, lexicon, words, key=None, stored=None):
-        share = -(-len(words) // mesh.size)
+        reads, share = compose.reads(words, stored), -(-len(words) // mesh.size)
         words = jnp.pad(words, (0, share * mesh.size - len(words)))
         own = jax.lax.dynamic_slice_in_dim(words, jax.lax.axis_index(axes) * share, share)
-        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), compose(params, lexicon, own, key, stored))
+        read = gathered(compose.read(params, lexicon, own)) if reads else {}
+        return gathered(compose(params, lexicon, own, key, stored, read))
 
     return shared
 

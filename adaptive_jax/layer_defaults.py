@@ -48,8 +48,17 @@ AWD_LSTM = {  # as the authors' code, on their sizes
 TABLES = {
     "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False, "weight_norm": False, "projected": True},
     "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False, "own_head": False},
-    "mapped": {"form": "residual", "depth": 1, "activation": "selu", "dropout": 0.0, "layer_dropout": 0.0, "bias": "none"},
+    "mapped": {
+        "cutoffs": (),
+        "form": "residual",
+        "depth": 1,
+        "activation": "selu",
+        "dropout": 0.0,
+        "layer_dropout": 0.0,
+        "bias": "none",
+    },
     "composed": CHAR_CNN | {"correction": 128, "bias": "none"},
+    "assembled": {"scaled": True, "dropout": 0.0, "bias": "none"},
 }
 OUTPUT = {
     "clusters": "",
@@ -72,7 +81,7 @@ GATED_CONV = {
 LAYERS = {
     "input": {
         "lookup": {"width": 0, "word_dropout": 0.0, "init_range": 0.0},
-        "adaptive": {"cutoffs": (), "factor": 4, "width": 0, "word_dropout": 0.0},
+        "adaptive": {"cutoffs": (), "factor": 4, "width": 0, "word_dropout": 0.0, "scaled": False},
         "char_cnn": CHAR_CNN,
         "groc": GROC,
     },

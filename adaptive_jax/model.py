@@ -18,7 +18,7 @@ from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.layer_defaults import CHAR_CNN
-from adaptive_jax.outputs.computed import ComposedTable, MappedTable
+from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
@@ -34,7 +34,7 @@ BODIES = {
     "lstm": LSTM,
     "awd_lstm": AWDLSTM,
 }
-TABLES = {"own": OwnTable, "tied": TiedTable, "mapped": MappedTable, "composed": ComposedTable}
+TABLES = {"own": OwnTable, "tied": TiedTable, "mapped": MappedTable, "composed": ComposedTable, "assembled": AssembledTable}
 OUTPUTS = {
     "softmax": Softmax,
     "adaptive": Softmax,
@@ -124,6 +124,10 @@ class LanguageModel(nn.Module):
         if hasattr(self.output.table, "compose"):
             self.output.table.compose(words, train=train)
 
+    def read(self, words: jax.Array, *, train: bool = False) -> None:
+        """Puts what the vectors of other words may rest on, of `words [n]`, into the collection "tables"; `compose` takes it up."""
+        self.input.read(words)
+
     def composed_words(self) -> str:
         """Which words' vectors `compose` must make: "none", those of the "inputs", or "all"."""
         table = self.output.table
@@ -173,7 +177,7 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     settings = dict(config["output"])
     table = dict(settings.pop("table"))
     words = {"vocabulary_size": vocabulary_size, "features": output_features(body)}
-    given = {"tied": {"source": source}, "mapped": {"source": source}, "own": words}.get(table["name"], {})
+    given = {"own": words}.get(table["name"], {"source": source})
     if table["name"] == "composed":
         cnn = {key: table.pop(key) for key in CHAR_CNN if key in table}
         given = {"cnn": make("output.table", {"composed": CharacterCNN}, cnn | {"name": "composed"}, dtype=dtype, **words)}
@@ -235,7 +239,7 @@ def _check(model, output):
     if output == "softmax" and len(bands) > 1:
         raise InputError(
             f"config.output.name='softmax' takes a table of one band, and this one has {len(bands)}: "
-            "use config.output.name='adaptive', or config.output.table.name='own' without cutoffs"
+            "use config.output.name='adaptive', config.output.table.name='own' without cutoffs, or 'assembled'"
         )
     features, sliced = model.output.table.features, getattr(model.output, "form", None) == "slices"
     if not sliced and any(band.projection is None and band.table.shape[1] != features for band in bands):

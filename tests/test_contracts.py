@@ -2,6 +2,7 @@
 
 import ast
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,8 @@ CUTOFFS = (11, 30)
 SPELT = {"ab" * (n % 9) + chr(ord("a") + n % 26) + str(n): 1 for n in range(VOCABULARY - 2)}
 WORDS = Vocabulary.build({"<eos>": 3, "<unk>": 2} | SPELT)
 
+LEXICON = str(Path(__file__).parent / "fixtures" / "lexicon.jsonl")
+
 # Smallest settings of each layer; a layer that is missing here fails test_every_layer_is_under_contract.
 INPUT = {
     "lookup": [{}, {"width": 8}],
@@ -27,8 +30,12 @@ INPUT = {
     "char_cnn": [
         {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8},
         {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40}],
+    "groc": [
+        {"width": 4, "filters": ((1, 6), (3, 8)), "strides": (1, 2), "length": 8, "lexicon": LEXICON},
+        {"width": 4, "filters": ((2, 12),), "strides": (), "highway_layers": 0, "length": 40, "relations": 0, "combine": "add",
+         "lexicon": LEXICON}],
 }
-SPELLING = {"char_cnn"}  # words share what they are spelt with, so a gradient for one reaches others
+SPELLING = {"char_cnn", "groc"}  # words share what they are spelt with, so a gradient for one reaches others
 BODY = {
     "transformer": [
         {"layers": 2, "heads": 2, "feed_forward": 24},
@@ -47,6 +54,7 @@ TABLE = {
     "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True},
              {"cutoffs": CUTOFFS, "own_head": True}],
     "mapped": [{"form": "bilinear", "bias": "own"}, {"depth": 2, "dropout": 0.1, "layer_dropout": 0.2, "bias": "predicted"}],
+    "assembled": [{"dropout": 0.1, "bias": "own"}],
     "composed": [
         {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8, "correction": 5, "bias": "own"},
         {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40, "correction": 0, "bias": "predicted"}],
@@ -101,6 +109,10 @@ MAPPED = (("lookup", {}), ("softmax", {}), ("mapped", TABLE["mapped"][1]))
 # More, whose output words share parameters.
 COMPUTED = [COMPOSED, (COMPOSED[0], ("softmax", {}), MAPPED[2])]
 COMPUTED += [(("lookup", {}), ("softmax", {}), (name, fields)) for name in ("mapped", "composed") for fields in TABLE[name]]
+SCALED = ("adaptive", {"cutoffs": CUTOFFS, "factor": 2, "scaled": True})
+COMPUTED += [(SCALED, ("softmax", {}), ("assembled", TABLE["assembled"][0]))]
+GROC = ("groc", INPUT["groc"][0])
+COMPUTED += [(GROC, ("adaptive", {}), ("mapped", {"cutoffs": CUTOFFS, "depth": 0, "dropout": 0.1, "bias": "predicted"}))]
 MODELS = [*OWN_ROWS, *(pytest.param(case, id=f"computed-{i}") for i, case in enumerate(COMPUTED))]
 
 
@@ -338,8 +350,9 @@ def test_log_probs_of_positions_builds_no_more_than_asked_for():
 
 
 @pytest.mark.parametrize("case, which", [
-    (ADP_T, "none"), (CNN, "inputs"), (COMPOSED, "all"), (MAPPED, "all"), (COMPUTED[1], "all")],
-    ids=["none", "inputs", "all", "mapped", "mapped and composed"])
+    (ADP_T, "none"), (CNN, "inputs"), (COMPOSED, "all"), (MAPPED, "all"), (COMPUTED[1], "all"), (COMPUTED[-1], "all"),
+    ((GROC, *CNN[1:]), "inputs")],
+    ids=["none", "inputs", "all", "mapped", "mapped and composed", "groc", "groc, inputs"])
 def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
     """The slow twin differentiates one loss of all rows, every vector composed where it is used."""
     model, variables = made(case)

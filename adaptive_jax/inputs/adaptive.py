@@ -19,8 +19,8 @@ class AdaptiveInput(nn.Module):
     The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of `width / factor^i`;
     a linear map for each band, the first included, takes them to `features`.
 
-    Tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's public code. The vectors are not
-    scaled here: the body does that.
+    Tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's public code. A transformer scales the vectors
+    itself.
 
     Attributes:
         vocabulary_size: words.
@@ -30,6 +30,7 @@ class AdaptiveInput(nn.Module):
         width: width of the first band; 0 means `features`.
         word_dropout: rate at which words are dropped in training, the same ones in a whole update (Merity et al. 2018, section
             4.3). A table that an output shares is not touched.
+        scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a table that an output shares is not.
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
@@ -43,6 +44,7 @@ class AdaptiveInput(nn.Module):
     factor: int = 4
     width: int = 0
     word_dropout: float = 0.0
+    scaled: bool = False
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
@@ -69,7 +71,7 @@ class AdaptiveInput(nn.Module):
             rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += product(rows.astype(self.dtype), projection.astype(self.dtype))
             first += len(table)
-        vectors = self.drop(vectors, tokens, train=train)
+        vectors = self.drop(vectors * self.features**0.5 if self.scaled else vectors, tokens, train=train)
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.
         return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 from adaptive_jax import dropout
 from adaptive_jax.activations import ACTIVATIONS
 from adaptive_jax.arrays import look_up
-from adaptive_jax.bands import Band
+from adaptive_jax.bands import Band, band_sizes, split_rows
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 
 BIASES = ("none", "own", "predicted")
@@ -47,6 +47,13 @@ class ComputedTable(nn.Module):
         if self.bias == "predicted":
             self.bias_weights = self.param("bias_weights", _matrix, (self.features, 1)), self.param("bias", _zero)
 
+    def _mask(self, rate, train):
+        """Factors `[features]` that all words and tokens of an update share."""
+        if not train or not rate:
+            return 1.0
+        keep = dropout.keep_mask(dropout.shared_seeds(self.make_rng("dropout")), dropout.positions((self.features,)), rate)
+        return keep / (1 - rate)
+
     def _predicted(self, vectors):
         if self.bias != "predicted":
             return None
@@ -63,6 +70,7 @@ class MappedTable(ComputedTable):
     Attributes:
         source: the module whose one band is E.
         features: width of the hidden states, and of E.
+        cutoffs: cut the table into bands of this width, for an adaptive softmax; empty: one band.
         form: "bilinear" or "residual".
         depth: layers of the residual form; 0 is E itself.
         activation: g, the activation of the residual form: relu, selu, tanh or sigmoid.
@@ -73,11 +81,13 @@ class MappedTable(ComputedTable):
             code also drops entries of the vector).
 
     Raises:
-        InputError: a source without bands, with several or of another width; a name or a number out of range.
+        InputError: a source without bands, with several or of another width; cutoffs beyond the vocabulary; a name or a number out
+            of range.
     """
 
     source: nn.Module
     features: int
+    cutoffs: Sequence[int] = ()
     form: str = "residual"
     depth: int = 1
     activation: str = "selu"
@@ -111,6 +121,13 @@ class MappedTable(ComputedTable):
         ]
         self._set_up_bias()
 
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """See `ComputedTable`; with cutoffs, frequent words first."""
+        [(table, _, bias)] = super().bands(train=train)
+        sizes = band_sizes(self.words(), self.cutoffs)
+        biases = [None] * len(sizes) if bias is None else split_rows(bias, sizes)
+        return [Band(rows, None, part) for rows, part in zip(split_rows(table, sizes), biases, strict=True)]
+
     def words(self) -> int:
         """The number of words."""
         return self.source.vocabulary_size
@@ -122,12 +139,6 @@ class MappedTable(ComputedTable):
             table = look_up(table, words)
         masks = [self._mask(rate, train) for rate in (self.dropout, *[self.layer_dropout] * len(self.layers))]
         return mapped(table, self.layers, masks, None if self.form == "bilinear" else ACTIVATIONS[self.activation])
-
-    def _mask(self, rate, train):
-        if not train or not rate:
-            return 1.0
-        keep = dropout.keep_mask(dropout.shared_seeds(self.make_rng("dropout")), dropout.positions((self.features,)), rate)
-        return keep / (1 - rate)
 
 
 def mapped(table: jax.Array, layers: Sequence, masks: Sequence, activation=None) -> jax.Array:
@@ -144,6 +155,56 @@ def mapped(table: jax.Array, layers: Sequence, masks: Sequence, activation=None)
         made = (made * jnp.atleast_2d(mask)) @ kernel + bias[None]
         made = made if activation is None else activation(made) + table
     return made
+
+
+class AssembledTable(ComputedTable):
+    """The bands of the input, each through its projection, as one table for a full softmax.
+
+    So is the row "Adaptive" of GroC 2020, Table 2: an adaptive embedding (Baevski & Auli 2019) without their adaptive softmax.
+
+    Attributes:
+        source: the module whose bands are assembled.
+        features: width of the hidden states, and of what the bands' projections give.
+        scaled: multiply the vectors by sqrt(features), as GroC's public code does.
+        dropout: rate of dropout on the table, as in `MappedTable`.
+        bias: of every word: "none"; "own", a parameter; or "predicted", as in `MappedTable`.
+
+    Raises:
+        InputError: a source without bands, or whose bands give another width; a name or a number out of range.
+    """
+
+    source: nn.Module
+    features: int
+    scaled: bool = True
+    dropout: float = 0.0
+    bias: str = "none"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, features=self.features)
+        check_rates(self, "dropout")
+        check_known(f"bias={self.bias!r}", self.bias, BIASES)
+        if not hasattr(self.source, "bands"):
+            raise InputError(f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)")
+
+    def setup(self):
+        widths = {band.table.shape[1] if band.projection is None else band.projection.shape[1] for band in self.source.bands()}
+        if widths != {self.features}:
+            raise InputError(
+                f"output.table.name='assembled' takes an input whose vectors are as wide as the hidden states, {self.features}, "
+                f"and this one has width {', '.join(map(str, sorted(widths)))}: use a body with output_width=0"
+            )
+        self._set_up_bias()
+
+    def words(self) -> int:
+        """The number of words."""
+        return self.source.vocabulary_size
+
+    def vectors(self, words: jax.Array, train: bool) -> jax.Array:
+        """Vectors `[n, features]` of `words [n]`."""
+        parts = [band.table if band.projection is None else band.table @ band.projection for band in self.source.bands()]
+        table = jnp.concatenate(parts) if self.source.has_variable("tables", "vectors") else look_up(jnp.concatenate(parts), words)
+        return table * jnp.atleast_2d(self._mask(self.dropout, train) * (self.features**0.5 if self.scaled else 1.0))
 
 
 class ComposedTable(ComputedTable):
