@@ -18,6 +18,12 @@ command.define_config()
 MEMORY = flags.DEFINE_float("memory", 80, "With --dry_run: GB of memory of an accelerator, to show how 8, 32 and 64 would hold it.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the plan, write it to workdir/plan.json, and stop.")
 HOURS = flags.DEFINE_float("hours", None, "How long training may take; short for --config.hours, or --config.choose.hours.")
+INIT_FROM = flags.DEFINE_string(
+    "init_from", None, "Workdir of a run from whose parameters this one starts, with its own corpus; short for --config.init_from."
+)
+INIT_CHECKPOINT = flags.DEFINE_string(
+    "init_checkpoint", None, "With --init_from: best, latest or the number of updates; short for --config.init_checkpoint."
+)
 EXPLAIN = flags.DEFINE_bool("explain", False, "Print every key of the config: its value, its default and its meaning; and stop.")
 command.define_workdir("Directory of this run: config, vocabulary, metrics, checkpoints.")
 flags.adopt_module_key_flags(command)  # --help shows them
@@ -30,6 +36,9 @@ def main():
             config["choose"]["hours"] = HOURS.value
         else:
             config["hours"] = HOURS.value
+    for flag in INIT_FROM, INIT_CHECKPOINT:
+        if flag.value is not None:
+            config[flag.name] = flag.value
     if EXPLAIN.value:
         from adaptive_jax import explain
 

@@ -26,6 +26,7 @@ from adaptive_jax.training import optim, sparse, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
 from adaptive_jax.training.ends import Clock, due, reason, validates
+from adaptive_jax.training.finetuning import check_fits, finetuned
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
 from adaptive_jax.training.state import State, initial_state, parameter_names, restored_state, shape_of_state
@@ -33,7 +34,14 @@ from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.training.validation import validation_nll
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
-from adaptive_jax.workdir.settings import begin, check_same_run, check_same_vocabulary, with_own_files, write_json
+from adaptive_jax.workdir.settings import (
+    begin,
+    check_same_run,
+    check_same_vocabulary,
+    with_origin,
+    with_own_files,
+    write_json,
+)
 
 
 def dry_run(config: dict, workdir: Path, memory: int) -> None:
@@ -41,7 +49,7 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
 
     memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them.
     """
-    config = settle(config, workdir)
+    config = with_origin(settle(config, workdir), workdir)
     check_same_run(workdir, config)
     _check(config := with_own_files(config, workdir))
     config = config | {"data": config["data"] | {"vocabulary_size": expected_words(config)}}
@@ -75,7 +83,7 @@ def train(config: dict, workdir: Path) -> None:
         InputError: anything a user can cure, an update that diverges among it. What was saved stays.
         Stopped: the run was told to; its text says what is saved.
     """
-    given = settle(config, workdir)
+    given = with_origin(settle(config, workdir), workdir)
     check_same_run(workdir, given)
     config = with_own_files(given, workdir)
     accelerators.keep_programs(home_of(config["data"]["cache"], "data.cache"))
@@ -94,6 +102,7 @@ def train(config: dict, workdir: Path) -> None:
     hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizers(config, model)[0]
+    check_fits(given, workdir, model)
     run = Run(model, None, put_lexicon(model, vocabulary, mesh, config["data"]["cache"]), mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
@@ -137,6 +146,8 @@ def _run(job: Job, workdir: Path) -> None:
     step = checkpoints.latest()
     if step is None:
         state = initial_state(job.run.model, job.optimizer, config["seed"], mesh, **how)
+        if config["init_from"]:
+            state = finetuned(config, state, job.run.model, job.optimizer, (job.corpus.vocabulary, mesh))
     else:
         if step > config["steps"]:
             raise InputError(

@@ -1,0 +1,170 @@
+"""Starting a run from the parameters of another one, whose vocabulary may differ."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import traverse_util
+from jax.sharding import Mesh
+
+from adaptive_jax.data.vocabulary.clusters import in_order
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import hosts, sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.model import LanguageModel, build, parameter_shapes
+from adaptive_jax.training.optimizer import Optimizer
+from adaptive_jax.training.state import State
+from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
+
+BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
+BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
+HEAD = "head"  # has one for each word of band 0
+
+
+def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
+    """Finds in a moment whether the run `config["init_from"]`, if any, can start `model` in a new workdir.
+
+    Raises:
+        InputError: no run there, or one of a model that differs by more than its vocabulary.
+    """
+    if config["init_from"] and not any((workdir / "checkpoints").glob("[0-9]*/")):
+        origin = Path(config["init_from"]).expanduser()
+        other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
+        _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
+
+
+def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Optimizer, words: tuple[Vocabulary, Mesh]) -> State:
+    """The fresh `state` with the parameters of the run `config["init_from"]`, or the averages that its optimizer made.
+
+    Rows of words that both vocabularies have are carried over by word; those of new words stay as they are, at random. A word whose
+    vector lies in another band than before gets the vector of that band that is closest once both are projected. What a model
+    composes from what the lexicon says of words has no rows, and is the same function of other words.
+
+    words: the vocabulary of `model`, and the devices of `state`.
+
+    Raises:
+        InputError: as `check_fits` and `open_run`.
+    """
+    vocabulary, mesh = words
+    run = open_run(Path(config["init_from"]).expanduser(), config["init_checkpoint"])
+    _check_same_model(config["init_from"], run.params, state.params)
+    taken = _taken(run.model, run.vocabulary, model, vocabulary)
+    old, new = _on_host(run.params, run.mesh), _on_host(state.params, mesh)
+    made, moved = {}, [0]
+    for path, array in new.items():
+        if path[-1] in BY_WORD and array.shape[:1] == (len(vocabulary),):
+            made[path] = _rows(old[path], array, taken[path[0]])
+        elif path[-1] == HEAD:
+            take = taken[path[0]][: len(array)]
+            made[path] = _rows(old[path], array, np.where(take < len(old[path]), take, -1))
+        elif BY_BAND.fullmatch(path[-1]):
+            if path not in made:
+                bands, left = _by_band(old, new, path[:-1], taken[path[0]])
+                made |= bands
+                moved.append(left)
+        else:
+            made[path] = old[path] if old[path].shape == array.shape else array
+    by_word = any((path[-1] in (*BY_WORD, HEAD) and a.ndim) or BY_BAND.fullmatch(path[-1]) for path, a in new.items())
+    hosts.say(_describe(f"{config['init_from']} after {run.step:,} updates", taken["input"], by_word, max(moved)))
+    shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
+    params = traverse_util.unflatten_dict(
+        {path: jax.make_array_from_callback(a.shape, shardings[path], lambda index, a=a: a[index]) for path, a in made.items()}
+    )
+    layout = jax.tree.map(lambda a: a.sharding, state.optimizer)
+    return state._replace(params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params))
+
+
+def _check_same_model(origin, old, new):
+    """Refuses parameters that differ by more than rows of words, and vectors of clusters of words."""
+    old, new = (traverse_util.flatten_dict(params) for params in (old, new))
+    for path in sorted({*old, *new}):
+        there, here = (each[path].shape if path in each else None for each in (old, new))
+        words = path[0] != "body" and None not in (there, here) and there[1:] == here[1:]
+        if there != here and not words:
+            there, here = ("missing" if shape is None else f"of shape {shape}" for shape in (there, here))
+            raise InputError(
+                f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is {there}, and here {here}: only the "
+                "vocabulary may differ, so give the settings of that run for input, body and output"
+            )
+
+
+def _taken(old_model, old_words, model, words):
+    """For input and output: the old place of the word at each new place, -1 if it is a new one; int64 `[words]`."""
+    taken = {}
+    for group in "input", "output":
+        old, new = (_by_place(each, vocabulary, group) for each, vocabulary in ((old_model, old_words), (model, words)))
+        places = {word: place for place, word in enumerate(old)}
+        taken[group] = np.array([places.get(word, -1) for word in new])
+    return taken
+
+
+def _by_place(model, vocabulary, group):
+    order = model.wants().get("order")
+    return in_order(vocabulary, order["path"]).words if order and group in order["of"] else vocabulary.words
+
+
+def _on_host(params, mesh):
+    """Whole arrays by path, writable."""
+    whole = sharding.replicated(mesh)
+    gather = jax.jit(lambda a: a, out_shardings=whole)  # by which every host gets the parts of the others
+    return {path: np.array(gather(a).addressable_data(0)) for path, a in traverse_util.flatten_dict(params).items()}
+
+
+def _rows(old, fresh, take):
+    """`fresh` with the rows `take` of `old` where these are not -1."""
+    known = take >= 0
+    fresh[known] = old[take[known]]
+    return fresh
+
+
+def _by_band(old, new, module, take):
+    """The tables of a module's bands, with the lengths of their rows where these are apart; and the words that changed bands.
+
+    A row t of a table with projection P stands for the vector t P. In another band it becomes the r whose r P is closest.
+    """
+    made, moved, first = {}, 0, 0
+    tables = [old[*module, f"table_{k}"] for k in range(_bands(old, module))]
+    begins = np.cumsum([0, *map(len, tables)])
+    for i in range(len(tables)):
+        fresh, norms = new[*module, f"table_{i}"], new.get((*module, f"norm_{i}"))
+        of = take[first : first + len(fresh)]
+        for k, table in enumerate(tables):
+            here = np.flatnonzero((begins[k] <= of) & (of < begins[k + 1]))
+            rows, lengths = table[of[here] - begins[k]], old.get((*module, f"norm_{k}"))
+            lengths = None if lengths is None else lengths[of[here] - begins[k]]
+            if k != i:
+                moved += len(here)
+                rows, lengths = _moved(rows, lengths, *(old.get((*module, f"projection_{n}")) for n in (k, i)))
+                if rows.shape[1] != fresh.shape[1]:  # bands without projections, as slices are: the vectors have nothing in common
+                    continue
+            fresh[here] = rows
+            if norms is not None:
+                norms[here] = lengths
+        made[*module, f"table_{i}"] = fresh
+        made |= {} if norms is None else {(*module, f"norm_{i}"): norms}
+        first += len(fresh)
+    return made, moved
+
+
+def _bands(arrays, module):
+    return sum(path[:-1] == module and path[-1].startswith("table_") for path in arrays)
+
+
+def _moved(rows, lengths, projection, into):
+    if lengths is not None:
+        rows = rows * (lengths / np.maximum(np.linalg.norm(rows, axis=1), 1e-30))[:, None]
+    rows = rows if projection is None else rows @ projection
+    rows = rows if into is None else rows @ np.linalg.pinv(into)
+    return rows, None if lengths is None else np.linalg.norm(rows, axis=1)
+
+
+def _describe(origin, taken, by_word, moved):
+    start = f"init_from    {origin}: "
+    if not by_word:
+        return start + "all word vectors are composed, so new words start with a vector as others do"
+    new = int(np.sum(taken < 0))
+    line = f"{start}{len(taken) - new:,} of {len(taken):,} words carried over, {new:,} new ones start at random"
+    return line + (f"; {moved:,} have moved to another band" if moved else "")

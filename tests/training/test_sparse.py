@@ -1,0 +1,215 @@
+"""Sparse updates: most of them use stored encodings of words and leave the encoder as it is."""
+
+import functools
+import itertools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from adaptive_jax import defaults
+from adaptive_jax.batch import Batch
+from adaptive_jax.composition import encoders
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.model import build
+from adaptive_jax.training.loop import train
+from adaptive_jax.training.sparse import composes, optimizers
+from adaptive_jax.training.state import initial_state, shape_of_state
+from adaptive_jax.training.update import Extras, make_update
+from adaptive_jax.workdir.checkpoints import Checkpoints
+
+WORDS = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 20)} | {"<eos>": 99})
+LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "highway_layers": 1, "length": 5}
+CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name": "char_cnn"}
+BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,), "body.dropout": 0.0, "compose_share": 0.4}
+ADAM = {"optimizer.name": "adam", "optimizer.l2_decay": 0.1, "optimizer.learning_rate": 0.05, "optimizer.clip_norm": 0.01}
+MODELS = {
+    "tied": CNN | {"output.name": "adaptive", "output.table.name": "tied", "output.table.cutoffs": (4, 9)}
+    | {"output.table.bias": True},
+    "mapped": CNN | {"output.name": "softmax", "output.table.name": "mapped", "output.table.dropout": 0.3}
+    | {"output.table.bias": "predicted"},
+    "composed": {f"output.table.{key}": value for key, value in LETTERS.items()}
+    | {"input.name": "lookup", "output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2}
+    | {"output.table.bias": "predicted"},
+}  # fmt: skip
+
+
+def config_of(name, **changes):
+    config = defaults.config(MODELS[name], BODY, ADAM, {"schedule.name": "constant", "schedule.warmup_steps": 0}, changes)
+    return config.to_dict()
+
+
+def batch_of(seed):
+    ids = np.random.default_rng(seed).integers(0, len(WORDS), (1, 4, 7)).astype(np.int32)
+    return Batch(ids[..., :-1], ids[..., 1:], np.ones((1, 4, 6), np.float32), np.arange(4, dtype=np.int32)[None])
+
+
+@functools.cache
+def trajectory(name):
+    """States and metrics around four updates of a model: anew, stored, stored, anew."""
+    config = config_of(name)
+    model, mesh = build(config, len(WORDS)), sharding.device_mesh()
+    both = optimizers(config, model)
+    layout = shape_of_state(model, both[0], mesh, sparse=True)
+    updates = [make_update(model, each, mesh, 0, layout, Extras(stored=bool(i))) for i, each in enumerate(both)]
+    known = lexicon(WORDS, model.wants())
+    state = initial_state(model, both[0], 0, mesh, sparse=True)
+    programs = [update.lower(state, known, batch_of(0)).compile() for update in updates]
+    states, metrics = [jax.tree.map(np.array, state)], []
+    for step, stored in enumerate((0, 1, 1, 0)):
+        state, seen = programs[stored](state, known, batch_of(step))
+        states.append(jax.tree.map(np.array, state))
+        metrics.append(seen)
+    return model, known, states, metrics
+
+
+def assert_equal(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def parts_of(model, tree):
+    """The arrays of the encoder, and the others."""
+    mine = jax.tree.leaves(encoders(model, tree))
+    leaves = jax.tree.leaves(tree)
+    return [a for a, own in zip(leaves, mine, strict=True) if own], [a for a, own in zip(leaves, mine, strict=True) if not own]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stored_update_leaves_the_encoder_and_moves_the_rest(name):
+    """Its parameters and Adam's means of their gradients stay bit for bit; every other parameter moves."""
+    model, _, states, _ = trajectory(name)
+    for (before, after), stays in zip(itertools.pairwise(states), (False, True, True, False), strict=True):
+        (adam, count), (next_adam, next_count) = before.optimizer[:2], after.optimizer[:2]
+        [adam], [next_adam] = ([s for s in jax.tree.leaves(state, is_leaf=is_adam) if is_adam(s)] for state in (adam, next_adam))
+        assert next_count - count == (not stays)
+        assert next_adam.count == adam.count + 1
+        for old, new in (before.params, after.params), (adam.mu, next_adam.mu), (adam.nu, next_adam.nu):
+            (encoder, rest), (next_encoder, next_rest) = parts_of(model, old), parts_of(model, new)
+            assert len(encoder) >= 8
+            assert all(np.array_equal(a, b) == stays for a, b in zip(encoder, next_encoder, strict=True))
+            assert not any(np.array_equal(a, b) for a, b in zip(rest, next_rest, strict=True))
+        assert np.array_equal(*(jax.tree.leaves(state.tables)[0] for state in (before, after))) == stays
+
+
+def is_adam(state):
+    return isinstance(state, optax.ScaleByAdamState)
+
+
+@pytest.mark.parametrize("name", ["tied", "composed"])
+def test_a_stored_update_computes_with_the_encoder_of_the_last_full_one(name):
+    """Its loss is that of the parameters of now with the encoder's of the last full update, before this changed them."""
+    model, known, states, metrics = trajectory(name)
+    loss = jax.jit(lambda params, batch: model.apply({"params": params, "lexicon": known}, batch)[0].nll.mean())
+    for step in range(4):
+        of = step if step in (0, 3) else 0
+        own = encoders(model, states[step].params)
+        mixed = jax.tree.map(lambda mine, old, new: old if mine else new, own, states[of].params, states[step].params)
+        expected = float(loss(mixed, jax.tree.map(lambda a: a[0], batch_of(step))))
+        assert float(metrics[step]["nll"]) == pytest.approx(expected, rel=2e-6)
+        if step in (1, 2):
+            now = float(loss(states[step].params, jax.tree.map(lambda a: a[0], batch_of(step))))
+            assert abs(now - expected) > 1e-4
+
+
+def test_adam_counts_for_the_encoder_the_updates_that_it_had():
+    """Two full updates with two stored ones between move the encoder as Adam does that saw only those two."""
+    config = config_of("tied", **{"optimizer.clip_norm": None})
+    model = build(config, len(WORDS))
+    anew, still = optimizers(config, model)
+    params = trajectory("tied")[2][0].params
+    gradients = [jax.tree.map(lambda a, k=k: jnp.cos(k + a), params) for k in range(4)]
+    reference = optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.05))
+
+    def ours(params):
+        state = anew.init(params)
+        for optimizer, gradient in zip((anew, still, still, anew), gradients, strict=True):
+            changes, state = optimizer.update(gradient, state, params)
+            params = optax.apply_updates(params, changes)
+        return params
+
+    def theirs(params, *which):
+        state = reference.init(params)
+        for k in which:
+            changes, state = reference.update(gradients[k], state, params)
+            params = optax.apply_updates(params, changes)
+        return params
+
+    made = jax.jit(lambda params: (ours(params), theirs(params, 0, 3), theirs(params, 0, 1, 2, 3)))(params)
+    (encoder, rest), (expected, _), (_, expected_rest) = (parts_of(model, each) for each in made)
+    for mine, other in zip(encoder + rest, expected + expected_rest, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
+
+
+def test_draws_come_from_seed_and_step_alone():
+    """The first update is always full; later ones with the share's probability, otherwise for another seed."""
+    drawn = np.array([[composes(seed, step, 0.3) for step in range(1, 3001)] for seed in (0, 1)])
+    assert drawn[:, 0].all()
+    assert drawn.mean(axis=1) == pytest.approx([0.3, 0.3], abs=0.03)
+    assert 0.3 < np.mean(drawn[0] != drawn[1]) < 0.55
+    assert all(composes(0, step, 1.0) for step in range(1, 50))
+
+
+SPARSE = {"steps": 9, "evaluate_every": 4, "checkpoint_every": 0, "compose_share": 0.3, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def sparse(settings):
+    """`sparse(steps=3)`: the config of a small run with sparse updates."""
+
+    def sparse(**changes):
+        small = {k: v for k, v in settings().items() if not k.startswith(("body.", "input.", "output.", "schedule.", "optimizer."))}
+        length = {"batches.sequence_length": 16, "tokens_per_update": 128, "tokens_per_device": 64}
+        return config_of("mapped", **small | length | SPARSE | changes)
+
+    return sparse
+
+
+def saved(workdir, config):
+    """The last state in a checkpoint, tables and all."""
+    model = build(config, 122)
+    layout = shape_of_state(model, optimizers(config, model)[0], sharding.device_mesh(), sparse=True)
+    checkpoints = Checkpoints(workdir)
+    items = checkpoints.restore(checkpoints.latest(), layout.items())
+    checkpoints.close()
+    return {name: jax.tree.leaves(item) for name, item in items.items()}
+
+
+def test_a_run_resumes_exactly_and_on_other_devices(sparse, command, tmp_path):
+    """Stopped between updates that share tables, it ends bit for bit as one never stopped; on 2 devices, up to rounding."""
+    assert [composes(0, step, 0.3) for step in range(1, 10)] == [True, *[False] * 3, True, False, False, True, False]
+    train(sparse(), tmp_path / "whole")
+    train(sparse(steps=6), tmp_path / "stopped")
+    shutil.copytree(tmp_path / "stopped", tmp_path / "devices")
+    train(sparse(), tmp_path / "stopped")
+    whole = saved(tmp_path / "whole", sparse())
+    assert len(whole["tables"]) == 1
+    assert_equal(saved(tmp_path / "stopped", sparse()), whole)
+
+    file = f"from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({sparse()!r})\n"
+    (tmp_path / "config.py").write_text(file)
+    done = command("train.py", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'devices'}", devices=2)
+    assert done.returncode == 0, done.stderr
+    others = saved(tmp_path / "devices", sparse())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-5), others, whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"compose_share": 0.0}, r"compose_share=0 must be above 0 and at most 1"),
+     ({"compose_share": 1.5}, r"compose_share=1.5 must be above 0 and at most 1"),
+     ({"output.table.name": "own"}, r"this model composes only the words it reads: use compose_share=1"),
+     ({"input.name": "lookup", "output.table.name": "tied"}, r"this model composes none: use compose_share=1")],
+)  # fmt: skip
+def test_wrong_shares(changes, message):
+    """One line says what is wrong and the cure."""
+    base = {key: value for key, value in MODELS["mapped"].items() if not key.startswith(("input.", "output.table"))}
+    given = base | (CNN if "input.name" not in changes else {}) | {"output.table.name": "tied"} | changes
+    config = defaults.config(given | {key: value for key, value in (BODY | ADAM).items() if key not in changes}).to_dict()
+    with pytest.raises(InputError, match=message):
+        optimizers(config, build(config, len(WORDS)))
