@@ -122,6 +122,14 @@ def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> di
     return own
 
 
+def with_origin(config: dict, workdir: Path) -> dict:
+    """The config with the run that a run in `workdir` started from, if it names none: resuming needs no --init_from."""
+    if config["init_from"] or not (workdir / "config.json").exists():
+        return config
+    begun = read_config(workdir)
+    return config | {key: begun[key] for key in ("init_from", "init_checkpoint")}
+
+
 def _own(workdir, name):
     if not (path := workdir / name).exists():
         raise InputError(f"{path} is missing: restore the file of this run, or use another --workdir")
