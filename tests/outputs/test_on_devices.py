@@ -11,6 +11,7 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
 from adaptive_jax.gradients import make_gradients
+from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.model import build, init_params
 
 words = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 57)} | {"<eos>": 99})
@@ -28,14 +29,21 @@ OUTPUTS = {
     "differentiated": {"name": "differentiated", "table": cut | {"projected": False}, "form": "slices"},
     "mapped": {"name": "softmax", "table": mapped},
     "composed": {"name": "softmax", "table": composed},
-    "clusters": {"name": "adaptive", "table": {"name": "tied", "bias": True}, "clusters": sys.argv[1]}}
+    "clusters": {"name": "adaptive", "table": {"name": "tied", "bias": True}, "clusters": sys.argv[1]},
+    "groc": {"name": "softmax", "table": {"name": "mapped", "depth": 0, "dropout": 0.3, "bias": "predicted"}}}
+lines = [{"word": f"w{n}", "relations": [f"w{n // 2 + 1}", f"w{n}"], "definition": ["w1", "w2", f"w{n + 1}"]} for n in range(2, 50)]
+pathlib.Path(sys.argv[2]).write_text("".join(json.dumps(line) + "\\n" for line in lines))
+INPUTS = {"groc": letters | {"name": "groc", "lexicon": sys.argv[2], "strides": (1,)}}
 ids = np.random.default_rng(0).integers(0, len(words), (16, 4)).astype(np.int32)
 batch = Batch(ids[:, :-1], ids[:, 1:], np.random.default_rng(1).random((16, 3), "f"), np.arange(16, dtype=np.int32))
 
-models = {name: build({"dtype": "float32", "input": {"name": "lookup"}, "output": output,
+models = {name: build({"dtype": "float32", "input": INPUTS.get(name, {"name": "lookup"}), "output": output,
     "body": {"name": "gated_conv", "features": 8, "blocks": ((1, 1, 8),), "weight_norm": False}}, len(words))
     for name, output in OUTPUTS.items()}
 params = {name: init_params(model, 0) for name, model in models.items()}
+
+read, surfaces = [], GroC._surfaces
+GroC._surfaces = lambda self, words: (self.is_initializing() or read.append(len(words)), surfaces(self, words))[1]
 
 def results(devices, parts):
     mesh = sharding.device_mesh(1, jax.devices()[:devices])
@@ -47,8 +55,10 @@ def results(devices, parts):
     put = jax.device_put(params, sharding.replicated(mesh)), sharding.put_batch(mesh, cut, axis=1)
     return jax.tree.map(np.asarray, jax.jit(all_outputs)(*put))
 
-alone, eight = results(1, 1), results(8, 2)
-print(json.dumps({name: {
+alone, whole = results(1, 1), len(read)
+eight = results(8, 2)
+made = {"read": [sorted(set(read[:whole])), sorted(set(read[whole:]))]}
+print(json.dumps(made | {name: {
     "loss": [float(alone[name][2].loss), float(eight[name][2].loss)], "nll": [float(alone[name][2].nll), float(eight[name][2].nll)],
     "apart": max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (alone[name][0], eight[name][0])))),
     "norm": float(sum(np.sum(a**2) for a in jax.tree.leaves(alone[name][0]))) ** 0.5} for name in OUTPUTS}))
@@ -56,10 +66,15 @@ print(json.dumps({name: {
 
 
 def test_outputs_on_eight_devices(command, tmp_path):
-    """Two microbatches on each of 8 devices: candidates and masks are those of one device, and so is the order of clusters."""
-    done = command("-c", PROGRAM, tmp_path / "clusters.txt", devices=8)
+    """Two microbatches on each of 8 devices: candidates and masks are those of one device, and so is the order of clusters.
+
+    Of 57 words, each of 8 devices reads the letters of 8, though every word's relations and definition are words of any device.
+    """
+    done = command("-c", PROGRAM, tmp_path / "clusters.txt", tmp_path / "lexicon.jsonl", devices=8)
     assert done.returncode == 0, done.stderr
-    for name, result in json.loads(done.stdout).items():
+    results = json.loads(done.stdout)
+    assert results.pop("read") == [[57], [8]]
+    for name, result in results.items():
         for key in ("loss", "nll"):
             one, eight = result[key]
             assert abs(one - eight) < 1e-5 * one, (name, key, result)
