@@ -80,13 +80,14 @@ def dynamic(
     squares, nll = None, np.full(len(ids), np.nan, np.float32)
     if options.rule == "rms":
         squares = mean_squares(run, model, _sample(train(), settings, options.statistics), settings, progress)
-    step = _make_step(model, run.mesh, settings.context, options)
+    step = _make_step(model, run.mesh, settings.context)
+    numbers = {"rate": options.rate or RULES[options.rule], "decay": options.decay, "epsilon": options.epsilon}
     params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
     for batch, at in progress(batches, count):
         carry = _first_carry(model, run.mesh, settings, batch) if carry is None else carry
         given = sharding.put_batch(run.mesh, batch)
-        losses, params, carry = step(params, run.params, squares, run.lexicon, given, carry)
+        losses, params, carry = step(params, (run.params, squares, numbers), run.lexicon, given, carry)
         losses = jax.device_get(losses)
         nll[at] = finite(losses[scored_columns(batch, losses.shape[1])])
     return nll
@@ -94,13 +95,7 @@ def dynamic(
 
 def mean_squares(run: Run, model, ids: np.ndarray, settings: Windows, progress: Progress) -> dict:
     """MS_g: for every parameter the mean over the segments of a text of its squared gradient."""
-    gradients = make_gradients(model, run.mesh, 0)
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def add(params, total, lexicon, given, carry):
-        gradient, carry = _mean_gradient(gradients, params, lexicon, given, carry)
-        return jax.tree.map(lambda total, g: total + jnp.square(g), total, gradient), carry
-
+    add = _make_sum(model, run.mesh)
     count, batches = windows(ids, run.vocabulary.eos, settings)
     total, carry = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(run.params), None
     for batch, _ in progress(batches, count):
@@ -125,13 +120,30 @@ def without_noise(config: Mapping) -> dict:
     return quiet
 
 
-def _make_step(model, mesh, context, options):
-    """Returns `step(params, trained, squares, lexicon, batch, carry) -> (nll, params, carry)`."""
+@functools.lru_cache(maxsize=2)
+def _make_sum(model, mesh):
+    """Returns `add(params, total, lexicon, batch, carry) -> (total, carry)`, which adds squared gradients."""
+    gradients = make_gradients(model, mesh, 0)
+
+    def add(params, total, lexicon, given, carry):
+        gradient, carry = _mean_gradient(gradients, params, lexicon, given, carry)
+        return jax.tree.map(lambda total, g: total + jnp.square(g), total, gradient), carry
+
+    return jax.jit(add, donate_argnums=1)
+
+
+@functools.lru_cache(maxsize=2)
+def _make_step(model, mesh, context):
+    """Returns `step(params, rule, lexicon, batch, carry) -> (nll, params, carry)`.
+
+    rule: the trained parameters, MS_g or None for sgd, and the rate, decay and epsilon.
+    """
     words = model.input.vocabulary_size
     scorer, gradients = make_scorer(model, mesh, context, (words, words, PLAIN)), make_gradients(model, mesh, 0)
-    rate, decay = options.rate or RULES[options.rule], options.decay
 
-    def step(params, trained, squares, lexicon, given, carry):
+    def step(params, rule, lexicon, given, carry):
+        trained, squares, numbers = rule
+        rate, decay, epsilon = (numbers[name] for name in ("rate", "decay", "epsilon"))
         (nll, _), after = scorer(params, lexicon, {}, given, carry)
         gradient, _ = _mean_gradient(gradients, params, lexicon, given, carry)
         if squares is None:
@@ -140,7 +152,7 @@ def _make_step(model, mesh, context, options):
         mean = sum(map(jnp.sum, jax.tree.leaves(roots))) / sum(a.size for a in jax.tree.leaves(roots))
 
         def move(p, t, g, root):
-            return p - rate * g / (root + options.epsilon) + jnp.minimum(decay * root / mean, 1.0) * (t - p)
+            return p - rate * g / (root + epsilon) + jnp.minimum(decay * root / mean, 1.0) * (t - p)
 
         return nll, jax.tree.map(move, params, trained, gradient, roots), after
 

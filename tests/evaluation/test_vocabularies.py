@@ -1,0 +1,222 @@
+"""Evaluation over words that training never saw: the numbers of GroC's public code, and probabilities that add up."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.convert.awd_lstm import parameters_of
+from adaptive_jax.data.batches.windows import WindowBatch, Windows
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.defaults import config as defaults
+from adaptive_jax.devices import sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.runs import Run, open_run, put_lexicon
+from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer
+from adaptive_jax.evaluation.vocabularies import (
+    extended,
+    fits_any_vocabulary,
+    open_extended,
+    predicts_new_words,
+    seen_and_unseen,
+    with_uniform,
+)
+from adaptive_jax.model import build, init_params
+from adaptive_jax.training.loop import train
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
+CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.length": 12}
+COMPOSED = CNN | {"output.name": "softmax", "output.table.name": "tied"}
+WINDOWS = Windows(1, 0, "none", "packed", 64)
+
+
+def quiet(batches, count):
+    return batches
+
+
+def layers(changes):
+    """The groups `input` and `output` of a config with these changes."""
+    whole = defaults(changes).to_dict()
+    return {group: whole[group] for group in ("input", "output")}
+
+
+def test_cross_domain_of_a_tied_model():
+    """Hidden states after new words, whose vectors are zeros, and scores of new words, which have the uniform share only."""
+    about = json.loads((FIXTURES / "cross_domain.json").read_text())["vocabularies"]
+    with np.load(FIXTURES / "cross_domain.npz") as arrays:
+        arrays = dict(arrays)
+    tensors = {key.removeprefix("model_tied/param/"): a for key, a in arrays.items() if key.startswith("model_tied/param/")}
+    renamed = {key.replace("_prefix_network", "rnns").replace("_lookup", "encoder").replace("_decoder", "decoder"): a
+               for key, a in tensors.items()}
+    own, words = about["d_src"], list(dict.fromkeys([*about["d_src"], *about["d_eval"]]))
+    assert len(words) == len(about["d_eval"]) == 47
+    ids = np.array([words.index(word) for word in about["d_eval"]], np.int32)
+    model = build(defaults({
+        "input.name": "lookup", "body.name": "lstm", "body.features": 12, "body.widths": (14, 12), "body.biases": 2,
+        "output.name": "softmax", "output.table.name": "tied", "output.table.bias": True}).to_dict(), len(own))
+    params = jax.tree.map(jnp.asarray, parameters_of(renamed))
+    inputs, targets = ids[arrays["adapted_tied/input"].T], ids[arrays["tied_uniform/target"].T]
+    assert (inputs >= len(own)).any()
+    assert (targets >= len(own)).any()
+    batch = Batch(np.where(inputs < len(own), inputs, -1).astype(np.int32), targets, np.ones(inputs.shape, np.float32),
+                  np.arange(2, dtype=np.int32), reset=np.ones(2, bool))
+    scorer = make_scorer(model, sharding.device_mesh(), 0, (len(own), 47, Extras(hidden=True)))
+    carry = model.body.initial_carry(2)
+    (nll, hidden), _ = scorer(params, {}, {}, WindowBatch(batch, np.zeros(2, np.int32)), carry)
+    expected = arrays["adapted_tied/output"].reshape(28, 2, 12).swapaxes(0, 1)
+    np.testing.assert_allclose(hidden, expected, atol=2e-5)
+    mixed = with_uniform(np.asarray(nll), 0.01, 47)
+    np.testing.assert_allclose(-mixed, arrays["tied_uniform/logprob_target"].T, rtol=2e-5)
+    np.testing.assert_allclose(mixed[targets >= len(own)], -math.log(0.01 / 47))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A directory with a text half of whose words training never saw."""
+    directory = tmp_path_factory.mktemp("other")
+    (directory / "test.txt").write_text("the t0w0 the zebra\nzebra t1w0 quagga the\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def composed(config, tmp_path_factory):
+    """A run of two updates whose word vectors are composed from letters."""
+    workdir = tmp_path_factory.mktemp("composed") / "run"
+    train(config(steps=2, evaluate_every=2, checkpoint_every=2) | layers(COMPOSED), workdir)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def looked_up(trained, tmp_path_factory):
+    """The small run, with an adaptive input and output: to evaluate."""
+    return shutil.copytree(trained, tmp_path_factory.mktemp("looked_up") / "run")
+
+
+def opened(workdir, other):
+    """The run with the words of the other text."""
+    run = open_run(workdir, "latest")
+    data = run.config["data"] | {"path": str(other)}
+    return run, open_extended(workdir, "latest", run.vocabulary, extended(run.vocabulary, "union", data, "test"))
+
+
+def chances(run, extras=PLAIN, uniform=0.0):
+    """The probability of every word after "the", `[words]`."""
+    words = len(run.vocabulary)
+    ids = np.full((words, 2), run.vocabulary.index["the"], np.int32)
+    ids[:, 1] = np.arange(words)
+    nll, _ = gathered(run, ids.ravel(), WINDOWS, extras, quiet)
+    return np.exp(-with_uniform(nll, uniform, words)).reshape(words, 2)[:, 1]
+
+
+def test_a_composed_model_over_words_it_never_saw(composed, other):
+    """Its parameters are unchanged, and the probabilities of all words, new ones too, add up to 1; down-weighted as well."""
+    before, run = opened(composed, other)
+    assert run.vocabulary.words == (*before.vocabulary.words, "zebra", "quagga")
+    assert (run.known, len(run.vocabulary)) == (122, 124)
+    assert predicts_new_words(run)
+    jax.tree.map(np.testing.assert_array_equal, run.params, before.params)
+    plain, less = chances(run), chances(run, Extras(down_weight=0.1))
+    np.testing.assert_allclose([plain.sum(), less.sum()], 1.0, rtol=1e-5)
+    assert (plain[-2:] > 1e-4).all()
+    weights = np.where(np.arange(124) < 122, 1.0, 0.1)
+    np.testing.assert_allclose(less, plain * weights / (plain @ weights), rtol=1e-4)
+    # The ratios of old words are those of the run's own vocabulary.
+    np.testing.assert_allclose(plain[:122] / plain[:122].sum(), chances(before), rtol=1e-4)
+
+
+def test_a_model_without_vectors_of_new_words(looked_up, other):
+    """Its distribution is over its own words; mixed with the uniform one, it adds up to 1 over all."""
+    before, run = opened(looked_up, other)
+    assert not predicts_new_words(run)
+    plain, mixed = chances(run), chances(run, uniform=0.01)
+    np.testing.assert_allclose([plain.sum(), mixed.sum()], 1.0, rtol=1e-5)
+    assert (plain[-2:] == 0).all()
+    np.testing.assert_allclose(plain[:122], chances(before), rtol=1e-5)
+    np.testing.assert_allclose(mixed, 0.99 * plain + 0.01 / 124, rtol=1e-5)
+
+
+def test_a_composed_input_under_a_table_of_words(config, other):
+    """Only the words that the output has are composed; new ones are zeros in the input, and without probability."""
+    words = Vocabulary.build({"<eos>": 9, "the": 8, "a": 1, "b": 1, "c": 1})
+    body = defaults({"body.name": "lstm", "body.features": 8, "body.widths": (8,)}).to_dict()["body"]
+    settings = config() | layers(CNN | {"output.name": "softmax"}) | {"body": body}
+    model, mesh = build(settings, len(words)), sharding.device_mesh()
+    run = Run(model, jax.jit(lambda: init_params(model, 0))(), put_lexicon(model, words, mesh), mesh, words, settings, 0)
+    more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
+    wider = run._replace(vocabulary=more, more=1)
+    nll, _ = gathered(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
+    own, _ = gathered(run, np.array([1, 2, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
+    assert nll[1] == np.inf
+    np.testing.assert_allclose(nll[[0, 3]], own[[0, 3]], rtol=1e-5)
+    assert np.isfinite(nll[2])
+    assert nll[2] != own[2]
+
+
+@pytest.mark.parametrize("changes, fits", [
+    (COMPOSED, True), (COMPOSED | {"output.table.bias": True}, False), (CNN | {"output.name": "softmax"}, False),
+    (COMPOSED | {"output.table.name": "mapped", "output.table.bias": "predicted"}, True), ({"input.name": "lookup"}, False)])
+def test_which_models_fit_any_vocabulary(config, changes, fits):
+    """Those all of whose parameters words share."""
+    assert fits_any_vocabulary(config() | layers(changes), 122) == fits
+
+
+def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, capsys):
+    """Shares and perplexities apart, in the line and the JSON; both models over the same words."""
+    results = {}
+    for workdir in composed, looked_up:
+        request = Request(checkpoint="latest", data_path=str(other), vocabulary="union", window=1, rows=64)
+        result = results[workdir] = evaluate(workdir, request)
+        line, path = capsys.readouterr().out.splitlines()
+        seen, unseen = result["open"]["seen"], result["open"]["unseen"]
+        assert (seen["share"], unseen["share"], result["words"]) == (0.7, 0.3, 10)
+        together = 0.7 * math.log(seen["perplexity"]) + 0.3 * math.log(unseen["perplexity"])
+        assert together == pytest.approx(result["nll"], rel=1e-6)
+        assert f"; seen words 70.0% of perplexity {seen['perplexity']:,.2f}; unseen words 30.0% of perplexity" in line
+        assert json.loads(Path(path).read_text()) == json.loads(json.dumps(result | {"unigram_perplexity": None}))
+    assert results[looked_up]["open"]["unseen"]["perplexity"] == pytest.approx(124 / 0.01)
+    assert results[composed]["open"]["unseen"]["perplexity"] < 1_000
+    cached = evaluate(composed, request._replace(method="cache", options={"cache": "unigram"}, down_weight=0.1))
+    assert math.isfinite(cached["nll"])
+
+
+@pytest.mark.parametrize("changes, says", [
+    ({"down_weight": 0.1}, "down_weight=0.1 is for models that predict new words, and this one has vectors of the words of its"),
+    ({"method": "dynamic"}, "--method=dynamic cannot learn from the new words of --vocabulary=union, of which this model has no")])
+def test_what_needs_vectors_of_new_words(looked_up, other, changes, says):
+    """Is refused in a line where the model has none."""
+    with pytest.raises(InputError, match=says) as error:
+        evaluate(looked_up, Request(checkpoint="latest", data_path=str(other), vocabulary="union")._replace(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_the_words_of_a_file(tmp_path, config):
+    """The first word of every line that the run lacks, in the file's order; a list or another vocabulary."""
+    own = Vocabulary.build({"<eos>": 2, "a": 1})
+    (tmp_path / "words.txt").write_text("zebra 7\na 3\n\nb\nzebra\n")
+    vocabulary = extended(own, str(tmp_path / "words.txt"), {}, "test")
+    assert vocabulary.words == ("<eos>", "a", "zebra", "b")
+    assert vocabulary.counts.tolist() == [2, 1, 0, 0]
+    (tmp_path / "words.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"cannot read --vocabulary=.*: not UTF-8; give train, union, or a file"):
+        extended(own, str(tmp_path / "words.txt"), {}, "test")
+    with pytest.raises(InputError, match="--vocabulary=union is for words, and this run has sub-word units"):
+        extended(Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3), "union", {}, "test")
+    with pytest.raises(InputError, match="holds ids of one vocabulary"):
+        extended(own, "union", {"corpus": "text_files", "path": "gs://bucket/corpus"}, "test")
+
+
+def test_known_numbers():
+    """Perplexities of seen and unseen words; of none it is None. The uniform share alone where the model gives nothing."""
+    parts = seen_and_unseen(np.array([1.0, 3.0, np.nan, 5.0]), np.array([0, 1, 9, 9]), 2)
+    assert parts == {"seen": {"share": pytest.approx(2 / 3), "perplexity": pytest.approx(math.exp(2))},
+                     "unseen": {"share": pytest.approx(1 / 3), "perplexity": pytest.approx(math.exp(5))}}
+    assert seen_and_unseen(np.ones(2), np.zeros(2), 2)["unseen"] == {"share": 0.0, "perplexity": None}
+    np.testing.assert_allclose(with_uniform(np.array([np.inf, 0.0]), 0.1, 10), [-math.log(0.01), -math.log(0.91)])
