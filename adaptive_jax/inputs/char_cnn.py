@@ -10,6 +10,7 @@ from adaptive_jax.activations import ACTIVATIONS
 from adaptive_jax.arrays import check_dtype, ids, look_up
 from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.letters import Reader, places_of, read_words
 
 # See `Reader`.
@@ -93,8 +94,8 @@ class CharacterCNN(nn.Module):
         if (words := len(self.spelling.value["lengths"])) != self.vocabulary_size:
             raise InputError(f"a lexicon of {words} words does not fit vocabulary_size={self.vocabulary_size}: give one of as many")
         init, pooled, torch = nn.initializers, sum(out for _, out in self.filters), self.letters == "elmo"
-        square, letters = init.xavier_normal(), (LETTERS[self.letters], self.width)
-        self.characters = self.param("characters", init.normal(1.0) if torch else square, letters)
+        square, table = init.xavier_normal(), (LETTERS[self.letters], self.width)
+        self.characters = self.param("characters", init.normal(1.0) if torch else square, table)
         self.symbols = None if torch else self.param("symbols", square, (2, self.features))
         self.convolutions = [
             (
@@ -140,7 +141,18 @@ class CharacterCNN(nn.Module):
             return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
         return [Band(self._encode(jnp.arange(self.vocabulary_size)))]
 
-    def _encode(self, words, chunk=CHUNK, short=SHORT):
+    @property
+    def chunk(self) -> int:
+        """Distinct words that are read at a time."""
+        return min(CHUNK, self.vocabulary_size)
+
+    def kept_bytes(self, words: int) -> int:
+        """Bytes that the forward pass keeps for the backward pass when that many words are read."""
+        pooled = sum(out for _, out in self.filters)
+        kept = words * self.highway_layers * 2 * pooled * jnp.dtype(self.dtype).itemsize
+        return kept if kept <= letters.MOST_KEPT else 0
+
+    def _encode(self, words, short=SHORT):
         weights = {
             "characters": self.characters,
             "convolutions": self.convolutions,
@@ -149,15 +161,15 @@ class CharacterCNN(nn.Module):
         }
         if self.letters == "bytes":  # the letter 0 is padding
             weights |= {"characters": jnp.pad(self.characters, [(1, 0), (0, 0)]), "symbols": self.symbols}
-        strides, chunk = tuple(self.strides or (1,) * len(self.filters)), min(chunk, len(words), self.vocabulary_size)
+        strides, chunk = tuple(self.strides or (1,) * len(self.filters)), min(self.chunk, len(words))
         reader = Reader(strides, self.activation, self.dtype, chunk, short)
         return read_words(reader, weights, places_of(words, self.spelling.value), self.spelling.value)
 
     def _blank(self):
         words = jnp.zeros(self.vocabulary_size, jnp.int32)
-        letters = jnp.zeros((self.vocabulary_size, self.length), jnp.uint8 if self.letters == "bytes" else jnp.int16)
+        blank = jnp.zeros((self.vocabulary_size, self.length), jnp.uint8 if self.letters == "bytes" else jnp.int16)
         symbols = {"symbols": words.astype(jnp.int8)} if self.letters == "bytes" else {}
-        return {"letters": letters, "lengths": words, "places": words} | symbols
+        return {"letters": blank, "lengths": words, "places": words} | symbols
 
 
 def uniform(bound: float):

@@ -11,7 +11,7 @@ from adaptive_jax.arrays import ids, look_up
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
 
-# See `Reader`: many words a chunk, since the gradients of the highway layers, which are large, are summed over chunks.
+# See `Reader`.
 CHUNK = 1024
 SHORT = (8, 12)
 
@@ -125,8 +125,17 @@ class GroC(CharacterCNN):
         words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "surfaces", self._surfaces(words).astype(jnp.float32))
 
+    @property
+    def chunk(self) -> int:
+        """Distinct words that are read at a time: many, since large gradients of the highway layers add up over chunks."""
+        return min(CHUNK, self.vocabulary_size)
+
+    def kept_bytes(self, words: int) -> int:
+        """As `CharacterCNN.kept_bytes`, for words and those in their lists."""
+        return super().kept_bytes(min(words * (1 + sum(self._parts().values())), self.vocabulary_size))
+
     def _surfaces(self, words):
-        return super()._encode(words, CHUNK, SHORT)
+        return super()._encode(words, SHORT)
 
     def _encode(self, words):
         lists = [jnp.asarray(other.value["words"]).at[words].get(mode="fill", fill_value=-1) for other in self.others.values()]

@@ -36,7 +36,8 @@ class Plan(NamedTuple):
         rows_per_device: rows of a microbatch on each device.
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.devices.sharding`.
         flops_per_token: FLOPs of matrix products, "forward" and "training" (three times as many). Tails of the output count
-            by Zipf's law; a character CNN counts as if every row had 256 distinct words, or fewer if it has fewer tokens.
+            by Zipf's law; vectors of all words that an update composes are shared by its tokens; another character CNN counts as
+            if every row had 256 distinct words, or fewer if it has fewer tokens.
         memory_per_device: estimated bytes, "total" and by use.
     """
 
@@ -70,7 +71,7 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     model = build(config, vocabulary_size)
     shapes = traced.variables(model)["params"]
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
-    forward = traced.forward_flops(model, length)
+    forward = traced.forward_flops(model, length) + traced.composed_flops(model) / (rows * length)
 
     def uses(fsdp):
         state = COPIES[config["optimizer"]["name"]] * _parameter_bytes(model, devices, fsdp)[0]
@@ -217,7 +218,8 @@ def _memory(model, length, rows, grid):
     XLA counted 2% to 36% more, state included, on a CPU.
 
     `gradients`: those of a microbatch, and their sum. `gathered`: sharded matrices while they are in use, with their gradients.
-    `composed`: word vectors that are computed from other parameters, with both gradients. `activations`: what the forward pass of
+    `composed`: word vectors that are computed from other parameters, with both gradients; and what the layers that read letters
+    keep for the backward pass. `activations`: what the forward pass of
     input and body keeps for the backward pass, by shape, before the compiler saves any. `output`: the largest chunk of logits and
     the hidden states, with their gradients.
 
@@ -227,7 +229,8 @@ def _memory(model, length, rows, grid):
     fixed, per_row = traced.activations(model, length)
     parts = {"gradients": 2 * held}
     parts |= {"gathered": 2 * gathered} if gathered else {}
-    parts |= {"composed": 3 * composed} if (composed := _composed_bytes(model, rows[0] * length)) else {}
+    composed = _composed_bytes(model, rows[0] * length)
+    parts |= {"composed": 3 * composed + _kept_bytes(model)} if composed else {}
     return parts | {"activations": fixed + per_row * rows[1], "output": 2 * _output_bytes(model, rows[1] * length)}
 
 
@@ -245,6 +248,12 @@ def _composed_bytes(model, tokens):
     words = model.input.vocabulary_size
     composed = {"none": 0, "inputs": min(tokens, words), "all": words}[model.composed_words()]
     return 4 * composed * model.input.features
+
+
+def _kept_bytes(model):
+    """What composing all words keeps for the backward pass; what composing those of rows keeps is among the activations."""
+    readers = [model.input, getattr(model.output.table, "cnn", None)] if model.composed_words() == "all" else []
+    return sum(layer.kept_bytes(model.input.vocabulary_size) for layer in readers if hasattr(layer, "kept_bytes"))
 
 
 def _output_bytes(model, tokens):

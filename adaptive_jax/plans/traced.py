@@ -27,14 +27,45 @@ def output_bands(model: LanguageModel) -> list[Band]:
 
 @once
 def forward_flops(model: LanguageModel, length: int) -> float:
-    """FLOPs per token of the forward pass, in a row of `length` tokens."""
+    """FLOPs per token of the forward pass, in a row of `length` tokens, without `composed_flops`."""
 
     def hidden(variables, batch):
         return model.apply(variables, batch, model.body.initial_carry(1), method="hidden")
 
-    jaxpr = jax.make_jaxpr(hidden)(variables(model), _batch(1, length)).jaxpr
+    jaxpr = jax.make_jaxpr(hidden)(variables(model) | {"tables": _composed(model, "input")}, _batch(1, length)).jaxpr
     bands = output_bands(model)
     return product_flops(jaxpr) / length + output_flops(model.output, bands)
+
+
+@once
+def composed_flops(model: LanguageModel) -> float:
+    """FLOPs of the vectors of all words, composed once an update; 0 where rows compose vectors of their own words, or none do.
+
+    Every word counts as a long one.
+    """
+    total, words = 0.0, jnp.arange(model.input.vocabulary_size)
+    for name, layer in ("input", model.input), ("table", model.output.table):
+        if model.composed_words() == "all" and hasattr(layer, "compose"):
+            given = variables(model) | {"tables": _composed(model, "input") if name == "table" else {}}
+            jaxpr = jax.make_jaxpr(functools.partial(_compose, model, name))(given, words).jaxpr
+            chunk = getattr(getattr(layer, "cnn", layer), "chunk", len(words))
+            total += product_flops(jaxpr, -(-len(words) // chunk))
+    return total
+
+
+def _composed(model, name):
+    """The shapes of a layer's vectors of all words, as the collection "tables" has them; none where an update composes some."""
+    if model.composed_words() != "all" or not hasattr(model.input, "compose"):
+        return {}
+    words = jnp.arange(model.input.vocabulary_size)
+    return jax.eval_shape(functools.partial(_compose, model, name), variables(model), words)
+
+
+def _compose(model, name, given, words):
+    def method(model, words):
+        return (model.input if name == "input" else model.output.table).compose(words)
+
+    return model.apply(given, words, method=method, mutable=["tables"])[1]["tables"]
 
 
 def output_flops(output, bands: list[Band]) -> float:
@@ -54,7 +85,7 @@ def activations(model: LanguageModel, length: int) -> tuple[int, int]:
     One trace tells both: its number of rows has no factor in common with any other size, so the arrays that grow with the rows
     are those whose size it divides.
     """
-    shapes = variables(model)
+    shapes = variables(model) | {"tables": _composed(model, "input")}
     sizes = {length, *(size for a in jax.tree.leaves(shapes) for size in a.shape)}
     rows = next(n for n in itertools.count(61) if all(math.gcd(n, size) == 1 for size in sizes))
 
@@ -66,16 +97,17 @@ def activations(model: LanguageModel, length: int) -> tuple[int, int]:
         return jax.vjp(hidden, variables["params"])[1]
 
     arrays = jax.tree.leaves(jax.eval_shape(kept, shapes, _batch(rows, length)))
-    weights = {(a.shape, a.dtype) for a in jax.tree.leaves(shapes["params"])}
+    weights = {(a.shape, a.dtype) for a in jax.tree.leaves((shapes["params"], shapes["tables"]))}
     found = [(a.size, a.size * a.dtype.itemsize) for a in arrays if (a.shape, a.dtype) not in weights]
     grow = sum(size for count, size in found if count % rows == 0)
     return sum(size for _, size in found) - grow, grow // rows
 
 
-def product_flops(jaxpr) -> float:
+def product_flops(jaxpr, trips: int = 1) -> float:
     """FLOPs of all matrix products in a jaxpr. The body of a scan counts as often as it runs.
 
-    Of the loops of unknown length, only the most expensive counts, and it counts once: of the character CNN, a chunk of long words.
+    Of the loops of unknown length, only the most expensive counts, and it counts `trips` times: of the character CNN, a chunk of
+    long words.
     """
     total, loops = 0, [0]
     for equation in jaxpr.eqns:
@@ -83,9 +115,9 @@ def product_flops(jaxpr) -> float:
             (contracted, _), _ = equation.params["dimension_numbers"]
             depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * math.prod(equation.outvars[0].aval.shape) * depth
-        inner = sum(map(product_flops, jax.extend.core.jaxprs_in_params(equation.params)))
+        inner = sum(product_flops(inner, trips) for inner in jax.extend.core.jaxprs_in_params(equation.params))
         if equation.primitive.name == "while":
-            loops.append(inner)
+            loops.append(inner * trips)
         else:
             total += inner * (equation.params["length"] if equation.primitive.name == "scan" else 1)
     return total + max(loops)

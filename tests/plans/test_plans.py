@@ -8,7 +8,10 @@ import pytest
 
 from adaptive_jax.defaults import NAMED
 from adaptive_jax.errors import InputError
+from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.model import LanguageModel, build
+from adaptive_jax.outputs.softmax import Softmax
+from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.plans import cutoffs, traced
 from adaptive_jax.plans.costs import COPIES, choose_fsdp, describe, dry_run_lines, make_plan, scale
 from adaptive_jax.plans.flops import softmax_flops, zipf_visits
@@ -60,6 +63,18 @@ def test_evaluation_chooses_devices_from_shapes_alone(traces):
     assert (found[0], found[1], found[-1]) == (1, 1, 8) and found == sorted(found) and len(set(found)) > 2
     assert [choose_fsdp(config | {"fsdp": n}, words, 8, int(1e9)) for n in (2, 3, 16)] == [2, 1, 8]
     assert len(traces) == 1
+
+
+def test_composed_words_count_once_an_update():
+    """The plan of GroC adds the products that make vectors of all words: convolutions with strides, highway, projection, map."""
+    body, letters = {"name": "lstm", "features": 8, "widths": (8,)}, {"width": 4, "filters": ((1, 6), (3, 10)), "strides": (1, 2)}
+    source = {"name": "groc", "lexicon": "given", "length": 9} | letters
+    model = build({"dtype": "float32", "input": source, "body": body, "output": {"name": "softmax", "table": {"name": "tied"}}}, 50)
+    word = 9 * 4 * 6 + 4 * 12 * 10 + 16 * 32 + 16 * 8 + 24 * 8
+    assert traced.composed_flops(model) == 2 * 50 * word
+    lookup = model.clone(input=Lookup(50, 8), output=Softmax(OwnTable(50, 8)))
+    assert traced.forward_flops(model, 5) == traced.forward_flops(lookup, 5)
+    assert traced.composed_flops(lookup) == 0
 
 
 @pytest.mark.parametrize("layers", ["adp_t", "cnn", "sm"])
