@@ -166,6 +166,36 @@ LSTM = {  # Grave et al. 2017; their Adagrad is not here
     "schedule.patience": 1,
 }
 
+GROC = {  # Pappas et al. 2020, appendix B.1, which names dropout "of hidden units": here after the input and after each layer
+    "dtype": "float32",
+    "early_stopping": 8,
+    "batches.layout": "streams",
+    "batches.sequence_length": 35,
+    "input.name": "lookup",
+    "input.init_range": 0.05,
+    "body.name": "awd_lstm",
+    "body.input_dropout": 0.65,
+    "body.hidden_dropout": 0.65,
+    "body.dropout": 0.65,
+    "body.weight_drop": 0.0,
+    "body.ar": 0.0,
+    "body.tar": 0.0,
+    "output.name": "softmax",
+    "optimizer.name": "adam",
+    "optimizer.learning_rate": 0.001,
+    "optimizer.epsilon": 1e-9,
+    "optimizer.clip_norm": 0.1,
+    "schedule.name": "plateau",
+    "schedule.warmup_steps": 0,
+    "schedule.factor": 10.0,
+    "schedule.patience": 4,
+    "schedule.threshold": 0.0,
+}
+NO_RELATIONS, NO_DEFINITIONS = {"input.relations": 0}, {"input.definition": 0}  # Table 3
+LEXICON = "~/nltk_data/corpora/wordnet"  # where NLTK keeps WordNet
+GROC_CNN = {"width": 16, "filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512)), "highway_layers": 1, "length": 20}
+GROC_CNN |= {"strides": (1, 1, 2, 3, 4, 5), "activation": "selu", "letters": "elmo"}
+
 
 def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, int]:
     """Settings of a run that reads a text in `count` parallel streams, and evaluates after every epoch.
@@ -206,6 +236,48 @@ def thesis_rows(corpus: str, words: int, setups: Mapping, table: str, results: M
             changes["output.clusters"] = f"clusters/{corpus}_{name}.txt"
         rows[name] = Row(layers, changes, paper)
     return rows
+
+
+def groc_layers(width: int, cutoffs) -> dict[str, dict]:
+    """The layers that Pappas et al. 2020 compare (Table 2), with word vectors of this width."""
+    groc = GROC | {"body.features": width, "body.widths": (1024, width)}
+    own, tied, mapped = ({"output.table.name": name} for name in ("own", "tied", "mapped"))
+    characters = {f"output.table.{key}": value for key, value in GROC_CNN.items()}
+    adaptive = {key: value for key, value in groc.items() if not key.startswith("input.")}
+    grounded = adaptive | {"input.name": "groc", "input.lexicon": LEXICON}
+    return {
+        "groc_lookup": groc | own | {"output.table.bias": True},
+        "groc_convolutional": groc | characters | {"output.table.name": "composed", "output.table.bias": "own"},
+        "groc_tied": groc | tied | {"output.table.bias": True},
+        "groc_bilinear": groc | mapped | {"output.table.form": "bilinear", "output.table.bias": "own"},
+        "groc_deep_residual": groc | mapped | {"output.table.bias": "own"},
+        "groc_adaptive": adaptive
+        | {"input.name": "adaptive", "input.cutoffs": cutoffs, "input.scaled": True}
+        | {"output.table.name": "assembled", "output.table.bias": "own"},
+        "groc": grounded | mapped | {"output.table.depth": 0, "output.table.bias": "predicted"},
+    }
+
+
+def groc_rows(words: int, rows: Mapping[str, tuple]) -> dict[str, Row]:
+    """Rows of Pappas et al. 2020 for a text of so many words.
+
+    rows: row to (table, layers, changes, perplexity on valid, on test, millions of parameters, which the paper cuts: 13.8 to 13).
+    """
+    epochs = streams(20, words, epochs=100, window=35)  # at most, see early_stopping
+    return {
+        name: Row(layers, epochs | changes, Paper(*numbers, table=f"Pappas et al. 2020, Table {number}"))
+        for name, (number, layers, changes, *numbers) in rows.items()
+    }
+
+
+def output_network(depth: int, rate: float, activation: str = "selu") -> dict[str, object]:
+    """Changes for an output network of k = `depth` layers with dropout r = `rate` (Pappas et al. 2020, Table 8).
+
+    Dropout falls between its layers (section 3.2), and without one on the word vectors.
+    """
+    if not depth:
+        return {"output.table.depth": 0, "output.table.dropout": rate}
+    return {"output.table.depth": depth, "output.table.activation": activation, "output.table.layer_dropout": rate}
 
 
 def table(rows: Mapping[str, Row]) -> str:

@@ -16,6 +16,8 @@ AWD-LSTM: 3 layers of 1150, 1150 and 400, tied words with a bias, streams in win
   alpha is 1 and its beta 2, those of Merity et al. 2 and 1. It stops after some number of divisions of the rate; 3 is ours. The
   other rows of its Table 4.4 are in docs/rows.md.
 
+- `groc_…`: the output layers of Pappas et al. 2020, see configs/penn_treebank.py.
+
 Evaluation carries the state through the whole split:
 
     python train.py --config=configs/wikitext2.py:awd_sm --workdir=runs/awd_sm
@@ -70,6 +72,27 @@ SETUPS = {  # streams, rate, millions of parameters
     "awd_air": (256, 0.003, 24.5),
 }
 ROWS |= base.thesis_rows("wikitext2", WORDS, SETUPS, "4.4", THESIS)
+
+LAYERS |= base.groc_layers(256, (6_000, 21_000))
+NET = base.output_network
+CORRECTED = {"output.input_dropout": 0.1, "output.table.correction": 182}
+GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, millions of parameters
+    "groc_lookup": (2, "groc_lookup", {"output.input_dropout": 0.2}, 113.8, 108.3, 23),
+    "groc_convolutional": (2, "groc_convolutional", CORRECTED, 121.2, 116.6, 23),
+    "groc_tied": (2, "groc_tied", {}, 101.0, 97.3, 15),
+    "groc_bilinear": (2, "groc_bilinear", {"output.table.layer_dropout": 0.4}, 101.3, 95.9, 15),
+    "groc_deep_residual": (2, "groc_deep_residual", NET(1, 0.6), 100.1, 94.7, 15),
+    "groc_adaptive": (2, "groc_adaptive", {"output.table.dropout": 0.2}, 95.8, 90.7, 9),
+    "groc": (2, "groc", NET(1, 0.2, "relu"), 87.0, 82.5, 9),
+    "groc_no_relations": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS, 90.2, 85.3),
+    "groc_no_definitions": (3, "groc", NET(2, 0.3, "relu") | base.NO_DEFINITIONS, 88.6, 84.3),
+    "groc_surface": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 94.3, 89.8),
+    "groc_plain": (3, "groc", NET(0, 0.2), 88.7, 84.1),  # without output network; Table 8 has no r of these four: our choice
+    "groc_plain_no_relations": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS, 93.0, 88.0),
+    "groc_plain_no_definitions": (3, "groc", NET(0, 0.3) | base.NO_DEFINITIONS, 87.6, 83.1),
+    "groc_plain_surface": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 94.5, 89.5),
+}
+ROWS |= base.groc_rows(WORDS, GROC)
 
 WIDE_BANDS = {"input.factor": 2}  # of 200, 100 and 50: words of 50 / 4 would be too narrow
 SMALL = {
