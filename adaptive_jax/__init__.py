@@ -3,9 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["AWDLSTM", "LSTM", "NCE", "AdaptiveInput", "AdaptiveSoftmax", "Band", "Batch", "CharacterCNN", "ComposedTable",
-           "Differentiated", "GatedConv", "Hierarchical", "InputError", "LanguageModel", "Lookup", "Loss", "MappedTable",
-           "OwnTable", "Sampled", "Softmax", "TiedTable", "Transformer", "adaptive_cross_entropy", "build",
+__all__ = ["AWDLSTM", "LSTM", "NCE", "AdaptiveInput", "AdaptiveSoftmax", "AssembledTable", "Band", "Batch", "CharacterCNN",
+           "ComposedTable", "Differentiated", "GatedConv", "GroC", "Hierarchical", "InputError", "LanguageModel", "Lookup", "Loss",
+           "MappedTable", "OwnTable", "Sampled", "Softmax", "TiedTable", "Transformer", "adaptive_cross_entropy", "build",
            "linear_cross_entropy"]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from adaptive_jax.errors import InputError
     from adaptive_jax.inputs.adaptive import AdaptiveInput
     from adaptive_jax.inputs.char_cnn import CharacterCNN
+    from adaptive_jax.inputs.groc import GroC
     from adaptive_jax.inputs.lookup import Lookup
     from adaptive_jax.model import LanguageModel, build
-    from adaptive_jax.outputs.computed import ComposedTable, MappedTable
+    from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
     from adaptive_jax.outputs.differentiated import Differentiated
     from adaptive_jax.outputs.hierarchical import Hierarchical
     from adaptive_jax.outputs.sampled import NCE, Sampled
@@ -37,9 +38,10 @@ else:  # a type checker that saw this function would believe that every name exi
         "errors": ("InputError",),
         "inputs.adaptive": ("AdaptiveInput",),
         "inputs.char_cnn": ("CharacterCNN",),
+        "inputs.groc": ("GroC",),
         "inputs.lookup": ("Lookup",),
         "model": ("LanguageModel", "build"),
-        "outputs.computed": ("ComposedTable", "MappedTable"),
+        "outputs.computed": ("AssembledTable", "ComposedTable", "MappedTable"),
         "outputs.differentiated": ("Differentiated",),
         "outputs.hierarchical": ("Hierarchical",),
         "outputs.sampled": ("NCE", "Sampled"),

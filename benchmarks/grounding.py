@@ -3,12 +3,13 @@
     python -m benchmarks.grounding --text=DIR --lexicon=DIR [--config=configs/wikitext2.py] [--repeats=5] [--json=FILE]
 
 --text is a directory with the corpus's train.txt, valid.txt and test.txt: the words of all three are the vocabulary, as in GroC's
-public code. --lexicon is a directory of WordNet or a .jsonl file. Each of --rows of the config makes updates of its paper's size, 20
-rows of 35 tokens of the text, with its own dropout and optimizer. Rows take turns, so that a busy machine slows all of them alike;
-times are medians. An epoch has as many updates for every row, so the ratios are those of epochs (Table 10 of Pappas et al. 2020).
+public code. --lexicon is a directory of WordNet or a .jsonl file. Each of --rows of the config makes updates of its paper's size,
+20 rows of 35 tokens of the text, with its own dropout and optimizer. Rows take turns, so that a busy machine slows all of them
+alike; times are medians. An epoch has as many updates for every row, so the ratios are those of epochs (Table 10 of Pappas et al.
+2020).
 
-FLOPs are those of matrix products, counted from the layers: three times the forward pass, every word being counted as a long one. So
-counted, the public code's encoder does the same, for one more, empty, word: it reads each word once, too.
+FLOPs are those of matrix products, counted from the layers: three times the forward pass, every word being counted as a long one.
+So counted, the public code's encoder does the same, for one more, empty, word: it reads each word once, too.
 """
 
 import collections

@@ -13,11 +13,13 @@ from adaptive_jax import (
     LSTM,
     AdaptiveInput,
     AdaptiveSoftmax,
+    AssembledTable,
     Band,
     Batch,
     CharacterCNN,
     ComposedTable,
     GatedConv,
+    GroC,
     InputError,
     LanguageModel,
     Lookup,
@@ -44,6 +46,7 @@ lookup = functools.partial(Lookup, WORDS, FEATURES)
 adaptive = functools.partial(AdaptiveInput, WORDS, FEATURES, (5, 12), factor=2)
 letters = functools.partial(
     CharacterCNN, vocabulary_size=WORDS, features=FEATURES, width=4, filters=((2, 4),), highway_layers=0, length=5)  # fmt: skip
+groc = functools.partial(GroC, WORDS, FEATURES, filters=((2, 4),), strides=(1,), length=5)
 own = functools.partial(OwnTable, WORDS, FEATURES)
 tied = functools.partial(TiedTable, adaptive())
 softmax = functools.partial(AdaptiveSoftmax, OwnTable(WORDS, FEATURES, (5, 12), factor=2))
@@ -141,6 +144,18 @@ WRONG = {
     "letters, fractional filter": (lambda: letters(filters=((1.5, 4),)), "filters=((1.5, 4),)"),
     "letters, negative highways": (lambda: letters(highway_layers=-1), "highway_layers=-1"),
     "letters, whole dtype": (lambda: letters(dtype=jnp.int8), "dtype=int8"),
+    "letters, strides of other filters": (lambda: letters(strides=(1, 2)), "strides=(1, 2)"),
+    "letters, stride 0": (lambda: letters(strides=(0,)), "strides=0"),
+    "letters, activation": (lambda: letters(activation="gelu"), "activation='gelu'"),
+    "letters, alphabet": (lambda: letters(letters="latin"), "letters='latin'"),
+    "groc, negative relations": (lambda: groc(relations=-1), "relations=-1"),
+    "groc, fractional definition": (lambda: groc(definition=2.5), "definition=2.5"),
+    "groc, sum": (lambda: groc(combine="sum"), "combine='sum'"),
+    "groc, mean": (lambda: groc(mean="all"), "mean='all'"),
+    "groc, form": (lambda: groc(form="papers"), "form='papers'"),
+    "groc, share above 1": (lambda: groc(share=16), "share=16"),
+    "groc, lexicon None": (lambda: groc(lexicon=None), "lexicon=None"),
+    "groc, range 1": (lambda: groc(init_range=1.0), "init_range=1.0"),
     "own, no words": (lambda: OwnTable(0, 8), "vocabulary_size=0"),
     "own, fractional factor": (lambda: own((5,), factor=1.5), "factor=1.5"),
     "own, fractional features": (lambda: OwnTable(20, 8.5), "features=8.5"),
@@ -158,6 +173,11 @@ WRONG = {
     "mapped, negative depth": (lambda: MappedTable(adaptive(), 8, depth=-1), "depth=-1"),
     "mapped, dropout 1": (lambda: MappedTable(adaptive(), 8, layer_dropout=1.0), "layer_dropout=1.0"),
     "mapped, several bands": (lambda: made(MappedTable(adaptive(), 8), method="bands"), "one band of width 8"),
+    "mapped, cutoff beyond": (lambda: made(MappedTable(lookup(), 8, cutoffs=(30,)), method="bands"), "cutoff 30"),
+    "assembled, no source": (lambda: AssembledTable(None, 8), "source=None"),
+    "assembled, bias": (lambda: AssembledTable(adaptive(), 8, bias=True), "bias=True"),
+    "assembled, dropout 1": (lambda: AssembledTable(adaptive(), 8, dropout=1.0), "dropout=1.0"),
+    "assembled, source of another width": (lambda: made(AssembledTable(adaptive(), 16), method="bands"), "width 8"),
     "composed, negative correction": (lambda: ComposedTable(letters(), 8, correction=-1), "correction=-1"),
     "composed, bias": (lambda: ComposedTable(letters(), 8, bias="predict"), "bias='predict'"),
     "hierarchical, -1 classes": (lambda: Hierarchical(own(), classes=-1), "classes=-1"),

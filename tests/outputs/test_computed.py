@@ -1,5 +1,6 @@
 """Tables whose vectors are computed: the numbers of GroC's public code for its baselines, and dropout that an update shares."""
 
+import json
 from pathlib import Path
 
 import jax
@@ -9,8 +10,9 @@ import pytest
 from flax import linen as nn
 
 from adaptive_jax import dropout
+from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
-from adaptive_jax.outputs.computed import ComposedTable, MappedTable
+from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
 
 with np.load(Path(__file__).parents[1] / "fixtures" / "groc_tables.npz") as arrays:
     ARRAYS = dict(arrays)
@@ -85,6 +87,61 @@ def test_baselines_convolutional_correction():
     table = ComposedTable(Rows(len(corrections)), matrix.shape[1], correction=len(matrix))
     [(vectors, _, _)] = table.apply({"params": {"corrections": corrections, "correction_map": matrix}}, method="bands")
     np.testing.assert_allclose(vectors, ARRAYS["convolutional_correction/E_in"], atol=2e-5)
+
+
+SHARED = Path(__file__).parents[3] / "shared" / "reference" / "groc"
+
+
+def of_file(name, case):
+    """Arrays of a case of a reference file, and the parameters that it shares with others."""
+    with np.load(SHARED / f"{name}.npz") as file:
+        homes = json.loads((SHARED / f"{name}.json").read_text())["cases"][case]["param_from"]
+        arrays = {key.removeprefix(f"{case}/"): file[key] for key in file.files if key.startswith(f"{case}/")}
+        return arrays | {f"param/{key}": file[f"{home}/param/{key}"] for key, home in homes.items()}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs shared/reference/groc")
+@pytest.mark.parametrize("case, file", [
+    ("k0_word_bias", "output"), ("k0_predicted_bias", "output"), ("k0_train_output_dropout", "output"),
+    ("k4_train_locked", "output"), ("tied", "baselines"), ("adaptive_tied", "baselines"), ("adaptive_tied_train", "baselines"),
+    ("adaptive_untied", "baselines")])
+def test_output(case, file, monkeypatch):
+    """Tables of the reference files that the fixture leaves out: from the hidden states to the losses, masks given.
+
+    In training, the public code also drops entries of the vectors that predict biases: there, vectors are compared.
+    """
+    arrays, train = of_file(file, case), "_train" in case
+    plain = arrays["param/_lookup.weight"] if case == "tied" else arrays.get("E_in")
+    if file == "output":  # all its cases are of one E; some have it after dropout
+        plain = of_file(file, "k0_predicted_bias")["E_in"]
+    words, features = plain.shape
+    masks = [arrays[name].ravel() > 0 for name in ("mask_3", "mask_4", "mask_5", "mask_6") if case == "k4_train_locked"]
+    masks = iter(masks or [arrays[name].ravel() > 0 for name in ("mask_0",) if train])
+    monkeypatch.setattr(dropout, "keep_mask", lambda *_: next(masks))
+    bias = "own" if arrays["param/_decoder.bias" if case == "tied" else "param/_bias.weight"].size == words else "predicted"
+    if case.startswith("adaptive"):
+        home = "_decoder" if case.endswith("untied") else "_lookup"
+        source = AdaptiveInput(words, features, (12, 40))
+        params = {f"table_{i}": arrays[f"param/{home}.emb_layers.{i}.weight"] for i in range(3)}
+        params |= {f"projection_{i}": arrays[f"param/{home}.emb_projs.{i}"].T for i in range(3)}
+        table = AssembledTable(source, features, dropout=0.2 if train else 0.0, bias="own")
+    else:
+        rates = {"dropout": 0.3} if case == "k0_train_output_dropout" else {"layer_dropout": 0.5} if train else {}
+        depth, given = (4, {"activation": "sigmoid"}) if case.startswith("k4") else (0, {})
+        source, params = Lookup(words, features), {"table": plain}
+        table = MappedTable(source, features, depth=depth, bias=bias, **rates | given)
+    weights = {name.removeprefix("param/"): array for name, array in arrays.items() if name.startswith("param/")}
+    weights = weights | ({"_bias.weight": weights["_decoder.bias"][None]} if case == "tied" else {})
+    params = {"source": params} | parameters(weights, bias)
+    [(vectors, _, biases)] = table.apply({"params": params}, train=train, rngs={"dropout": jax.random.key(0)}, method="bands")
+    np.testing.assert_allclose(vectors, arrays.get("E_out", arrays.get("E_in", plain)), atol=2e-5)
+    if not (train and bias == "predicted"):
+        logits = arrays["hidden"] @ np.asarray(vectors).T + np.asarray(biases)
+        np.testing.assert_allclose(logits, arrays["logits"], atol=2e-5)
+    if case == "adaptive_tied":  # the input's vectors are those of the output, scaled like them
+        read = AdaptiveInput(words, features, (12, 40), scaled=True)
+        embedded = read.apply({"params": params["source"]}, arrays["input"])
+        np.testing.assert_allclose(embedded, arrays["embedded"], atol=2e-5)
 
 
 def test_an_update_shares_one_mask_a_layer():
