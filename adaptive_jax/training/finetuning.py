@@ -22,6 +22,8 @@ from adaptive_jax.workdir.settings import read_config, read_words, with_own_file
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
 BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
 HEAD = "head"  # has one for each word of band 0
+SMALLEST = 0.1  # of a projection's largest singular value: directions below it are left out, or rows would become too long
+BY_CLUSTER = "clusters", "cluster_bias", "projections"  # those of outputs whose clusters may be as many as the words ask for
 
 
 def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
@@ -82,8 +84,8 @@ def _check_same_model(origin, old, new):
     old, new = (traverse_util.flatten_dict(params) for params in (old, new))
     for path in sorted({*old, *new}):
         there, here = (each[path].shape if path in each else None for each in (old, new))
-        words = path[0] != "body" and None not in (there, here) and there[1:] == here[1:]
-        if there != here and not words:
+        varies = path[-1] in (*BY_WORD, HEAD, *BY_CLUSTER) or BY_BAND.fullmatch(path[-1])
+        if there != here and not (varies and None not in (there, here) and there[1:] == here[1:]):
             there, here = ("missing" if shape is None else f"of shape {shape}" for shape in (there, here))
             raise InputError(
                 f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is {there}, and here {here}: only the "
@@ -123,7 +125,8 @@ def _rows(old, fresh, take):
 def _by_band(old, new, module, take):
     """The tables of a module's bands, with the lengths of their rows where these are apart; and the words that changed bands.
 
-    A row t of a table with projection P stands for the vector t P. In another band it becomes the r whose r P is closest.
+    A row t of a table with projection P stands for the vector t P. In another band it becomes the r whose r P is closest, but
+    for directions that P hardly has.
     """
     made, moved, first = {}, 0, 0
     tables = [old[*module, f"table_{k}"] for k in range(_bands(old, module))]
@@ -157,7 +160,7 @@ def _moved(rows, lengths, projection, into):
     if lengths is not None:
         rows = rows * (lengths / np.maximum(np.linalg.norm(rows, axis=1), 1e-30))[:, None]
     rows = rows if projection is None else rows @ projection
-    rows = rows if into is None else rows @ np.linalg.pinv(into)
+    rows = rows if into is None else rows @ np.linalg.pinv(into, rcond=SMALLEST)
     return rows, None if lengths is None else np.linalg.norm(rows, axis=1)
 
 

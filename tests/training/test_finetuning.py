@@ -1,0 +1,200 @@
+"""Runs that start from the parameters of another one, with another corpus and vocabulary."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from adaptive_jax import defaults
+from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.model import build, init_params
+from adaptive_jax.training import optim
+from adaptive_jax.training.finetuning import SMALLEST, check_fits, finetuned
+from adaptive_jax.training.loop import train
+from adaptive_jax.training.state import initial_state
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.settings import begin
+from tests.training.test_metrics import metrics
+
+OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
+NEW = Vocabulary.build({f"w{n}": 100 + n for n in range(3, 19)} | {f"new{n}": 20 - n for n in range(8)} | {"<eos>": 200})
+BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,)}
+LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "length": 5}
+CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name": "char_cnn"}
+OWN = {"input.name": "lookup", "output.table.name": "own", "output.table.bias": True}
+MODELS = {
+    "tied": {"input.name": "lookup", "output.name": "softmax", "output.table.name": "tied", "output.table.bias": True},
+    "bands": {"input.name": "adaptive", "input.cutoffs": (5, 12), "input.factor": 2, "output.table.name": "tied"},
+    "own bands": OWN | {"output.table.cutoffs": (5, 12), "output.table.factor": 2},
+    "weight norm": OWN | {"output.table.cutoffs": (5, 12), "output.table.factor": 2, "output.table.weight_norm": True},
+    "own head": {"input.name": "lookup", "output.table.name": "tied", "output.table.cutoffs": (18,), "output.table.own_head": True},
+    "clusters": OWN | {"output.name": "adaptive", "output.table.factor": 2},
+    "many bands": OWN | {"output.name": "hierarchical", "output.classes": 9},
+    "mapped": {"input.name": "lookup", "output.name": "softmax", "output.table.name": "mapped", "output.table.bias": "own"},
+    "composed": {f"output.table.{key}": value for key, value in LETTERS.items()}
+    | {"input.name": "lookup", "output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2},
+    "char_cnn": CNN | {"output.name": "softmax", "output.table.name": "mapped", "output.table.bias": "predicted"},
+}
+
+
+BANDED = "bands", "own bands", "weight norm", "clusters"  # whose vectors depend on the band
+
+
+def config_of(name, clusters="", **changes):
+    more = {"output.clusters": clusters} if clusters else {}
+    return defaults.config(MODELS[name], BODY, more, changes).to_dict()
+
+
+def saved_run(workdir, config, vocabulary):
+    """A workdir with a checkpoint of random parameters."""
+    begin(workdir, config, {}, vocabulary)
+    params = init_params(build(config, len(vocabulary)), 3)
+    params = jax.tree.map(lambda a: a + 0.01 * np.cos(np.arange(a.size).reshape(a.shape)).astype(a.dtype), params)
+    checkpoints = Checkpoints(workdir)
+    checkpoints.save(5, {"params": params}, 1.0)
+    checkpoints.close()
+
+
+def started(config, vocabulary):
+    """The model and the parameters with which a run begins."""
+    model, optimizer, mesh = build(config, len(vocabulary)), optim.from_config(config), sharding.device_mesh()
+    return model, finetuned(config, initial_state(model, optimizer, 0, mesh), model, optimizer, (vocabulary, mesh)).params
+
+
+def vectors(model, params, vocabulary):
+    """By group: each word's vector `[features]` with its bias, the projection of its band, and its number."""
+
+    def bands(model):
+        return {"input": model.input.bands(), "output": model.output.bands()}
+
+    known = {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
+    of = model.wants().get("order", {"of": ()})["of"]
+    found = {}
+    for group, made in model.apply(known, method=bands).items():
+        rows = [b.table if b.projection is None else b.table @ b.projection for b in made]
+        biases = [np.zeros(len(b.table)) if b.bias is None else b.bias for b in made]
+        words = np.concatenate([np.concatenate([r, b[:, None]], axis=1) for r, b in zip(rows, biases, strict=True)])
+        which = [i for i, b in enumerate(made) for _ in b.table]
+        order = known["lexicon"]["order"]["places"] if group in of else np.arange(len(vocabulary))
+        found[group] = {
+            word: (words[place], np.eye(8) if (p := made[which[place]].projection) is None else p, which[place])
+            for word, place in zip(vocabulary.words, order, strict=True)
+        }
+    return found
+
+
+def clusters_for(tmp_path, vocabulary, seed):
+    ordered = [vocabulary.words[i] for i in np.random.default_rng(seed).permutation(len(vocabulary))]
+    path = tmp_path / f"clusters{seed}.txt"
+    write_clusters(path, Header("kmeans", seed, vocabulary.digest, (6, 7, len(vocabulary) - 13)), ordered)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
+    """Vectors and biases by word, at input and output; in another band the closest; new words are as in a fresh model."""
+    files = [clusters_for(tmp_path, vocabulary, i) if name == "clusters" else "" for i, vocabulary in enumerate((OLD, NEW))]
+    saved_run(tmp_path / "run", config_of(name, files[0]), OLD)
+    run = open_run(tmp_path / "run")
+    model, params = started(config_of(name, files[1], init_from=str(tmp_path / "run")), NEW)
+    told = capsys.readouterr().out
+    before, after = vectors(run.model, run.params, OLD), vectors(model, params, NEW)
+    both = set(OLD.words) & set(NEW.words)
+    assert len(both) == 17
+    moved = 0
+    for group in before:
+        for word in both:
+            (old, _, band), (new, projection, now) = before[group][word], after[group][word]
+            if band == now or name not in (*BANDED, "own head"):
+                np.testing.assert_allclose(new, old, rtol=0, atol=1e-6)
+            elif name in BANDED:
+                moved += group == ("input" if name == "bands" else "output")
+                assert new[-1] == old[-1]  # biases
+                assert 1e-3 < np.linalg.norm(new) < 10 * np.linalg.norm(old)
+                if group == "input" or name != "bands":  # whose head reads the table without the projection
+                    _, sizes, directions = np.linalg.svd(projection, full_matrices=False)
+                    kept = directions[sizes > SMALLEST * sizes[0]]
+                    np.testing.assert_allclose(kept @ new[:-1], kept @ old[:-1], rtol=0, atol=1e-5)
+    if name == "char_cnn":
+        assert "all word vectors are composed" in told
+        jax.tree.map(np.testing.assert_array_equal, params, run.params)
+        return
+    assert f"init_from    {tmp_path / 'run'} after 5 updates: 17 of 25 words carried over, 8 new ones start at random" in told
+    assert (f"; {moved:,} have moved to another band" in told) == bool(moved) == (name in BANDED)
+    fresh = vectors(model, init_params(model, 0), NEW)
+    for word in set(NEW.words) - both if name in ("tied", "many bands", "clusters") else ():
+        np.testing.assert_allclose(after["input"][word][0], fresh["input"][word][0], rtol=0, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, params["body"], run.params["body"])
+
+
+def test_another_model_is_refused(tmp_path):
+    """One line names the first parameter that differs, before anything is trained."""
+    saved_run(tmp_path / "run", config_of("tied"), OLD)
+    for changes, message in (
+        ({"body.widths": (9, 8)}, r"whose parameter body/.* is of shape \(.*\), and here of shape \(.*\): only the vocabulary"),
+        ({"output.table.bias": False}, r"whose parameter output/table/bias is of shape \(20,\), and here missing"),
+    ):
+        config = config_of("tied", init_from=str(tmp_path / "run"), **changes)
+        with pytest.raises(InputError, match=message):
+            check_fits(config, tmp_path / "new", build(config, len(NEW)))
+    with pytest.raises(InputError, match="holds no run"):
+        check_fits(config_of("tied", init_from=str(tmp_path)), tmp_path / "new", build(config, len(NEW)))
+
+
+SMALL = {
+    "steps": 6, "evaluate_every": 0, "checkpoint_every": 0, "tokens_per_update": 128, "tokens_per_device": 128,
+    "batches.sequence_length": 16, "optimizer.learning_rate": 0.3, "schedule.name": "constant", "schedule.warmup_steps": 0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(settings, tmp_path_factory):
+    """`small(steps=3)`: the config of a short run; with `path="other"`, on a text that has half of the words and new ones."""
+    other = tmp_path_factory.mktemp("other")
+    for split, lines in ("train", 60), ("valid", 8), ("test", 8):
+        text = [" ".join(f"the t{(i + k) % 6}w{k} n{(i * k) % 9}" for k in range(6)) for i in range(lines)]
+        (other / f"{split}.txt").write_text("\n".join(text) + "\n")
+
+    def small(path="", **changes):
+        data = {key: value for key, value in settings().items() if key.startswith("data.")}
+        data |= {"data.path": str(other), "data.vocabulary_size": 0} if path else {}
+        return config_of("bands", **SMALL | data | {"output.table.name": "tied"} | changes)
+
+    return small
+
+
+def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
+    """It begins with what the first run learned, resumes without the flag and without that run, exactly, and refuses another."""
+    train(small(), tmp_path / "first")
+    origin = {"init_from": str(tmp_path / "first"), "init_checkpoint": "latest"}
+    changes = {"path": "other", "steps": 4, "seed": 5}
+    train(small(**changes, **origin), tmp_path / "whole")
+    train(small(**changes | {"steps": 2}, **origin), tmp_path / "stopped")
+    with pytest.raises(InputError, match=r"init_from was .*first and is now .*elsewhere"):
+        train(small(**changes | {"init_from": str(tmp_path / "elsewhere")}), tmp_path / "stopped")
+    shutil.move(tmp_path / "first", tmp_path / "elsewhere")
+    train(small(**changes), tmp_path / "stopped")
+    whole, stopped = (open_run(tmp_path / name, "latest") for name in ("whole", "stopped"))
+    jax.tree.map(np.testing.assert_array_equal, stopped.params, whole.params)
+    assert stopped.config["init_from"] == str(tmp_path / "first")
+    train(small(**changes), tmp_path / "fresh")
+    first = {name: metrics(tmp_path / name)[0]["train/nll"] for name in ("whole", "fresh")}
+    assert first["whole"] < first["fresh"] - 0.05
+
+    file = f"from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({small(path='other')!r})\n"
+    (tmp_path / "config.py").write_text(file)
+    arguments = [f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'wider'}", f"--init_from={tmp_path / 'elsewhere'}"]
+    refused = quick_command("train.py", *arguments, "--config.input.factor=1")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "holds another model, whose parameter input/projection_1 is of shape (4, 8), and here of shape (8, 8)" in refused.stderr
+    assert not (tmp_path / "wider").exists()
+    missing = quick_command("train.py", *arguments, "--init_checkpoint=77")
+    assert missing.returncode == 2
+    assert "holds no checkpoint '77': it has steps 6" in missing.stderr
