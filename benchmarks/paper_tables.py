@@ -1,70 +1,9 @@
 """The tables of the papers as rows that benchmarks.tables trains: models, published numbers, and what differs in small."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
-from adaptive_jax.defaults import config
-from configs import base, europarl, penn_treebank, wikitext2, wikitext103
+from benchmarks import groc_tables
+from benchmarks.lines import CORPORA, WORDS, Line, Table
+from configs import base, wikitext2, wikitext103
 from configs.base import Paper, Row
-
-CORPORA = {"penn_treebank": penn_treebank, "wikitext2": wikitext2, "europarl": europarl, "wikitext103": wikitext103}
-WORDS = {"penn_treebank": 929_589, "wikitext2": 2_088_628, "europarl": 57_700_000, "wikitext103": 103_227_021}
-
-
-class Line(NamedTuple):
-    """A line of a table.
-
-    Attributes:
-        corpus: the config file of its model.
-        row: what is trained; lines of one corpus and row share a run.
-        paper: published numbers.
-        epoch: published seconds an epoch.
-        context: tokens that an evaluation gives before those that it scores.
-        clusters: how words are clustered, such as ("kmeans", "pretrained"); (): not.
-        memory: published megabytes.
-    """
-
-    corpus: str
-    row: str
-    paper: Paper = Paper()
-    epoch: float | None = None
-    context: int = 0
-    clusters: tuple[str, ...] = ()
-    memory: int | None = None
-
-
-class Table(NamedTuple):
-    """A table of a paper.
-
-    Attributes:
-        title: what it compares, and where it is printed.
-        lines: by size: "cpu" and "gpu" in small, "full" as published.
-        settings: by size, beside those of the rows; `full` has none.
-        rows: by size and corpus, rows that its config file does not have, and their layers.
-    """
-
-    title: str
-    lines: Mapping[str, tuple[Line, ...]]
-    settings: Mapping[str, dict] = {}
-    rows: Mapping[tuple[str, str], tuple[Mapping[str, Row], Mapping[str, dict]]] = {}
-
-
-# What a size decides rather than a row.
-BUDGET = {"steps", "evaluate_every", "checkpoint_every", "tokens_per_update", "tokens_per_device", "optimizer.learning_rate"}
-
-
-def config_of(table: Table, line: Line, size: str) -> dict:
-    """The config of a line's model.
-
-    Raises:
-        InputError: as `configs.base.config_of`.
-    """
-    file = CORPORA[line.corpus]
-    rows, layers = table.rows.get((size, line.corpus), (file.ROWS, file.LAYERS))
-    row, settings = rows[line.row], table.settings.get(size, {})
-    changes = {key: value for key, value in row.changes.items() if key not in BUDGET or key not in settings}
-    return config(file.SETTINGS, layers[row.layers], settings | changes).to_dict()
-
 
 # Half an epoch is too little to overfit, so dropout is low, and momentum forgets within 10 updates.
 TRANSFORMER_CPU = {
@@ -276,4 +215,4 @@ TABLES = {
     "thesis_4_6": lambda: _thesis("wikitext103"),
     "thesis_5_1": _thesis_memory,
     "grave_table": _grave,
-}
+} | groc_tables.TABLES

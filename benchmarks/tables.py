@@ -1,6 +1,6 @@
 """A paper's table with our numbers beside the published ones: trains its rows one after the other, writes a table and a figure.
 
-    python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE] [--workdir=runs/tables]
+    python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE] [--lexicon=DIR]
 
 `cpu` takes at most two hours on 2 cores and has the paper's corpus where that is small, else WikiText-2; `gpu` has not been run;
 `full` is the paper's own setting. Every row trains in a process of its own. The same command resumes, and keeps the rows that are
@@ -26,13 +26,15 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.evaluate import evaluate
 from adaptive_jax.evaluation.scoring import perplexity
 from adaptive_jax.files import replacing
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
-from benchmarks.paper_tables import CORPORA, TABLES, WORDS, Line, config_of
+from benchmarks.groc_tables import FAR, NEAR, TARGETS
+from benchmarks.lines import CORPORA, WORDS, Line, config_of
+from benchmarks.paper_tables import TABLES
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 COLUMNS = "row | valid | test | parameters | s an epoch | minutes | peak MB | "
@@ -62,9 +64,12 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
     config["data"]["path"] = _directories(settings.corpora).get(line.corpus, "")
     if line.clusters:
         config["output"]["clusters"] = str(_clusters(line, config, workdir, settings.glove))
+    if settings.lexicon and "lexicon" in config["input"]:
+        config["input"]["lexicon"] = settings.lexicon
     train(config, workdir)
-    contexts = {each.context for each in table.lines[size] if name_of(each) == name_of(line)}
-    tests = {given: evaluate(workdir, Request(split="test", context=given))["perplexity"] for given in sorted(contexts)}
+    texts = {line.corpus: None} | _directories(settings.corpora)
+    scored = {each.scored: each for each in table.lines[size] if name_of(each) == name_of(line)}
+    tests = {key: evaluate(workdir, each.request(texts.get(each.target)))["perplexity"] for key, each in scored.items()}
     checkpoints = Checkpoints(workdir, read_only=True)
     logged = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
     speeds = [each["train/words_per_second"] for each in logged if "train/words_per_second" in each]
@@ -87,7 +92,7 @@ def _directories(corpora):
     """
     found = dict(each.partition("=")[::2] for each in corpora)
     for name, directory in found.items():
-        check_known(f"--corpora={name}", name, CORPORA)
+        check_known(f"--corpora={name}", name, [*CORPORA, *TARGETS, NEAR, FAR])
         if not directory:
             raise InputError(f"--corpora={name} names no directory: give --corpora={name}=DIR")
     return found
@@ -120,6 +125,7 @@ def numbers_of(name: str, size: str, line: Line, settings) -> dict:
         print(f"{name_of(line)}:", flush=True)
         same = [f"--size={size}", f"--workdir={settings.workdir}", f"--glove={settings.glove}", f"--only={name_of(line)}"]
         same += [f"--corpora={','.join(settings.corpora)}"] if settings.corpora else []
+        same += [f"--lexicon={settings.lexicon}"] if settings.lexicon else []
         if status := subprocess.run([sys.executable, "-m", "benchmarks.tables", name, *same]).returncode:
             raise InputError(f"{name_of(line)} ended with status {status}: mend what it says; the same command resumes")
     return json.loads(result.read_text())
@@ -129,10 +135,11 @@ def cells(line: Line, numbers: dict) -> str:
     """A line of the table: ours, then the published numbers, nothing where there are none."""
     valid = min((nll for _, nll in numbers["curve"]), default=None)
     shown = f"`{line.row}`" + (f", {line.context} tokens of context" if line.context else "")
+    shown += f", {line.target}" + (f", {line.cache} cache" if line.cache else "") if line.target else ""
     ours = [
         shown,
-        "" if valid is None or line.context else f"{perplexity(valid):.1f}",
-        f"{numbers['test'][str(line.context)]:.1f}",
+        "" if valid is None or line.scored != "0" else f"{perplexity(valid):.1f}",
+        f"{numbers['test'][line.scored]:.1f}",
         f"{numbers['parameters'] / 1e6:.1f}M",
         f"{numbers['epoch']:,.0f}",
         f"{60 * numbers['hours']:.1f}",
@@ -172,9 +179,9 @@ def plot(found: list[tuple[Line, dict]], path: Path) -> None:
     figure = Figure((11, 4.2 * len(corpora)), layout="constrained")
     for corpus, (left, right) in zip(corpora, figure.subplots(len(corpora), 2, squeeze=False), strict=True):
         for line, numbers in found:
-            if line.corpus == corpus and not line.context:
+            if line.corpus == corpus and not line.context and not line.cache and line.target in ("", corpus):
                 (drawn,) = left.plot(*zip(*numbers["curve"], strict=True), label=line.row)
-                at = numbers["epoch"], numbers["test"]["0"]
+                at = numbers["epoch"], numbers["test"][line.scored]
                 right.plot(*at, "o", color=drawn.get_color())
                 right.annotate(line.row, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
         left.set(xlabel="updates", ylabel="validation loss, nats a word", title=corpus)
@@ -202,7 +209,9 @@ def main(name: str, settings) -> None:
     if name in MEASURED:
         raise InputError(f"TABLE={name} has nothing to train: use python -m {MEASURED[name]}")
     table, size = TABLES[name](), settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu")
-    _directories(settings.corpora)
+    given = _directories(settings.corpora)
+    if missing := {line.target for line in table.lines[size]} - {"", *given, *(line.corpus for line in table.lines[size])}:
+        raise InputError(f"{name} is scored on {', '.join(sorted(missing))}: give --corpora={min(missing)}=DIR,…")
     lines = [line for line in table.lines[size] if settings.glove or "glove" not in line.clusters]
     if settings.only:
         names = {name_of(line): line for line in lines}
@@ -225,6 +234,7 @@ if __name__ == "__main__":
     flags.DEFINE_enum("size", None, ["cpu", "gpu", "full"], "Size of the models; the default depends on the machine.")
     flags.DEFINE_list("corpora", [], "Local copies of corpora: penn_treebank=DIR,wikitext2=DIR; others are downloaded.")
     flags.DEFINE_string("glove", "", "File of GloVe vectors, for the rows that cluster words by them.")
+    flags.DEFINE_string("lexicon", "", "WordNet's directory or a .jsonl file, for the rows of GroC; see docs/lexicon.md.")
     flags.DEFINE_string("only", "", "Train and score this one run, such as penn_treebank-awd_sm, and write no table.")
     flags.DEFINE_string("workdir", "runs/tables", "Directory for the runs.")
     command.run(lambda table: main(table, flags.FLAGS), positional=["TABLE"])

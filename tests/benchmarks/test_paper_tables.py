@@ -10,7 +10,8 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
 from adaptive_jax.plans.costs import divide_update
 from benchmarks import tables
-from benchmarks.paper_tables import TABLES, Line, Table, config_of
+from benchmarks.lines import Line, Table, config_of
+from benchmarks.paper_tables import TABLES
 from configs import quickstart
 from configs.base import Paper, Row
 
@@ -70,7 +71,8 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     monkeypatch.setitem(TABLES, "tiny", lambda: table)
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
     (tmp_path / "RESULTS.md").write_text("# Results\n")
-    flags = SimpleNamespace(size="cpu", corpora=[f"wikitext2={text}"], glove="", only="wikitext2-tiny", workdir=tmp_path / "runs")
+    given = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
+    flags = SimpleNamespace(size="cpu", corpora=[f"wikitext2={text}"], only="wikitext2-tiny", **given)
     tables.main("tiny", flags)
     numbers = json.loads((tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text())
     assert numbers["test"].keys() == {"0", "2"} and len(numbers["curve"]) == 2 and numbers["peak_bytes"] > 1e8

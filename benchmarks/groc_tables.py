@@ -1,0 +1,94 @@
+"""The tables of Pappas et al. 2020: output embeddings over one LSTM, the parts of GroC, and texts of other domains."""
+
+from benchmarks.lines import CORPORA, Line, Table
+from configs import news_crawl, penn_treebank
+from configs.base import Paper
+
+# Two epochs of the Penn Treebank: little dropout, and the rate falls once.
+GROC_CPU = {
+    "steps": 2_660, "evaluate_every": 665, "checkpoint_every": 665, "early_stopping": 0, "tokens_per_update": 700,
+    "tokens_per_device": 700, "body.features": 100, "body.widths": (200, 100), "body.input_dropout": 0.1,
+    "body.hidden_dropout": 0.1, "body.dropout": 0.1, "optimizer.learning_rate": 0.003, "schedule.name": "cosine_cycles",
+    "schedule.warmup_steps": 100, "schedule.cycle_steps": 2_560, "schedule.cycles": 1,
+}  # fmt: skip
+GROC_LETTERS = ((1, 16), (2, 16), (3, 32), (4, 64))  # 128 filters, of 1,024
+
+
+def _in_small(file, compose_share=1.0):
+    """Rows and layers for `GROC_CPU`: fewer filters and corrections, at most a rate of 0.1."""
+    rows = {}
+    for name in file.GROC:
+        changes = {key: min(value, 0.1) if key.endswith("dropout") else value for key, value in file.ROWS[name].changes.items()}
+        changes |= {"groc": {"compose_share": compose_share}, "groc_convolutional": {"output.table.correction": 32}}.get(
+            file.ROWS[name].layers, {}
+        )
+        rows[name] = file.ROWS[name]._replace(changes=changes)
+    layers = dict(file.LAYERS)
+    for name, group in ("groc", "input"), ("groc_convolutional", "output.table"):
+        layers[name] = layers[name] | {f"{group}.filters": GROC_LETTERS, f"{group}.strides": (1, 1, 2, 3)}
+    return rows, layers
+
+
+def _outputs(title, number):
+    """A table on the Penn Treebank and WikiText-2, in small on the former. Table 3 has the line `groc`, too."""
+    lines = {"penn_treebank": (), "wikitext2": ()}
+    for corpus in lines:
+        file = CORPORA[corpus]
+        for name, (table, *_) in file.GROC.items():
+            if table == number or name == "groc":
+                lines[corpus] += (Line(corpus, name, file.ROWS[name].paper),)
+    full = lines["penn_treebank"] + lines["wikitext2"]
+    return Table(
+        f"{title} (Pappas et al. 2020, Table {number})",
+        {"cpu": lines["penn_treebank"], "gpu": full, "full": full},
+        {"cpu": GROC_CPU},
+        {("cpu", "penn_treebank"): _in_small(penn_treebank)},
+    )
+
+
+# Table 5, test perplexity by what is added: 2008, 2009, 2010, 2011, web, wiki.
+TARGETS = ("news_crawl_2008", "news_crawl_2009", "news_crawl_2010", "news_crawl_2011", "common_crawl", "wikitext103_raw")
+TABLE_5 = {
+    ("groc_tied", ""): (199.8, 217.3, 221.6, 229.9, 660.6, 841.1),
+    ("groc_tied", "unigram"): (203.6, 221.5, 225.9, 234.3, 577.5, 819.7),
+    ("groc_tied", "local"): (196.5, 212.0, 217.7, 225.9, 501.7, 406.9),
+    ("groc", ""): (171.0, 186.7, 192.5, 200.4, 637.9, 753.9),
+    ("groc", "unigram"): (167.3, 183.1, 189.5, 196.4, 533.6, 689.2),
+    ("groc", "local"): (164.1, 179.0, 185.1, 192.3, 493.0, 408.8),
+}
+OWN = {("groc_tied", ""): 184.3, ("groc_tied", "unigram"): 187.8, ("groc_tied", "local"): 181.8} | {
+    ("groc", ""): 158.6, ("groc", "unigram"): 155.2, ("groc", "local"): 152.6,
+}  # fmt: skip
+NEAR, FAR = "lm1b_heldout", "wikitext2_raw"  # in small: news and Wikipedia
+# One epoch. Its 30,000 words take most of the time of `groc`, so only half of its updates compose them.
+CROSS_CPU = GROC_CPU | {"steps": 2_860, "evaluate_every": 1_430, "checkpoint_every": 1_430, "schedule.cycle_steps": 2_760}
+
+
+def _domains():
+    """Table 5, without finetuning: trained on news of 2007, in small on Europarl."""
+    small, full = (), ()
+    for (row, cache), published in TABLE_5.items():
+        weight = 0.1 if row == "groc" and cache else 1.0  # section 5.1
+        given = {"cache": cache, "down_weight": weight}
+        full += (Line("news_crawl", row, Paper(test=OWN[row, cache]), target="news_crawl", **given),)
+        full += tuple(
+            Line("news_crawl", row, Paper(test=test), target=target, **given)
+            for target, test in zip(TARGETS, published, strict=True)
+        )
+        small += tuple(
+            Line("europarl_2m", row, Paper(test=published[of]), target=target, **given)
+            for target, of in (("europarl_2m", 0), (NEAR, 3), (FAR, 5))
+        )
+    return Table(
+        "Texts of other domains (Pappas et al. 2020, Table 5; published: 2008, 2011 and wiki)",
+        {"cpu": small, "gpu": small, "full": full},
+        {"cpu": CROSS_CPU},
+        {("cpu", "europarl_2m"): _in_small(news_crawl, compose_share=0.5)},
+    )
+
+
+TABLES = {
+    "groc_2": lambda: _outputs("Output embeddings over one LSTM", 2),
+    "groc_3": lambda: _outputs("Parts of GroC", 3),
+    "groc_5": _domains,
+}

@@ -1,0 +1,88 @@
+"""Lines of the papers' tables: what is trained, what is scored, and the published numbers."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from adaptive_jax.defaults import config
+from adaptive_jax.evaluation.evaluate import Request
+from configs import europarl, news_crawl, penn_treebank, wikitext2, wikitext103
+from configs.base import Paper, Row
+
+CORPORA = {"penn_treebank": penn_treebank, "wikitext2": wikitext2, "europarl": europarl, "wikitext103": wikitext103}
+WORDS = {"penn_treebank": 929_589, "wikitext2": 2_088_628, "europarl": 57_700_000, "wikitext103": 103_227_021}
+# The first two million words of News Crawl 2007, and of Europarl, as Pappas et al. 2020, section C.2, cut them: docs/corpora.md.
+CORPORA |= {"news_crawl": news_crawl, "europarl_2m": news_crawl}
+WORDS |= dict.fromkeys(("news_crawl", "europarl_2m"), 2_000_000)
+
+
+class Line(NamedTuple):
+    """A line of a table.
+
+    Attributes:
+        corpus: the config file of its model.
+        row: what is trained; lines of one corpus and row share a run.
+        paper: published numbers.
+        epoch: published seconds an epoch.
+        context: tokens that an evaluation gives before those that it scores.
+        clusters: how words are clustered, such as ("kmeans", "pretrained"); (): not.
+        memory: published megabytes.
+        target: text of another domain that is scored, with the words that training never saw; "": the corpus itself.
+        cache: kind of the cache that the model is mixed with, such as "unigram"; "": none.
+        down_weight: factor of the probabilities of new words.
+    """
+
+    corpus: str
+    row: str
+    paper: Paper = Paper()
+    epoch: float | None = None
+    context: int = 0
+    clusters: tuple[str, ...] = ()
+    memory: int | None = None
+    target: str = ""
+    cache: str = ""
+    down_weight: float = 1.0
+
+    @property
+    def scored(self) -> str:
+        """Which of the scores of its run a line has: the context, or the target and the cache."""
+        return f"{self.target} {self.cache}".strip() if self.target else str(self.context)
+
+    def request(self, directory: str | None) -> Request:
+        """What is scored. directory: that of the target's text; None: the text that the model was trained on."""
+        if not self.target:
+            return Request(split="test", context=self.context)
+        method = {"method": "cache", "options": {"cache": self.cache}} if self.cache else {}
+        return Request("test", data_path=directory, vocabulary="union", down_weight=self.down_weight, **method)
+
+
+class Table(NamedTuple):
+    """A table of a paper.
+
+    Attributes:
+        title: what it compares, and where it is printed.
+        lines: by size: "cpu" and "gpu" in small, "full" as published.
+        settings: by size, beside those of the rows; `full` has none.
+        rows: by size and corpus, rows that its config file does not have, and their layers.
+    """
+
+    title: str
+    lines: Mapping[str, tuple[Line, ...]]
+    settings: Mapping[str, dict] = {}
+    rows: Mapping[tuple[str, str], tuple[Mapping[str, Row], Mapping[str, dict]]] = {}
+
+
+# What a size decides rather than a row.
+BUDGET = {"steps", "evaluate_every", "checkpoint_every", "tokens_per_update", "tokens_per_device", "optimizer.learning_rate"}
+
+
+def config_of(table: Table, line: Line, size: str) -> dict:
+    """The config of a line's model.
+
+    Raises:
+        InputError: as `configs.base.config_of`.
+    """
+    file = CORPORA[line.corpus]
+    rows, layers = table.rows.get((size, line.corpus), (file.ROWS, file.LAYERS))
+    row, settings = rows[line.row], table.settings.get(size, {})
+    changes = {key: value for key, value in row.changes.items() if key not in BUDGET or key not in settings}
+    return config(file.SETTINGS, layers[row.layers], settings | changes).to_dict()
