@@ -44,7 +44,7 @@ def split_lines(file: Path, cache: Path) -> Split:
         InputError: fewer than three lines; a file that cannot be read.
     """
     text = Text((file,))
-    total = sum(1 for _ in _lines(text))
+    total = sum(1 for _ in lines_of(text))
     if total < 3:
         raise InputError(f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each line, or give a "
                          "directory with train.txt, valid.txt and test.txt")  # fmt: skip
@@ -53,7 +53,7 @@ def split_lines(file: Path, cache: Path) -> Split:
     directory = cache / "split" / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]
     paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
     if not all(path.exists() for path in paths):
-        lines = _lines(text)
+        lines = lines_of(text)
         for path, count in zip(paths, counts, strict=True):
             with replacing(path) as copy:
                 for _ in range(count):
@@ -61,7 +61,7 @@ def split_lines(file: Path, cache: Path) -> Split:
     return Split(directory, counts)
 
 
-def _lines(text: Text) -> Iterator[bytes]:
+def lines_of(text: Text) -> Iterator[bytes]:
     """The lines of a text, each with its line feed."""
     rest = b""
     for chunk in text.chunks():
