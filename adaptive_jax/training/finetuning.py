@@ -110,9 +110,11 @@ def _by_place(model, vocabulary, group):
 
 def _on_host(params, mesh):
     """Whole arrays by path, writable."""
-    whole = sharding.replicated(mesh)
-    gather = jax.jit(lambda a: a, out_shardings=whole)  # by which every host gets the parts of the others
-    return {path: np.array(gather(a).addressable_data(0)) for path, a in traverse_util.flatten_dict(params).items()}
+    gather = jax.jit(lambda a: a, out_shardings=sharding.replicated(mesh))  # every host gets the parts of the others
+    return {
+        path: np.array(a if a.is_fully_addressable else gather(a).addressable_data(0))
+        for path, a in traverse_util.flatten_dict(params).items()
+    }
 
 
 def _rows(old, fresh, take):
