@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax.arrays import ids, look_up
+from adaptive_jax.devices.products import product
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
 
@@ -156,7 +157,7 @@ class GroC(CharacterCNN):
         if not (self.combine == "concat" and lists):
             return sum(parts)
         kernel, bias = (a.astype(self.dtype) for a in self.map)
-        return jnp.concatenate(parts, axis=1).astype(self.dtype) @ kernel + bias[None]
+        return product(jnp.concatenate(parts, axis=1).astype(self.dtype), kernel) + bias[None]
 
 
 @jax.custom_vjp

@@ -15,6 +15,7 @@ from flax import linen as nn
 from jax import lax
 
 from adaptive_jax.activations import ACTIVATIONS
+from adaptive_jax.devices.products import product
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
 MOST_KEPT = 2**30
@@ -162,26 +163,25 @@ def read_letters(reader: Reader, weights: Mapping, letters: jax.Array, most: int
         span, width, out = kernel.shape
         last = (positions(span, stride, most, full) - 1) * stride
         windows = jnp.stack([x[:, i : i + last + 1 : stride] for i in range(span)], axis=2)
-        responses = windows.reshape(*windows.shape[:2], span * width) @ kernel.reshape(span * width, out)
+        responses = product(windows.reshape(*windows.shape[:2], span * width), kernel.reshape(span * width, out))
         pooled.append(activation(responses.max(axis=1) + bias[None]))
     x, products = jnp.concatenate(pooled, axis=1), []
     for i, (kernel, bias) in enumerate(weights["highways"]):
-        product = x @ kernel if kept is None else _known_product(x, kernel, kept[i])
-        products.append(product)
-        new, gate = jnp.split(product + bias[None], 2, axis=1)
+        products.append(product(x, kernel) if kept is None else _known_product(x, kernel, kept[i]))
+        new, gate = jnp.split(products[-1] + bias[None], 2, axis=1)
         gate = nn.sigmoid(gate)
         x = gate * x + (1 - gate) * activation(new)
     kernel, bias = weights["projection"]
-    return x @ kernel + (0 if bias is None else bias[None]), products
+    return product(x, kernel) + (0 if bias is None else bias[None]), products
 
 
 @jax.custom_vjp
-def _known_product(x, kernel, product):
-    """`x @ kernel`, which is `product`."""
-    return product
+def _known_product(x, kernel, known):
+    """`product(x, kernel)`, which is `known`."""
+    return known
 
 
 _known_product.defvjp(
-    lambda x, kernel, product: (product, (x, kernel)),
-    lambda arrays, pull: (pull @ arrays[1].T, arrays[0].T @ pull, None),
+    lambda x, kernel, known: (known, (x, kernel)),
+    lambda arrays, pull: (*jax.vjp(product, *arrays)[1](pull), None),  # nothing reads the product itself
 )

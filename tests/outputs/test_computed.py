@@ -108,7 +108,8 @@ def of_file(name, case):
 def test_output(case, file, monkeypatch):
     """Tables of the reference files that the fixture leaves out: from the hidden states to the losses, masks given.
 
-    In training, the public code also drops entries of the vectors that predict biases: there, vectors are compared.
+    In training, the public code also drops entries of the vectors that predict biases, so there only vectors are compared; and it
+    draws masks of layers anew for every chunk of words, here for every 25, whose last has no relations and definition there.
     """
     arrays, train = of_file(file, case), "_train" in case
     plain = arrays["param/_lookup.weight"] if case == "tied" else arrays.get("E_in")
@@ -134,7 +135,8 @@ def test_output(case, file, monkeypatch):
     weights = weights | ({"_bias.weight": weights["_decoder.bias"][None]} if case == "tied" else {})
     params = {"source": params} | parameters(weights, bias)
     [(vectors, _, biases)] = table.apply({"params": params}, train=train, rngs={"dropout": jax.random.key(0)}, method="bands")
-    np.testing.assert_allclose(vectors, arrays.get("E_out", arrays.get("E_in", plain)), atol=2e-5)
+    same = 24 if case == "k4_train_locked" else words
+    np.testing.assert_allclose(vectors[:same], arrays.get("E_out", arrays.get("E_in", plain))[:same], atol=2e-5)
     if not (train and bias == "predicted"):
         logits = arrays["hidden"] @ np.asarray(vectors).T + np.asarray(biases)
         np.testing.assert_allclose(logits, arrays["logits"], atol=2e-5)
