@@ -82,7 +82,7 @@ def _name(result):
         name += f"-rows{settings['rows']}"
     if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:
         name += f"-{settings['break_mode']}"
-    others = {key: settings[key] for key in ("options", "vocabulary", "uniform", "down_weight") if key in settings}
+    others = {key: settings[key] for key in ("options", "vocabulary", "uniform", "down_weight", "share") if key in settings}
     if settings["method"] != "plain" or others:
         name += f"-{settings['method']}-" + hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
     if settings["data_path"] is not None:
