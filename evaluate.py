@@ -24,6 +24,7 @@ METHOD = flags.DEFINE_string("method", "plain", "plain, cache or dynamic.")
 VOCABULARY = flags.DEFINE_string("vocabulary", "train", "Words to score over: train, union (and those of the split), or a file's.")
 UNIFORM = flags.DEFINE_float("uniform", None, "Share of the uniform distribution; default 0.01 if new words have no probability.")
 DOWN_WEIGHT = flags.DEFINE_float("down_weight", 1.0, "Factor of what a composed model gives to new words.")
+SHARE = flags.DEFINE_float("share", None, "Share of the words that keep their entries in a lexicon; default: that of the run.")
 OPTIONS = (
     flags.DEFINE_string("cache", None, "Of --method=cache: local (default), unbounded, unigram or unigram_softmax."),
     flags.DEFINE_list("model_weight", None, "Of --method=cache: the weight lambda of the model, or several. Default 0.966."),
@@ -59,7 +60,7 @@ def main():
     from adaptive_jax.evaluation.evaluate import Request, evaluate
 
     what = SPLIT.value, WINDOW.value, CONTEXT.value, CHECKPOINT.value
-    how = METHOD.value, ROWS.value, given_options(), VOCABULARY.value, UNIFORM.value, DOWN_WEIGHT.value
+    how = METHOD.value, ROWS.value, given_options(), VOCABULARY.value, UNIFORM.value, DOWN_WEIGHT.value, SHARE.value
     request = Request(*what, DATA_PATH.value, BREAK_MODE.value, *how)
     workdir, others = command.workdir()
     hosts.initialize(*others)

@@ -45,6 +45,7 @@ class Request(NamedTuple):
             words no probability, else 0.
         down_weight: factor of the probabilities that the model gives to new words (GroC 2020, section 5.1), which are then
             normalised again.
+        share: of the words, those that keep their entries in a lexicon, instead of the config's `input.share` (GroC 2020, Table 4).
     """
 
     split: str = "test"
@@ -59,6 +60,7 @@ class Request(NamedTuple):
     vocabulary: str = TRAIN
     uniform: float | None = None
     down_weight: float = 1.0
+    share: float | None = None
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
@@ -84,7 +86,7 @@ def evaluate(workdir: Path, request: Request) -> dict:
         raise InputError(f"window={settings.window} is longer than the {request.split} split, {len(ids)} tokens: give that or less")
     words = describe_words(corpus, request.split) if request.vocabulary == TRAIN else ""
 
-    run = open_extended(workdir, request.checkpoint, own, vocabulary)
+    run = open_extended(workdir, request.checkpoint, own, vocabulary, request.share)
     settings = settings._replace(rows=_rows(config, request, settings.window, run.mesh.size))
 
     def train():
@@ -177,6 +179,8 @@ def _about(request, settings, config):
         asked["options"] = {key: list(value) if isinstance(value, tuple) else value for key, value in request.options.items()}
     if request.vocabulary != TRAIN or request.uniform is not None:
         asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
+    if request.share is not None:
+        asked["share"] = request.share
     more = {"break_mode": settings.break_mode, "window": settings.window, "config": config}
     return {"split": request.split, "settings": asked | more}
 

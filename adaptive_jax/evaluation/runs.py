@@ -41,13 +41,16 @@ class Run(NamedTuple):
         return len(self.vocabulary) - self.more
 
 
-def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | None = None) -> Run:
+def open_run(
+    workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | None = None, share: float | None = None
+) -> Run:
     """Opens a run of train.py: reads its parameters, or their averages if its optimizer takes them, and nothing else.
 
     Args:
         checkpoint: "best" by validation, "latest", or a step.
         vocabulary: score over these words instead of the run's own; the model must compose its vectors from what the lexicon
             says of a word, so that its parameters fit any vocabulary.
+        share: of the words, those that keep their entries in the lexicon; None: as the run was trained.
 
     Raises:
         InputError: no run or checkpoint there, or a vocabulary that the parameters do not fit.
@@ -55,6 +58,10 @@ def open_run(workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | N
     own = read_words(workdir)
     vocabulary = vocabulary or own
     config = with_own_files(read_config(workdir), workdir, other_words=not own.index.keys() >= vocabulary.index.keys())
+    if share is not None:
+        if "share" not in config["input"]:
+            raise InputError(f"share={share} is for a run with a lexicon, and this one has none: leave it out")
+        config = config | {"input": config["input"] | {"share": share}}
     accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
     model = build(config, len(vocabulary))
     mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))

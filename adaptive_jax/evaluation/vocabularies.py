@@ -55,15 +55,17 @@ def _read(path):
     return [line.split()[0] for line in lines if line.strip()]
 
 
-def open_extended(workdir: Path, checkpoint: str, own: Vocabulary, vocabulary: Vocabulary) -> Run:
-    """Opens a run with a vocabulary of `extended`. Raises InputError as `open_run`."""
+def open_extended(
+    workdir: Path, checkpoint: str, own: Vocabulary, vocabulary: Vocabulary, share: float | None = None
+) -> Run:
+    """Opens a run with a vocabulary of `extended`. share, and raises InputError: as `open_run`."""
     if len(own) == len(vocabulary):
-        return open_run(workdir, checkpoint, own)
+        return open_run(workdir, checkpoint, own, share)
     config = with_own_files(read_config(workdir), workdir)
     if fits_any_vocabulary(config, len(own)):
-        run = open_run(workdir, checkpoint, vocabulary)
+        run = open_run(workdir, checkpoint, vocabulary, share)
     else:
-        run = open_run(workdir, checkpoint, own)._replace(vocabulary=vocabulary)
+        run = open_run(workdir, checkpoint, own, share)._replace(vocabulary=vocabulary)
     return run._replace(more=len(vocabulary) - len(own))
 
 

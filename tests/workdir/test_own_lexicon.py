@@ -1,0 +1,81 @@
+"""A run keeps the lexicon of its words, and goes on without the one that it was made from."""
+
+import json
+
+import numpy as np
+import pytest
+
+from adaptive_jax.defaults import config as defaults
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.training.loop import train
+
+CHANGES = {
+    "input.name": "groc", "input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.strides": (1, 2), "input.length": 12,
+    "input.relations": 2, "input.definition": 3, "body.name": "lstm", "body.features": 8, "body.widths": (8,),
+    "output.name": "softmax", "output.table.name": "mapped", "output.table.depth": 0, "output.table.bias": "predicted"}
+RUN = {"steps": 2, "evaluate_every": 2, "checkpoint_every": 2}
+
+
+@pytest.fixture(scope="module")
+def grounded(config, tmp_path_factory):
+    """The config of a run of two updates, and its workdir; the file that its lexicon came from has been deleted since."""
+    directory = tmp_path_factory.mktemp("grounded")
+    path, whole = directory / "words.jsonl", defaults(CHANGES).to_dict()
+    words = [(f"t{i}w{j}", f"t{i}w0") for i in range(12) for j in range(6)]
+    entries = [{"word": word, "relations": [first, "zebra"], "definition": "the zebra"} for word, first in words]
+    path.write_text("\n".join(map(json.dumps, entries)))
+    given = config(**RUN) | {group: whole[group] for group in ("input", "body", "output")}
+    given["input"]["lexicon"] = str(path)
+    train(given, directory / "run")
+    path.unlink()
+    return given, directory / "run"
+
+
+def rows(run, name):
+    """Words of an array of the lexicon that are not empty."""
+    return (np.asarray(run.lexicon["input"][name]["words"]) >= 0).any(axis=1)
+
+
+def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys):
+    """By the copy in its workdir, which has the entries of its words; a new run needs the file."""
+    given, workdir = grounded
+    kept = [json.loads(line) for line in (workdir / "lexicon.jsonl").read_text().splitlines()]
+    assert len(kept) == 72 and {tuple(entry["relations"])[-1:] for entry in kept} == {(f"t{i}w0",) for i in range(12)}
+    run = open_run(workdir, "latest")
+    assert rows(run, "relations").sum() == rows(run, "definitions").sum() == 72 and run.step == 2
+    capsys.readouterr()
+    train(given | {"steps": 3}, workdir)
+    assert "lexicon      of 122 words, 59.02 % have relations, 59.02 % have definitions\n" in capsys.readouterr().out
+    assert open_run(workdir, "latest").step == 3
+    with pytest.raises(InputError, match="there is no input.lexicon="):
+        train(given, workdir.with_name("new"))
+
+
+def test_a_share_of_the_entries_at_evaluation(grounded, trained):
+    """Fewer words have entries, the parameters are the same; a run without a lexicon says so."""
+    _, workdir = grounded
+    whole, less = open_run(workdir, "best"), open_run(workdir, "best", share=0.25)
+    for name in ("relations", "definitions"):
+        assert rows(less, name).sum() == round(0.25 * 122) and (rows(whole, name) >= rows(less, name)).all()
+    losses = [evaluate(workdir, Request("validation", share=share))["nll"] for share in (None, 1.0, 0.0)]
+    assert losses[0] == losses[1] != losses[2]
+    with pytest.raises(InputError, match="share=0.5 is for a run with a lexicon"):
+        open_run(trained, share=0.5)
+
+
+def test_a_damaged_copy_is_told(grounded, tmp_path):
+    """With what to do; so is one that is missing."""
+    _, workdir = grounded
+    path = workdir / "lexicon.jsonl"
+    content = path.read_text()
+    try:
+        path.write_text(content.replace("zebra", "horse"))
+        with pytest.raises(InputError, match=r"lexicon.jsonl is damaged.*restore it"):
+            open_run(workdir, "latest")
+        path.unlink()
+        with pytest.raises(InputError, match=r"lexicon.jsonl is missing: restore"):
+            open_run(workdir, "latest")
+    finally:
+        path.write_text(content)
