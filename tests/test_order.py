@@ -1,6 +1,7 @@
 """The order of words at the model's door: clusters change what layers see, and nothing that callers give or get."""
 
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ HASTE = {"xla_backend_optimization_level": 0}  # for programs that run once
 SIZES = (9, 20, 12)
 CUTOFFS = (9, 29)
 CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((2, 8),), "input.length": 8, "input.highway_layers": 0}
+LEXICON = str(Path(__file__).parent / "fixtures" / "lexicon.jsonl")
 OWN = {"output.table.name": "own", "output.table.factor": 2}
 CASES = {
     "adaptive, own": {"input.name": "adaptive", "input.cutoffs": (5, 20), "input.factor": 2, "output.table.bias": True} | OWN,
@@ -37,6 +39,7 @@ CASES = {
     "lookup, tied": {"input.name": "lookup", "output.table.name": "tied", "output.table.bias": True},
     "adaptive, tied": {"input.name": "adaptive", "input.factor": 2, "output.table.name": "tied"},
     "char_cnn, tied": CNN | {"output.table.name": "tied"},
+    "groc, tied": CNN | {"input.name": "groc", "input.strides": (2,), "input.lexicon": LEXICON, "output.table.name": "tied"},
 }
 BODY = {"body.features": 16, "body.heads": 2}
 
