@@ -259,7 +259,7 @@ def digest(table):
 
 @needs_wordnet
 def test_coverage_of_table_1(reference):
-    """78 and 86 % of the Penn Treebank, 73 and 76 % of WikiText-2, cut, not rounded; the public code also counts the empty word."""
+    """78 and 86 % of the Penn Treebank, 73 and 76 % of WikiText-2, as the public code counts them, an empty word among them."""
     measured = {}
     for vocabulary in reference.treebank, reference.wikitext:
         for form in ("code", "paper"):
