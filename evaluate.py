@@ -35,7 +35,7 @@ OPTIONS = (
     flags.DEFINE_float("rate", None, "Of --method=dynamic: learning rate. Default 0.00005 of rms, 0.1 of sgd."),
     flags.DEFINE_float("decay", None, "Of --method=dynamic: decay towards the trained parameters. Default 0.002."),
     flags.DEFINE_float("epsilon", None, "Of --rule=rms. Default 0.00001."),
-    flags.DEFINE_integer("statistics", None, "Of --rule=rms: segments of the train split to take statistics from. Default 500."),
+    flags.DEFINE_integer("statistics", None, "Of --rule=rms: segments of the train split to take statistics from. Default 2,000."),
 )
 command.define_workdir("Directory of a run that train.py made.")
 flags.adopt_module_key_flags(command)  # --help shows them

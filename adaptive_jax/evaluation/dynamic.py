@@ -31,6 +31,7 @@ from adaptive_jax.gradients import make_gradients
 from adaptive_jax.model import build
 
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
+CURE = {"sgd": "", "rms": ", or raise --epsilon or --statistics, which hold steps small where the train split gave no gradient"}
 PLACES = 20  # of the train split, from which the statistics come
 NOISE = {"weight_drop", "label_smoothing", "z_loss", "ar", "tar"}  # besides every kind of dropout
 
@@ -50,7 +51,7 @@ class Dynamic(NamedTuple):
     rate: float = 0.0
     decay: float = 0.002
     epsilon: float = 1e-5
-    statistics: int = 500
+    statistics: int = 2_000
 
     def check(self) -> None:
         """Raises InputError for values out of range."""
@@ -73,7 +74,7 @@ def dynamic(
     train: gives the ids of the train split, for the rule rms.
 
     Raises:
-        InputError: as `windows`.
+        InputError: as `windows`, or the parameters diverged.
     """
     settings = settings._replace(multiple=run.mesh.size)
     model = build(without_noise(run.config), len(run.vocabulary))
@@ -90,6 +91,8 @@ def dynamic(
         losses, params, carry = step(params, (run.params, squares, numbers), run.lexicon, given, carry)
         losses = jax.device_get(losses)
         nll[at] = finite(losses[scored_columns(batch, losses.shape[1])])
+        if np.isinf(nll[at]).any():
+            raise InputError(f"--method=dynamic diverged at token {at[0]:,}: lower --rate" + CURE[options.rule])
     return nll
 
 

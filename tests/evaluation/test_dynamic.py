@@ -13,6 +13,7 @@ from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as defaults
 from adaptive_jax.devices import sharding
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.dynamic import Dynamic, dynamic, without_noise
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
@@ -104,6 +105,13 @@ def test_dynamic_evaluation_and_its_twin(run, losses, options):
     assert np.abs(ours - static).max() > 0.1
     assert ours.mean() < static.mean()  # of four words
     np.testing.assert_array_equal(plain(run, ids, SETTINGS, quiet), static)  # the run keeps its parameters
+
+
+def test_steps_that_are_too_large(run):
+    """End in one line with the cure."""
+    ids = np.random.default_rng(0).integers(0, 4, 42, np.int32)
+    with pytest.raises(InputError, match=r"--method=dynamic diverged at token \d+: lower --rate$"):
+        dynamic(run, ids, SETTINGS, Dynamic("sgd", rate=np.inf), lambda: None, quiet)
 
 
 def test_quiet_models():
