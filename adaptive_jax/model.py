@@ -121,7 +121,7 @@ class LanguageModel(nn.Module):
         """
         if hasattr(self.input, "compose") and not self.input.has_variable("tables", "vectors"):
             self.input.compose(words, train=train)
-        if hasattr(self.output.table, "compose"):
+        if hasattr(type(self.output.table), "compose"):  # of the class, or a tied table would be set up for these words alone
             self.output.table.compose(words, train=train)
 
     def read(self, words: jax.Array, *, train: bool = False) -> None:

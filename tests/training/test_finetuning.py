@@ -1,6 +1,7 @@
 """Runs that start from the parameters of another one, with another corpus and vocabulary."""
 
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from tests.training.test_metrics import metrics
 OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
 NEW = Vocabulary.build({f"w{n}": 100 + n for n in range(3, 19)} | {f"new{n}": 20 - n for n in range(8)} | {"<eos>": 200})
 BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,)}
+LEXICON = str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl")
 LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "length": 5}
 CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name": "char_cnn"}
 OWN = {"input.name": "lookup", "output.table.name": "own", "output.table.bias": True}
@@ -37,7 +39,8 @@ MODELS = {
     "clusters": OWN | {"output.name": "adaptive", "output.table.factor": 2},
     "composed": {f"output.table.{key}": value for key, value in LETTERS.items()}
     | {"input.name": "lookup", "output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2},
-    "char_cnn": CNN | {"output.name": "softmax", "output.table.name": "mapped", "output.table.bias": "predicted"},
+    "groc": CNN | {"input.name": "groc", "input.strides": (1, 2), "input.lexicon": LEXICON}
+    | {"output.name": "softmax", "output.table.name": "mapped", "output.table.bias": "predicted"},
 }
 
 
@@ -121,7 +124,7 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
                     _, sizes, directions = np.linalg.svd(projection, full_matrices=False)
                     kept = directions[sizes > SMALLEST * sizes[0]]
                     np.testing.assert_allclose(kept @ new[:-1], kept @ old[:-1], rtol=0, atol=1e-5)
-    if name == "char_cnn":
+    if name == "groc":
         assert "all word vectors are composed" in told
         jax.tree.map(np.testing.assert_array_equal, params, run.params)
         return

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 
 WORDS = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 20)} | {"<eos>": 99})
+LEXICON = str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl")
 LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "highway_layers": 1, "length": 5}
 CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name": "char_cnn"}
 BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,), "body.dropout": 0.0, "compose_share": 0.4}
@@ -32,8 +34,8 @@ ADAM = {"optimizer.name": "adam", "optimizer.l2_decay": 0.1, "optimizer.learning
 MODELS = {
     "tied": CNN | {"output.name": "adaptive", "output.table.name": "tied", "output.table.cutoffs": (4, 9)}
     | {"output.table.bias": True},
-    "mapped": CNN | {"output.name": "softmax", "output.table.name": "mapped", "output.table.dropout": 0.3}
-    | {"output.table.bias": "predicted"},
+    "groc": CNN | {"input.name": "groc", "input.strides": (1, 2), "input.lexicon": LEXICON, "output.name": "softmax"}
+    | {"output.table.name": "mapped", "output.table.dropout": 0.3, "output.table.bias": "predicted"},
     "composed": {f"output.table.{key}": value for key, value in LETTERS.items()}
     | {"input.name": "lookup", "output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2}
     | {"output.table.bias": "predicted"},
@@ -165,7 +167,7 @@ def sparse(settings):
     def sparse(**changes):
         small = {k: v for k, v in settings().items() if not k.startswith(("body.", "input.", "output.", "schedule.", "optimizer."))}
         length = {"batches.sequence_length": 16, "tokens_per_update": 128, "tokens_per_device": 64}
-        return config_of("mapped", **small | length | SPARSE | changes)
+        return config_of("tied", **small | length | SPARSE | changes)
 
     return sparse
 
@@ -208,7 +210,7 @@ def test_a_run_resumes_exactly_and_on_other_devices(sparse, command, tmp_path):
 )  # fmt: skip
 def test_wrong_shares(changes, message):
     """One line says what is wrong and the cure."""
-    base = {key: value for key, value in MODELS["mapped"].items() if not key.startswith(("input.", "output.table"))}
+    base = {key: value for key, value in MODELS["groc"].items() if not key.startswith(("input.", "output.table"))}
     given = base | (CNN if "input.name" not in changes else {}) | {"output.table.name": "tied"} | changes
     config = defaults.config(given | {key: value for key, value in (BODY | ADAM).items() if key not in changes}).to_dict()
     with pytest.raises(InputError, match=message):
