@@ -1,5 +1,6 @@
 """Starting a run from the parameters of another one, whose vocabulary may differ."""
 
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +12,14 @@ from jax.sharding import Mesh
 
 from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.state import State
+from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
@@ -30,12 +33,16 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
     """Finds in a moment whether the run `config["init_from"]`, if any, can start `model` in a new workdir.
 
     Raises:
-        InputError: no run there, or one of a model that differs by more than its vocabulary.
+        InputError: no run or checkpoint there, one of a model that differs by more than its vocabulary, or a checkpoint of no run.
     """
+    if not config["init_from"] and (given := config["init_checkpoint"]) != DEFAULTS["init_checkpoint"]:
+        raise InputError(f"init_checkpoint={given} means nothing without init_from: give --init_from=RUN, too")
     if config["init_from"] and not any((workdir / "checkpoints").glob("[0-9]*/")):
         origin = Path(config["init_from"]).expanduser()
         other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
         _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
+        with contextlib.closing(Checkpoints(origin, read_only=True)) as checkpoints:
+            checkpoints.step(config["init_checkpoint"])
 
 
 def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Optimizer, words: tuple[Vocabulary, Mesh]) -> State:
@@ -57,7 +64,9 @@ def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Op
     old, new = _on_host(run.params, run.mesh), _on_host(state.params, mesh)
     made, moved = {}, [0]
     for path, array in new.items():
-        if path[-1] in BY_WORD and array.shape[:1] == (len(vocabulary),):
+        if path[0] == "body":
+            made[path] = old[path]
+        elif path[-1] in BY_WORD and array.shape[:1] == (len(vocabulary),):
             made[path] = _rows(old[path], array, taken[path[0]])
         elif path[-1] == HEAD:
             take = taken[path[0]][: len(array)]
@@ -69,7 +78,7 @@ def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Op
                 moved.append(left)
         else:
             made[path] = old[path] if old[path].shape == array.shape else array
-    by_word = any((path[-1] in (*BY_WORD, HEAD) and a.ndim) or BY_BAND.fullmatch(path[-1]) for path, a in new.items())
+    by_word = any(_by_word(path) and a.ndim for path, a in new.items())
     hosts.say(_describe(f"{config['init_from']} after {run.step:,} updates", taken["input"], by_word, max(moved)))
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
     params = traverse_util.unflatten_dict(
@@ -84,13 +93,18 @@ def _check_same_model(origin, old, new):
     old, new = (traverse_util.flatten_dict(params) for params in (old, new))
     for path in sorted({*old, *new}):
         there, here = (each[path].shape if path in each else None for each in (old, new))
-        varies = path[-1] in (*BY_WORD, HEAD, *BY_CLUSTER) or BY_BAND.fullmatch(path[-1])
+        varies = _by_word(path) or (path[0] != "body" and path[-1] in BY_CLUSTER)
         if there != here and not (varies and None not in (there, here) and there[1:] == here[1:]):
             there, here = ("missing" if shape is None else f"of shape {shape}" for shape in (there, here))
             raise InputError(
                 f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is {there}, and here {here}: only the "
                 "vocabulary may differ, so give the settings of that run for input, body and output"
             )
+
+
+def _by_word(path):
+    """Whether a parameter has rows of words. Biases of bodies have none."""
+    return path[0] != "body" and bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))
 
 
 def _taken(old_model, old_words, model, words):
