@@ -1,5 +1,6 @@
 """The language model: input → body → output, three independent choices."""
 
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -192,8 +193,9 @@ def output_features(body: nn.Module) -> int:
     return getattr(body, "output_features", body.features)
 
 
+@functools.lru_cache(maxsize=8)
 def variable_shapes(model: LanguageModel) -> dict:
-    """The collections "params" and, if the model wants one, "lexicon", as shapes."""
+    """The collections "params" and, if the model wants one, "lexicon", as shapes: always the same dicts, not to be changed."""
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     batch = Batch(ids, ids, jax.ShapeDtypeStruct((1, 2), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.int32))
     shapes = jax.eval_shape(model.init, jax.random.key(0), batch)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from adaptive_jax.bands import Band
 from adaptive_jax.batch import Batch
-from adaptive_jax.model import LanguageModel, variable_shapes
+from adaptive_jax.model import LanguageModel
+from adaptive_jax.model import variable_shapes as variables
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.sampled import Sampled
 from adaptive_jax.plans.flops import band_flops, softmax_flops, zipf_visits
 
 once = functools.lru_cache(maxsize=8)
-variables = once(variable_shapes)
 
 
 @once
