@@ -1,11 +1,13 @@
 """A trained model, opened for evaluation."""
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
+from adaptive_jax.data.vocabulary.entries import lexicon_of
 from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import accelerators, hosts, sharding
@@ -14,6 +16,8 @@ from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.plans.costs import choose_fsdp
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
+
+logger = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
@@ -57,7 +61,10 @@ def open_run(
     """
     own = read_words(workdir)
     vocabulary = vocabulary or own
-    config = with_own_files(read_config(workdir), workdir, other_words=not own.index.keys() >= vocabulary.index.keys())
+    given, other_words = read_config(workdir), not own.index.keys() >= vocabulary.index.keys()
+    config = with_own_files(given, workdir, other_words)
+    if other_words and lexicon_of(config) != lexicon_of(given):
+        logger.warning("there is no input.lexicon=%r any more: new words have no entries", lexicon_of(given))
     if share is not None:
         if "share" not in config["input"]:
             raise InputError(f"share={share} is for a run with a lexicon, and this one has none: leave it out")

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as defaults
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -38,13 +39,17 @@ def rows(run, name):
     return (np.asarray(run.lexicon["input"][name]["words"]) >= 0).any(axis=1)
 
 
-def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys):
-    """By the copy in its workdir, which has the entries of its words; a new run needs the file."""
+def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, caplog):
+    """By the copy in its workdir, which has the entries of its words; for other words a warning; a new run needs the file."""
     given, workdir = grounded
     kept = [json.loads(line) for line in (workdir / "lexicon.jsonl").read_text().splitlines()]
     assert len(kept) == 72 and {tuple(entry["relations"])[-1:] for entry in kept} == {(f"t{i}w0",) for i in range(12)}
     run = open_run(workdir, "latest")
     assert rows(run, "relations").sum() == rows(run, "definitions").sum() == 72 and run.step == 2
+    assert "input.lexicon" not in caplog.text
+    more = Vocabulary((*run.vocabulary.words, "zebra"), np.append(run.vocabulary.counts, 0))
+    assert rows(open_run(workdir, "latest", more), "relations").sum() == 72
+    assert "there is no input.lexicon='" in caplog.text and "any more: new words have no entries" in caplog.text
     capsys.readouterr()
     train(given | {"steps": 3}, workdir)
     assert "lexicon      of 122 words, 59.02 % have relations, 59.02 % have definitions\n" in capsys.readouterr().out
