@@ -42,32 +42,33 @@ class Cache(NamedTuple):
         model_weight: λ, the weight of the model's own distribution, above 0 and at most 1. Several: all are tried.
         theta: θ of the local cache, which flattens its distribution; 0 counts words. Several: all are tried. The defaults of both
             are those that GroC 2020 chose (section C.4).
-        cache_size: entries at most; 0: 1,000,000 of the unbounded cache, 10,000 of others.
+        cache_size: entries at most; None: 1,000,000 of the unbounded cache, 10,000 of others.
         neighbours: entries of the unbounded cache that count.
     """
 
     cache: str = "local"
     model_weight: tuple[float, ...] = (0.966,)
     theta: tuple[float, ...] = (0.5,)
-    cache_size: int = 0
+    cache_size: int | None = None
     neighbours: int = 1_024
 
     def check(self) -> None:
         """Raises InputError for values out of range, or that the kind of cache does not read."""
         check_known(f"cache={self.cache!r}", self.cache, KINDS)
-        check_at_least(0, cache_size=self.cache_size)
-        check_at_least(1, neighbours=self.neighbours)
+        check_at_least(1, cache_size=self.size(), neighbours=self.neighbours)
         if not self.model_weight or not all(0 < weight <= 1 for weight in self.model_weight):
             raise InputError(f"model_weight={list(self.model_weight)} must be above 0 and at most 1, such as 0.966")
-        if not self.theta or not all(theta >= 0 for theta in self.theta):
-            raise InputError(f"theta={list(self.theta)} must be 0 or more, such as 0.5")
+        if not self.theta or not all(0 <= theta < np.inf for theta in self.theta):
+            raise InputError(f"theta={list(self.theta)} must be 0 or more and finite, such as 0.5")
         for key, kind in ("theta", "local"), ("neighbours", "unbounded"):
             if self.cache != kind and getattr(self, key) != Cache._field_defaults[key]:
                 raise InputError(f"{key} means nothing to cache={self.cache!r}: leave it out, or use cache={kind!r}")
 
     def size(self) -> int:
         """Entries at most."""
-        return self.cache_size or (1_000_000 if self.cache == "unbounded" else 10_000)
+        if self.cache_size is not None:
+            return self.cache_size
+        return 1_000_000 if self.cache == "unbounded" else 10_000
 
     def grid(self) -> list[tuple[float, float]]:
         """All pairs of λ and θ to try."""

@@ -41,14 +41,14 @@ class Dynamic(NamedTuple):
 
     Attributes:
         rule: "sgd" or "rms".
-        rate: η; 0: 0.1 of sgd, 0.00005 of rms. Choose it on the validation split.
+        rate: η; None: 0.1 of sgd, 0.00005 of rms. Choose it on the validation split.
         decay: λ, 0 or more and below 1.
         epsilon: ε of rms.
         statistics: segments of the train split from which rms takes MS_g.
     """
 
     rule: str = "rms"
-    rate: float = 0.0
+    rate: float | None = None
     decay: float = 0.002
     epsilon: float = 1e-5
     statistics: int = 2_000
@@ -57,7 +57,8 @@ class Dynamic(NamedTuple):
         """Raises InputError for values out of range."""
         check_known(f"rule={self.rule!r}", self.rule, RULES)
         check_at_least(1, statistics=self.statistics)
-        for name, good in ("rate", self.rate >= 0), ("decay", 0 <= self.decay < 1), ("epsilon", self.epsilon > 0):
+        rate = self.rate is None or self.rate >= 0
+        for name, good in ("rate", rate), ("decay", 0 <= self.decay < 1), ("epsilon", self.epsilon > 0):
             if not good:
                 what = {"rate": "0 or more", "decay": "0 or more and below 1", "epsilon": "above 0"}[name]
                 raise InputError(f"{name}={getattr(self, name)} must be {what}")
@@ -82,7 +83,8 @@ def dynamic(
     if options.rule == "rms":
         squares = mean_squares(run, model, _sample(train(), settings, options.statistics), settings, progress)
     step = _make_step(model, run.mesh, settings.context)
-    numbers = {"rate": options.rate or RULES[options.rule], "decay": options.decay, "epsilon": options.epsilon}
+    rate = RULES[options.rule] if options.rate is None else options.rate
+    numbers = {"rate": rate, "decay": options.decay, "epsilon": options.epsilon}
     params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
     count, batches = windows(ids, run.vocabulary.eos, settings)
     for batch, at in progress(batches, count):

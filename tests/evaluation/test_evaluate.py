@@ -1,6 +1,7 @@
 """What evaluate.py says of its input and does with its result: unknown words, windows, damaged runs, disks without permission."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -67,8 +68,9 @@ def test_words_that_the_model_does_not_know(folding, tmp_path, caplog, capsys, l
     (Request(method="cache", options={"neighbours": 5}), "neighbours means nothing to cache='local'"),
     (Request(method="cache", options={"model_weight": (0.5, 0.0)}), r"model_weight=\[0.5, 0.0\] must be above 0"),
     (Request(method="cache", options={"theta": (-1.0,)}), r"theta=\[-1.0\] must be 0 or more"),
+    (Request(method="cache", options={"theta": (math.inf,)}), r"theta=\[inf\] must be 0 or more and finite"),
     (Request(method="cache", options={"theta": (0.1, 0.2)}), "--theta has several values: choose among them with --split=val"),
-    (Request(method="cache", options={"cache_size": -1}), "cache_size=-1 must be 0 or more"),
+    (Request(method="cache", options={"cache_size": -1}), "cache_size=-1 must be 1 or more"),
     (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
     (Request(method="dynamic", options={"decay": 1.0}), "decay=1.0 must be 0 or more and below 1"),
     (Request(method="dynamic", options={"rule": "sgd", "statistics": 9}), "statistics means nothing to rule='sgd'"),
