@@ -31,15 +31,16 @@ LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "highway_layers": 1, "length
 CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name": "char_cnn"}
 BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,), "body.dropout": 0.0, "compose_share": 0.4}
 ADAM = {"optimizer.name": "adam", "optimizer.l2_decay": 0.1, "optimizer.learning_rate": 0.05, "optimizer.clip_norm": 0.01}
+TIED = {"output.name": "adaptive", "output.table.name": "tied", "output.table.cutoffs": (4, 9), "output.table.bias": True}
 MODELS = {
-    "tied": CNN | {"output.name": "adaptive", "output.table.name": "tied", "output.table.cutoffs": (4, 9)}
-    | {"output.table.bias": True},
     "groc": CNN | {"input.name": "groc", "input.strides": (1, 2), "input.lexicon": LEXICON, "output.name": "softmax"}
     | {"output.table.name": "mapped", "output.table.dropout": 0.3, "output.table.bias": "predicted"},
-    "composed": {f"output.table.{key}": value for key, value in LETTERS.items()}
-    | {"input.name": "lookup", "output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2}
+    "composed": CNN | {f"output.table.{key}": value for key, value in LETTERS.items()}
+    | {"output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2}
     | {"output.table.bias": "predicted"},
+    "tied": CNN | TIED,
 }  # fmt: skip
+TRAINED = "groc", "composed"  # here; "tied" is trained by a whole run
 
 
 def config_of(name, **changes):
@@ -82,7 +83,7 @@ def parts_of(model, tree):
     return [a for a, own in zip(leaves, mine, strict=True) if own], [a for a, own in zip(leaves, mine, strict=True) if not own]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_stored_update_leaves_the_encoder_and_moves_the_rest(name):
     """Its parameters and Adam's means of their gradients stay bit for bit; every other parameter moves."""
     model, _, states, _ = trajectory(name)
@@ -103,10 +104,9 @@ def is_adam(state):
     return isinstance(state, optax.ScaleByAdamState)
 
 
-@pytest.mark.parametrize("name", ["tied", "composed"])
-def test_a_stored_update_computes_with_the_encoder_of_the_last_full_one(name):
+def test_a_stored_update_computes_with_the_encoder_of_the_last_full_one():
     """Its loss is that of the parameters of now with the encoder's of the last full update, before this changed them."""
-    model, known, states, metrics = trajectory(name)
+    model, known, states, metrics = trajectory("composed")
     loss = jax.jit(lambda params, batch: model.apply({"params": params, "lexicon": known}, batch)[0].nll.mean())
     for step in range(4):
         of = step if step in (0, 3) else 0
@@ -121,10 +121,10 @@ def test_a_stored_update_computes_with_the_encoder_of_the_last_full_one(name):
 
 def test_adam_counts_for_the_encoder_the_updates_that_it_had():
     """Two full updates with two stored ones between move the encoder as Adam does that saw only those two."""
-    config = config_of("tied", **{"optimizer.clip_norm": None})
+    config = config_of("composed", **{"optimizer.clip_norm": None})
     model = build(config, len(WORDS))
     anew, still = optimizers(config, model)
-    params = trajectory("tied")[2][0].params
+    params = trajectory("composed")[2][0].params
     gradients = [jax.tree.map(lambda a, k=k: jnp.cos(k + a), params) for k in range(4)]
     reference = optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.05))
 
@@ -157,7 +157,7 @@ def test_draws_come_from_seed_and_step_alone():
     assert all(composes(0, step, 1.0) for step in range(1, 50))
 
 
-SPARSE = {"steps": 9, "evaluate_every": 4, "checkpoint_every": 0, "compose_share": 0.3, "seed": 0}
+SPARSE = {"steps": 5, "evaluate_every": 0, "checkpoint_every": 0, "compose_share": 0.3, "seed": 7}
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +184,9 @@ def saved(workdir, config):
 
 def test_a_run_resumes_exactly_and_on_other_devices(sparse, command, tmp_path):
     """Stopped between updates that share tables, it ends bit for bit as one never stopped; on 2 devices, up to rounding."""
-    assert [composes(0, step, 0.3) for step in range(1, 10)] == [True, *[False] * 3, True, False, False, True, False]
+    assert [composes(7, step, 0.3) for step in range(1, 6)] == [True, False, False, True, False]
     train(sparse(), tmp_path / "whole")
-    train(sparse(steps=6), tmp_path / "stopped")
+    train(sparse(steps=2), tmp_path / "stopped")
     shutil.copytree(tmp_path / "stopped", tmp_path / "devices")
     train(sparse(), tmp_path / "stopped")
     whole = saved(tmp_path / "whole", sparse())
