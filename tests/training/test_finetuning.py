@@ -216,7 +216,7 @@ def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "holds another model, whose parameter input/projection_1 is of shape (4, 8), and here of shape (8, 8)" in refused.stderr
-    assert not (tmp_path / "wider").exists()
     missing = quick_command("train.py", *arguments, "--init_checkpoint=77")
     assert missing.returncode == 2
     assert "holds no checkpoint '77': it has steps 6" in missing.stderr
+    assert not (tmp_path / "wider").exists()
