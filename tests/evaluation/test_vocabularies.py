@@ -13,6 +13,7 @@ import pytest
 from adaptive_jax.batch import Batch
 from adaptive_jax.convert.awd_lstm import parameters_of
 from adaptive_jax.data.batches.windows import WindowBatch, Windows
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as defaults
@@ -30,7 +31,7 @@ from adaptive_jax.evaluation.vocabularies import (
     with_uniform,
 )
 from adaptive_jax.model import build, init_params
-from adaptive_jax.training.loop import train
+from tests.training.test_finetuning import saved_run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
 CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.length": 12}
@@ -92,12 +93,13 @@ def other(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def composed(config, tmp_path_factory):
-    """A run of two updates of groc, whose lexicon knows a word that training does not see."""
+    """A run of groc, of random parameters, whose lexicon knows a word that its vocabulary lacks."""
     directory = tmp_path_factory.mktemp("composed")
     entries = {"word": "t0w0", "definition": "the t1w0"}, {"word": "zebra", "relations": ["t0w0"], "definition": "the quagga"}
     (directory / "words.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     groups = layers(GROC | {"input.lexicon": str(directory / "words.jsonl")}) | BODY
-    train(config(steps=2, evaluate_every=2, checkpoint_every=2) | groups, directory / "run")
+    given = config() | groups
+    saved_run(directory / "run", given, load(given["data"]).vocabulary)
     return directory / "run"
 
 
