@@ -23,12 +23,13 @@ from adaptive_jax.devices import sharding
 from adaptive_jax.gradients import make_gradients, make_sparse_gradients
 from adaptive_jax.model import build
 from adaptive_jax.training.sparse import optimizers
+from tests.haste import HASTE
 from tests.inputs import test_groc
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
 WORDS = json.loads((FIXTURES / "train.json").read_text())["words"]
 as_the_code = test_groc.as_the_code
-LONGEST, BPTT, RATE = 17, 7, 0.01
+LONGEST, BPTT, RATE, COLUMNS = 17, 7, 0.01, 30  # columns: those of the validation split
 ADAM = {
     "optimizer.name": "adam", "optimizer.learning_rate": RATE, "optimizer.epsilon": 1e-9, "optimizer.l2_decay": 1.2e-6,
     "optimizer.clip_norm": 0.3, "schedule.name": "constant", "schedule.warmup_steps": 0,
@@ -87,7 +88,7 @@ def window(source, start, rows, length):
 
 
 class Trajectory:
-    """Training on given windows; programs for windows of `LONGEST` and for those of the validation split."""
+    """Training on given windows, which are padded to `LONGEST`; they are read padded to `COLUMNS`, too, by one program."""
 
     def __init__(self, layers, params, known, share=1.0):
         self.vocabulary = len(known["input"]["spelling"]["places"]) if known else len(params["input"]["table"])
@@ -99,28 +100,29 @@ class Trajectory:
         plain = make_gradients(self.model, self.mesh, 0)
         self.gradients = sparse or (lambda *given: (*plain(*given[:-1]), {}))
 
-    def start(self, rows):
-        self.carry = self.model.body.initial_carry(rows)
+    def start(self):
+        self.carry = self.model.body.initial_carry(COLUMNS)
 
     def run(self, function, *arguments):
         """The function, compiled once for each shape, in haste."""
         key = function, str(jax.tree.map(jnp.shape, arguments))
         if key not in self.programs:
             lowered = jax.jit(function, out_shardings=sharding.replicated(self.mesh)).lower(*self.put(arguments))
-            self.programs[key] = lowered.compile({"xla_backend_optimization_level": 0})
+            self.programs[key] = lowered.compile(HASTE)
         return self.programs[key](*self.put(arguments))
 
     def put(self, arguments):
         return jax.device_put(arguments, sharding.replicated(self.mesh))
 
-    def compose(self, params):
-        variables = {"params": params, "lexicon": self.known}
+    def compose(self, params, tables=None):
+        variables = {"params": params, "lexicon": self.known} | ({"tables": tables} if tables else {})
         return self.model.apply(variables, jnp.arange(self.vocabulary), method="compose", mutable=["tables"])[1]["tables"]
 
     def read(self, params, tables, carry, batch):
         """The carry after the tokens of the batch that count, and their mean loss without penalties."""
-        variables = {"params": params, "lexicon": self.known} | ({"tables": tables} if tables else {})
-        batch = jax.tree.map(lambda a: a[0], batch)
+        variables = {"params": params, "lexicon": self.known}
+        if tables:  # with a bias for each word
+            variables["tables"] = self.compose(params, tables)
 
         def step(carry, token):
             inputs, targets, weights = (a[:, None] for a in token)
@@ -149,36 +151,33 @@ class Trajectory:
         """Makes an update, with stored tables or, without, composing anew; its plain loss and gradient norm."""
         batch, scale = window(source, start, rows, LONGEST), jnp.asarray(rate / RATE, jnp.float32)
         if start == 0:
-            self.start(source.shape[1])
-        given = self.params, self.state, self.carry, batch, scale, tables or {}
+            self.start()
+        carry = jax.tree.map(lambda a: a[: source.shape[1]], self.carry)
+        given = self.params, self.state, carry, batch, scale, tables or {}
         changes, self.state, numbers, made = self.run(self.still if tables else self.anew, *given)
         self.tables = tables or made
-        self.carry, _ = self.run(self.read, self.params, self.whole(), self.carry, batch)
+        self.score(batch)
         self.params = self.apply(changes)
         return [float(number) for number in numbers]
 
-    def whole(self):
-        """The tables with a bias for each word, where it is predicted."""
-        if not self.known:
-            return {}
-        return self.run(self.predicted, self.params, self.tables)
-
-    def predicted(self, params, tables):
-        variables = {"params": params, "lexicon": self.known, "tables": tables}
-        return self.model.apply(variables, jnp.arange(self.vocabulary), method="compose", mutable=["tables"])[1]["tables"]
+    def score(self, batch):
+        """The mean loss of a window, after which the carry is that of the next one."""
+        _, columns, rows = batch.inputs.shape
+        more = (0, COLUMNS - columns), (0, LONGEST - rows)
+        batch = jax.tree.map(lambda a: np.pad(a[0], more[: a.ndim - 1]), batch)
+        self.carry, nll = self.run(self.read, self.params, self.tables, self.carry, batch)
+        return float(nll)
 
     def apply(self, changes):
         return jax.tree.map(lambda p, change: p + change, self.params, changes)
 
     def validate(self, source, tables=()):
         """Mean loss of each window of the validation split, the next of `tables` in each."""
-        self.start(source.shape[1])
+        self.start()
         losses = []
         for start, stored in zip(range(0, len(source) - 1, BPTT), tables or [{}] * len(source), strict=False):
             self.tables = stored
-            batch = window(source, start, min(BPTT, len(source) - 1 - start), BPTT)
-            self.carry, nll = self.run(self.read, self.params, self.whole(), self.carry, batch)
-            losses.append(float(nll))
+            losses.append(self.score(window(source, start, min(BPTT, len(source) - 1 - start), BPTT)))
         return losses
 
 
