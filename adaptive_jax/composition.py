@@ -8,6 +8,7 @@ parameters and of the spelling; computed here, they become the collection "table
     an evaluation   composes once, for the words that occur in the split
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -135,8 +136,9 @@ def joined(*tables: dict) -> dict:
     return traverse_util.unflatten_dict({path: a for part in tables for path, a in traverse_util.flatten_dict(part).items()})
 
 
+@functools.lru_cache(maxsize=8)
 def encoded_shapes(model: LanguageModel) -> dict:
-    """`encoded` of all words, as shapes.
+    """`encoded` of all words, as shapes: always the same dicts, not to be changed.
 
     Raises:
         InputError: an update does not compose all words.

@@ -36,8 +36,8 @@ class Plan(NamedTuple):
         rows_per_device: rows of a microbatch on each device.
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.devices.sharding`.
         flops_per_token: FLOPs of matrix products, "forward" and "training" (three times as many). Tails of the output count
-            by Zipf's law; vectors of all words that an update composes are shared by its tokens; another character CNN counts as
-            if every row had 256 distinct words, or fewer if it has fewer tokens.
+            by Zipf's law; vectors of all words are shared by the tokens of an update, of those that compose them; another character
+            CNN counts as if every row had 256 distinct words, or fewer if it has fewer tokens.
         memory_per_device: estimated bytes, "total" and by use.
     """
 
@@ -71,7 +71,8 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     model = build(config, vocabulary_size)
     shapes = traced.variables(model)["params"]
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
-    forward = traced.forward_flops(model, length) + traced.composed_flops(model) / (rows * length)
+    composed = config["compose_share"] * traced.composed_flops(model)
+    forward = traced.forward_flops(model, length) + composed / (rows * length)
 
     def uses(fsdp):
         state = COPIES[config["optimizer"]["name"]] * _parameter_bytes(model, devices, fsdp)[0]
