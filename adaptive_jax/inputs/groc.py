@@ -26,7 +26,7 @@ class GroC(CharacterCNN):
         vector       a linear map of the three, side by side
 
     A word that the lexicon does not have, or whose words are not in the vocabulary, has relation and definition 0. The mean is over
-    the words that there are; the public code divides by `relations` or `definition`, which `mean` brings back.
+    the words that there are. The public code always divides by `relations` or `definition`: `mean="most"`.
 
     The spelling, relations and definitions of words are the collection "lexicon", see `adaptive_jax.data.vocabulary.lexicon`.
 
@@ -139,16 +139,17 @@ class GroC(CharacterCNN):
         return super()._encode(words, SHORT)
 
     def _encode(self, words):
-        lists = [jnp.asarray(other.value["words"]).at[words].get(mode="fill", fill_value=-1) for other in self.others.values()]
+        every = [jnp.asarray(other.value["words"]) for other in self.others.values()]
+        lists = [others.at[words].get(mode="fill", fill_value=-1) for others in every]
         if self.has_variable("tables", "surfaces"):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:
             surfaces = self._surfaces(jnp.arange(self.vocabulary_size))
         else:  # those of each word and of the words in its lists, one after another; `lists` become their places
-            surfaces = self._surfaces(jnp.concatenate([words, *(jnp.maximum(ids, 0).ravel() for ids in lists)]))
-            starts = len(words) + np.cumsum([0, *(ids.size for ids in lists)])[:-1]
-            at = [start + jnp.arange(ids.size).reshape(ids.shape) for ids, start in zip(lists, starts, strict=True)]
-            lists = [jnp.where(ids < 0, -1, places) for ids, places in zip(lists, at, strict=True)]
+            surfaces = self._surfaces(jnp.concatenate([words, *(jnp.maximum(others, 0).ravel() for others in lists)]))
+            starts = len(words) + np.cumsum([0, *(others.size for others in lists)])[:-1]
+            at = [start + jnp.arange(others.size).reshape(others.shape) for others, start in zip(lists, starts, strict=True)]
+            lists = [jnp.where(others < 0, -1, places) for others, places in zip(lists, at, strict=True)]
             words = jnp.where((words >= 0) & (words < self.vocabulary_size), jnp.arange(len(words)), len(surfaces))
         parts = [look_up(surfaces, words)]
         for places in lists:

@@ -8,7 +8,6 @@ from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 
 SYMBOLS = (EOS, UNKNOWN)  # words that have no letters
 
-
 # ids of ELMo's characters (Peters et al. 2018): 1 + byte, and these
 START, STOP, BEGIN, END, PADDING = 257, 258, 259, 260, 261
 SENTENCES = {"<S>": START, "</S>": STOP}
