@@ -27,7 +27,6 @@ from adaptive_jax.training.loop import dry_run, train
 from tests.training.test_runs import assert_close, state_of
 
 WORDS = Vocabulary.build({"<eos>": 9, "<unk>": 4} | {"ab" * (n % 5) + str(n): 1 for n in range(39)})
-HASTE = {"xla_backend_optimization_level": 0}  # for programs that run once
 SIZES = (9, 20, 12)
 CUTOFFS = (9, 29)
 CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((2, 8),), "input.length": 8, "input.highway_layers": 0}
@@ -79,7 +78,7 @@ def outcome(config, vocabulary, ids, targets):
         log_probs = model.apply(variables, batch, positions, method="log_probs")
         return loss, hidden, nll, log_probs
 
-    program = jax.jit(everything).lower(variables, batch).compile(HASTE)
+    program = jax.jit(everything).lower(variables, batch).compile()
     return program(variables, batch)
 
 

@@ -39,7 +39,7 @@ def with_gradients(attend, **options):
         attended, pull = jax.vjp(functools.partial(attend, **options), queries, keys, values)
         return attended, *pull(gradient)
 
-    return jax.jit(both, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.jit(both)
 
 
 def slow_twin(arrays, segment_ids=None, stays=None):

@@ -27,7 +27,6 @@ from adaptive_jax.training import optim
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
 CASES = ["plain_full", "plain_adaptive", "wiki_adaptive", "bottleneck_adaptive", "bottleneck_full"]
 # For programs that run once. Without kernels for fused operations they compile in a third of the time; jax 0.11 has no such option.
-OPTIONS = {"xla_backend_optimization_level": 0} | ({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {})
 PAD = 1  # fairseq's id of padding; here it is a word like others
 
 
@@ -61,7 +60,7 @@ def close_trees(ours, theirs):
 
 
 def hurried(function, *arguments):
-    return jax.jit(function).lower(*arguments).compile(OPTIONS)(*arguments)
+    return jax.jit(function).lower(*arguments).compile()(*arguments)
 
 
 def batch_of(inputs, targets):

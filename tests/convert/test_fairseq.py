@@ -109,7 +109,7 @@ def numbers_of(model):
     """A compiled function of variables and a batch: by fairseq's names, what it recorded."""
 
     # Optimising the programs would take longer than it saves: each runs twice.
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    @jax.jit
     def numbers(variables, batch):
         def criterion(params):
             return released(model).apply(variables | {"params": params}, batch)[0]

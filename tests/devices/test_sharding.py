@@ -220,7 +220,7 @@ arrays = (tokens, jnp.int32), (tokens, jnp.int32), (tokens, jnp.float32), (rows,
 batch = Batch(*(jax.ShapeDtypeStruct(*array, sharding=by_rows) for array in arrays))
 state = shape_of_state(model, optimizer, mesh)
 update = make_update(model, optimizer, mesh, 0, state).lower(state, {}, batch)
-memory = update.compile(compiler_options={"xla_backend_optimization_level": 0}).memory_analysis()
+memory = update.compile().memory_analysis()
 print(json.dumps(plan._asdict() | {"state": memory.argument_size_in_bytes, "compiled": memory.argument_size_in_bytes
     + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes}))
 """

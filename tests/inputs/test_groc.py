@@ -21,7 +21,6 @@ from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.outputs.computed import ComposedTable
 from benchmarks.reading import misread
-from tests.haste import HASTE
 
 SHARED = Path(__file__).parents[3] / "shared" / "reference" / "groc"
 WHOLE = SHARED.is_dir()
@@ -77,7 +76,7 @@ def as_the_code(monkeypatch):
 
 def hurried(function, *arguments):
     """Each of these programs runs once."""
-    return jax.jit(function).lower(*arguments).compile(HASTE)(*arguments)
+    return jax.jit(function).lower(*arguments).compile()(*arguments)
 
 
 def spelt(ids):

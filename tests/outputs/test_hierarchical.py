@@ -40,7 +40,7 @@ def random_params(model):
 def in_float64(function, *values):
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: jnp.asarray(a, jnp.float64), values)
-        return jax.tree.map(np.asarray, jax.jit(function).lower(*wide).compile({"xla_backend_optimization_level": 0})(*wide))
+        return jax.tree.map(np.asarray, jax.jit(function).lower(*wide).compile()(*wide))
 
 
 def by_hand(hidden, targets, bands, clusters):

@@ -23,7 +23,6 @@ from adaptive_jax.devices import sharding
 from adaptive_jax.gradients import make_gradients, make_sparse_gradients
 from adaptive_jax.model import build
 from adaptive_jax.training.sparse import optimizers
-from tests.haste import HASTE
 from tests.inputs import test_groc
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
@@ -108,7 +107,7 @@ class Trajectory:
         key = function, str(jax.tree.map(jnp.shape, arguments))
         if key not in self.programs:
             lowered = jax.jit(function, out_shardings=sharding.replicated(self.mesh)).lower(*self.put(arguments))
-            self.programs[key] = lowered.compile(HASTE)
+            self.programs[key] = lowered.compile()
         return self.programs[key](*self.put(arguments))
 
     def put(self, arguments):

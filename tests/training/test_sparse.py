@@ -24,7 +24,6 @@ from adaptive_jax.training.sparse import composes, optimizers
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from tests.haste import HASTE
 
 WORDS = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 20)} | {"<eos>": 99})
 LEXICON = str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl")
@@ -64,7 +63,7 @@ def trajectory(name):
     updates = [make_update(model, each, mesh, 0, layout, Extras(stored=bool(i))) for i, each in enumerate(both)]
     known = lexicon(WORDS, model.wants())
     state = initial_state(model, both[0], 0, mesh, sparse=True)
-    programs = [update.lower(state, known, batch_of(0)).compile(HASTE) for update in updates]
+    programs = [update.lower(state, known, batch_of(0)).compile() for update in updates]
     states, metrics = [jax.tree.map(np.array, state)], []
     for step, stored in enumerate((0, 1, 1, 0)):
         state, seen = programs[stored](state, known, batch_of(step))
@@ -144,7 +143,7 @@ def test_adam_counts_for_the_encoder_the_updates_that_it_had():
         return params
 
     program = jax.jit(lambda params: (ours(params), theirs(params, 0, 3), theirs(params, 0, 1, 2, 3)))
-    made = program.lower(params).compile(HASTE)(params)
+    made = program.lower(params).compile()(params)
     (encoder, rest), (expected, _), (_, expected_rest) = (parts_of(model, each) for each in made)
     for mine, other in zip(encoder + rest, expected + expected_rest, strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
