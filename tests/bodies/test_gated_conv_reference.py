@@ -26,7 +26,6 @@ from adaptive_jax.training import optim
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
 CASES = ["plain_full", "plain_adaptive", "wiki_adaptive", "bottleneck_adaptive", "bottleneck_full"]
-# For programs that run once. Without kernels for fused operations they compile in a third of the time; jax 0.11 has no such option.
 PAD = 1  # fairseq's id of padding; here it is a word like others
 
 
