@@ -40,7 +40,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
     if config["init_from"] and not any((workdir / "checkpoints").glob("[0-9]*/")):
         origin = Path(config["init_from"]).expanduser()
         if not (origin / "config.json").exists():
-            raise InputError(f"init_from={config['init_from']} holds no run (no config.json): give the workdir of a run of train.py")
+            raise InputError(f"init_from={config['init_from']} holds no run (no config.json): give the workdir of a run")
         other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
         _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
         with contextlib.closing(Checkpoints(origin, read_only=True)) as checkpoints:

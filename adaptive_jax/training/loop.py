@@ -53,8 +53,7 @@ def dry_run(config: dict, workdir: Path, memory: int) -> None:
     check_same_run(workdir, config)
     _check(config := with_own_files(config, workdir))
     config = config | {"data": config["data"] | {"vocabulary_size": (words := expected_words(config))}}
-    if config["init_from"]:
-        check_fits(config, workdir, build(config, words))
+    check_fits(config, workdir, build(config, words))
     plan, lines = dry_run_lines(config, jax.device_count(), memory)
     hosts.say("\n".join(lines))
     if plan is not None and hosts.first() and not (workdir / "config.json").exists():  # which has its own plan
