@@ -134,9 +134,10 @@ def _thesis(corpus):
 def _thesis_memory():
     """Table 5.1: 10 updates of each, every output with as many streams as the full softmax has."""
     lines, rows = {}, {}
-    for corpus, file in CORPORA.items():
+    for corpus, published in _TABLE_5_1.items():
+        file = CORPORA[corpus]
         batch = {key: file.ROWS["awd_sm"].changes[key] for key in ("tokens_per_update", "tokens_per_device")}
-        for name, epoch, memory in zip(("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), *_TABLE_5_1[corpus], strict=True):
+        for name, epoch, memory in zip(("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), *published, strict=True):
             row = file.ROWS[name]
             rows.setdefault(corpus, {})[name] = row._replace(changes=row.changes | batch | SHORT)
             paper = Paper(parameters=row.paper.parameters)

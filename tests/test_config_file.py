@@ -94,7 +94,7 @@ def test_a_flag_that_is_refused(argv, says):
 
 
 @pytest.mark.parametrize("argv, said", [
-    (["--config.input.name=lookup"], "config.input.name=lookup: has no cutoffs, factor"),
+    (["--config.input.name=lookup"], "config.input.name=lookup: has no cutoffs, factor, scaled"),
     (["--config.input.name=adaptive"], None),
     (["--config.output.table.name=own"],
      "config.output.table.name=own: takes factor=4, width=0, projected=True; has no share_projections, share_head_projection, "
@@ -135,7 +135,7 @@ def test_three_free_choices(source, output, table, backwards):
         return
     shapes = parameter_shapes(build(config, 8_447))
     assert ("projection_1" in shapes["input"]) == (source == "adaptive")
-    assert ("table" in shapes.get("output", {})) == (table != "tied")
+    assert ("table" in shapes.get("output", {})) == (table not in ("tied", "assembled"))
 
 
 FULL = "from configs import quickstart\ndef get_config():\n    config = quickstart.get_config()\n"

@@ -12,8 +12,9 @@ from adaptive_jax.devices import hosts
 from adaptive_jax.devices.hosts import uninterrupted
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.training import loop
-from adaptive_jax.training.loop import plain, train
+from adaptive_jax.evaluation.scoring import plain
+from adaptive_jax.training import loop, validation
+from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
 
@@ -88,7 +89,7 @@ def test_a_stop_in_the_middle_of_an_evaluation(config, tmp_path, monkeypatch, at
         return plain(run, ids, windows, lambda batches, count: progress(stop(batches, count), count))
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "plain", interrupted)
+        patch.setattr(validation, "plain", interrupted)
         with pytest.raises(loop.Stopped, match="stopped after update 3 of 6, which is saved"):
             train(settings, tmp_path / "run")
     assert saved(tmp_path / "run") == [3]
