@@ -112,7 +112,7 @@ class MappedTable(ComputedTable):
             widths = ", ".join(str(width) for (width,) in shapes)
             raise InputError(
                 f"output.table.name='mapped' takes an input of one band of width {self.features}, and this one has width {widths}: "
-                "use input.name='lookup' with input.width=0, 'char_cnn' or 'groc', with a body whose last layer is so wide"
+                "use input.name='lookup' with input.width=0, 'char_cnn' or 'groc', and a body as wide"
             )
         size = 1 if self.form == "bilinear" else self.depth
         square = self.features, self.features
