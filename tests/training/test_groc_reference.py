@@ -264,16 +264,16 @@ def test_train_groc_sparse(arrays, as_the_code):
         else:
             given = None if full[at] else {"input": stored}
             numbers = ours.advance(train, int(of["i"][number]), int(of["seq"][number]), float(of["lr"][number]), given)
-            assert numbers == pytest.approx([of["loss"][number], of["gnorm"][number]], rel=1e-3), number
+            assert numbers == pytest.approx([of["loss"][number], of["gnorm"][number]], rel=5e-4), number
             stored = encoded = ours.tables["input"]
             number += 1
-        assert float(jnp.sum(encoded["vectors"] ** 2)) == pytest.approx(of["emb_sum_of_squares"][at], rel=1e-3), at
+        assert float(jnp.sum(encoded["vectors"] ** 2)) == pytest.approx(of["emb_sum_of_squares"][at], rel=5e-4), at
     assert number == len(of["loss"]) == 32
-    np.testing.assert_allclose(validation, of["eval_loss"][:6], rtol=1e-3)
+    np.testing.assert_allclose(validation, of["eval_loss"][:6], rtol=1e-4)
     assert_same_parameters(ours.params, parameters(arrays, "groc_sparse/end/"), 1e-3)
 
     tuned = Trajectory(GROC, ours.params, lexicon_of(arrays, "d_fine"))
     np.testing.assert_allclose(
-        tuned.params["output"]["table"]["bias_weights"].T, arrays["finetune_groc_sparse_ratio1/start/_bias.weight"], atol=2e-3
+        tuned.params["output"]["table"]["bias_weights"].T, arrays["finetune_groc_sparse_ratio1/start/_bias.weight"], atol=1e-3
     )
-    check_finetuning(tuned, arrays, "finetune_groc_sparse_ratio1", 2e-3)
+    check_finetuning(tuned, arrays, "finetune_groc_sparse_ratio1", 1e-3)
