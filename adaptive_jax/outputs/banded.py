@@ -177,7 +177,10 @@ def _one_pass(static, tokens, softmax, with_gradients):
     settings, sizes, all_words = static
     groups, clusters = softmax
     targets, count, axis_name = tokens.column, len(tokens.column), settings.axis_name
-    chunks = [min(count, settings.chunk or _chunk_of_group(i, words, count)) for i, words in enumerate(sizes)]
+    chunks = [
+        min(count, settings.chunk or _chunk_of_group(i, words, group.table.shape[1], count))
+        for i, (words, group) in enumerate(zip(sizes, groups, strict=True))
+    ]
     rows = [*itertools.chain(*sizes)]
     exist = present(axis_name, rows, all_words)
     starts = jnp.cumsum(jnp.array([0, *all_words]))
@@ -266,7 +269,7 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
     return outcome, transposed(sums)
 
 
-def _chunk_of_group(index, sizes, tokens):
+def _chunk_of_group(index, sizes, width, tokens):
     """`chunk_size`, for a group about twice the tokens that a band gets if all get equally many."""
-    most = chunk_size(index, max(1, *sizes))
+    most = chunk_size(index, max(1, *sizes), width)
     return most if len(sizes) == 1 else min(most, max(8, 2 ** math.ceil(math.log2(2 * tokens / len(sizes)))))

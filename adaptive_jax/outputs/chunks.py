@@ -17,11 +17,12 @@ from adaptive_jax.outputs.shards import is_first, sum_over
 
 # Tokens whose logits are alive at a time, measured on a CPU (benchmarks/outputs.py). Every token visits the head, whose matrix
 # products need many rows for full speed. A tail computes the rows of its last chunk that stay empty, so its chunks are smaller.
-# The logits of a long head would not fit the caches, and the logits of very long bands are held to 2^25 float32, 128 MiB.
+# Each chunk reads the whole table and adds to its gradient, so small chunks are slow. The logits of very long bands are held to
+# 2^25 float32, 128 MiB, or to a quarter of the table's size, if that is more.
 HEAD_CHUNK = 512
-LONG_HEAD_CHUNK = 128
 TAIL_CHUNK = 96
 CHUNK_LOGITS = 2**25
+TABLE_SHARE = 4
 
 # For accelerators, computed and not yet measured. For a word of width 1, a chunk of n rows computes 6 n FLOP and adds once to the
 # sum of the gradients, 8 to 16 bytes. At 180 FLOP a byte (an H200 in bfloat16) that takes as long as 240 to 480 rows do: the head
@@ -90,14 +91,13 @@ class Tokens(NamedTuple):
     seeds: jax.Array | None
 
 
-def chunk_size(band: int, words: int, backend: str | None = None) -> int:
-    """Tokens whose logits are alive at a time in a band of so many words; band 0 is the head.
+def chunk_size(band: int, words: int, width: int, backend: str | None = None) -> int:
+    """Tokens whose logits are alive at a time in a band of so many words, whose vectors have this width; band 0 is the head.
 
     On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512. `backend`: by default JAX's.
     """
     if (backend or jax.default_backend()) == "cpu":
-        head = HEAD_CHUNK if words * HEAD_CHUNK < CHUNK_LOGITS // 2 else LONG_HEAD_CHUNK
-        return max(8, min(head if band == 0 else TAIL_CHUNK, CHUNK_LOGITS // words))
+        return max(8, min(TAIL_CHUNK if band else HEAD_CHUNK, max(CHUNK_LOGITS // words, width // TABLE_SHARE)))
     rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
     return rows // TILE * TILE or max(8, rows)
 

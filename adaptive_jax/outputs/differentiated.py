@@ -82,7 +82,7 @@ class Differentiated(nn.Module):
         bands, shape = self.bands(train=train), hidden.shape[:-1]
         words = _words(bands)
         hidden, targets, weights, exist = one_pass.flat(hidden, targets, weights, words)
-        total, nll = one_pass.weighted(_losses, chunk_size(0, words), bands, hidden, targets, weights)
+        total, nll = one_pass.weighted(_losses, chunk_size(0, words, self.table.features), bands, hidden, targets, weights)
         return Loss(total, jnp.where(exist, nll, 0 * weights).reshape(shape))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
@@ -90,7 +90,7 @@ class Differentiated(nn.Module):
         hidden, bands = floats("hidden", hidden, ..., self.table.features), self.bands()
         words, shape = _words(bands), hidden.shape[:-1]
         hidden, targets, _, exist = one_pass.flat(hidden, targets, None, words)
-        each = one_pass.unweighted(_losses, chunk_size(0, words), bands, hidden, targets)
+        each = one_pass.unweighted(_losses, chunk_size(0, words, self.table.features), bands, hidden, targets)
         return jnp.where(exist, each, jnp.nan).reshape(shape)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:

@@ -103,7 +103,7 @@ class Sampled(nn.Module):
         )
         x = project(hidden, None if band.projection is None else band.projection.astype(hidden.dtype))
         total, nll = one_pass.weighted(
-            type(self).losses, chunk_size(0, self.samples), rows, (x, own), (targets, own_expected), weights,
+            type(self).losses, chunk_size(0, self.samples, x.shape[1]), rows, (x, own), (targets, own_expected), weights,
             (candidates, expected, math.log(words)),
         )  # fmt: skip
         return Loss(total, jnp.where(exist, nll, 0 * weights).reshape(shape))

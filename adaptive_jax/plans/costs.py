@@ -259,6 +259,7 @@ def _kept_bytes(model):
 
 def _output_bytes(model, tokens):
     candidates = getattr(model.output, "samples", 0)
-    sizes = [candidates] if candidates else [band.table.shape[0] for band in traced.output_bands(model)]
-    logits = max(min(tokens, chunk_size(i, words)) * words for i, words in enumerate(sizes) if words)
+    shapes = [band.table.shape for band in traced.output_bands(model)]
+    shapes = [(candidates, shapes[0][1])] if candidates else shapes
+    logits = max(min(tokens, chunk_size(i, words, width)) * words for i, (words, width) in enumerate(shapes) if words)
     return 4 * (logits + tokens * output_features(model.body))

@@ -360,12 +360,13 @@ def test_memory_at_full_size(sizes, widths):
 
 
 @pytest.mark.parametrize("backend, head, long_head, tail, long_tail", [
-    ("cpu", 512, 128, 96, 33), ("gpu", 3_328, 896, 512, 67), ("tpu", 3_328, 896, 512, 67)])
+    ("cpu", 512, 479, 96, 33), ("gpu", 3_328, 896, 512, 67), ("tpu", 3_328, 896, 512, 67)])
 def test_chunk_sizes(backend, head, long_head, tail, long_tail):
-    """By backend, band and words; never more than 2^26 logits at a time, nor fewer than 8 tokens."""
-    sizes = [banded.chunk_size(band, words, backend) for band, words in ((0, 20_002), (0, 70_000), (1, 40_000), (2, 1_000_000))]
-    assert sizes == [head, long_head, tail, long_tail]
-    assert banded.chunk_size(1, 10**8, backend) == 8
+    """By backend, band and words; 2^25 or 2^26 logits at a time, or on a CPU a quarter of the table, and 8 tokens or more."""
+    bands = (0, 20_002, 1024), (0, 70_000, 1024), (1, 40_000, 256), (2, 1_000_000, 64)
+    assert [banded.chunk_size(*band, backend) for band in bands] == [head, long_head, tail, long_tail]
+    assert banded.chunk_size(0, 262_144, 2048, backend) == {"cpu": 512}.get(backend, 256)
+    assert banded.chunk_size(1, 10**8, 16, backend) == 8
 
 
 PROGRAM = """
