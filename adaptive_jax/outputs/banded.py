@@ -32,11 +32,12 @@ from jax import lax
 
 from adaptive_jax.arrays import exists, floats, ids, whole_numbers
 from adaptive_jax.errors import InputError
-from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, chunk_size, one_chunk
+from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, chunk_size, one_chunk, rows_of_chunk
 from adaptive_jax.outputs.distribution import in_dtype, log_probs
 from adaptive_jax.outputs.given import given
 from adaptive_jax.outputs.groups import Member, join, trips
 from adaptive_jax.outputs.shards import columns_here, present, same_axes, words_of
+from adaptive_jax.outputs.tiles import tiled
 
 __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "nll"]
 
@@ -77,8 +78,8 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
         raise InputError(f"tail_dropout={settings.tail_dropout} needs seeds: give dropout.row_seeds(key, numbers of the tokens)")
     else:
         seeds = whole_numbers("seeds", seeds, targets.size, 2)
-    sizes, joined = join(bands)
-    flat = same_axes(settings.axis_name, hidden.reshape(-1, hidden.shape[-1]), (joined, clusters), weights.ravel(), targets.ravel())
+    sizes, softmax = _laid_out(settings, words, bands, clusters)
+    flat = same_axes(settings.axis_name, hidden.reshape(-1, hidden.shape[-1]), softmax, weights.ravel(), targets.ravel())
     total, each = _loss((settings, sizes, words), *flat, seeds)
     return total, lax.stop_gradient(jnp.where(exist, each.reshape(shape), 0 * weights))
 
@@ -96,8 +97,8 @@ def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = 
     shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
     hidden = hidden.reshape(-1, hidden.shape[-1])
     targets, weights, _ = _targets(targets, weights, shape, sum(words))
-    sizes, joined = join(bands)
-    flat = same_axes(settings.axis_name, hidden, (joined, clusters), targets.ravel())
+    sizes, softmax = _laid_out(settings, words, bands, clusters)
+    flat = same_axes(settings.axis_name, hidden, softmax, targets.ravel())
     return weights * _losses((settings, sizes, words), *flat).reshape(shape)
 
 
@@ -112,6 +113,14 @@ def _targets(targets, weights, shape, words):
     weights = jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
     exist = exists(targets, words)
     return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan), exist
+
+
+def _laid_out(settings, words, bands, clusters):
+    """Rows of each band by group, and `(groups, clusters)`: clusters are None where they stand in the head, behind its words."""
+    sizes, groups = join(bands)
+    if settings.axis_name is None:
+        sizes, groups, clusters = tiled(words, groups, sizes, clusters)
+    return sizes, (groups, clusters)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -178,11 +187,15 @@ def _one_pass(static, tokens, softmax, with_gradients):
     groups, clusters = softmax
     targets, count, axis_name = tokens.column, len(tokens.column), settings.axis_name
     chunks = [
-        min(count, settings.chunk or _chunk_of_group(i, words, group.table.shape[1], count))
+        min(count, settings.chunk) if settings.chunk else _chunk_of_group(i, words, group.table.shape[1], count)
         for i, (words, group) in enumerate(zip(sizes, groups, strict=True))
     ]
     rows = [*itertools.chain(*sizes)]
-    exist = present(axis_name, rows, all_words)
+    tails, first_cluster = len(rows) - 1, rows[0]
+    columns = all_words
+    if clusters is None and tails:  # they stand in the head, see `_laid_out`
+        first_cluster, columns = all_words[0], (all_words[0] + tails, *all_words[1:])
+    exist = present(axis_name, rows, columns)
     starts = jnp.cumsum(jnp.array([0, *all_words]))
     band = jnp.searchsorted(starts[1:-1], targets, side="right")
     order = jnp.argsort(band, stable=True)
@@ -191,7 +204,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
     def in_order(array):  # with room for one chunk behind, so that a slice of one chunk is always in bounds
         return jnp.pad(array[order], [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
 
-    head_column = jnp.where(band == 0, targets, rows[0] + band - 1)
+    head_column = jnp.where(band == 0, targets, first_cluster + band - 1)
     tail_column = targets - starts[band]
     if axis_name is not None:
         head_column, tail_column = columns_here(axis_name, targets - starts[band], band, jnp.array(rows))
@@ -270,6 +283,8 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
 
 
 def _chunk_of_group(index, sizes, width, tokens):
-    """`chunk_size`, for a group about twice the tokens that a band gets if all get equally many."""
+    """`chunk_size`, shared evenly by the tokens that all visit the head; about twice the tokens that a band of a group gets."""
     most = chunk_size(index, max(1, *sizes), width)
-    return most if len(sizes) == 1 else min(most, max(8, 2 ** math.ceil(math.log2(2 * tokens / len(sizes)))))
+    if index == 0:
+        return rows_of_chunk(tokens, most)
+    return min(tokens, most) if len(sizes) == 1 else min(tokens, most, max(8, 2 ** math.ceil(math.log2(2 * tokens / len(sizes)))))

@@ -30,7 +30,7 @@ TABLE_SHARE = 4
 FAST_HEAD_CHUNK = 4096
 FAST_TAIL_CHUNK = 512
 FAST_CHUNK_LOGITS = 2**26
-TILE = 128  # rows of a matrix unit
+TILE = 128  # rows and columns of a matrix unit
 
 
 class Settings(NamedTuple):
@@ -100,6 +100,18 @@ def chunk_size(band: int, words: int, width: int, backend: str | None = None) ->
         return max(8, min(TAIL_CHUNK if band else HEAD_CHUNK, max(CHUNK_LOGITS // words, width // TABLE_SHARE)))
     rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
     return rows // TILE * TILE or max(8, rows)
+
+
+def rows_of_chunk(tokens: int, most: int, backend: str | None = None) -> int:
+    """Rows of each of the chunks that hold so many tokens, at most `most` in each.
+
+    On a CPU `most`, or all tokens if they are fewer. On an accelerator as few chunks as suffice share the tokens evenly, in whole
+    tiles of 128: of 4,096 tokens and at most 3,328, two chunks have 2,048 rows each. `backend`: by default JAX's.
+    """
+    if (backend or jax.default_backend()) == "cpu" or tokens <= most:
+        return min(tokens, most)
+    share = math.ceil(tokens / math.ceil(tokens / most))
+    return min(most, math.ceil(share / TILE) * TILE)
 
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:

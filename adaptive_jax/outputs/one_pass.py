@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.arrays import exists, floats, ids
+from adaptive_jax.outputs.chunks import rows_of_chunk
 
 
 def weighted(losses: Callable, chunk: int, params, states, targets, weights, constants=None):
@@ -20,7 +21,7 @@ def weighted(losses: Callable, chunk: int, params, states, targets, weights, con
     Args:
         losses: a function of `(params, states, targets, constants)` of a chunk to `(loss [tokens], nll [tokens])`, defined
             outside any other function.
-        chunk: tokens of a chunk.
+        chunk: tokens of a chunk, at most.
         params, constants: arrays that all tokens share; constants have no gradient.
         states, targets: arrays `[tokens, ...]`; targets have no gradient.
         weights: `[tokens]`.
@@ -28,14 +29,14 @@ def weighted(losses: Callable, chunk: int, params, states, targets, weights, con
     Returns:
         `(sum(weights · loss), nll [tokens])`; nll has no gradient.
     """
-    total, nll = _weighted((losses, min(chunk, len(weights))), weights, params, states, targets, constants)
+    total, nll = _weighted((losses, rows_of_chunk(len(weights), chunk)), weights, params, states, targets, constants)
     return total, lax.stop_gradient(nll)
 
 
 def unweighted(losses: Callable, chunk: int, params, states, targets):
     """The losses `[tokens]` of `weighted`, differentiable for any cotangent: the backward pass computes logits again."""
     weights = jnp.ones(len(targets), jnp.float32)
-    return _visit((losses, min(chunk, len(targets))), False, weights, params, states, targets, None)[0]
+    return _visit((losses, rows_of_chunk(len(targets), chunk)), False, weights, params, states, targets, None)[0]
 
 
 def flat(hidden, targets, weights, words: int):
