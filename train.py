@@ -24,6 +24,7 @@ INIT_FROM = flags.DEFINE_string(
 INIT_CHECKPOINT = flags.DEFINE_string(
     "init_checkpoint", None, "With --init_from: best, latest or the number of updates; short for --config.init_checkpoint."
 )
+TUNE_CPU = flags.DEFINE_bool("tune_cpu", True, "On a CPU, train with large pages of memory and two devices, which is faster.")
 EXPLAIN = flags.DEFINE_bool("explain", False, "Print every key of the config: its value, its default and its meaning; and stop.")
 command.define_workdir("Directory of this run: config, vocabulary, metrics, checkpoints.")
 flags.adopt_module_key_flags(command)  # --help shows them
@@ -46,10 +47,16 @@ def main():
     workdir, others = command.workdir()
     if not 0 < MEMORY.value < 1e9:
         raise InputError(f"--memory={MEMORY.value:g} is no memory: give the GB of an accelerator, such as --memory=80")
-    from adaptive_jax.devices import hosts  # after the flags: --help and their errors should not wait for jax
+    from adaptive_jax.devices import processors  # after the flags: --help and their errors should not wait for jax
+
+    if TUNE_CPU.value:
+        processors.use_large_pages()
+    from adaptive_jax.devices import hosts
     from adaptive_jax.training import loop
 
     hosts.initialize(*others)
+    if TUNE_CPU.value and processors.use_two_devices(config):
+        switched = [*switched, "CPU          two devices share its cores; --notune_cpu trains on one"]
     for line in switched:
         hosts.say(line)
     with hosts.together():

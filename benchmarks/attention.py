@@ -25,15 +25,16 @@ from absl import flags
 from adaptive_jax import command
 from adaptive_jax.bodies.attention import PATHS, attention
 from adaptive_jax.dropout import row_seeds
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError, check_at_least, check_known
 from benchmarks.outputs import machine, torch_memory
 from benchmarks.timing import interleaved, torch_device
 
 DROPOUTS = 0.1, 0.0
+PEERS = (*PATHS[1:], "torch")  # the path "auto" is one of the others
 
 
-def jax_peers(arrays, dropout):
-    """Compiled functions of `arrays` by path, for the paths that this machine supports."""
+def jax_peers(arrays, dropout, paths):
+    """Compiled functions of `arrays` by path, for those of the paths that this machine supports."""
 
     def both(path, queries, keys, values, gradient):
         seeds = row_seeds(jax.random.key(0), jnp.arange(len(queries))) if dropout else None
@@ -42,7 +43,7 @@ def jax_peers(arrays, dropout):
         return attended, *pull(gradient)
 
     compiled = {}
-    for path in PATHS[1:]:  # "auto" is one of the others
+    for path in paths:
         with contextlib.suppress(InputError):
             compiled[path] = jax.jit(functools.partial(both, path)).lower(*arrays).compile()
     return compiled
@@ -76,10 +77,10 @@ def measure(length, dropout, settings):
     shape, dtype = (rows, length, settings.heads, settings.width), settings.dtype or ("float32" if on_cpu else "bfloat16")
     arrays = [jax.random.normal(jax.random.key(i), shape).astype(dtype) for i in range(4)]
     peers, memory = {}, {}
-    for path, compiled in jax_peers(arrays, dropout).items():
+    for path, compiled in jax_peers(arrays, dropout, [peer for peer in settings.peers if peer != "torch"]).items():
         peers[path] = lambda compiled=compiled: jax.block_until_ready(compiled(*arrays))
         memory[path] = compiled.memory_analysis().temp_size_in_bytes
-    if device := torch_device():
+    if "torch" in settings.peers and (device := torch_device()):
         peers["torch"] = torch_peer(arrays, dropout, device)
         peers["torch"]()
         memory["torch"] = torch_memory(peers["torch"])
@@ -98,6 +99,8 @@ def main(settings):
         raise InputError(f"--times={','.join(settings.times)}: give lengths of 1 or more, such as --times=512,3072")
     given = {"--heads": settings.heads, "--width": settings.width, "--repeats": settings.repeats}
     check_at_least(1, **given, **{"--rows": settings.rows or 1})
+    for peer in settings.peers:
+        check_known(f"--peers={peer}", peer, PEERS)
     print(f"{machine()}, {settings.heads} heads of {settings.width}, median of {settings.repeats}")
     print(f"{'time':>5} {'rows':>5} {'dropout':>7} {'path':8} {'ms':>9} {'fastest':>9} {'GFLOP/s':>8} {'peak MB':>9}")
     found = []
@@ -117,6 +120,7 @@ def main(settings):
 
 if __name__ == "__main__":
     flags.DEFINE_list("times", ["512", "3072"], "Lengths of rows, in tokens.")
+    flags.DEFINE_list("peers", list(PEERS), "Paths, and torch.")
     flags.DEFINE_integer("rows", None, "Rows; by default as many as make 2,048 tokens on a CPU, 32,768 elsewhere.")
     flags.DEFINE_integer("heads", 16, "Heads.")
     flags.DEFINE_integer("width", 64, "Features of a head.")

@@ -43,6 +43,8 @@ from adaptive_jax.training.update import make_update
 from benchmarks.timing import interleaved, torch_device
 from configs import wikitext2
 
+OURS, OUTPUT = "adaptive_jax", "its output alone"
+LONGEST = 40  # operations of a profile that are listed
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
 
 
@@ -117,15 +119,17 @@ def matrix_speed(dtype: str) -> float:
     return times * 2 * size**3 / min(seconds)
 
 
-def torch_peers(config: dict, rows: int) -> dict:
-    """torch's updates by name; none without torch for this device, or if torch lacks the config's layers."""
+def torch_peers(config: dict, rows: int, names=()) -> dict:
+    """torch's updates by name; none without torch for this device, or if torch lacks the config's layers. names: (): all."""
     device, layers = torch_device(), (config["input"]["name"], config["output"]["table"]["name"])
     if device is None or layers != ("adaptive", "own"):
         return {}
-    from benchmarks.torch_model import torch_update
-
     peers = {}
     for name in ("torch", "torch.compile")[: 1 + (device == "cuda")]:
+        if names and name not in names:
+            continue
+        from benchmarks.torch_model import torch_update
+
         update = torch_update(config, zipf(config, rows), device, compiled=name == "torch.compile")
         try:
             update()
@@ -137,7 +141,7 @@ def torch_peers(config: dict, rows: int) -> dict:
 
 def our_parts(config: dict, rows: int) -> dict:
     """Functions by name that show what the parts of an update cost: the output alone, no dropout, each path of attention."""
-    parts = {"its output alone": our_output(config, rows)}
+    parts = {OUTPUT: our_output(config, rows)}
     parts["without dropout"] = our_update(config | {"body": config["body"] | NO_DROPOUT}, rows)[0]
     for path in PATHS[1:]:
         with contextlib.suppress(InputError, jax.errors.JaxRuntimeError):  # not on this device, or it has too little memory
@@ -163,18 +167,24 @@ def profile(update, directory: str) -> list[tuple[str, float]]:
     for event in events:
         if event.get("ph") == "X" and (event.get("pid"), event.get("tid")) in streams:
             seconds[event["name"]] += event["dur"] / 3e6
-    return seconds.most_common(25)
+    return seconds.most_common(LONGEST)
 
 
 def measure(config: dict, settings) -> dict:
     """Device, versions and sizes; and `rows`, one for each peer: seconds an update, tokens a second, its time relative to ours."""
     rows, length, words = settings.rows, config["batches"]["sequence_length"], config["data"]["vocabulary_size"]
-    ours, memory = our_update(config, rows)
-    peers = {"adaptive_jax": ours} | torch_peers(config, rows)
+    peers, memory, wanted = {}, None, settings.peers
+    if not wanted or OURS in wanted:
+        peers[OURS], memory = our_update(config, rows)
+    peers |= torch_peers(config, rows, wanted)
+    if OUTPUT in wanted:
+        peers[OUTPUT] = our_output(config, rows)
     if settings.parts:
         peers |= our_parts(config, rows)
+    if not peers:
+        raise InputError(f"none of --peers={','.join(wanted)} runs here: give {OURS}, torch, torch.compile or {OUTPUT!r}")
     measured = interleaved(peers, settings.repeats, settings.updates)
-    tokens, speed = rows * length, matrix_speed(config["dtype"])
+    tokens, speed, of_ours = rows * length, matrix_speed(config["dtype"]), measured.get(OURS)
     plan = make_plan(config | {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}, words, 1)
     work = tokens * plan.flops_per_token["training"]
     body, device = config["body"], jax.devices()[0]
@@ -185,10 +195,10 @@ def measure(config: dict, settings) -> dict:
         "matrix_flops_per_second": speed, "flops_per_update": work, "bytes": memory,
         "rows": [
             {"peer": name, "seconds": median, "fastest": least, "tokens_per_second": tokens / median,
-             "utilisation": work / median / whole, "times_ours": median / measured["adaptive_jax"][0]}
+             "utilisation": work / median / whole, "times_ours": of_ours and median / of_ours[0]}
             for name, (median, least) in measured.items()
         ],
-        "longest": profile(ours, settings.profile) if settings.profile else [],
+        "longest": profile(peers[OURS], settings.profile) if settings.profile and OURS in peers else [],
     }  # fmt: skip
 
 
@@ -199,13 +209,13 @@ def main(settings) -> None:
     print(f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']}; median of {settings.repeats}")
     print(
         f"a large product runs at {result['matrix_flops_per_second'] / 1e12:,.2f} TFLOP/s; an update takes "
-        f"{result['flops_per_update'] / 1e12:,.2f} TFLOP and {result['bytes'] / 1e9:,.2f} GB"
+        f"{result['flops_per_update'] / 1e12:,.2f} TFLOP" + (f" and {result['bytes'] / 1e9:,.2f} GB" if result["bytes"] else "")
     )
     print(f"{'peer':18} {'ms':>9} {'least':>9} {'tokens/s':>10} {'of the product':>14} {'time / ours':>12}")
     for row in result["rows"]:
         print(
             f"{row['peer']:18} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f} {row['tokens_per_second']:10,.0f} "
-            f"{row['utilisation']:14.1%} {row['times_ours']:12.2f}"
+            f"{row['utilisation']:14.1%} " + (f"{row['times_ours']:12.2f}" if row["times_ours"] else "")
         )
     for name, seconds in result["longest"]:
         print(f"{seconds * 1e3:9.2f} ms  {name[:110]}")
@@ -218,6 +228,7 @@ if __name__ == "__main__":
     flags.DEFINE_integer("rows", 8, "Rows of a batch.")
     flags.DEFINE_integer("repeats", 9, "Timed runs of each peer, of several updates each.")
     flags.DEFINE_integer("updates", 3, "Updates in a timed run.")
+    flags.DEFINE_list("peers", [], f"Only these of {OURS}, torch, torch.compile and {OUTPUT!r}; default: the first three.")
     flags.DEFINE_bool("parts", False, "Also time the model without dropout, by every path of attention, and its output alone.")
     flags.DEFINE_string("profile", None, "Directory for a profile of three updates; the longest operations are listed.")
     flags.DEFINE_string("json", None, "File for the numbers.")

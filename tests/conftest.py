@@ -141,7 +141,7 @@ def command(start):
 @pytest.fixture(scope="session")
 def server(compiled):
     """A process that has imported what the scripts import, and that `quick_command` forks; see tests/forks.py."""
-    environment = os.environ | compiled | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": HASTE}
+    environment = os.environ | compiled | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {HASTE}"}
     with subprocess.Popen([sys.executable, "tests/forks.py"], cwd=ROOT, env=environment, text=True,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process

@@ -1,7 +1,6 @@
 """The benchmarks of whole updates: that they run, need no more than they say, compare equal models, and end when time is up."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -34,11 +33,10 @@ def tiny():
 
 
 def test_the_gpu_parts_need_few_packages(command, tmp_path):
-    """The first part of benchmarks.gpu, at tiny size, with nothing but what its docstring names and what that needs."""
-    name, part = next(iter(gpu.commands(tmp_path, tiny=True).items()))
-    assert name.startswith("adp_t")
-    part.remove("--parts")  # see the next test
-    done = command("-c", BARRED, *part, f"--json={tmp_path / 'out.json'}")
+    """The first update of benchmarks.gpu, at tiny size, with nothing but what its docstring names and what that needs."""
+    variant = gpu.steps(tmp_path, tiny=True)[1].variants[0]
+    assert variant.name == "adp_t"
+    done = command("-c", BARRED, *variant.command, f"--json={tmp_path / 'out.json'}")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     assert [row["peer"] for row in result["rows"]] == ["adaptive_jax"]
@@ -62,14 +60,6 @@ def test_parts_of_an_update(tiny, monkeypatch):
     assert hidden.shape == (2, 16, 32) and params["output"]["clusters"].any()
     assert parts == {"without dropout": tiny["body"] | {"dropout": 0.0}, "attention plain": tiny["body"] | {"attention": "plain"},
                      "attention chunked": tiny["body"] | {"attention": "chunked"}}
-
-
-def test_a_part_is_cut_off_and_said_to_be(tmp_path, capfd):
-    """A part that has no time left has status 124, and the table says so; numbers of the others would stay."""
-    part = gpu.run_part("output layer", ["benchmarks.outputs"], tmp_path, seconds=0)
-    assert (part["status"], part["numbers"]) == (124, None)
-    assert re.search(r"output layer \([1-9] s, cut off\)", gpu.table({"output layer": part}))
-    assert "benchmarks.outputs" in capfd.readouterr().out
 
 
 def test_torch_is_given_an_equal_model(tiny):

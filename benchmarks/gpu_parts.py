@@ -1,0 +1,222 @@
+"""What `benchmarks.gpu` runs beside the other benchmarks: is it right, the output layer band by band, and a run that is killed.
+
+    python -m benchmarks.gpu_parts PART [--tiny] [--json=FILE]
+
+- `check`: versions; every path of attention and the output layer in bfloat16 and float32 against plain float32; gradients of a
+  word table, whose sum into repeated rows is slow in some versions of XLA.
+- `output`: loss and gradient of the output layer of `wikitext103:adp_t`, 32,768 Zipf-distributed targets in bfloat16; then each
+  band alone, as a softmax of its own over the tokens that it gets.
+- `torch_output`: torch.nn.AdaptiveLogSoftmaxWithLoss over the same targets, under autocast to bfloat16, and in TF32.
+- `restart`: train.py is killed and resumed; its losses are those of a run that was not.
+
+Every number is printed as it comes.
+"""
+
+import functools
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from adaptive_jax import command
+from adaptive_jax.bands import Band
+from adaptive_jax.bodies.attention import PATHS, attention
+from adaptive_jax.dropout import row_seeds
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.outputs import banded
+from benchmarks.outputs import Case, arguments, masked_dense
+from benchmarks.timing import interleaved
+
+CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
+TINY = Case(64, 700, (100, 300), 256)
+ROUNDING = {"float32": 2e-2, "bfloat16": 6e-2}  # of products in TF32, and in bfloat16, relative to the largest value
+REPEATS = 7
+
+
+def note(found: list, name: str, **numbers) -> None:
+    """Prints a line and keeps its numbers."""
+    shown = ", ".join(f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items())
+    print(f"{name:40} {shown}", flush=True)
+    found.append({"name": name} | numbers)
+
+
+def check(found: list, case: Case) -> None:
+    """Versions, and how far results are from plain float32, relative to the largest value: `off`."""
+    device = jax.devices()[0]
+    versions = {package: __import__(package).__version__ for package in ("jax", "jaxlib", "flax", "optax", "numpy")}
+    note(found, device.device_kind, python=sys.version.split()[0], **versions)
+    _check_attention(found)
+    _check_output(found, case)
+    words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
+    more = jnp.ones((len(words), 64))
+    for name, ids in ("as they come", words), ("all different", jnp.arange(len(words)) % case.vocabulary):
+        add = jax.jit(lambda table, ids, more: table.at[ids].add(more)).lower(table, ids, more).compile()
+        run = functools.partial(lambda add, *values: jax.block_until_ready(add(*values)), add, table, ids, more)
+        note(found, f"{len(ids):,} rows added to a table, {name}", milliseconds=1e3 * interleaved({"": run}, 5)[""][0])
+
+
+def _check_attention(found):
+    arrays = [jax.random.normal(jax.random.key(i), (2, 128, 4, 64)) for i in range(4)]
+    seeds = row_seeds(jax.random.key(0), jnp.arange(2))
+    for rate in 0.0, 0.1:
+        attend = functools.partial(attention, dropout=rate, seeds=seeds if rate else None)
+        exact = _pulled(functools.partial(attend, path="plain"), arrays, "float32", "highest")
+        for dtype, path in itertools.product(ROUNDING, PATHS[1:]):
+            name = f"attention {path}, {dtype}, dropout {rate}"
+            try:
+                _compare(found, name, _pulled(functools.partial(attend, path=path), arrays, dtype), exact, dtype)
+            except Exception as error:  # a kernel may fail in any way
+                note(found, name, passed_over=_first_line(error))
+
+
+def _check_output(found, case):
+    hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case._replace(tokens=min(case.tokens, 2048))))
+    weights = jnp.ones(len(targets))
+    with jax.default_matmul_precision("highest"):
+        exact = _loss_of(lambda h, b, c: masked_dense(h, targets, b, c))(hidden, bands, clusters)
+    ours = _loss_of(lambda h, b, c: banded.loss(h, targets, weights, b, c)[0])
+    for dtype in "float32", "bfloat16":
+        _compare(found, f"output layer, {dtype}", ours(hidden.astype(dtype), bands, clusters), exact, dtype)
+
+
+def _pulled(attend, arrays, dtype, precision=None):
+    with jax.default_matmul_precision(precision):
+        *inputs, gradient = (a.astype(dtype) for a in arrays)
+        attended, pull = jax.vjp(jax.jit(attend), *inputs)
+        return attended, *pull(gradient)
+
+
+def _loss_of(loss):
+    return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
+
+
+def _compare(found, name, result, exact, dtype):
+    pairs = zip(jax.tree.leaves(result), jax.tree.leaves(exact), strict=True)
+    off = max(float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()) for a, b in pairs)
+    note(found, name, off=off, verdict="right" if off < ROUNDING[dtype] else "WRONG")
+
+
+def _first_line(error):
+    return next(iter(str(error).splitlines()), "")[:100] or type(error).__name__
+
+
+def output(found: list, case: Case) -> None:
+    """Milliseconds of the whole layer and of each band."""
+    hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
+    hidden = hidden.astype(jnp.bfloat16)
+    _timed(found, "output layer", _loss_of(lambda h, b, c: banded.loss(h, targets, jnp.ones(len(targets)), b, c)[0]), hidden, bands,
+           clusters)  # fmt: skip
+    starts = (0, *case.cutoffs)
+    for i, band in enumerate(bands):
+        here = np.flatnonzero(np.digitize(np.asarray(targets), case.cutoffs) == i) if i else np.arange(len(targets))
+        columns = jnp.where((targets[here] - starts[i]) < len(band.table), targets[here] - starts[i], 0)
+        alone = Band(band.table, None) if band.projection is None else band
+        loss = _loss_of(lambda h, b, _, columns=columns: banded.loss(h, columns, jnp.ones(len(columns)), [b])[0])
+        _timed(found, f"band {i}, {len(band.table):,} words, {len(here):,} tokens", loss, hidden[here], alone, jnp.zeros(()))
+
+
+def _timed(found, name, loss, *values):
+    compiled = loss.lower(*values).compile()
+    seconds, least = interleaved({name: lambda: jax.block_until_ready(compiled(*values))}, REPEATS)[name]
+    note(found, name, milliseconds=1e3 * seconds, least=1e3 * least, peak_MB=compiled.memory_analysis().temp_size_in_bytes / 1e6)
+
+
+def torch_output(found: list, case: Case) -> None:
+    """Milliseconds of torch's layer."""
+    import torch
+
+    from benchmarks.timing import torch_device
+
+    device = torch_device()
+    if device is None:
+        raise InputError("torch is not installed for this device: pip install torch")
+    hidden, targets, *_ = arguments(case)
+    torch.set_float32_matmul_precision("high")
+    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=4.0).to(device)
+    targets = torch.tensor(targets, dtype=torch.long, device=device)
+    for name, dtype in ("TF32", torch.float32), ("autocast to bfloat16", torch.bfloat16):
+        x = torch.tensor(hidden, device=device, requires_grad=True)
+
+        def run(x=x, dtype=dtype):
+            layer.zero_grad()
+            x.grad = None
+            with torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+                loss = -layer(x, targets).output.sum()
+            loss.backward()
+            return loss.item()
+
+        try:
+            seconds, least = interleaved({name: run}, REPEATS)[name]
+            note(found, f"torch, {name}", milliseconds=1e3 * seconds, least=1e3 * least)
+        except RuntimeError as error:  # the layer does not support autocast in all versions
+            note(found, f"torch, {name}", passed_over=_first_line(error))
+
+
+def restart(found: list, _: Case) -> None:
+    """Trains a small model twice: once in one go, once killed and resumed."""
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as directory:
+        texts = Path(directory) / "text"
+        texts.mkdir()
+        for split in "train", "valid", "test":
+            words = rng.zipf(1.3, (2_000, 12)) % 500
+            (texts / f"{split}.txt").write_text("\n".join(" ".join(f"w{word}" for word in line) for line in words) + "\n")
+        settings = [
+            "--config=configs/quickstart.py", "--config.data.corpus=text_files", f"--config.data.path={texts}",
+            "--config.input.cutoffs=(50,200)", "--config.data.threshold=2",
+            f"--config.data.cache={directory}/cache", "--config.steps=200",
+            "--config.checkpoint_every=20", "--config.evaluate_every=100",
+        ]  # fmt: skip
+        train = [sys.executable, "train.py", *settings]
+        losses = {}
+        for name in "whole", "killed":
+            run = Path(directory) / name
+            with open(Path(directory) / f"{name}.log", "ab") as log:
+                process = subprocess.Popen([*train, f"--workdir={run}"], stdout=log, stderr=log)
+                while name == "killed" and process.poll() is None and not list(run.glob("checkpoints/[2-9]*")):
+                    time.sleep(0.1)
+                if name == "killed":
+                    process.send_signal(signal.SIGKILL)
+                status = process.wait()
+                if name == "killed":
+                    status = subprocess.run([*train, f"--workdir={run}"], stdout=log, stderr=log).returncode
+            if status:
+                last = (Path(directory) / f"{name}.log").read_text(errors="replace").splitlines()[-1:]
+                raise InputError(f"train.py ended with status {status}: {' '.join(last)[:150]}")
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            losses[name] = {line["step"]: line["train/nll"] for line in lines if "train/nll" in line}
+        far = max(abs(losses["whole"][step] - loss) for step, loss in losses["killed"].items())
+        note(found, "killed and resumed", updates=max(losses["killed"]), largest_difference=far, equal=far == 0)
+
+
+PARTS = {"check": check, "output": output, "torch_output": torch_output, "restart": restart}
+
+
+def main(part: str, settings) -> None:
+    """Runs a part, prints its numbers and writes the JSON, also where it fails halfway."""
+    check_known(f"PART={part}", part, PARTS)
+    found: list[dict] = []
+    try:
+        PARTS[part](found, TINY if settings.tiny else CASE)
+    finally:
+        if settings.json:
+            Path(settings.json).write_text(json.dumps(found, indent=2) + "\n")
+    if any(each.get("verdict") == "WRONG" or each.get("equal") is False for each in found):
+        raise InputError(f"{part} found wrong numbers, see above")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    flags.DEFINE_bool("tiny", False, "Very small sizes, as a test.")
+    flags.DEFINE_string("json", None, "File for the numbers.")
+    command.run(lambda part: main(part, flags.FLAGS), positional=["PART"])
