@@ -56,7 +56,7 @@ def main():
 
     hosts.initialize(*others)
     if TUNE_CPU.value and processors.use_two_devices(config):
-        switched = [*switched, "CPU          two devices share its cores; --notune_cpu trains on one"]
+        switched = [*switched, "CPU          two devices share its cores; --tune_cpu=false trains on one"]
     for line in switched:
         hosts.say(line)
     with hosts.together():

@@ -43,6 +43,6 @@ def test_training_says_so_and_can_be_told_not_to(tmp_path):
     """A dry run of train.py has the devices that training would have."""
     train = "train.py", "--config=configs/quickstart.py", "--dry_run"
     assert "two devices" in printed(*train, f"--workdir={tmp_path / 'two'}")
-    assert "two devices" not in printed(*train, f"--workdir={tmp_path / 'one'}", "--notune_cpu")
+    assert "two devices" not in printed(*train, f"--workdir={tmp_path / 'one'}", "--tune_cpu=false")
     plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("two", "one")]
     assert [plan["devices"] for plan in plans] == [2, 1]
