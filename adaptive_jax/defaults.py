@@ -50,6 +50,10 @@ GENERAL = {
     ),
     "init_from": ("", "workdir of a run whose parameters this one starts from; empty: fresh parameters"),
     "init_checkpoint": ("best", "with init_from: best by validation, latest, or the number of updates"),
+    "gradient_sums": (
+        "float32",
+        "dtype in which gradients are summed over devices: float32, or bfloat16, which moves half the bytes and rounds to 8 bits",
+    ),
     "fsdp": (0, "devices that share one copy of the parameters; 0: as few as hold the model"),
     "log_every": (50, "updates between two lines of metrics; 0: only at the end"),
     "evaluate_every": (500, "updates between two evaluations on the validation split; 0: only with checkpoints"),

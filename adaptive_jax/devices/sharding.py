@@ -7,6 +7,7 @@ Layers run under `shard_map` on the rows of one device: no sort, hidden state or
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.errors import InputError
@@ -27,13 +28,24 @@ BLOCKS = "blocks"  # the parameters of a body's blocks, stacked along a first ax
 def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Devices, all by default, as a grid [data, fsdp]; those of one host are neighbours, so they hold consecutive rows.
 
+    So are those of one slice of TPUs, whose chips share a fast network. The devices of a host that share parameters are close to
+    each other in its network: of a host with 4 x 2 TPU chips, fsdp=4 takes squares.
+
     Raises:
         InputError: fsdp does not divide the number of devices.
     """
-    devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
+    devices = sorted(devices or jax.devices(), key=lambda device: (*_host(device), device.id))
     if fsdp < 1 or len(devices) % fsdp:
         raise InputError(f"fsdp={fsdp} does not divide the {len(devices)} device(s): choose a number that does")
+    hosts = [list(group) for _, group in itertools.groupby(devices, _host)]
+    if fsdp > 1 and all(len(host) % fsdp == 0 for host in hosts):
+        grids = [mesh_utils.create_device_mesh((len(host) // fsdp, fsdp), host) for host in hosts]
+        return Mesh(np.concatenate(grids), BATCH_AXES, axis_types=(AxisType.Auto, AxisType.Auto))
     return Mesh(np.reshape(devices, (-1, fsdp)), BATCH_AXES, axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def _host(device):
+    return getattr(device, "slice_index", 0), device.process_index
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -79,7 +91,7 @@ def parameter_specs(tree: Any, mesh: Mesh) -> Any:
     parts = mesh.shape[FSDP]
 
     def spec(path, a):
-        stacked = int(any(getattr(key, "key", None) == BLOCKS for key in path))
+        stacked = _stacked(path)
         if parts > 1 and len(a.shape) - stacked >= 2:
             for axis in range(stacked, len(a.shape)):
                 if a.shape[axis] % parts == 0:
@@ -89,63 +101,100 @@ def parameter_specs(tree: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(spec, tree)
 
 
-def gathering(model: Any, params: Any, mesh: Mesh) -> tuple[Any, Any]:
+def gathering(model: Any, params: Any, mesh: Mesh, sums: str = "float32", by_block: bool = False) -> tuple[Any, Any]:
     """The model and a function of its parameters, for use on one device of `mesh` under `shard_map`.
 
     Args:
         params: the model's parameters or their shapes, not sharded.
+        sums: dtype in which gradients are summed; see `sum_over_devices`.
+        by_block: sum a block's gradients over all devices inside the backward pass, where the next block can be computed meanwhile.
 
     Returns:
         `(model, gather)`: `model.apply({"params": gather(shards)}, ...)` computes with a device's shards what the given
         model computes with all parameters. The body's blocks are gathered one at a time, in the body's dtype.
     """
     specs = parameter_specs(params, mesh)
-    if mesh.shape[FSDP] == 1:
-        return model, lambda shards: shards
     stacked = specs["body"].get(BLOCKS, {})
+    if mesh.shape[FSDP] == 1 and not (by_block and stacked):
+        return model, lambda shards: shards
     of_block = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), stacked)  # without the axis that stacks
 
     def gather_block(shards):
+        if by_block:
+            shards = jax.tree.map(lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec), sums), shards, of_block)
         # Blocks cast their matrices to this dtype anyway; to gather first and then cast would move twice the bytes of bfloat16.
-        return jax.tree.map(functools.partial(_gather, dtype=model.body.dtype), shards, of_block)
+        return jax.tree.map(functools.partial(_gather, sums=sums, dtype=model.body.dtype), shards, of_block)
 
     def gather(shards):
         # Tables stay float32: a lookup adds the gradients of many tokens into one row.
         others = jax.tree.map(lambda spec: PartitionSpec(), stacked)
-        return jax.tree.map(_gather, shards, specs | {"body": specs["body"] | ({BLOCKS: others} if stacked else {})})
+        specs_now = specs | {"body": specs["body"] | ({BLOCKS: others} if stacked else {})}
+        return jax.tree.map(functools.partial(_gather, sums=sums), shards, specs_now)
 
     return (model.clone(body=model.body.clone(gather=gather_block)) if stacked else model), gather
 
 
-def _gather(shard, spec, dtype=jnp.float32):
-    """The whole matrix in `dtype`; its gradient is summed over devices, in float32, into their shards."""
-    return _all_gather(shard, spec.index(FSDP), jnp.dtype(dtype)) if FSDP in spec else shard
+def _gather(shard, spec, sums, dtype=jnp.float32):
+    """The whole matrix in `dtype`; its gradient is summed over devices, in the dtype `sums`, into their float32 shards."""
+    return _all_gather(shard, spec.index(FSDP), jnp.dtype(dtype), jnp.dtype(sums)) if FSDP in spec else shard
 
 
-def _cast_and_gather(shard, axis, dtype):
+def _cast_and_gather(shard, axis, dtype, _):
     return jax.lax.all_gather(shard.astype(dtype), FSDP, axis=axis, tiled=True)
 
 
-def _sum_into_shards(axis, dtype, _, gradient):
-    return (jax.lax.psum_scatter(gradient.astype(jnp.float32), FSDP, scatter_dimension=axis, tiled=True),)
+def _sum_into_shards(axis, _, sums, __, gradient):
+    shard = jax.lax.psum_scatter(gradient.astype(sums), FSDP, scatter_dimension=axis, tiled=True)
+    return (shard.astype(jnp.float32),)
 
 
-_all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2))
+_all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2, 3))
 # The plain function: rematerialisation must see the gather, to repeat it in the backward pass, and not a custom_vjp.
 _all_gather.defvjp(lambda *arguments: (_cast_and_gather(*arguments), None), _sum_into_shards)
 
 
-def sum_over_devices(mesh: Mesh, values: Any, specs: Any) -> Any:
+def sum_over_devices(mesh: Mesh, values: Any, specs: Any, sums: str = "float32", by_block: bool = False) -> Any:
     """Sums over all devices what each computed on its own rows: a tree with the structure of `specs`, their layout.
 
-    Gradients of sharded parameters are already summed over `FSDP`, by `gathering`.
+    Gradients of sharded parameters are already summed over `FSDP`, by `gathering`, and with `by_block` those of blocks over all.
+
+    sums: the dtype in which matrices cross devices and are added; each comes back in its own. With bfloat16 half as many bytes
+    cross, and each of n summands and each partial sum is rounded to 8 bits: an error of at most n · 2^-8 of the sum of the
+    summands' sizes. Vectors and scalars cross in float32.
     """
 
-    def add(a, spec):
-        axes = tuple(axis for axis in BATCH_AXES if axis not in spec and mesh.shape[axis] > 1)
-        return jax.lax.psum(a, axes) if axes else a
+    def add(path, a, spec):
+        stacked = _stacked(path)
+        if stacked and by_block:
+            return a
+        return _sum(a, _axes_to_sum(mesh, spec), sums if a.ndim - stacked > 1 else a.dtype)
 
-    return jax.tree.map(add, values, specs)
+    return jax.tree_util.tree_map_with_path(add, values, specs)
+
+
+def _stacked(path):
+    """1 for a parameter of blocks, which stands behind an axis that stacks them; else 0."""
+    return int(any(getattr(key, "key", None) == BLOCKS for key in path))
+
+
+def _axes_to_sum(mesh, spec):
+    """The axes over which a gradient with this layout is still to be summed."""
+    return tuple(axis for axis in BATCH_AXES if axis not in spec and mesh.shape[axis] > 1)
+
+
+def _sum(a, axes, dtype):
+    return jax.lax.psum(a.astype(dtype), axes).astype(a.dtype) if axes else a
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _sum_gradient(a, axes, sums):
+    """The array; its gradient is summed over devices."""
+    return a
+
+
+_sum_gradient.defvjp(
+    lambda a, axes, sums: (a, None), lambda axes, sums, _, g: (_sum(g, axes, sums if g.ndim > 1 else g.dtype),)
+)
 
 
 def accumulation(rows: int, rows_per_device: int, devices: int) -> int:

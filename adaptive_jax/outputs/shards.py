@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.bands import Band
+from adaptive_jax.devices.varying import axes_of, vary
 from adaptive_jax.errors import InputError
 
 ABSENT = -(2**30)  # a column that no softmax has, wherever it is shifted
@@ -44,26 +45,14 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
     Raises:
         InputError: arrays that vary over the axis and must not, or the other way round.
     """
-    tokens, tables = _axes((hidden, by_token)), _axes(softmax)
+    tokens, tables = axes_of((hidden, by_token)), axes_of(softmax)
     if axis_name is not None:
         if axis_name in tokens:
             raise InputError(f"axis_name={axis_name!r} cuts words, but hidden, targets or weights too: replicate them over it")
         if axis_name not in tables:
             raise InputError(f"axis_name={axis_name!r} cuts no table: give shard_map in_specs that do, and leave its check_vma on")
     axes = tokens | tables
-    return _vary(hidden, axes), _vary(softmax, axes), *(_vary(array, axes - {axis_name}) for array in by_token)
-
-
-def _axes(tree):
-    return frozenset().union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(tree)))
-
-
-def _vary(tree, axes):
-    def vary(leaf):
-        more = tuple(sorted(axes - _axes(leaf)))
-        return lax.pcast(leaf, more, to="varying") if more else leaf
-
-    return jax.tree.map(vary, tree)
+    return vary(hidden, axes), vary(softmax, axes), *(vary(array, axes - {axis_name}) for array in by_token)
 
 
 def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) -> jax.Array | None:

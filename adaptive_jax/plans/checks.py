@@ -28,6 +28,7 @@ def check_settings(config: Mapping) -> None:
         raise InputError(f"hours={config['hours']} must be 0 (no limit) or more, and finite: --hours=1.5 is an hour and a half")
     if not 0 <= config["seed"] < SEEDS:
         raise InputError(f"seed={config['seed']} must be from 0 to {SEEDS - 1:,}")
+    check_known(f"gradient_sums={config['gradient_sums']!r}", config["gradient_sums"], ("float32", "bfloat16"))
     divergence = config["divergence"]
     check_known(f"divergence.policy={divergence['policy']!r}", divergence["policy"], POLICIES)
     check_at_least(0, **{"divergence.rewinds": divergence["rewinds"]})

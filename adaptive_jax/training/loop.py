@@ -162,8 +162,9 @@ def _run(job: Job, workdir: Path) -> None:
     losses = {line["step"]: line["validation/nll"] for line in lines if line.get("validation/nll") is not None}
     clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
     metrics = open_metrics(workdir, step or 0, config, clock.left())
-    divergence, window = config["divergence"], config["batches"]["sequence_length"] if streams else None
-    extras = Extras(divergence["loss"] if divergence["policy"] == "skip" else None, config["metrics"]["norms"], window)
+    skip_from = config["divergence"]["loss"] if config["divergence"]["policy"] == "skip" else None
+    window = config["batches"]["sequence_length"] if streams else None
+    extras = Extras(skip_from, config["metrics"]["norms"], window, config["gradient_sums"])
     updates = [
         make_update(job.run.model, optimizer, mesh, config["seed"], shapes, extras._replace(stored=stored))
         for stored, optimizer in zip((False, True), sparse.optimizers(config, job.run.model), strict=False)

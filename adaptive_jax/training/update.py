@@ -23,12 +23,14 @@ class Extras(NamedTuple):
         skip_from: leave the update out if its loss is this many nats a token or more, or anything is not finite; None: never.
         norms: also measure the changes of the parameters.
         window: multiply the learning rate by an update's time over so many tokens; None: leave it.
+        sums: dtype in which gradients are summed over devices; see `sharding.sum_over_devices`.
         stored: use the state's tables as they are. Otherwise words are encoded anew, and the state's tables, if any, are replaced.
     """
 
     skip_from: float | None = None
     norms: bool = False
     window: int | None = None
+    sums: str = "float32"
     stored: bool = False
 
 
@@ -47,7 +49,7 @@ def make_update(
         the squared gradient of each, in the order of `jax.tree.leaves`. With extras: `change_squares`, likewise, and `skipped`.
     """
     extras = extras or Extras()
-    gradients_of = make_sparse_gradients(model, mesh, seed) if layout.tables else make_gradients(model, mesh, seed)
+    gradients_of = (make_sparse_gradients if layout.tables else make_gradients)(model, mesh, seed, extras.sums)
 
     def update(state: State, lexicon, batch: Batch):
         given = ((state.tables if extras.stored else {}),) if layout.tables else ()

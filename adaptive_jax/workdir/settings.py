@@ -48,7 +48,7 @@ ADDED = {"input.word_dropout", "input.init_range", "output.table.bias", "output.
 ADDED |= {"output.table.own_head", "optimizer.decoupled_decay", "output.table.projected"}
 ADDED |= {f"{group}.{key}" for group in ("input", "output.table") for key in ("strides", "activation", "letters")}
 ADDED |= {"input.scaled", "output.table.cutoffs"}
-ADDED |= {"compose_share", "init_from", "init_checkpoint"}
+ADDED |= {"compose_share", "init_from", "init_checkpoint", "gradient_sums"}
 
 VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 

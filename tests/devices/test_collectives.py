@@ -1,0 +1,107 @@
+"""What crosses devices, and in which dtype, in programs for 8 devices; and that it is what the update needs."""
+
+import json
+import re
+
+import pytest
+
+from tests.devices.test_sharding import crossing
+
+PROGRAM = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import PartitionSpec
+from adaptive_jax.batch import Batch
+from adaptive_jax.devices import sharding
+from adaptive_jax.model import build
+from adaptive_jax.training.optim import nag
+from adaptive_jax.training.state import initial_state, shape_of_state
+from adaptive_jax.training.update import Extras, make_update
+
+optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
+layers = {"dtype": "float32", "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
+    "output": {"name": "adaptive", "tail_dropout": 0.2, "table": {"name": "tied"}},
+    "body": {"name": "transformer", "features": 16, "layers": 3, "heads": 2, "feed_forward": 24, "dropout": 0.1,
+        "attention_dropout": 0.2, "attention": "plain", "remat": "elementwise"}}
+model = build(layers, 103)
+
+def updates(backend, devices, fsdp, sums, runs):
+    jax.default_backend = lambda: backend  # accelerators sum the gradients of a block as soon as they have them
+    mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
+    def batch(step):
+        ids = (103 * np.random.default_rng(step).random((16, 9)) ** 2).astype(np.int32)
+        whole = Batch(ids[:, :-1], ids[:, 1:], np.ones((16, 8), np.float32), np.arange(16, dtype=np.int32))
+        return sharding.put_batch(mesh, jax.tree.map(lambda a: a[None], whole), axis=1)
+    shapes = shape_of_state(model, optimizer, mesh)
+    lowered = make_update(model, optimizer, mesh, 7, shapes, Extras(sums=sums)).lower(shapes, {}, batch(0))
+    sizes = {jax.tree_util.keystr(k): v.size for k, v in jax.tree.leaves_with_path(shapes.params)}
+    result = {"lowered": lowered.as_text(), "sizes": sizes, "losses": []}
+    if runs:
+        update, state = lowered.compile(), initial_state(model, optimizer, 0, mesh)
+        result["compiled"] = update.as_text()
+        for step in range(runs):
+            state, metrics = update(state, {}, batch(step))
+            result["losses"].append([float(metrics[key]) for key in ("loss", "gradient_norm", "tokens")])
+    return result
+
+def sums_of_eight():
+    mesh, rows = sharding.device_mesh(), PartitionSpec(sharding.BATCH_AXES)
+    values = np.random.default_rng(0).standard_normal((8, 500, 3)).astype(np.float32)
+    def add(a):
+        tree = {"matrix": a[0], "vector": a[0, :, 0], "blocks": {"bias": a[0]}}
+        return sharding.sum_over_devices(mesh, tree, jax.tree.map(lambda _: PartitionSpec(), tree), "bfloat16")
+    found = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=rows, out_specs=PartitionSpec(), check_vma=False))(values)
+    exact, bound = values.sum(0, np.float64), 8 * 2.0**-8 * abs(values).sum(0, np.float64)
+    off = abs(np.asarray(found["matrix"], np.float64) - exact)
+    others = [abs(found["vector"] - exact[:, 0]).max(), abs(found["blocks"]["bias"] - exact).max()]
+    return {"above": int((off > bound).sum()), "off": float(np.median(off)), "others": list(map(float, others))}
+
+json.dump({"eight": sums_of_eight(), "one": updates("cpu", 1, 1, "float32", 3), "blocks": updates("gpu", 8, 1, "float32", 3),
+    "blocks_cut": updates("gpu", 8, 4, "float32", 3),
+    "rounded": updates("gpu", 8, 1, "bfloat16", 0), "rounded_cut": updates("cpu", 8, 4, "bfloat16", 0)}, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def results(command, tmp_path_factory):
+    """What the program writes."""
+    out = tmp_path_factory.mktemp("collectives") / "results.json"
+    done = command("-c", PROGRAM, out, devices=8)
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text())
+
+
+def test_sums_in_bfloat16_are_bounded(results):
+    """Each summand and each partial sum of 8 is rounded to 8 bits at most; vectors are not rounded, those of blocks neither."""
+    assert results["eight"]["above"] == 0
+    assert results["eight"]["off"] > 2**-10
+    assert max(results["eight"]["others"]) < 1e-5
+
+
+@pytest.mark.parametrize("grid", ["blocks", "blocks_cut"])
+def test_gradients_of_blocks_cross_in_the_backward_pass(results, grid):
+    """Losses are those of one device. All gradients of a block are summed within the loop over blocks, the others after it."""
+    one, found = results["one"], results[grid]
+    assert one["losses"][0][0] - one["losses"][-1][0] > 0.05
+    for ours, theirs in zip(found["losses"], one["losses"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    if grid == "blocks":
+        sums = crossing(found["compiled"])["all-reduce"]
+        in_loop = sum(sum(sizes) for computation, sizes in sums if "ENTRY" not in computation)
+        blocks = sum(size for name, size in found["sizes"].items() if "blocks" in name)
+        assert in_loop == blocks // 3
+        assert sum(sum(sizes) for _, sizes in sums) - in_loop == sum(found["sizes"].values()) - blocks + 3
+
+
+@pytest.mark.parametrize("grid, kinds", [("rounded", {"all_reduce"}), ("rounded_cut", {"all_reduce", "reduce_scatter"})])
+def test_matrices_cross_in_bfloat16(results, grid, kinds):
+    """Half the bytes for every matrix, and for nothing else: vectors and the three sums of the losses stay float32.
+
+    Read in the program as lowered: a CPU adds bfloat16 in float32, so its compiler casts before the sum.
+    """
+    program = results[grid]["lowered"]
+    found = re.findall(r'"stablehlo.(reduce_scatter|all_reduce)".*?-> tensor<((?:\d+x)*)(\w+)>', program, re.DOTALL)
+    assert {kind for kind, _, _ in found} == kinds
+    for kind, shape, dtype in found:
+        vector = shape.count("x") < 2 or re.fullmatch(r"3x\d+x", shape)  # or those of three blocks, one behind the other
+        assert dtype == ("f32" if vector else "bf16"), (kind, shape, dtype)
