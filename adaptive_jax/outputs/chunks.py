@@ -148,10 +148,15 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
     # softmax - target times the sum of the powers: factors of a whole token are multiplied into its vectors, which are short.
     scale = weight / found.total
     scaled = (x * scale[:, None]).astype(x.dtype)
+    overwrites = jax.default_backend() == "gpu" and not (settings.label_smoothing or settings.z_loss or settings.soft_cap)
     d_x, d_parts = 0.0, []
     for power, part in zip(found.powers, parts, strict=True):
-        exact = _scaled_d_logits(settings, power, part, column, found)
-        d_logits, rows = exact.astype(x.dtype), part.band
+        rows = part.band
+        if overwrites and rows.bias is None:
+            d_logits = _overwritten(power.astype(x.dtype), power, column - part.first, found.total)
+        else:
+            exact = _scaled_d_logits(settings, power, part, column, found)
+            d_logits = exact.astype(x.dtype)
         d_x += jnp.dot(d_logits, rows.table, preferred_element_type=jnp.float32)
         left, right = (scaled, d_logits) if narrow and rows is band else (d_logits, scaled)
         d_table = jnp.dot(left.T, right, preferred_element_type=jnp.float32)
@@ -231,6 +236,18 @@ def _scaled_d_logits(settings, power, part, column, found):
     if settings.soft_cap:
         exact = exact * _where(part.own, 1 - (part.logits / settings.soft_cap) ** 2, 0.0)
     return exact
+
+
+def _overwritten(rounded, power, column, total):
+    """`_scaled_d_logits` of a plain softmax, from rounded powers in which only the targets' are written anew.
+
+    On a GPU the pass that sums the powers writes them rounded, too, so none reads the logits once more: of 1.5 GB that a chunk of
+    3,328 tokens and 20,000 words moves, 0.27. The numbers are the same.
+    """
+    column = jnp.where(column < 0, power.shape[1], column)  # a negative one would count from the end
+    target = jnp.take_along_axis(power, column[:, None], axis=1)[:, 0] - total
+    at = rounded.at[jnp.arange(len(column)), column]
+    return at.set(target.astype(rounded.dtype), mode="drop", unique_indices=True)
 
 
 def _where(own, values, other):

@@ -12,6 +12,10 @@ import jax.numpy as jnp
 from adaptive_jax.bands import Band
 from adaptive_jax.outputs.chunks import TILE
 
+# Of a band this long XLA sums products over words in up to 128 parts, and pads for each chunk where those are not of 8 words.
+LONG = 2**17
+LONG_TILE = 1024
+
 
 def tiled(words: Sequence[int], groups: tuple[Band, ...], sizes: tuple[tuple[int, ...], ...], clusters: Band | None):
     """Sizes, groups and clusters, in the order of `groups.join`, with whole tiles of rows on accelerators, unchanged on a CPU.
@@ -41,7 +45,7 @@ def _joined(band, more):
 
 
 def _padded(band):
-    """The band with rows of 0 behind its own, up to a multiple of `TILE`."""
-    rows = -len(band.table) % TILE
+    """The band with rows of 0 behind its own, up to a multiple of `TILE`, or of `LONG_TILE`."""
+    rows = -len(band.table) % (TILE if len(band.table) < LONG else LONG_TILE)
     bias = None if band.bias is None else jnp.pad(band.bias, (0, rows))
     return Band(jnp.pad(band.table, [(0, rows), (0, 0)]), band.projection, bias)

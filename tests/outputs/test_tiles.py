@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from adaptive_jax.bands import Band
-from adaptive_jax.outputs import banded
+from adaptive_jax.outputs import banded, chunks
 from adaptive_jax.outputs.chunks import rows_of_chunk
 from adaptive_jax.outputs.groups import join
 from adaptive_jax.outputs.tiles import tiled
 from tests.outputs import test_banded as twin
+
+DROPS = banded.Settings(tail_dropout=0.3)
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +29,26 @@ def anew(function):
     return jax.jit(lambda *args, **how: function.__wrapped__(*args, **how), static_argnames="settings")
 
 
-@pytest.mark.parametrize("case", ["prime", "7 words", "full softmax", "groups among others", "no words in the head"])
-def test_loss_and_every_gradient(case):
+@pytest.mark.parametrize("case, settings", [
+    ("prime", twin.ALL), ("7 words", twin.ALL), ("groups among others", twin.ALL), ("no words in the head", twin.ALL),
+    ("prime", DROPS), ("full softmax", DROPS), ("no words in the head", DROPS)])
+def test_loss_and_every_gradient(case, settings):
     """They equal the twin's, with tail dropout, smoothing over the words that exist and z-loss, in chunks that do not divide."""
     values = twin.arrays(case)
-    seeds, masks = twin.seeds_and_masks(values[3], twin.ALL.tail_dropout)
-    settings = twin.ALL._replace(chunk=7, soft_cap=None)
-    fast = anew(twin.fast_loss)(*values, settings=settings, seeds=seeds)
-    twin.check(fast, twin.in_float64(lambda *v: twin.slow_loss(*v[:5], twin.ALL, v[5]), *values, masks))
+    seeds, masks = twin.seeds_and_masks(values[3], settings.tail_dropout)
+    fast = anew(twin.fast_loss)(*values, settings=settings._replace(chunk=7), seeds=seeds)
+    twin.check(fast, twin.in_float64(lambda *v: twin.slow_loss(*v[:5], settings, v[5]), *values, masks))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_targets_written_over(dtype):
+    """Rounded powers with the targets' written anew are the gradient of the logits, bit for bit; a target may be on no device."""
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((6, 9)), jnp.float32)
+    column = jnp.array([0, 8, 3, -(2**30), -1, 9])
+    part = chunks._Part(logits, Band(jnp.ones((9, 2))), 0, None)
+    found = chunks._losses(banded.PLAIN, [part], column)[2]
+    exact = chunks._scaled_d_logits(banded.PLAIN, found.powers[0], part, column, found).astype(dtype)
+    assert (chunks._overwritten(found.powers[0].astype(dtype), found.powers[0], column, found.total) == exact).all()
 
 
 def test_a_bias_of_clusters_alone():
@@ -75,7 +89,7 @@ def test_rows_of_a_chunk(tokens, most, rows):
 
 def test_products_of_whole_tiles():
     """The paper's bands: each softmax has three products, all of whose columns are whole tiles, and the head's chunks are even."""
-    sizes, widths, columns = [20_000, 40_000, 207_735], [1024, 256, 64], [20_096, 40_064, 207_744]
+    sizes, widths, columns = [20_000, 40_000, 207_735], [1024, 256, 64], [20_096, 40_064, 207_872]
     text = anew(twin.fast_loss).lower(*shapes(4_096, sizes, widths)).as_text()
     products = re.findall(r"dot_general.*: \(tensor<(\w+)xf32>, tensor<(\w+)xf32>\) -> tensor<(\w+)xf32>", text)
     numbers = [{int(n) for shape in product for n in shape.split("x")} for product in products]
