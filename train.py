@@ -9,6 +9,8 @@ same workdir resumes the run.
 Several hosts run the same command; outside TPU pods and SLURM each adds --coordinator=HOST:PORT --hosts=N --host=I.
 """
 
+import os
+
 from absl import flags
 
 from adaptive_jax import command
@@ -17,6 +19,9 @@ from adaptive_jax.errors import InputError
 command.define_config()
 MEMORY = flags.DEFINE_float("memory", 80, "With --dry_run: GB of memory of an accelerator, to show how 8, 32 and 64 would hold it.")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "Print the plan, write it to workdir/plan.json, and stop.")
+TARGET = flags.DEFINE_string(
+    "target", None, "With --dry_run: a device that need not be here, such as h100 or v5e:2x2, whose compiler counts memory."
+)
 HOURS = flags.DEFINE_float("hours", None, "How long training may take; short for --config.hours, or --config.choose.hours.")
 INIT_FROM = flags.DEFINE_string(
     "init_from", None, "Workdir of a run from whose parameters this one starts, with its own corpus; short for --config.init_from."
@@ -47,21 +52,27 @@ def main():
     workdir, others = command.workdir()
     if not 0 < MEMORY.value < 1e9:
         raise InputError(f"--memory={MEMORY.value:g} is no memory: give the GB of an accelerator, such as --memory=80")
+    if TARGET.value is not None:
+        if not DRY_RUN.value:
+            raise InputError(f"--target={TARGET.value} compiles for a device that need not be here: add --dry_run")
+        os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs, and plugins of devices that are not here would complain
+    tune_cpu = TUNE_CPU.value and TARGET.value is None
     from adaptive_jax.devices import processors  # after the flags: --help and their errors should not wait for jax
 
-    if TUNE_CPU.value:
+    if tune_cpu:
         processors.use_large_pages()
     from adaptive_jax.devices import hosts
     from adaptive_jax.training import loop
+    from adaptive_jax.training.dry_run import dry_run
 
     hosts.initialize(*others)
-    if TUNE_CPU.value and processors.use_two_devices(config):
+    if tune_cpu and processors.use_two_devices(config):
         switched = [*switched, "CPU          two devices share its cores; --tune_cpu=false trains on one"]
     for line in switched:
         hosts.say(line)
     with hosts.together():
         if DRY_RUN.value:
-            loop.dry_run(config, workdir, int(MEMORY.value * 1e9))
+            dry_run(config, workdir, int(MEMORY.value * 1e9), TARGET.value)
         else:
             loop.train(config, workdir)
 

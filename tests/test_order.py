@@ -23,7 +23,8 @@ from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.gradients import make_gradients
 from adaptive_jax.model import build, parameter_shapes
-from adaptive_jax.training.loop import dry_run, train
+from adaptive_jax.training.dry_run import dry_run
+from adaptive_jax.training.loop import train
 from tests.training.test_runs import assert_close, state_of
 
 WORDS = Vocabulary.build({"<eos>": 9, "<unk>": 4} | {"ab" * (n % 5) + str(n): 1 for n in range(39)})

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from adaptive_jax.devices.platforms import platform, present
 from adaptive_jax.dropout import keep_mask, positions
 from adaptive_jax.errors import InputError, check_known
 
@@ -81,8 +82,10 @@ def cached_attention(queries, keys, values, seen):
 
 def _cudnn_refusal(queries, segment_ids, dropout):
     """Why cuDNN cannot compute this, as the end of a sentence; empty if it can."""
-    if jax.default_backend() != "gpu":
-        return f"needs a GPU, and this is a {jax.default_backend()}"
+    if platform() != "gpu":
+        return f"needs a GPU, and this is a {platform()}"
+    if not present():
+        return "needs its own library and GPU to be compiled"
     if dropout:
         return f"does not support dropout={dropout}"  # its seed is a constant of the program: every step would drop the same
     if segment_ids is not None:
@@ -211,7 +214,7 @@ def _stages(time):
     On a CPU 130 tokens give (0, 64, 64), (64, 128, 64), (128, 130, 2), and 3072 give eight: (0, 384, 128), (384, 768, 128) …
     """
     # Small chunks skip more keys, large ones make fewer and larger products: measured on a CPU.
-    size = 64 if time <= 512 and jax.default_backend() == "cpu" else 128
+    size = 64 if time <= 512 and platform() == "cpu" else 128
     last = time - time % size
     # Eight stages skip 7/8 of all that can be skipped, and the program does not grow with time.
     step = size * -(-time // (8 * size))
@@ -266,7 +269,7 @@ def _product(form, left, right):
 def _in_groups(function, heads, *arrays):
     """`function(heads, *arrays)` for all heads at once, or for groups of heads whose weights fit a processor's cache."""
     count, time = heads.queries.shape[:2]
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = platform() == "cpu"
     # Float32 weights of a chunk: 256 KiB on a CPU, which computes a head at a time anyway; elsewhere 256 MiB.
     fit = max((2**16 if on_cpu else 2**26) // (_stages(time)[0][2] * time), 1)
     group = max(size for size in range(1, count + 1) if count % size == 0 and size <= fit)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import rnn
 
+from adaptive_jax.devices.platforms import platform, present
 from adaptive_jax.errors import InputError, check_known
 
 PATHS = ("auto", "scan", "cudnn")
@@ -92,8 +93,10 @@ def pack_for_cudnn(weights: Weights) -> jax.Array:
 
 def _cudnn_refusal(dtype, starts):
     """Why cuDNN cannot compute this, as the end of a sentence; empty if it can."""
-    if jax.default_backend() != "gpu":
-        return f"needs a GPU, and this is a {jax.default_backend()}"
+    if platform() != "gpu":
+        return f"needs a GPU, and this is a {platform()}"
+    if not present():
+        return "needs its own library and GPU to be compiled"
     if starts is not None:
         return "does not support segments"
     if dtype != jnp.float32:
@@ -123,7 +126,7 @@ def _step_product(a, b):
     XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a few rows. A left side that lies
     transposed goes to Eigen; the barrier stops XLA from transposing it back.
     """
-    eigen = jax.default_backend() == "cpu" and a.dtype == jnp.float32 and len(a) < FEW_ROWS
+    eigen = platform() == "cpu" and a.dtype == jnp.float32 and len(a) < FEW_ROWS
     return _dot(_barrier(a.T), b, axis_of_a=0) if eigen else _dot(a, b)
 
 

@@ -6,10 +6,12 @@ itself. In a complete update, XLA on a CPU transposes and copies the larger oper
 
 import jax
 
+from adaptive_jax.devices.platforms import platform
+
 
 def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
     """Vectors times a matrix of the same dtype: `x [..., n] @ matrix [n, m]` is `[..., m]`. No forward-mode derivative on a CPU."""
-    return _transposing(x, matrix) if jax.default_backend() == "cpu" else x @ matrix
+    return _transposing(x, matrix) if platform() == "cpu" else x @ matrix
 
 
 def dot_general(x, matrix, dimensions, **_):

@@ -12,6 +12,7 @@ from jax import lax
 
 from adaptive_jax import dropout
 from adaptive_jax.bands import Band
+from adaptive_jax.devices.platforms import platform
 from adaptive_jax.errors import InputError, check_at_least, check_rates
 from adaptive_jax.outputs.shards import is_first, sum_over
 
@@ -94,9 +95,10 @@ class Tokens(NamedTuple):
 def chunk_size(band: int, words: int, width: int, backend: str | None = None) -> int:
     """Tokens whose logits are alive at a time in a band of so many words, whose vectors have this width; band 0 is the head.
 
-    On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512. `backend`: by default JAX's.
+    On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512. `backend`: by default the
+    platform that the program is traced for.
     """
-    if (backend or jax.default_backend()) == "cpu":
+    if (backend or platform()) == "cpu":
         return max(8, min(TAIL_CHUNK if band else HEAD_CHUNK, max(CHUNK_LOGITS // words, width // TABLE_SHARE)))
     rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
     return rows // TILE * TILE or max(8, rows)

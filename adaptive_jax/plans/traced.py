@@ -10,13 +10,20 @@ import jax.numpy as jnp
 
 from adaptive_jax.bands import Band
 from adaptive_jax.batch import Batch
+from adaptive_jax.devices.platforms import platform, tracing_for
 from adaptive_jax.model import LanguageModel
 from adaptive_jax.model import variable_shapes as variables
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.sampled import Sampled
 from adaptive_jax.plans.flops import band_flops, softmax_flops, zipf_visits
 
-once = functools.lru_cache(maxsize=8)
+
+def once(function):
+    """Keeps the results of a function of hashable arguments, of each platform that it traces for."""
+    kept = functools.lru_cache(maxsize=8)(lambda _, *given: function(*given))
+    called = functools.wraps(function)(lambda *given: kept(platform(), *given))
+    called.cache_clear = kept.cache_clear
+    return called
 
 
 @once
@@ -32,7 +39,9 @@ def forward_flops(model: LanguageModel, length: int) -> float:
     def hidden(variables, batch):
         return model.apply(variables, batch, model.body.initial_carry(1), method="hidden")
 
-    jaxpr = jax.make_jaxpr(hidden)(variables(model) | {"tables": _composed(model, "input")}, _batch(1, length)).jaxpr
+    given = variables(model) | {"tables": _composed(model, "input")}, _batch(1, length)
+    with tracing_for("cpu", "cpu"):  # elsewhere attention may be a kernel, whose products cannot be seen
+        jaxpr = jax.make_jaxpr(hidden)(*given).jaxpr
     bands = output_bands(model)
     return product_flops(jaxpr) / length + output_flops(model.output, bands)
 

@@ -13,18 +13,17 @@ from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import home_of, load
-from adaptive_jax.data.vocabulary.clusters import expected_words
 from adaptive_jax.data.vocabulary.entries import check_lexicon, lexicon_of
 from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model import build
-from adaptive_jax.plans.checks import check_settings
-from adaptive_jax.plans.costs import Plan, check_memory, describe, divide_update, dry_run_lines, make_plan
+from adaptive_jax.plans.costs import Plan, check_memory, describe, make_plan
 from adaptive_jax.training import optim, sparse, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
+from adaptive_jax.training.dry_run import check_config
 from adaptive_jax.training.ends import Clock, due, reason, validates
 from adaptive_jax.training.finetuning import check_fits, finetuned
 from adaptive_jax.training.intervals import Interval
@@ -40,24 +39,7 @@ from adaptive_jax.workdir.settings import (
     check_same_vocabulary,
     with_origin,
     with_own_files,
-    write_json,
 )
-
-
-def dry_run(config: dict, workdir: Path, memory: int) -> None:
-    """Prints the plan of `config` for its published vocabulary, without its corpus; a new workdir gets it as plan.json.
-
-    memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them.
-    """
-    config = with_origin(settle(config, workdir), workdir)
-    check_same_run(workdir, config)
-    _check(config := with_own_files(config, workdir))
-    config = config | {"data": config["data"] | {"vocabulary_size": (words := expected_words(config))}}
-    check_fits(config, workdir, build(config, words))
-    plan, lines = dry_run_lines(config, jax.device_count(), memory)
-    hosts.say("\n".join(lines))
-    if plan is not None and hosts.first() and not (workdir / "config.json").exists():  # which has its own plan
-        write_json(workdir / "plan.json", plan._asdict())
 
 
 class Job(NamedTuple):
@@ -88,7 +70,7 @@ def train(config: dict, workdir: Path) -> None:
     check_same_run(workdir, given)
     config = with_own_files(given, workdir)
     accelerators.keep_programs(home_of(config["data"]["cache"], "data.cache"))
-    _check(config)
+    check_config(config, jax.device_count())
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
     vocabulary, layout = corpus.vocabulary, Layout(**config["batches"])
@@ -162,29 +144,12 @@ def _run(job: Job, workdir: Path) -> None:
     losses = {line["step"]: line["validation/nll"] for line in lines if line.get("validation/nll") is not None}
     clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
     metrics = open_metrics(workdir, step or 0, config, clock.left())
-    skip_from = config["divergence"]["loss"] if config["divergence"]["policy"] == "skip" else None
-    window = config["batches"]["sequence_length"] if streams else None
-    extras = Extras(skip_from, config["metrics"]["norms"], window, config["gradient_sums"])
+    extras = Extras.from_config(config)
     updates = [
         make_update(job.run.model, optimizer, mesh, config["seed"], shapes, extras._replace(stored=stored))
         for stored, optimizer in zip((False, True), sparse.optimizers(config, job.run.model), strict=False)
     ]
     loop(job, updates, state, Record(checkpoints, metrics, losses, clock))
-
-
-def _check(config):
-    """Finds what is wrong with layers, optimizer, schedule or update before a long preparation of the corpus."""
-    check_settings(config)
-    writers.check(config["metrics"])
-    cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
-    model = build(config, max([expected_words(config), *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
-    if config["batches"]["layout"] == "streams" and jax.eval_shape(lambda: model.body.initial_carry(1)) == ():
-        raise InputError(
-            f"batches.layout='streams' needs a body that carries its state on, and body.name={config['body']['name']!r} does not: "
-            "give batches.layout=packed, or a body such as awd_lstm"
-        )
-    sparse.optimizers(config, model)
-    divide_update(config, jax.device_count())
 
 
 def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:

@@ -1,6 +1,6 @@
 """One update: from a batch and the state before to the state after."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -32,6 +32,14 @@ class Extras(NamedTuple):
     window: int | None = None
     sums: str = "float32"
     stored: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping) -> "Extras":
+        """The extras that a config asks for."""
+        divergence, batches = config["divergence"], config["batches"]
+        window = batches["sequence_length"] if batches["layout"] == "streams" else None
+        skip_from = divergence["loss"] if divergence["policy"] == "skip" else None
+        return cls(skip_from, config["metrics"]["norms"], window, config["gradient_sums"])
 
 
 def make_update(

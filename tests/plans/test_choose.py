@@ -22,7 +22,8 @@ from adaptive_jax.plans import traced
 from adaptive_jax.plans.choose import READINGS, SIZES, choose, choose_vocabulary, predicted_loss, training_flops
 from adaptive_jax.plans.costs import divide_update
 from adaptive_jax.training import optim
-from adaptive_jax.training.loop import dry_run, train
+from adaptive_jax.training.dry_run import dry_run
+from adaptive_jax.training.loop import train
 from configs import own_text, quickstart
 
 CPU, GPU = 1e11, 8e14

@@ -16,7 +16,8 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.training.divergence import Rewinds
-from adaptive_jax.training.loop import Job, _batch, dry_run, train
+from adaptive_jax.training.dry_run import dry_run
+from adaptive_jax.training.loop import Job, _batch, train
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
 
