@@ -110,7 +110,7 @@ def rows_of_chunk(tokens: int, most: int, backend: str | None = None) -> int:
     On a CPU `most`, or all tokens if they are fewer. On an accelerator as few chunks as suffice share the tokens evenly, in whole
     tiles of 128: of 4,096 tokens and at most 3,328, two chunks have 2,048 rows each. `backend`: by default JAX's.
     """
-    if (backend or jax.default_backend()) == "cpu" or tokens <= most:
+    if (backend or platform()) == "cpu" or tokens <= most:
         return min(tokens, most)
     share = math.ceil(tokens / math.ceil(tokens / most))
     return min(most, math.ceil(share / TILE) * TILE)

@@ -6,10 +6,10 @@ head's words, where they need no products of their own.
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 
 from adaptive_jax.bands import Band
+from adaptive_jax.devices.platforms import platform
 from adaptive_jax.outputs.chunks import TILE
 
 # Of a band this long XLA sums products over words in up to 128 parts, and pads for each chunk where those are not of 8 words.
@@ -25,7 +25,7 @@ def tiled(words: Sequence[int], groups: tuple[Band, ...], sizes: tuple[tuple[int
         groups, sizes: as `groups.join` returns them. Groups of several bands stay as they are.
         clusters: they move into the head, behind its words, and None is returned for them.
     """
-    if jax.default_backend() == "cpu":
+    if platform() == "cpu":
         return sizes, groups, clusters
     head = groups[0]
     if clusters is not None:
