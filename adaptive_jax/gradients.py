@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from adaptive_jax.composition import compose_for_update, encoded, joined
 from adaptive_jax.devices import sharding
+from adaptive_jax.devices.platforms import platform
 from adaptive_jax.devices.varying import axes_of, vary
 from adaptive_jax.model import LanguageModel, parameter_shapes
 
@@ -63,7 +64,7 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
         axes = axes_of(batch.inputs)  # every device computes with parameters of its own, whose gradients are summed at the end
         params, lexicon, stored, carry = vary((params, lexicon, stored, carry), axes)
         key = jax.random.fold_in(jax.random.key(seed), step)
-        by_block = len(batch.inputs) == 1 and jax.default_backend() != "cpu"
+        by_block = len(batch.inputs) == 1 and platform() != "cpu"
         local = sharding.gathering(model, parameter_shapes(model), mesh, dtype, by_block)
         tables, inputs, pull = compose_for_update(*local, mesh)(params, lexicon, batch.inputs, key, stored)
 

@@ -150,7 +150,7 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
     # softmax - target times the sum of the powers: factors of a whole token are multiplied into its vectors, which are short.
     scale = weight / found.total
     scaled = (x * scale[:, None]).astype(x.dtype)
-    overwrites = jax.default_backend() == "gpu" and not (settings.label_smoothing or settings.z_loss or settings.soft_cap)
+    overwrites = platform() == "gpu" and not (settings.label_smoothing or settings.z_loss or settings.soft_cap)
     d_x, d_parts = 0.0, []
     for power, part in zip(found.powers, parts, strict=True):
         rows = part.band
