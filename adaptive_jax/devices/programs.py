@@ -20,6 +20,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "partition-id", "replica-id",
     "opt-barrier", "optimization-barrier",
 }  # fmt: skip
+FUSIONS = ("fusion", "fusion-start")
 PRODUCTS = {"dot", "convolution", "ragged-dot", "scaled-dot"}
 PRODUCT_CALLS = re.compile(r"gemm|matmul|cublas|cudnn\$conv|onednn")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
@@ -77,7 +78,9 @@ class Program:
         return self.computations[name].instructions.values() if name in self.computations else ()
 
     def _traffic(self, one, around):
-        if one.opcode in FREE or one.opcode.endswith(("-done", "-update")) or one.kind in COLLECTIVES or self.is_product(one):
+        if one.opcode in FREE or one.opcode.endswith(("-done", "-update")) or one.kind in COLLECTIVES:
+            return 0
+        if self.is_product(one) and one.opcode not in FUSIONS:
             return 0
         if one.opcode == "custom-call" and "AllocateBuffer" in one.attributes:
             return 0
@@ -87,11 +90,14 @@ class Program:
             return max(map(self.moved, one.called), default=0)
         if one.opcode in ("call", "async-start"):
             return sum(map(self.moved, one.called))
-        if one.opcode == "fusion":
+        if one.opcode in FUSIONS:
             inner = self.computations[one.called[0]]
             parameters = {int(each.operands[0]): each for each in inner.instructions.values() if each.opcode == "parameter"}
             read = sum(_read(inner, parameters[place]) for place in parameters)
-            return read + sum(_written(inner, root) for root in _results(inner))
+            written = sum(_written(inner, root) for root in _results(inner))
+            dots = [each for each in inner.instructions.values() if self.is_product(each)]
+            own = sum(dot.bytes + sum(inner.instructions[name].bytes for name in dot.operands) for dot in dots)
+            return max(0, read + written - own)  # of a product only what the compiler fused into it, such as a mask
         operands = [around.instructions[operand] for operand in one.operands if operand in around.instructions]
         if one.kind in ("dynamic-slice", "slice", "gather"):
             return 2 * one.bytes
@@ -105,7 +111,7 @@ class Program:
         """Whether an instruction is a matrix product, with whatever the compiler fused into it."""
         if one.opcode == "custom-call":
             return bool(PRODUCT_CALLS.search(one.attributes.split("backend_config")[0]))
-        inside = one.called if one.opcode == "fusion" else ()
+        inside = one.called if one.opcode in FUSIONS else ()
         return one.opcode in PRODUCTS or any(self.is_product(each) for name in inside for each in self._lines(name))
 
     def runs(self, name: str | None = None, times: int = 1) -> Iterator[tuple[Instruction, Computation, int]]:
@@ -121,7 +127,7 @@ class Program:
         found = defaultdict(list)
         for one, _, _ in self.runs():
             if one.opcode not in (*FREE, "while", "call", "conditional") and not one.opcode.endswith("-done"):
-                roots = _results(self.computations[one.called[0]]) if one.opcode == "fusion" else [one]
+                roots = _results(self.computations[one.called[0]]) if one.opcode in FUSIONS else [one]
                 # What writes into an array that is there makes none.
                 shapes = [root.shape for root in roots if root.opcode not in ("dynamic-update-slice", "scatter")]
                 for dtype, size in ARRAY.findall(" ".join(shapes)):
@@ -149,7 +155,7 @@ class Program:
         """Products of two matrices, `[m, k] @ [k, n]`: m, n, k and how often one run of the program computes them."""
         found = []
         for one, around, times in self.runs():
-            inside = self.computations[one.called[0]] if one.opcode == "fusion" else around
+            inside = self.computations[one.called[0]] if one.opcode in FUSIONS else around
             for each in inside.instructions.values() if inside is not around else [one]:
                 result = dimensions(each.shape)[:1]
                 if self.is_product(each) and len(result[0]) == 2:
@@ -186,7 +192,7 @@ class Program:
         return all(self._slices(user, place) for user, place in users)
 
     def _slices(self, user, place):
-        if user.opcode in ("fusion", "async-start") and user.called[0] in self.computations:
+        if user.opcode in (*FUSIONS, "async-start") and user.called[0] in self.computations:
             inner = self.computations[user.called[0]]
             [given] = [each for each in inner.instructions.values() if each.opcode == "parameter" and each.operands == [str(place)]]
             return all(self._slices(*use) for use in inner.uses(given.name))

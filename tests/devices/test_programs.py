@@ -55,7 +55,8 @@ HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[3,8,4]{2,1
   %sums = f32[4]{0} get-tuple-element(%masked), index=1
   %reduced = (f32[4]{0}, f32[4]{0}) all-reduce-start(%sums), replica_groups={{0,1}}, to_apply=%add
   %ended = f32[4]{0} all-reduce-done(%reduced)
-  %stack = f32[3,4]{1,0} fusion(%results, %ended, %count), kind=kLoop, calls=%fused_stack
+  %begun = ((f32[3,4], f32[4], s32[]), f32[3,4]{1,0}, u32[]) fusion-start(%results, %ended, %count), calls=%fused_stack
+  %stack = f32[3,4]{1,0} fusion-done(%begun)
   %one = s32[] constant(1)
   %next = s32[] add(%count, %one)
   ROOT %states = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) tuple(%next, %stacked, %mask, /*index=3*/%stack)
