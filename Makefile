@@ -3,11 +3,12 @@ PYTHON ?= python3
 WORKDIR ?= runs/quickstart
 BIN := .venv/bin
 
-.PHONY: help train test lint clean
+.PHONY: help train test test-targets lint clean
 
 help:
 	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test"
+	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
 	@echo "make lint     checks the style of the code"
 	@echo "make clean    deletes .venv; runs stay"
 	@echo "PYTHON=python3.12 names another Python for .venv, WORKDIR=runs/mine another place for the run of make train."
@@ -24,6 +25,10 @@ test: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
+# An environment of its own: JAX finds the plugin for GPUs in it and complains in other runs.
+test-targets: .venv-targets/installed
+	.venv-targets/bin/python -m pytest -q -n 2 tests/devices/test_targets.py tests/training/test_compiled_for.py
+
 lint: .venv/tested
 	$(BIN)/ruff check .
 
@@ -39,5 +44,11 @@ lint: .venv/tested
 	$(BIN)/python -m pip install -q -e '.[test]'
 	@touch $@
 
+.venv-targets/installed: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "error: compiling for GPUs and TPUs needs Python 3.12 or newer: make test-targets PYTHON=python3.12")'
+	test -x .venv-targets/bin/python || $(PYTHON) -m venv .venv-targets
+	.venv-targets/bin/python -m pip install -q -r requirements.txt -e '.[test,targets]'
+	@touch $@
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-targets
