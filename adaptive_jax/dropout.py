@@ -6,6 +6,7 @@ for bit, where keeping them would cost more memory than a few integer operations
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,18 +39,57 @@ def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
         bool `[rows, ...]`, or `[...]` for one row.
     """
     first, second = (seeds[..., i].reshape(seeds.shape[:-1] + (1,) * positions.ndim) for i in range(2))
+    return stays(first, second, positions.reshape((1,) * (seeds.ndim - 1) + positions.shape), rate)
+
+
+def stays(first: jax.Array, second: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
+    """`keep_mask` of two seed words and positions that broadcast: the hash itself, for kernels too."""
     # Multiply and shift, as integer hashes do: every bit of position and seeds reaches every bit of the result.
-    x = positions.reshape((1,) * (seeds.ndim - 1) + positions.shape) ^ first
+    x = positions ^ first
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = ((x ^ (x >> 15)) + second) * jnp.uint32(0x846CA68B)
     return (x ^ (x >> 16)) >= jnp.uint32(round(rate * 2**32))
 
 
-def positions(shape: tuple[int, ...]) -> jax.Array:
-    """The positions of the entries of a row of this shape, in row-major order: uint32 `shape`."""
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    counts = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(len(shape))]
-    return sum(count * jnp.uint32(stride) for count, stride in zip(counts, strides, strict=True))
+def positions(shape: tuple[int, ...], start=0) -> jax.Array:
+    """The positions of the entries of a row of this shape, in row-major order: uint32 `shape`; the first is `start`."""
+    total = jnp.asarray(start, jnp.uint32)
+    for axis, size in enumerate(shape):
+        counts = jnp.arange(size, dtype=jnp.uint32).reshape((1,) * axis + (size,))
+        total = total[..., None] + counts * jnp.uint32(math.prod(shape[axis + 1 :]))
+    return total
+
+
+def tied(value: jax.Array, to: jax.Array) -> jax.Array:
+    """The scalar `value`, as if it were computed from the array `to`; it has no gradient.
+
+    What depends on no variable of a loop, JAX computes once, before the loop, and keeps it in memory: the positions of a mask, or
+    the zeros of a `where`, as large as what they are for, which every step then reads. What starts from a tied scalar is
+    computed in the loop.
+    """
+    to = jax.lax.stop_gradient(to)
+    return jax.lax.optimization_barrier((value, to[(0,) * to.ndim]))[0]
+
+
+@jax.custom_vjp
+def masked(x: jax.Array, mask: jax.Array, fill: jax.Array) -> jax.Array:
+    """`jnp.where(mask, x, fill)` of a tied `fill`; its gradient makes no zeros for the fill either."""
+    return jnp.where(mask, x, fill)
+
+
+masked.defvjp(lambda x, mask, fill: (jnp.where(mask, x, fill), mask), lambda mask, slope: (jnp.where(mask, slope, 0), None, None))
+
+
+class Mask(NamedTuple):
+    """What one call of `Dropout` keeps."""
+
+    stays: jax.Array  # bool; it broadcasts to the array that drops entries
+    zero: jax.Array  # what takes the place of the others, tied to the seeds
+
+
+def drop(x: jax.Array, mask: Mask | None, rate: float) -> jax.Array:
+    """`x` with the entries that `mask` leaves out zeroed and the others divided by 1 - rate; without a mask, `x`."""
+    return x if mask is None else masked(x / (1 - rate), mask.stays, mask.zero)
 
 
 class Dropout(nn.Module):
@@ -76,12 +116,18 @@ class Dropout(nn.Module):
     def __call__(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> jax.Array:
         """Drops entries of `x [rows, ...]`; `row_ids [rows]` are the rows' numbers in the update, by default 0, 1, 2 …"""
         x = floats("x", x, ...)
+        return drop(x, self.mask(x, row_ids, train=train), self.rate)
+
+    def mask(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> Mask | None:
+        """The mask for `x`, to be given to `drop`, if something else is done in the same place; None if nothing is dropped."""
         if not train or not self.rate:
-            return x
+            return None
         row_ids = jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
         shape = (1, *x.shape[2:]) if self.locked else x.shape[1:]
-        mask = keep_mask(row_seeds(self.make_rng("dropout"), row_ids), positions(shape), self.rate)
-        return jnp.where(mask, x / (1 - self.rate), 0).astype(x.dtype)
+        seeds = row_seeds(self.make_rng("dropout"), row_ids)
+        return Mask(
+            keep_mask(seeds, positions(shape, tied(jnp.uint32(0), seeds)), self.rate), tied(jnp.zeros((), x.dtype), seeds)
+        )
 
 
 class WordDropout(nn.Module):

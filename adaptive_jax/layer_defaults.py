@@ -30,7 +30,7 @@ TRANSFORMER = {
     "activation_dropout": 0.0,
     "final_norm": True,
     "attention": "auto",
-    "remat": "none",
+    "remat": "auto",
 }
 LSTM = {"features": 256, "widths": (512, 256), "dropout": 0.1, "biases": 1, "path": "auto"}
 AWD_LSTM = {  # as the authors' code, on their sizes

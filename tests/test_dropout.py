@@ -58,6 +58,7 @@ def test_a_row_keeps_its_mask():
     seeds = row_seeds(jax.random.key(3), jnp.array([5]))[0]
     np.testing.assert_array_equal(keep_mask(seeds, positions(SHAPE), 0.3), every[5])
     np.testing.assert_array_equal(positions((2, 3, 5)), np.arange(30).reshape(2, 3, 5))
+    np.testing.assert_array_equal(positions((3, 5), start=15), positions((2, 3, 5))[1])
 
 
 def test_layer_scales_what_stays():

@@ -6,24 +6,20 @@ For one row of three tokens in segments 7 7 8, the weights of a head are
     query 1   a b .      token 0 and itself, a + b = 1
     query 2   . . 1      itself: the other tokens belong to another segment
 
-`plain` computes the weights of all pairs at once. `chunked` loops over chunks of queries, skips the keys after each chunk, and
-recomputes weights and dropout masks in the backward pass, so only one chunk of weights exists at a time. `cudnn` calls NVIDIA's
-kernel. A dropout mask depends only on the row's seeds and on positions, so all paths drop the same weights.
+`plain` computes the weights of all pairs at once, `chunked` in chunks of queries (see chunked.py), `triton` in kernels for NVIDIA
+GPUs (see flash.py), `cudnn` in NVIDIA's kernel. A dropout mask depends only on the row's seeds and on positions, so all paths drop
+the same weights.
 """
-
-import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
-from adaptive_jax.devices.platforms import platform, present
-from adaptive_jax.dropout import keep_mask, positions
+from adaptive_jax.bodies.chunked import causal_mask, chunked, scaled
+from adaptive_jax.devices.platforms import capability, platform, present
+from adaptive_jax.dropout import keep_mask, masked, positions, tied
 from adaptive_jax.errors import InputError, check_known
 
-ATTENDED = "attended"  # a rematerialisation policy can keep the results of the chunked forward pass by this name
-PATHS = ("auto", "plain", "chunked", "cudnn")
+PATHS = ("auto", "plain", "chunked", "triton", "cudnn")
 
 
 def attention(queries, keys, values, *, segment_ids=None, dropout=0.0, seeds=None, path="auto"):
@@ -35,7 +31,8 @@ def attention(queries, keys, values, *, segment_ids=None, dropout=0.0, seeds=Non
         segment_ids: int32 `[rows, time]`: a token sees only tokens of its own segment. None: every row is one segment.
         dropout: rate at which weights are dropped after the softmax; the others are divided by 1 - dropout.
         seeds: uint32 `[rows, 2]` from `dropout.row_seeds`; needed if `dropout` is not 0.
-        path: one of `PATHS`. "auto" takes the fastest path, as measured, that supports the arguments.
+        path: one of `PATHS`. "auto" takes the fastest path that supports the arguments: as measured on CPUs, as
+            counted on GPUs.
 
     Returns:
         `[rows, time, heads, width]` in the dtype of the queries.
@@ -43,27 +40,30 @@ def attention(queries, keys, values, *, segment_ids=None, dropout=0.0, seeds=Non
     Raises:
         InputError: the path is unknown or does not support the arguments, or a row has more than 2^32 weights to drop.
     """
-    time, heads = queries.shape[1:3]
-    check_known(f"body.attention={path!r}", path, PATHS)
-    if dropout and heads * time**2 > 2**32:
-        raise InputError(
-            f"attention dropout supports 2^32 weights a row, not those of {heads} heads over {time} tokens: "
-            "choose a smaller batches.sequence_length or body.attention_dropout=0"
-        )
-    refusal = _cudnn_refusal(queries, segment_ids, dropout)
-    if path == "auto":
-        # Up to 64 tokens are one chunk, which has no keys to skip.
-        path = "plain" if time <= 64 else "chunked" if refusal else "cudnn"
+    time, heads, width = queries.shape[1:]
+    path = _choose(path, (time, heads, width), queries.dtype, segment_ids is not None, dropout)
+    seeds = seeds if dropout else None
+    if path == "triton":
+        return _flash(jnp.stack([queries, keys, values], axis=2), segment_ids, dropout, seeds)
     if path == "cudnn":
-        if refusal:
-            raise InputError(f"body.attention='cudnn' {refusal}: choose body.attention='chunked'")
         return jax.nn.dot_product_attention(queries, keys, values, is_causal=True, implementation="cudnn")
     if path == "chunked":
-        return _chunked(dropout, queries, keys, values, segment_ids, seeds if dropout else None)
-    mask = _causal_mask(0, time, time)[None, None]
+        return chunked(dropout, queries, keys, values, segment_ids, seeds)
+    zero = tied(jnp.int32(0), queries)
+    mask = causal_mask(zero, time, time)[None, None]
     if segment_ids is not None:
-        mask &= (segment_ids[:, :, None] == segment_ids[:, None])[:, None]
+        mask &= ((segment_ids + zero)[:, :, None] == segment_ids[:, None])[:, None]
     return _plain(queries, keys, values, mask, dropout, seeds)
+
+
+def joint_attention(joint, heads: int, *, segment_ids=None, dropout=0.0, seeds=None, path="auto"):
+    """`attention` of queries, keys and values side by side, `[rows, time, 3 * heads * width]`; "triton" reads them in place."""
+    rows, time, width = *joint.shape[:2], joint.shape[2] // (3 * heads)
+    path = _choose(path, (time, heads, width), joint.dtype, segment_ids is not None, dropout)
+    if path == "triton":
+        return _flash(joint.reshape(rows, time, 3, heads, width), segment_ids, dropout, seeds if dropout else None)
+    parts = (part.reshape(rows, time, heads, width) for part in jnp.split(joint, 3, axis=-1))
+    return attention(*parts, segment_ids=segment_ids, dropout=dropout, seeds=seeds, path=path)
 
 
 def cached_attention(queries, keys, values, seen):
@@ -77,211 +77,71 @@ def cached_attention(queries, keys, values, seen):
     Returns:
         `[rows, time, heads, width]` in the dtype of the queries.
     """
-    return _plain(queries, keys, values, _causal_mask(seen, queries.shape[1], keys.shape[1])[None, None], 0.0, None)
+    return _plain(queries, keys, values, causal_mask(seen, queries.shape[1], keys.shape[1])[None, None], 0.0, None)
 
 
-def _cudnn_refusal(queries, segment_ids, dropout):
-    """Why cuDNN cannot compute this, as the end of a sentence; empty if it can."""
+def _flash(joint, segment_ids, dropout, seeds):
+    from adaptive_jax.bodies.flash import flash  # Triton is slow to import, and not on every machine
+
+    return flash(joint, segment_ids=segment_ids, dropout=dropout, seeds=seeds)
+
+
+def _choose(path, shape, dtype, segmented, dropout):
+    """The path to take for rows of `shape`, (time, heads, width)."""
+    time, heads, width = shape
+    check_known(f"body.attention={path!r}", path, PATHS)
+    if dropout and heads * time**2 > 2**32:
+        raise InputError(
+            f"attention dropout supports 2^32 weights a row, not those of {heads} heads over {time} tokens: "
+            "choose a smaller batches.sequence_length or body.attention_dropout=0"
+        )
+    refusals = {"triton": _triton_refusal(time, width, dtype), "cudnn": _cudnn_refusal(width, dtype, segmented, dropout)}
+    if refusal := refusals.get(path):
+        raise InputError(f"body.attention={path!r} {refusal}: choose body.attention='chunked'")
+    if path != "auto":
+        return path
+    # Up to 64 tokens are one chunk, which has no keys to skip. cuDNN is for those who ask for it: nobody has measured it here.
+    return "triton" if not refusals["triton"] else "plain" if time <= 64 else "chunked"
+
+
+def _triton_refusal(time, width, dtype):
+    """Why our kernels cannot compute this, as the end of a sentence; empty if they can."""
+    if platform() != "gpu":
+        return f"needs a GPU, and this is a {platform()}"
+    if capability() < (8, 0):
+        return "needs an NVIDIA GPU of compute capability 8.0 or more"
+    if time % 64:
+        return f"takes rows of 64, 128, 192 ... tokens, not {time}"
+    if width not in (16, 32, 64, 128):
+        return f"takes heads of 16, 32, 64 or 128 features, not {width}"
+    if dtype not in (jnp.float16, jnp.bfloat16, jnp.float32):
+        return f"computes in float16, bfloat16 and float32, not {dtype}"
+    return ""
+
+
+def _cudnn_refusal(width, dtype, segmented, dropout):
+    """Likewise for cuDNN."""
     if platform() != "gpu":
         return f"needs a GPU, and this is a {platform()}"
     if not present():
         return "needs its own library and GPU to be compiled"
     if dropout:
         return f"does not support dropout={dropout}"  # its seed is a constant of the program: every step would drop the same
-    if segment_ids is not None:
+    if segmented:
         return "does not support segments"
-    if queries.dtype not in (jnp.float16, jnp.bfloat16):
-        return f"computes in float16 and bfloat16, not {queries.dtype}"
-    if queries.shape[-1] % 8 or queries.shape[-1] > 128:
-        return f"takes heads of 8, 16, ... 128 features, not {queries.shape[-1]}"
+    if dtype not in (jnp.float16, jnp.bfloat16):
+        return f"computes in float16 and bfloat16, not {dtype}"
+    if width % 8 or width > 128:
+        return f"takes heads of 8, 16, ... 128 features, not {width}"
     return ""
-
-
-def _causal_mask(first, time, length):
-    """Which of `length` keys each of `time` queries may see, the first query at position `first`: bool `[time, length]`."""
-    return jnp.arange(length)[None] <= first + jnp.arange(time)[:, None]
 
 
 def _plain(queries, keys, values, mask, dropout, seeds):
     """Attention that computes the scores of all pairs at once; `mask` broadcasts to `[rows, heads, queries, keys]`."""
-    scores = jnp.einsum("bqhw,bkhw->bhqk", _scaled(queries), keys, preferred_element_type=jnp.float32)
-    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+    scores = jnp.einsum("bqhw,bkhw->bhqk", scaled(queries), keys, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(masked(scores, mask, tied(jnp.float32(-jnp.inf), queries)))
     if dropout:
-        weights = jnp.where(keep_mask(seeds, positions(weights.shape[1:]), dropout), weights / (1 - dropout), 0)
+        start, zero = (tied(x, seeds) for x in (jnp.uint32(0), jnp.zeros((), weights.dtype)))
+        stays = keep_mask(seeds, positions(weights.shape[1:], start), dropout)
+        weights = masked(weights / (1 - dropout), stays, zero)
     return jnp.einsum("bhqk,bkhw->bqhw", weights.astype(queries.dtype), values)
-
-
-def _scaled(queries):
-    return queries * queries.shape[-1] ** -0.5
-
-
-class _Heads(NamedTuple):
-    """The heads of all rows along one axis, `heads` = rows * heads of a row; the last three are None where not needed."""
-
-    queries: jax.Array  # [heads, time, width], scaled; keys and values have the same shape
-    keys: jax.Array
-    values: jax.Array
-    segment_ids: jax.Array | None  # [heads, time]
-    seeds: jax.Array | None  # [heads, 2], the row's seeds
-    head_ids: jax.Array | None  # [heads], the head's number in its row
-
-
-def _fold(x):
-    """`[rows, time, heads, width]` to `[rows * heads, time, width]`."""
-    return jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3])
-
-
-def _unfold(x, heads):
-    """The inverse of `_fold`."""
-    return jnp.swapaxes(x.reshape(-1, heads, *x.shape[1:]), 1, 2)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked(dropout, queries, keys, values, segment_ids, seeds):
-    """Attention in chunks of queries; arguments as those of `attention`."""
-    return _chunked_forward(dropout, queries, keys, values, segment_ids, seeds)[0]
-
-
-def _chunked_forward(dropout, queries, keys, values, segment_ids, seeds):
-    count = queries.shape[2]
-    of_rows = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
-    head_ids = None if seeds is None else jnp.tile(jnp.arange(count, dtype=jnp.uint32), len(seeds))
-    heads = _Heads(_fold(_scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids)
-    attended, logsumexp = _in_groups(functools.partial(_forward, dropout), heads)
-    attended = checkpoint_name(_unfold(attended, count), ATTENDED)
-    logsumexp = checkpoint_name(logsumexp, ATTENDED)
-    return attended, (heads, attended, logsumexp)
-
-
-def _chunked_backward(dropout, residuals, gradient):
-    heads, attended, logsumexp = residuals
-    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix B.2.
-    shared = jnp.einsum("bqhw,bqhw->bhq", attended, gradient, preferred_element_type=jnp.float32).reshape(logsumexp.shape)
-    gradients = _in_groups(functools.partial(_backward, dropout), heads, logsumexp, shared, _fold(gradient))
-    queries, keys, values = (_unfold(each, gradient.shape[2]) for each in gradients)
-    return _scaled(queries), keys, values, None, None
-
-
-_chunked.defvjp(_chunked_forward, _chunked_backward)
-
-
-def _forward(dropout, heads):
-    """Attended values `[heads, time, width]` and logsumexp of the scores `[heads, time]`."""
-    time = heads.queries.shape[1]
-
-    def attend(end, first, queries, segment_ids):
-        scores = _scores(heads, queries, segment_ids, first, end)
-        largest = scores.max(axis=-1, keepdims=True)
-        weights = jnp.exp(scores - largest)
-        total = weights.sum(axis=-1, keepdims=True)
-        logsumexp = (largest + jnp.log(total))[..., 0]
-        weights = _drop(weights, dropout, heads, first)
-        attended = _product("nqk,nkw->nqw", weights, heads.values[:, :end]) / total
-        return (attended.astype(heads.values.dtype), logsumexp), ()
-
-    chunked = heads.queries, heads.segment_ids
-    stages = [_run_stage(functools.partial(attend, stage[1]), stage, chunked)[0] for stage in _stages(time)]
-    return tuple(jnp.concatenate(each, axis=1) for each in zip(*stages, strict=True))
-
-
-def _backward(dropout, heads, logsumexp, shared, gradient):
-    """Gradients of (scaled) queries, keys and values, each `[heads, time, width]`, in a second pass over the chunks."""
-    time, dtype = heads.queries.shape[1], heads.keys.dtype
-
-    def attend(end, first, queries, segment_ids, logsumexp, shared, gradient):
-        weights = jnp.exp(_scores(heads, queries, segment_ids, first, end) - logsumexp[..., None])
-        of_weights = _product("nqw,nkw->nqk", gradient, heads.values[:, :end])
-        of_weights, dropped = (_drop(x, dropout, heads, first) for x in (of_weights, weights))
-        of_scores = weights * (of_weights - shared[..., None])
-        # A CPU sums over queries faster along the last axis; without the barrier the compiler would undo the transposition.
-        transposed = jax.lax.optimization_barrier((jnp.swapaxes(queries, 1, 2), jnp.swapaxes(gradient, 1, 2)))
-        sums = tuple(_product("nwq,nqk->nwk", *pair) for pair in zip(transposed, (of_scores, dropped), strict=True))
-        return _product("nqk,nkw->nqw", of_scores, heads.keys[:, :end]).astype(dtype), sums
-
-    of_queries, of_keys, of_values = [], 0, 0
-    chunked = heads.queries, heads.segment_ids, logsumexp, shared, gradient
-    for stage in _stages(time):
-        of_chunk, sums = _run_stage(functools.partial(attend, stage[1]), stage, chunked)
-        of_queries.append(of_chunk)
-        padded = [jnp.pad(x, ((0, 0), (0, 0), (0, time - stage[1]))) for x in sums]
-        of_keys, of_values = of_keys + padded[0], of_values + padded[1]
-    return jnp.concatenate(of_queries, axis=1), *(jnp.swapaxes(x, 1, 2).astype(dtype) for x in (of_keys, of_values))
-
-
-def _stages(time):
-    """Stages `(first, end, size)`: queries from `first` to `end` in equal chunks of `size`, with the keys before `end`.
-
-    On a CPU 130 tokens give (0, 64, 64), (64, 128, 64), (128, 130, 2), and 3072 give eight: (0, 384, 128), (384, 768, 128) …
-    """
-    # Small chunks skip more keys, large ones make fewer and larger products: measured on a CPU.
-    size = 64 if time <= 512 and platform() == "cpu" else 128
-    last = time - time % size
-    # Eight stages skip 7/8 of all that can be skipped, and the program does not grow with time.
-    step = size * -(-time // (8 * size))
-    stages = [(first, min(first + step, last), size) for first in range(0, last, step)]
-    return stages if last == time else [*stages, (last, time, time - last)]
-
-
-def _run_stage(function, stage, arrays):
-    """Calls `function(first, *chunk)` for every chunk `[heads, size, ...]` of a stage of `arrays`, `[heads, time, ...]`.
-
-    `function` returns results by query, which are joined to `[heads, end - first, ...]`, and arrays that are summed over chunks.
-    """
-    first, end, size = stage
-    if end - first == size:
-        return function(first, *jax.tree.map(lambda x: x[:, first:end], arrays))
-    chunks = jax.tree.map(lambda x: jnp.moveaxis(x[:, first:end].reshape(len(x), -1, size, *x.shape[2:]), 1, 0), arrays)
-    chunks = jnp.arange(first, end, size), *chunks
-
-    def step(sums, chunk):
-        results, more = function(*chunk)
-        return jax.tree.map(jnp.add, sums, more), results
-
-    shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))[1]
-    sums, results = jax.lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks)
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], end - first, *x.shape[3:]), results), sums
-
-
-def _scores(heads, queries, segment_ids, first, end):
-    """Scores `[heads, queries, end]` of a chunk of queries from `first` on with the keys before `end`; -inf if masked."""
-    mask = _causal_mask(first, queries.shape[1], end)[None]
-    if segment_ids is not None:
-        mask &= segment_ids[:, :, None] == heads.segment_ids[:, None, :end]
-    return jnp.where(mask, _product("nqw,nkw->nqk", queries, heads.keys[:, :end]), -jnp.inf)
-
-
-def _drop(weights, dropout, heads, first):
-    """Dropout of weights `[heads, queries, keys]` of the queries from `first` on."""
-    if not dropout:
-        return weights
-    time = heads.queries.shape[1]
-    in_head = (first + jnp.arange(weights.shape[1]))[:, None] * time + jnp.arange(weights.shape[2])[None]
-    of_head = jax.vmap(lambda seed, head: keep_mask(seed, head * time**2 + in_head.astype(jnp.uint32), dropout))
-    return jnp.where(of_head(heads.seeds, heads.head_ids), weights / (1 - dropout), 0)
-
-
-def _product(form, left, right):
-    """Product of each head's matrices in the narrower of the two dtypes, summed in float32."""
-    dtype = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
-    return jnp.einsum(form, left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32)
-
-
-def _in_groups(function, heads, *arrays):
-    """`function(heads, *arrays)` for all heads at once, or for groups of heads whose weights fit a processor's cache."""
-    count, time = heads.queries.shape[:2]
-    on_cpu = platform() == "cpu"
-    # Float32 weights of a chunk: 256 KiB on a CPU, which computes a head at a time anyway; elsewhere 256 MiB.
-    fit = max((2**16 if on_cpu else 2**26) // (_stages(time)[0][2] * time), 1)
-    group = max(size for size in range(1, count + 1) if count % size == 0 and size <= fit)
-    if group == count:
-        return function(heads, *arrays)
-    # XLA on a CPU uses more threads only where many operations are ready: with one device, run up to four groups side by side.
-    alone = on_cpu and jax.local_device_count() == 1
-    parallel = max(n for n in (1, 2, 4) if (count // group) % n == 0) if alone else 1
-    parts = jax.tree.map(lambda x: x.reshape(-1, parallel, group, *x.shape[1:]), (heads, *arrays))
-
-    def step(part):
-        groups = [function(*jax.tree.map(lambda x, i=i: x[i], part)) for i in range(parallel)]
-        return jax.tree.map(lambda *each: jnp.stack(each), *groups)
-
-    return jax.tree.map(lambda x: x.reshape(count, *x.shape[3:]), jax.lax.map(step, parts))

@@ -1,6 +1,7 @@
 """Decoder-only transformers, normalised before or after every sub-block."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
@@ -10,25 +11,12 @@ from flax import linen as nn
 
 from adaptive_jax.arrays import check_dtype, floats, whole_numbers
 from adaptive_jax.batch import Batch
-from adaptive_jax.bodies.attention import ATTENDED, PATHS, attention, cached_attention
-from adaptive_jax.devices.products import dot_general
-from adaptive_jax.dropout import Dropout, row_seeds
+from adaptive_jax.bodies.attention import PATHS, cached_attention, joint_attention
+from adaptive_jax.bodies.layer_norm import LayerNorm
+from adaptive_jax.bodies.remat import REMAT, keep, policy
+from adaptive_jax.devices.products import dot_general, uncast
+from adaptive_jax.dropout import Dropout, drop, row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
-
-
-def _not_parameters(primitive, *inputs, **_):
-    """Recompute gathers and casts of matrices in the backward pass; keeping them would store every block's copy."""
-    return not (primitive.name == "all_gather" or (primitive.name == "convert_element_type" and inputs[0].ndim == 2))
-
-
-REMAT = {
-    "none": _not_parameters,
-    "elementwise": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(ATTENDED),
-    ),
-    "all": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 class Cache(NamedTuple):
@@ -39,13 +27,22 @@ class Cache(NamedTuple):
     seen: jax.Array  # tokens so far, a scalar
 
 
-@jax.custom_vjp
-def _relu(x):
-    """`jax.nn.relu` keeps a mask for its gradient; this needs only its result, which the next product keeps anyway."""
-    return jnp.maximum(x, 0)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _relu(rate, x, mask):
+    """`drop(jax.nn.relu(x), mask, rate)`, whose gradient needs only the result, which the next product keeps anyway."""
+    return drop(jnp.maximum(x, 0), mask, rate)
 
 
-_relu.defvjp(lambda x: (_relu(x),) * 2, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
+def _relu_forward(rate, x, mask):
+    result = keep(_relu(rate, x, mask))
+    return result, result
+
+
+def _relu_backward(rate, result, gradient):
+    return jnp.where(result > 0, gradient / (1 - rate) if rate else gradient, 0), None
+
+
+_relu.defvjp(_relu_forward, _relu_backward)
 
 
 class Block(nn.Module):
@@ -65,19 +62,19 @@ class Block(nn.Module):
     def __call__(self, x, cache, seen, segment_ids, row_ids):
         """`x [rows, time, features]` and this layer's cached `(keys, values)` or `()` to both after this block."""
 
-        def drop(rate, y):
-            return Dropout(rate)(y, row_ids, train=self.train)
+        def dropped(y):
+            return Dropout(self.dropout)(y, row_ids, train=self.train)
 
         def dense(width, name):
-            initial = nn.initializers.xavier_uniform()
-            return nn.Dense(width, kernel_init=initial, dtype=self.dtype, dot_general=dot_general, name=name)
+            how = {"kernel_init": nn.initializers.xavier_uniform(), "dot_general": dot_general, "promote_dtype": uncast}
+            return nn.Dense(width, dtype=self.dtype, name=name, **how)
 
         def attend(x):
             nonlocal cache
             # One product for all three: Xavier over the joint shape is Xavier of each with gain 1/sqrt(2), as released.
-            joint = dense(3 * self.features, "query_key_value")(x)
-            queries, keys, values = (y.reshape(*x.shape[:2], self.heads, -1) for y in jnp.split(joint, 3, axis=-1))
+            joint = keep(dense(3 * self.features, "query_key_value")(x))
             if cache:
+                queries, keys, values = (y.reshape(*x.shape[:2], self.heads, -1) for y in jnp.split(joint, 3, axis=-1))
                 pairs = zip(cache, (keys, values), strict=True)
                 cache = tuple(jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1) for old, new in pairs)
                 keys, values = cache
@@ -86,23 +83,20 @@ class Block(nn.Module):
                 rate = self.attention_dropout if self.train else 0.0
                 seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
                 settings = {"dropout": rate, "seeds": seeds, "path": self.attention}
-                mixed = attention(queries, keys, values, segment_ids=segment_ids, **settings)
-            return drop(self.dropout, dense(self.features, "attended")(mixed.reshape(x.shape)))
+                mixed = joint_attention(joint, self.heads, segment_ids=segment_ids, **settings)
+            return dropped(dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
-            inner = drop(self.activation_dropout, _relu(dense(self.feed_forward, "inner")(x)))
-            return drop(self.dropout, dense(self.features, "outer")(inner))
+            inner, rate = dense(self.feed_forward, "inner")(x), self.activation_dropout if self.train else 0.0
+            inner = _relu(rate, inner, Dropout(rate).mask(inner, row_ids, train=self.train))
+            return dropped(dense(self.features, "outer")(inner))
 
-        x = self.around(attend, self._norm("norm_attention"), x)
-        return self.around(feed_forward, self._norm("norm_feed_forward"), x), cache
+        x = self.around(attend, LayerNorm(dtype=self.dtype, name="norm_attention"), x)
+        return self.around(feed_forward, LayerNorm(dtype=self.dtype, name="norm_feed_forward"), x), cache
 
     def around(self, sub_block, norm, x):
         """The residual connection around a sub-block, whose input is normalised (Baevski & Auli 2019, section 4.1)."""
-        return x + sub_block(norm(x))
-
-    def _norm(self, name):
-        norm = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name=name)
-        return lambda x: norm(x).astype(self.dtype)
+        return keep(x + sub_block(norm(x)))
 
 
 class PostNormBlock(Block):
@@ -110,7 +104,7 @@ class PostNormBlock(Block):
 
     def around(self, sub_block, norm, x):
         """The residual connection around a sub-block, normalised after the sum (Vaswani et al. 2017, section 3.1)."""
-        return norm(x + sub_block(x))
+        return norm(keep(x + sub_block(x)))
 
 
 class Transformer(nn.Module):
@@ -130,11 +124,11 @@ class Transformer(nn.Module):
         attention_dropout: rate on the attention weights.
         activation_dropout: rate after the ReLU.
         final_norm: normalise the last hidden states. The released WikiText-103 models do not.
-        attention: how attention is computed: auto, plain, chunked or cudnn, which give the same numbers and differ in speed
-            and memory.
+        attention: how attention is computed: auto, plain, chunked, triton or cudnn, which give the same numbers and differ in
+            speed and memory.
         remat: what the backward pass recomputes in each block instead of keeping it. "none": only gathers and casts of
-            parameters; "elementwise": everything but matrix products with parameters; "all": the whole block, at the cost of
-            another forward pass.
+            parameters; "elementwise": also normalisations, dropout masks and attention weights; "all": the whole block, at the
+            cost of another forward pass; "auto": "none" on CPUs, "elementwise" elsewhere.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
         gather: turns a block's stored parameters into the ones it computes with; see `sharding.gathering`.
 
@@ -152,7 +146,7 @@ class Transformer(nn.Module):
     activation_dropout: float = 0.0
     final_norm: bool = True
     attention: str = "auto"
-    remat: str = "none"
+    remat: str = "auto"
     dtype: jnp.dtype = jnp.float32
     gather: Callable = lambda params: params
 
@@ -205,7 +199,7 @@ class Transformer(nn.Module):
 
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
-            nn.remat(block, policy=REMAT[self.remat], prevent_cse=False),
+            nn.remat(block, policy=policy(self.remat), prevent_cse=False),
             variable_axes={"params": 0, "penalties": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
@@ -218,7 +212,7 @@ class Transformer(nn.Module):
         )  # fmt: skip
         x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids)
         if self.final_norm:
-            x = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32, name="norm")(x).astype(self.dtype)
+            x = LayerNorm(dtype=self.dtype, name="norm")(x)
         if not carry:
             return x, ()
         carry = Cache(*cache, seen + time)

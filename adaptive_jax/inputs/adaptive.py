@@ -69,7 +69,7 @@ class AdaptiveInput(nn.Module):
             # row 0, the gradients of most tokens of a batch would be added to that one row, one after another.
             place = jnp.where(tokens < first, len(table), tokens - first)
             rows = table.at[place].get(mode="fill", fill_value=0.0)
-            vectors += product(rows.astype(self.dtype), projection.astype(self.dtype))
+            vectors += product(rows.astype(self.dtype), projection)
             first += len(table)
         vectors = self.drop(vectors * self.features**0.5 if self.scaled else vectors, tokens, train=train)
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.

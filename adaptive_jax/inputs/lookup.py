@@ -57,7 +57,7 @@ class Lookup(nn.Module):
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         vectors = self.drop(look_up(self.table, tokens).astype(self.dtype), tokens, train=train)
-        return vectors if self.projection is None else product(vectors, self.projection.astype(self.dtype))
+        return vectors if self.projection is None else product(vectors, self.projection)
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band, `table [words, width]` and, where that is not the features' width, `projection [width, features]`."""

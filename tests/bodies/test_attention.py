@@ -1,7 +1,9 @@
 """Attention: every path against one written out in float64 with the same weights dropped; what each path refuses."""
 
+import contextlib
 import functools
 import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 
 from adaptive_jax.bodies import attention as module
+from adaptive_jax.bodies import chunked
 from adaptive_jax.bodies.attention import attention
+from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.errors import InputError
 
@@ -89,11 +93,11 @@ def test_sizes_of_the_tests_cross_chunks_and_groups():
     """The test above covers all heads at once, two groups of six side by side, three groups of one in turn, and stages."""
     counts = []
     for heads, time in ((4, 7), (12, 130), (3, 1100)):
-        arrays = module._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None)
-        module._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
+        arrays = chunked._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None)
+        chunked._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
     assert counts == [4, 6, 6, 1]  # groups in turn are one loop, whose body is traced once
-    assert module._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
-    assert module._stages(1100) == [*((first, first + 256, 128) for first in (0, 256, 512, 768)), (1024, 1100, 76)]
+    assert chunked._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
+    assert chunked._stages(1100) == [*((first, first + 256, 128) for first in (0, 256, 512, 768)), (1024, 1100, 76)]
 
 
 @pytest.mark.parametrize("path", ["plain", "chunked"])
@@ -118,25 +122,31 @@ def test_memory_of_chunks_grows_with_time():
     assert 1.6 < long / short < 2.4
 
 
+def gpu(kind):
+    """A GPU that is not here."""
+    return SimpleNamespace(device_kind=kind, platform="cuda")
+
+
 def chosen(monkeypatch, time=128, width=16, dtype=jnp.bfloat16, **asked):
     """The path that "auto" takes."""
     calls = []
     monkeypatch.setattr(module, "_plain", lambda *_: calls.append("plain"))
-    monkeypatch.setattr(module, "_chunked", lambda *_: calls.append("chunked"))
-    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *_, implementation, is_causal: calls.append(implementation))
+    monkeypatch.setattr(module, "chunked", lambda *_: calls.append("chunked"))
+    monkeypatch.setattr(module, "_flash", lambda *_: calls.append("triton"))
     attention(*[jnp.zeros((1, time, 2, width), dtype)] * 3, **asked)
     return calls
 
 
 def test_auto_takes_the_fastest_path_that_can(monkeypatch):
-    """On a CPU chunks, if there are several; on a GPU cuDNN, unless it lacks dropout, segments or the dtype."""
+    """On a CPU chunks, if there are several; on a GPU our kernels, unless they lack the length, the width or the GPU."""
     assert chosen(monkeypatch) == ["chunked"]
     assert chosen(monkeypatch, time=64) == ["plain"]
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert chosen(monkeypatch) == ["cudnn"]
-    assert chosen(monkeypatch, dtype=jnp.float32) == chosen(monkeypatch, width=12) == ["chunked"]
-    assert chosen(monkeypatch, dropout=0.1, seeds=seeds_of(1)) == ["chunked"]
-    assert chosen(monkeypatch, segment_ids=segments(1, 128)) == ["chunked"]
+    with tracing_for(gpu("NVIDIA H100 80GB HBM3")):
+        assert chosen(monkeypatch) == chosen(monkeypatch, time=64) == chosen(monkeypatch, dtype=jnp.float32) == ["triton"]
+        assert chosen(monkeypatch, dropout=0.1, seeds=seeds_of(1), segment_ids=segments(1, 128)) == ["triton"]
+        assert chosen(monkeypatch, time=100) == chosen(monkeypatch, width=12) == ["chunked"]
+    with tracing_for(gpu("Tesla V100-SXM2-16GB")):
+        assert chosen(monkeypatch) == ["chunked"]
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert chosen(monkeypatch) == ["chunked"]
 
@@ -157,6 +167,12 @@ def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
     "asked, says",
     [
         ({"path": "chunkd"}, "chunked"),
+        ({"path": "triton"}, "triton' needs a GPU, and this is a cpu: choose body.attention='chunked'"),
+        ({"path": "triton", "backend": "h100", "time": 100}, "64, 128, 192 .* not 100: choose"),
+        ({"path": "triton", "backend": "h100", "width": 48}, "not 48: choose"),
+        ({"path": "triton", "backend": "h100", "dtype": jnp.int8}, "not int8: choose"),
+        ({"path": "triton", "backend": "gpu"}, "compute capability 8.0 or more: choose"),
+        ({"path": "cudnn", "backend": "h100"}, "needs its own library and GPU"),
         ({"path": "cudnn"}, "needs a GPU.*choose body.attention='chunked'"),
         ({"path": "cudnn", "backend": "gpu", "dropout": 0.1}, "dropout=0.1.*choose"),
         ({"path": "cudnn", "backend": "gpu", "segment_ids": np.zeros((1, 128))}, "segments.*choose"),
@@ -169,9 +185,10 @@ def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
     """In one line, with the value and the cure."""
     asked = {"backend": "cpu", "time": 128, "width": 16, "dtype": jnp.float32} | asked
     backend = asked.pop("backend")
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if backend == "gpu" else "cpu")
+    on = tracing_for(gpu("NVIDIA H100 80GB HBM3")) if backend == "h100" else contextlib.nullcontext()
     like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
-    with pytest.raises(InputError, match=says):
+    with on, pytest.raises(InputError, match=says):
         jax.eval_shape(functools.partial(attention, **asked), like, like, like)
 
 

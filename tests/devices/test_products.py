@@ -1,10 +1,14 @@
 """Products with parameters: the same numbers and gradients as a plain product."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.devices.products import dot_general, product
 
 
@@ -52,3 +56,17 @@ def test_product_under_transformations(width):
     for one, other in zip(ours, plain, strict=True):
         assert one.dtype == other.dtype == jnp.bfloat16
         np.testing.assert_allclose(one.astype(np.float32), other.astype(np.float32), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("width", [3, 40])
+def test_gradient_of_a_matrix_keeps_its_dtype(gpu, width):
+    """Of bfloat16 vectors and a float32 matrix: summed in float32, so 50 times closer to float64 than bfloat16 could be."""
+    x, matrix, slope = arrays((512, 8), width)
+    half = [jnp.asarray(a, jnp.bfloat16) for a in (x, slope)]
+    with tracing_for(SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="cuda")) if gpu else nullcontext():
+        out, back = jax.vjp(product, half[0], jnp.asarray(matrix, jnp.float32))
+        of_x, of_matrix = back(half[1])
+    assert out.dtype == of_x.dtype == jnp.bfloat16 and of_matrix.dtype == jnp.float32
+    x, slope = (np.asarray(each, np.float64) for each in half)
+    np.testing.assert_allclose(of_matrix, x.T @ slope, atol=2**-9 / 50 * np.abs(x.T @ slope).max())

@@ -1,0 +1,245 @@
+"""Causal attention with dropout on an NVIDIA GPU, in one kernel forward and one backward (Dao et al. 2022; Dao 2023).
+
+A program of the forward kernel holds a block of queries and visits the keys before them block by block, so weights never leave
+the chip. A program of the backward kernel owns a block of tokens: first it visits the keys before them and sums the gradient of
+their queries, then the queries after them and sums the gradients of their keys and values. So all programs do equal work.
+Dropout masks are the hash of `dropout.keep`, computed where a weight is. The kernels read queries, keys and values where the
+model's projection wrote them, and write the three gradients where its backward pass reads them.
+
+Pallas compiles the kernels by Triton; on a CPU it interprets them, for tests.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from adaptive_jax.bodies.remat import keep
+from adaptive_jax.devices.platforms import platform
+from adaptive_jax.dropout import stays
+
+HIDDEN = -1e30  # the score of a key that a query does not see
+
+
+class Blocks(NamedTuple):
+    """How a kernel is cut: tokens of a program, tokens of a step of its loop, warps, and steps whose reads are in flight."""
+
+    program: int = 64
+    step: int = 64
+    warps: int = 4
+    stages: int = 2
+
+
+class _Settings(NamedTuple):
+    """What is the same for all programs of both kernels."""
+
+    dropout: float
+    forward: Blocks
+    backward: Blocks
+
+
+def flash(joint, *, segment_ids=None, dropout=0.0, seeds=None, blocks: tuple[Blocks, Blocks] | None = None):
+    """Scaled dot-product attention of each token to itself and the tokens before it; see `attention.attention`.
+
+    Args:
+        joint: `[rows, time, 3, heads, width]`: queries, keys and values. Time is a multiple of 64, width a power
+            of 2 from 16 on.
+        segment_ids: int32 `[rows, time]` or None.
+        dropout: rate at which weights are dropped.
+        seeds: uint32 `[rows, 2]`, needed if `dropout` is not 0.
+        blocks: of the forward and of the backward kernel; all sizes divide time. None: by time and width, not yet measured.
+
+    Returns:
+        `[rows, time, heads, width]` in the dtype of `joint`.
+    """
+    if blocks is None:
+        warps = 4 if joint.shape[-1] <= 64 else 8
+        blocks = Blocks(128 if joint.shape[1] % 128 == 0 else 64, 64, warps), Blocks(64, 64, warps)
+    return _flash(_Settings(dropout, *blocks), joint, segment_ids, seeds if dropout else None)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _flash(settings, joint, segment_ids, seeds):
+    return _forward(settings, joint, segment_ids, seeds)[0]
+
+
+def _forward(settings, joint, segment_ids, seeds):
+    rows, time, _, heads, width = joint.shape
+    size = settings.forward.program
+    attended, logsumexp = _call(
+        functools.partial(_forward_kernel, _Kernel(settings.dropout, settings.forward, time, segment_ids is not None)),
+        settings.forward,
+        [joint, *_given(segment_ids, seeds)],
+        [jax.ShapeDtypeStruct((rows, time, heads, width), joint.dtype), jax.ShapeDtypeStruct((rows, heads, time), jnp.float32)],
+        [
+            pl.BlockSpec((None, size, None, width), lambda i, head, row: (row, i, head, 0)),
+            pl.BlockSpec((None, None, size), lambda i, head, row: (row, head, i)),
+        ],
+    )
+    attended, logsumexp = keep(attended), keep(logsumexp)
+    return attended, (joint, segment_ids, seeds, attended, logsumexp)
+
+
+def _backward(settings, residuals, gradient):
+    joint, segment_ids, seeds, attended, logsumexp = residuals
+    time, width = joint.shape[1], joint.shape[-1]
+    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix B.2.
+    shared = jnp.sum(attended.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).swapaxes(1, 2)
+    of_joint = _call(
+        functools.partial(_backward_kernel, _Kernel(settings.dropout, settings.backward, time, segment_ids is not None)),
+        settings.backward,
+        [joint, gradient, logsumexp, shared, *_given(segment_ids, seeds)],
+        jax.ShapeDtypeStruct(joint.shape, joint.dtype),
+        pl.BlockSpec((None, settings.backward.program, 3, None, width), lambda i, head, row: (row, i, 0, head, 0)),
+    )
+    return of_joint, None, None
+
+
+_flash.defvjp(_forward, _backward)
+
+
+def _given(*arrays):
+    return [each for each in arrays if each is not None]
+
+
+def _call(kernel, blocks, arrays, shapes, out_specs):
+    """Runs `kernel` for every block of tokens, head and row of `arrays[0]`, the joint array.
+
+    It reads of each array what belongs to its row and head. Axes of arrays are those of the joint array without some, or
+    `[rows, heads, time]`.
+    """
+    rows, time, _, heads, width = arrays[0].shape
+    specs = {
+        5: pl.BlockSpec((None, time, 3, None, width), lambda i, head, row: (row, 0, 0, head, 0)),
+        4: pl.BlockSpec((None, time, None, width), lambda i, head, row: (row, 0, head, 0)),
+        3: pl.BlockSpec((None, None, time), lambda i, head, row: (row, head, 0)),
+    }
+    of_rows = [pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0)) for a in arrays if a.ndim == 2]
+    pairs = rows * heads * time * (time + 1) // 2
+    products = 2 if isinstance(shapes, list) else 4  # the gradient; what is computed anew is no work of the model
+    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays[:1] + jax.tree.leaves(shapes))
+    return pl.pallas_call(
+        kernel,
+        grid=(time // blocks.program, heads, rows),
+        in_specs=[*(specs[a.ndim] for a in arrays if a.ndim > 2), *of_rows],
+        out_specs=out_specs,
+        out_shape=shapes,
+        interpret=platform() == "cpu",
+        compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        cost_estimate=pl.CostEstimate(flops=2 * products * pairs * width, transcendentals=pairs, bytes_accessed=size),
+    )(*arrays)
+
+
+class _Kernel(NamedTuple):
+    """What the programs of a kernel have in common, and how they weigh a block of pairs of tokens."""
+
+    dropout: float
+    blocks: Blocks
+    time: int
+    segmented: bool
+
+    def read(self, refs):
+        """Segment ids, and of this row and head two seeds and the first position of its weights; None where not given."""
+        refs = list(refs)
+        drawn = None
+        if self.dropout:
+            seeds, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
+            drawn = seeds[0], seeds[1], head * jnp.uint32(self.time**2 % 2**32)
+        return refs.pop() if self.segmented else None, drawn
+
+    def scores(self, queries, keys, starts, segments):
+        """Scores in powers of 2 of queries from `starts[0]` with keys from `starts[1]`: float32 `[queries, keys]`."""
+        # Scaled in float32; 2^x is one instruction where e^x is two.
+        scores = _product(queries, keys.T) * (queries.shape[1] ** -0.5 * math.log2(math.e))
+        places = [start + lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis, start in enumerate(starts)]
+        seen = places[0] >= places[1]
+        if segments is not None:
+            own, other = (segments[pl.ds(start, size)] for start, size in zip(starts, scores.shape, strict=True))
+            seen &= own[:, None] == other[None]
+        return jnp.where(seen, scores, HIDDEN)
+
+    def stays(self, seeds, starts, shape):
+        """Which weights of queries from `starts[0]` and keys from `starts[1]` are not dropped: bool `shape`."""
+        queries, keys = (
+            start.astype(jnp.uint32) + lax.broadcasted_iota(jnp.uint32, shape, axis) for axis, start in enumerate(starts)
+        )
+        return stays(seeds[0], seeds[1], seeds[2] + queries * jnp.uint32(self.time) + keys, self.dropout)
+
+
+def _forward_kernel(kernel, joint, *refs):
+    *refs, attended, logsumexp = refs
+    segments, seeds = kernel.read(refs)
+    size, step = kernel.blocks[:2]
+    first = pl.program_id(0) * size
+    queries = joint[pl.ds(first, size), 0, :]
+
+    def visit(i, state):
+        mixed, largest, total = state
+        keys, values = (joint[pl.ds(i * step, step), part, :] for part in (1, 2))
+        starts = first, i * step
+        scores = kernel.scores(queries, keys, starts, segments)
+        # Of a query that has seen no key of its segment yet, weights are those of no key; its own key, the last, wipes them out.
+        now = jnp.maximum(largest, scores.max(axis=1))
+        shrink, weights = jnp.exp2(largest - now), jnp.exp2(scores - now[:, None])
+        total = total * shrink + weights.sum(axis=1)
+        if seeds is not None:
+            weights = jnp.where(kernel.stays(seeds, starts, weights.shape), weights, 0.0)
+        return mixed * shrink[:, None] + _product(weights.astype(values.dtype), values), now, total
+
+    start = jnp.zeros(queries.shape, jnp.float32), jnp.full((size,), HIDDEN, jnp.float32), jnp.zeros((size,), jnp.float32)
+    mixed, largest, total = lax.fori_loop(0, lax.div(first + size + step - 1, step), visit, start)
+    attended[...] = (mixed / (total * (1 - kernel.dropout))[:, None]).astype(attended.dtype)
+    logsumexp[...] = largest + jnp.log2(total)
+
+
+def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
+    *refs, of_joint = refs
+    segments, seeds = kernel.read(refs)
+    size, step = kernel.blocks[:2]
+    first = pl.program_id(0) * size
+    scale, stay = joint.shape[-1] ** -0.5, 1 / (1 - kernel.dropout)
+
+    def read(at):
+        """Queries, keys and values of a block, and what its queries come with: gradient, logsumexp and shared part."""
+        return [joint[at, part, :] for part in range(3)], (gradient[at, :], logsumexp[at], shared[at])
+
+    def weigh(queries, keys, values, of_queries, starts):
+        """Of a block of pairs: weights, dropped but not yet divided, and gradients of scores, in the dtype of the products."""
+        upstream, logsumexp, shared = of_queries
+        weights = jnp.exp2(kernel.scores(queries, keys, starts, segments) - logsumexp[:, None])
+        dropped, of_weights = weights, _product(upstream, values.T) * stay
+        if seeds is not None:
+            keeps = kernel.stays(seeds, starts, weights.shape)
+            dropped, of_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, of_weights))
+        return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(queries.dtype)
+
+    (queries, keys, values), of_queries = read(pl.ds(first, size))
+    zeros = jnp.zeros(queries.shape, jnp.float32)
+
+    def visit_keys(i, total):
+        (_, others, their_values), _ = read(pl.ds(i * step, step))
+        _, of_scores = weigh(queries, others, their_values, of_queries, (first, i * step))
+        return total + _product(of_scores, others)
+
+    total = lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros)
+    of_joint[:, 0, :] = (total * scale).astype(of_joint.dtype)
+
+    def visit_queries(i, totals):
+        (others, _, _), of_others = read(pl.ds(i * step, step))
+        dropped, of_scores = weigh(others, keys, values, of_others, (i * step, first))
+        return totals[0] + _product(of_scores.T, others), totals[1] + _product(dropped.T, of_others[0])
+
+    of_keys, of_values = lax.fori_loop(lax.div(first, step), kernel.time // step, visit_queries, (zeros, zeros))
+    of_joint[:, 1, :] = (of_keys * scale).astype(of_joint.dtype)
+    of_joint[:, 2, :] = (of_values * stay).astype(of_joint.dtype)
+
+
+def _product(left, right):
+    """A product of blocks, summed in float32; of float32 blocks a float32 product, not one of TF32."""
+    precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
+    return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)

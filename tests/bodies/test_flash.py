@@ -1,0 +1,97 @@
+"""The kernels for NVIDIA GPUs: interpreted, against attention of all pairs at once; compiled for a GPU as far as JAX goes here."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.bodies.attention import attention, joint_attention
+from adaptive_jax.bodies.flash import Blocks, flash
+from adaptive_jax.devices.platforms import tracing_for
+from adaptive_jax.dropout import row_seeds
+from adaptive_jax.plans.traced import product_flops
+
+H100 = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="cuda")
+RATE = 0.1
+
+
+def arrays(rows, time, heads, width, dtype=jnp.float32):
+    """Queries, keys and values `[rows, time, 3, heads, width]`, and the gradient of the result."""
+    bits = np.random.default_rng(0)
+    return [jnp.asarray(bits.standard_normal((rows, time, *more, heads, width)), dtype) for more in ((3,), ())]
+
+
+def segments(rows, time):
+    """Segments of about 50 tokens; some begin and end inside a block, and one number comes back."""
+    return jnp.asarray(np.cumsum(np.random.default_rng(0).random((rows, time)) < 0.02, axis=1) % 3, jnp.int32)
+
+
+def of_all_pairs(joint, **options):
+    return attention(*(joint[:, :, part] for part in range(3)), path="plain", **options)
+
+
+def with_gradient(attend, joint, gradient):
+    attended, pull = jax.vjp(attend, joint)
+    return attended, *pull(gradient)
+
+
+@pytest.mark.parametrize("time, segmented, dropout, blocks", [
+    (192, True, RATE, None),
+    (128, False, RATE, (Blocks(128, 32), Blocks(32, 64))),
+    (128, True, 0.0, (Blocks(32, 128), Blocks(128, 32))),
+    (64, False, 0.0, None),
+])
+def test_kernels_equal_all_pairs(time, segmented, dropout, blocks):
+    """Results and gradients, with the same weights dropped; blocks that the diagonal cuts, larger than a step and smaller."""
+    joint, gradient = arrays(2, time, 2, 16)
+    options = {"segment_ids": segments(2, time) if segmented else None, "dropout": dropout}
+    options["seeds"] = row_seeds(jax.random.key(5), jnp.arange(2)) if dropout else None
+
+    @jax.jit
+    def both(joint, gradient):
+        return [
+            with_gradient(functools.partial(attend, **options), joint, gradient)
+            for attend in (functools.partial(flash, blocks=blocks), of_all_pairs)
+        ]
+
+    for ours, right in zip(*both(joint, gradient), strict=True):
+        assert ours.shape == right.shape
+        np.testing.assert_allclose(ours, right, rtol=1e-4, atol=3e-6 * np.abs(right).max())
+
+
+def test_bfloat16_and_large_scores():
+    """In bfloat16, the dtype of the products, results are as close to float32 as its rounding allows; large scores stay finite."""
+    joint, gradient = arrays(1, 128, 1, 16, jnp.bfloat16)
+    run = jax.jit(functools.partial(with_gradient, flash))
+    right = with_gradient(of_all_pairs, joint.astype(jnp.float32), gradient.astype(jnp.float32))
+    for ours, theirs in zip(run(joint, gradient), right, strict=True):
+        assert ours.dtype == jnp.bfloat16
+        np.testing.assert_allclose(ours.astype(jnp.float32), theirs, atol=0.01 * np.abs(theirs).max())
+    for each in run(300 * joint, gradient):
+        assert np.all(np.isfinite(np.asarray(each, np.float32)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_programs_for_a_gpu(dtype):
+    """One kernel forward and one backward, which take queries, keys and values where they lie: nothing is copied or transposed."""
+    like = jax.ShapeDtypeStruct((4, 256, 3 * 8 * 64), dtype)
+    ids, seeds = jax.ShapeDtypeStruct((4, 256), jnp.int32), jax.ShapeDtypeStruct((4, 2), jnp.uint32)
+
+    def loss(joint, ids, seeds):
+        mixed = joint_attention(joint, 8, segment_ids=ids, seeds=seeds, dropout=RATE)
+        return (mixed.astype(jnp.float32) ** 2).sum()
+
+    with tracing_for(H100):
+        traced = jax.jit(jax.grad(loss)).trace(like, ids, seeds)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@__gpu$xla.gpu.triton") == 2
+    assert "256x256" not in text and "4x8x256x64" not in text  # weights of a head; heads before time
+    moves = [line for line in text.splitlines() if "stablehlo.transpose" in line or "stablehlo.concatenate" in line]
+    assert not [line for line in moves if "x8x64x" in line]
+    pairs = 4 * 8 * 256 * 257 / 2
+    assert product_flops(traced.jaxpr.jaxpr) == pairs * 6 * 2 * 64
+
+

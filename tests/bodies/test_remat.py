@@ -1,0 +1,166 @@
+"""What the loop over blocks carries to the backward pass, keeps outside, and computes again, read from traced programs."""
+
+import contextlib
+import functools
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from adaptive_jax.batch import Batch
+from adaptive_jax.bodies.layer_norm import LayerNorm, normalise
+from adaptive_jax.bodies.remat import policy
+from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer, _relu
+from adaptive_jax.devices.platforms import tracing_for
+from adaptive_jax.dropout import Mask, drop
+
+H100 = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="cuda")
+ROWS, TIME, FEATURES, LAYERS = 16, 512, 512, 5
+UNIT = ROWS * TIME * FEATURES * 2  # bytes of the vectors of all tokens in bfloat16
+MIB = 2**20
+
+
+def on_gpu(yes=True):
+    return tracing_for(H100) if yes else contextlib.nullcontext()
+
+
+@functools.cache
+def gradient_program(kind, gpu, **fields):
+    """The traced gradient of a body of five blocks, of rows of several segments with every dropout."""
+    fields = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1} | fields
+    body = kind(FEATURES, LAYERS, 8, 4 * FEATURES, dtype=jnp.bfloat16, **fields)
+    vectors = jax.ShapeDtypeStruct((ROWS, TIME, FEATURES), jnp.float32)
+    params = jax.eval_shape(body.init, jax.random.key(0), vectors)["params"]
+    ids = jax.ShapeDtypeStruct((ROWS, TIME), jnp.int32), jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+
+    def loss(params, vectors, segment_ids, row_ids):
+        batch = Batch(None, None, None, row_ids, segment_ids=segment_ids)
+        return body.apply({"params": params}, vectors, (), batch, train=True, rngs={"dropout": jax.random.key(1)})[0].sum()
+
+    with on_gpu(gpu):
+        return jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(params, vectors, *ids).jaxpr, jax.tree.leaves(params)
+
+
+def equations(jaxpr):
+    """All equations, those inside of others too, but for those of kernels."""
+    for equation in jaxpr.eqns:
+        yield equation
+        if equation.primitive.name != "pallas_call":
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                yield from equations(inner)
+
+
+def loops(jaxpr):
+    """The loops over blocks, forward and backward."""
+    found = [each for each in equations(jaxpr) if each.primitive.name == "scan" and each.params["length"] == LAYERS]
+    assert [each.params["reverse"] for each in found] == [False, True]
+    return found
+
+
+def inputs(loop):
+    """The shapes that a step of a loop reads whole and does not change, and the stacked ones, of which it reads a slice."""
+    body = loop.params["jaxpr"].jaxpr
+    stacked = [outer.aval for outer, inner in zip(loop.invars, body.invars, strict=True) if outer.aval.shape != inner.aval.shape]
+    changed = [outer for outer, inner in zip(loop.outvars, body.outvars, strict=True) if outer.aval.shape == inner.aval.shape]
+    return [each.aval for each in loop.invars[: -len(stacked) - len(changed)]], stacked
+
+
+def size(aval):
+    return math.prod(aval.shape) * (4 if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval.dtype.itemsize)
+
+
+@pytest.mark.parametrize("kind, gpu, fields", [
+    (Transformer, False, {"attention": "plain"}),
+    (Transformer, False, {"attention": "chunked"}),
+    (PostNormTransformer, False, {"attention": "plain", "remat": "elementwise", "attention_dropout": 0.0}),
+    (Transformer, True, {}),
+    (PostNormTransformer, True, {"attention": "chunked"}),
+])
+def test_loops_read_no_mask(kind, gpu, fields):
+    """What a loop over blocks reads in every step, besides slices of parameters and of what the forward pass kept, is small."""
+    for loop in loops(gradient_program(kind, gpu, **fields)[0]):
+        hoisted, _ = inputs(loop)
+        assert max(map(size, hoisted), default=0) <= MIB, hoisted
+
+
+def test_what_a_gpu_keeps_of_a_block():
+    """Ten vectors a token: queries, keys, values, what attention mixed, two sums, four of the feed-forward layer; few numbers more.
+
+    So no product is computed twice, and attention is one kernel in each direction.
+    """
+    jaxpr, params = gradient_program(Transformer, True)
+    forward, backward = loops(jaxpr)
+    shapes = {each.shape for each in params}
+    kept = [each for each in inputs(backward)[1] if each.shape not in shapes]
+    large = [each for each in kept if size(each) > LAYERS * UNIT / 8]
+    assert all(each.dtype == jnp.bfloat16 for each in large) and sum(map(size, large)) == LAYERS * 10 * UNIT
+    assert sum(map(size, kept)) < 1.03 * LAYERS * 10 * UNIT
+    for loop, products in (forward, 4), (backward, 8):
+        every = list(equations(loop.params["jaxpr"].jaxpr))
+        assert [each.primitive.name for each in every].count("dot_general") == products
+        read = {variable for each in every for variable in each.invars if not isinstance(variable, jax.extend.core.Literal)}
+        assert len([each for each in every if each.primitive.name == "pallas_call" and read.intersection(each.outvars)]) == 1
+
+
+def test_gradients_of_matrices_are_summed_in_float32():
+    """Products of bfloat16 vectors, whose result the compiler need not round before it is added to others."""
+    backward = loops(gradient_program(Transformer, True)[0])[1]
+    made = [each.outvars[0].aval for each in equations(backward.params["jaxpr"].jaxpr) if each.primitive.name == "dot_general"]
+    assert sorted(str(each.dtype) for each in made) == ["bfloat16"] * 4 + ["float32"] * 4
+
+
+def test_auto_is_by_device():
+    """A CPU keeps everything, a GPU what is worth its memory."""
+    assert policy("auto") is policy("none")
+    with on_gpu():
+        assert policy("auto") is policy("elementwise")
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
+def test_layer_norm(dtype, tolerance):
+    """That of flax with the same parameters, bit for bit; the gradient of its short form is that of the long one."""
+    bits = np.random.default_rng(0)
+    x, slope = (jnp.asarray(3 + 2 * bits.standard_normal((2, 5, 48)), dtype) for _ in range(2))
+    params = {name: jnp.asarray(bits.standard_normal(48), jnp.float32) for name in ("scale", "bias")}
+    theirs = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32)
+    assert jax.tree.map(jnp.shape, LayerNorm(dtype=dtype).init(jax.random.key(0), x)) == {"params": jax.tree.map(jnp.shape, params)}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def with_gradients(form, x, params, slope):
+        out, pull = jax.vjp(form, x, params)
+        return out, *pull(slope)
+
+    forms = [
+        with_gradients(form, x, params, slope)
+        for form in (
+            lambda x, p: theirs.apply({"params": p}, x).astype(dtype),
+            lambda x, p: LayerNorm(dtype=dtype).apply({"params": p}, x),
+            lambda x, p: normalise(x, p["scale"], p["bias"], dtype),
+        )
+    ]
+    for right, ours, short in zip(*map(jax.tree.leaves, forms), strict=True):
+        np.testing.assert_array_equal(ours, right)
+        assert short.dtype == right.dtype
+        np.testing.assert_allclose(short.astype(np.float32), right.astype(np.float32), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.0])
+def test_relu_with_dropout_in_one(rate):
+    """`_relu` and its gradient are those of the two functions one after the other, bit for bit."""
+    bits = np.random.default_rng(0)
+    x, slope = (jnp.asarray(bits.standard_normal((2, 5, 8)), jnp.float32) for _ in range(2))
+    mask = Mask(jnp.asarray(bits.random((2, 5, 8)) > 0.3), jnp.zeros(())) if rate else None
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def with_gradient(function, x, slope):
+        out, pull = jax.vjp(function, x)
+        return out, *pull(slope)
+
+    both = lambda x: _relu(rate, x, mask), lambda x: drop(jax.nn.relu(x), mask, rate)
+    for one, other in zip(*(with_gradient(each, x, slope) for each in both), strict=True):
+        np.testing.assert_array_equal(one, other)
