@@ -120,9 +120,6 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
         3: pl.BlockSpec((None, None, time), lambda i, head, row: (row, head, 0)),
     }
     of_rows = [pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0)) for a in arrays if a.ndim == 2]
-    pairs = rows * heads * time * (time + 1) // 2
-    products = 2 if isinstance(shapes, list) else 4  # the gradient; what is computed anew is no work of the model
-    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays[:1] + jax.tree.leaves(shapes))
     return pl.pallas_call(
         kernel,
         grid=(time // blocks.program, heads, rows),
@@ -131,7 +128,6 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
         out_shape=shapes,
         interpret=platform() == "cpu",
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
-        cost_estimate=pl.CostEstimate(flops=2 * products * pairs * width, transcendentals=pairs, bytes_accessed=size),
     )(*arrays)
 
 

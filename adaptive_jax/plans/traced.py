@@ -124,9 +124,6 @@ def product_flops(jaxpr, trips: int = 1) -> float:
             (contracted, _), _ = equation.params["dimension_numbers"]
             depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * math.prod(equation.outvars[0].aval.shape) * depth
-        if equation.primitive.name == "pallas_call":  # a kernel says itself what all its programs compute
-            total += equation.params["cost_estimate"].flops
-            continue
         inner = sum(product_flops(inner, trips) for inner in jax.extend.core.jaxprs_in_params(equation.params))
         if equation.primitive.name == "while":
             loops.append(inner * trips)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -122,11 +121,6 @@ def test_memory_of_chunks_grows_with_time():
     assert 1.6 < long / short < 2.4
 
 
-def gpu(kind):
-    """A GPU that is not here."""
-    return SimpleNamespace(device_kind=kind, platform="cuda")
-
-
 def chosen(monkeypatch, time=128, width=16, dtype=jnp.bfloat16, **asked):
     """The path that "auto" takes."""
     calls = []
@@ -141,11 +135,11 @@ def test_auto_takes_the_fastest_path_that_can(monkeypatch):
     """On a CPU chunks, if there are several; on a GPU our kernels, unless they lack the length, the width or the GPU."""
     assert chosen(monkeypatch) == ["chunked"]
     assert chosen(monkeypatch, time=64) == ["plain"]
-    with tracing_for(gpu("NVIDIA H100 80GB HBM3")):
+    with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
         assert chosen(monkeypatch) == chosen(monkeypatch, time=64) == chosen(monkeypatch, dtype=jnp.float32) == ["triton"]
         assert chosen(monkeypatch, dropout=0.1, seeds=seeds_of(1), segment_ids=segments(1, 128)) == ["triton"]
         assert chosen(monkeypatch, time=100) == chosen(monkeypatch, width=12) == ["chunked"]
-    with tracing_for(gpu("Tesla V100-SXM2-16GB")):
+    with tracing_for("gpu", "Tesla V100-SXM2-16GB"):
         assert chosen(monkeypatch) == ["chunked"]
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert chosen(monkeypatch) == ["chunked"]
@@ -186,7 +180,7 @@ def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
     asked = {"backend": "cpu", "time": 128, "width": 16, "dtype": jnp.float32} | asked
     backend = asked.pop("backend")
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if backend == "gpu" else "cpu")
-    on = tracing_for(gpu("NVIDIA H100 80GB HBM3")) if backend == "h100" else contextlib.nullcontext()
+    on = tracing_for("gpu", "NVIDIA H100 80GB HBM3") if backend == "h100" else contextlib.nullcontext()
     like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
     with on, pytest.raises(InputError, match=says):
         jax.eval_shape(functools.partial(attention, **asked), like, like, like)

@@ -1,7 +1,6 @@
 """The kernels for NVIDIA GPUs: interpreted, against attention of all pairs at once; compiled for a GPU as far as JAX goes here."""
 
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,7 @@ from adaptive_jax.bodies.attention import attention, joint_attention
 from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import row_seeds
-from adaptive_jax.plans.traced import product_flops
 
-H100 = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="cuda")
 RATE = 0.1
 
 
@@ -84,14 +81,11 @@ def test_programs_for_a_gpu(dtype):
         mixed = joint_attention(joint, 8, segment_ids=ids, seeds=seeds, dropout=RATE)
         return (mixed.astype(jnp.float32) ** 2).sum()
 
-    with tracing_for(H100):
-        traced = jax.jit(jax.grad(loss)).trace(like, ids, seeds)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
+        text = jax.jit(jax.grad(loss)).trace(like, ids, seeds).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@__gpu$xla.gpu.triton") == 2
     assert "256x256" not in text and "4x8x256x64" not in text  # weights of a head; heads before time
     moves = [line for line in text.splitlines() if "stablehlo.transpose" in line or "stablehlo.concatenate" in line]
     assert not [line for line in moves if "x8x64x" in line]
-    pairs = 4 * 8 * 256 * 257 / 2
-    assert product_flops(traced.jaxpr.jaxpr) == pairs * 6 * 2 * 64
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-from types import SimpleNamespace
 
 import jax
 import jax.extend.core
@@ -19,14 +18,13 @@ from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer, _r
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import Mask, drop
 
-H100 = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="cuda")
 ROWS, TIME, FEATURES, LAYERS = 16, 512, 512, 5
 UNIT = ROWS * TIME * FEATURES * 2  # bytes of the vectors of all tokens in bfloat16
 MIB = 2**20
 
 
 def on_gpu(yes=True):
-    return tracing_for(H100) if yes else contextlib.nullcontext()
+    return tracing_for("gpu", "NVIDIA H100 80GB HBM3") if yes else contextlib.nullcontext()
 
 
 @functools.cache
