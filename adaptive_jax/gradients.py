@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from adaptive_jax.composition import compose_for_update, encoded, joined
 from adaptive_jax.devices import sharding
 from adaptive_jax.devices.platforms import platform
+from adaptive_jax.devices.precision import exact
 from adaptive_jax.devices.varying import axes_of, vary
 from adaptive_jax.model import LanguageModel, parameter_shapes
 
@@ -87,7 +88,7 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
 
     whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
     return jax.shard_map(
-        on_one_device,
+        exact(on_one_device, model.body.dtype),
         mesh=mesh,
         in_specs=(specs, whole, whole, by_rows, by_rows, whole),
         out_specs=(specs, by_rows, whole, whole),

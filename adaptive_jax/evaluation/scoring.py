@@ -14,6 +14,7 @@ from adaptive_jax.composition import compose_shared, make_compose
 from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
+from adaptive_jax.devices.precision import exact
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model import LanguageModel, parameter_shapes
 
@@ -177,7 +178,7 @@ def _composed(run, ids):
 def _composer(model, mesh):
     local_model, gather, specs = _local(model, mesh)
     whole = PartitionSpec()
-    compose = compose_shared(make_compose(local_model, gather), mesh)
+    compose = exact(compose_shared(make_compose(local_model, gather), mesh), model.body.dtype)
     return jax.jit(
         jax.shard_map(compose, mesh=mesh, in_specs=(specs, whole, whole), out_specs=whole, check_vma=False)
     )
@@ -212,6 +213,7 @@ def make_scorer(model: LanguageModel, mesh: Mesh, context: int, how: tuple[int, 
         return (nll, hidden if extras.hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
+    local = exact(local, model.body.dtype)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, whole, whole, rows, rows), out_specs=rows, check_vma=False)
     # Results are replicated, so that every host can read all of them.
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
