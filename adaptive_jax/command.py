@@ -18,6 +18,7 @@ from absl import app, flags, logging
 from adaptive_jax import config_file
 from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.stores import check_reachable, path_of
 
 DENIED = {errno.EACCES, errno.EPERM}
 OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -55,21 +56,21 @@ def define_workdir(what: str) -> None:
     flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM.")
     flags.DEFINE_integer("hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM.")
     flags.DEFINE_integer("host", None, "Number of this host, from 0; not on TPU pods and under SLURM.")
-    on_disk = "must be a directory on a disk that all hosts share"
-    flags.register_validator("workdir", lambda path: "://" not in (path or ""), on_disk)
 
 
 def workdir() -> tuple[Path, tuple]:
     """The values of these flags: the workdir, and the arguments of `hosts.initialize`.
 
     Raises:
-        InputError: no workdir.
+        InputError: no workdir, or one in a store that cannot be reached.
     """
     given = flags.FLAGS
     if not given.workdir:
         raise InputError("--workdir is missing: give --workdir=DIRECTORY")
     try:
-        return Path(given.workdir).expanduser(), (given.coordinator, given.hosts, given.host)
+        place = path_of(given.workdir)
+        check_reachable(place)
+        return place, (given.coordinator, given.hosts, given.host)
     except RuntimeError:
         raise InputError(f"--workdir={given.workdir} is in the home of an unknown user: give another directory") from None
 

@@ -2,16 +2,28 @@
 
 import contextlib
 import hashlib
+import io
 import os
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from adaptive_jax.stores import in_store, put
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file that replaces `path` when the block ends without an error, so readers never see half of it."""
+    """Opens a new file that replaces `path` when the block ends without an error, so readers never see half of it.
+
+    Raises:
+        InputError: object storage does not take it.
+    """
+    if in_store(path):
+        content = io.BytesIO()
+        yield content
+        put(path, content.getvalue())
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: only their owner can read its files, and a cache may be shared.
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -40,7 +52,7 @@ def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
 
     below: only files whose names start with one of these. A list that is missing or damaged itself says nothing.
     """
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     for line in lines:
         digest, _, name = line.partition("  ")
         file = path.parent / name

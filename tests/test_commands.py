@@ -71,7 +71,7 @@ def test_help_lists_the_flags(quick_command, script, names):
     ("--memory=nan", ["--memory=nan", "--memory=80"]),
     ("--noworkdir", ["noworkdir"]),
     ("--workdir=", ["--workdir is missing"]),
-    ("--workdir=gs://bucket/run", ["workdir", "must be a directory on a disk that all hosts share"]),
+    ("--workdir=gs://", ["gs:// is no place to write to: give a directory, gs://BUCKET/NAME or s3://BUCKET/NAME"]),
     ("--config=", ["--config is empty"]),
     ("--stpes=3", ["stpes"]),
     ("steps=3", ["steps=3", "--flag=value"]),

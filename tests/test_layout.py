@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptive_jax"
-LEAVES = {"activations", "arrays", "errors", "files", "command", "dropout", "bands", "batch", "registry", "weight_norm", "defaults",
-          "layer_defaults", "config_file", "progress"}
+LEAVES = {"activations", "arrays", "errors", "files", "stores", "object_files", "command", "dropout", "bands", "batch", "registry",
+          "weight_norm", "defaults", "layer_defaults", "config_file", "progress"}
 LAYERS = {"inputs", "bodies", "outputs"}
 MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside the packages
     **{name: set() for name in LEAVES | {"devices", "data"}},

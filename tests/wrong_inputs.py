@@ -124,12 +124,12 @@ PLACES = rows(
     ("--workdir=", "--workdir is missing"), ("--workdir=/proc/x", "/proc/x", "another place"),
     ("--workdir=/dev/null", "/dev/null", "another place"), ("--workdir=/dev/null/x", "/dev/null/x", "another place"),
     ("--workdir={text}/train.txt", "train.txt", "another place"), ("--workdir=~nosuchuser/x", "~nosuchuser/x", "another directory"),
-    (f"--workdir={300 * 'x'}", 300 * "x", "another place"), ("--workdir=gs://b/x", "gs://b/x", "a disk"),
+    (f"--workdir={300 * 'x'}", 300 * "x", "another place"), ("--workdir=foo://b/x", "foo://b/x", "a directory"),
     ("--workdir='runs\\x'", "runs\\x", "another name"), ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir=/proc/x --dry_run", "/proc/x", "another place"), ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
     ("--config.data.cache=", "data.cache=''", "give the path"), ("--config.data.cache=/proc/x", "/proc/x", "a directory"),
     ("--config.data.cache=/dev/null", "/dev/null", "a directory"), ("--config.data.cache={text}/train.txt", "train.txt"),
-    ("--config.data.cache=~nosuchuser", "~nosuchuser", "give the path"), ("--config.data.cache=gs://b/c", "gs://b/c", "a disk"),
+    ("--config.data.cache=~nosuchuser", "~nosuchuser", "give the path"), ("--config.data.cache=foo://b", "foo://b", "a directory"),
     ("--config.data.path=/nowhere", "/nowhere", "not a directory"), ("--config.data.path=/dev/zero", "/dev/zero"),
     ("--config.data.path=/proc", "/proc", "no train split"), ("--config.data.path={text}/train.txt", "not a directory"),
     ("--config.data.path=~/nosuchtext", "/nosuchtext", "not a directory"), ("--config.data.path=' '", "not a directory"),
@@ -184,7 +184,7 @@ VOCABULARY = rows(
     ("--bands=1000000000", "--bands=1000000000", "1,000"), ("--smallest=-1", "--smallest=-1"), ("--factor=0", "--factor=0"),
     (f"--factor={HUGE}", f"--factor={HUGE}"), ("--batch=0", "--batch=0"), ("--least_rows=-1", "--least_rows=-1"),
     ("--tokeniser=spacy", "'spacy'", "moses"), ("--lower=maybe", "--lower=maybe"), ("--vocab=3", "--vocab is no flag"),
-    ("--path=/nowhere", "/nowhere"), ("--path=", "data.path=DIR"), ("--cache=/proc/x", "/proc/x"), ("--cache=gs://x/y", "gs://x/y"),
+    ("--path=/nowhere", "/nowhere"), ("--path=", "data.path=DIR"), ("--cache=/proc/x", "/proc/x"), ("--cache=foo://x/y", "foo://x/y"),
 )  # fmt: skip
 
 OTHERS = [

@@ -2,12 +2,14 @@
 
 import os
 import platform
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.stores import path_of
 
 
 class Accelerator(NamedTuple):
@@ -49,13 +51,22 @@ def installed() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
 
 
-def keep_programs(cache: Path) -> None:
-    """Keeps compiled programs below `cache` for later runs, unless JAX already has a compilation cache.
+def keep_programs(cache: str | os.PathLike) -> None:
+    """Keeps compiled programs below the directory `cache`, on a disk or in a store, unless JAX already has a compilation cache.
 
     Each machine has its own directory of programs for a CPU, because they may use instructions that another CPU lacks.
+
+    Raises:
+        InputError: there can be no such directory.
     """
+    try:
+        if not cache:
+            raise RuntimeError
+        place = path_of(cache)
+    except RuntimeError:  # no such user
+        raise InputError(f"data.cache={cache!r} is no directory: give the path of one on a disk") from None
     if jax.config.jax_compilation_cache_dir is None:
-        place = cache / "programs" / (platform.node() if jax.default_backend() == "cpu" else jax.default_backend())
+        place = place / "programs" / (platform.node() if jax.default_backend() == "cpu" else jax.default_backend())
         jax.config.update("jax_compilation_cache_dir", str(place))
 
 

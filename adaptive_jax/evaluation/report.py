@@ -9,6 +9,7 @@ from pathlib import Path
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
+from adaptive_jax.stores import in_store
 from adaptive_jax.workdir.settings import write_json
 
 
@@ -85,6 +86,7 @@ def _name(result):
     others = {key: settings[key] for key in ("options", "vocabulary", "uniform", "down_weight", "share") if key in settings}
     if settings["method"] != "plain" or others:
         name += f"-{settings['method']}-" + hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
-    if settings["data_path"] is not None:
-        name += "-" + hashlib.sha256(str(Path(settings["data_path"]).resolve()).encode()).hexdigest()[:8]
+    if (given := settings["data_path"]) is not None:
+        place = given if in_store(given) else str(Path(given).resolve())
+        name += "-" + hashlib.sha256(place.encode()).hexdigest()[:8]
     return name

@@ -69,7 +69,7 @@ def open_run(
         if "share" not in config["input"]:
             raise InputError(f"share={share} is for a run with a lexicon, and this one has none: leave it out")
         config = config | {"input": config["input"] | {"share": share}}
-    accelerators.keep_programs(Path(config["data"]["cache"]).expanduser())
+    accelerators.keep_programs(config["data"]["cache"])
     model = build(config, len(vocabulary))
     mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))
     checkpoints = Checkpoints(workdir, read_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from adaptive_jax.data.corpora.load import home_of, load
+from adaptive_jax.data.corpora.load import cache_of, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.devices import accelerators, hosts
@@ -66,7 +66,7 @@ def _with_text(data: Mapping) -> tuple[dict, list[str]]:
     file = single_file(data["path"])
     if file is None:
         return dict(data), []
-    directory, (train, validation, test) = split_lines(file, home_of(data["cache"], "data.cache"))
+    directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
     line = (
         f"text         {file} is split: its first {train:,} lines train, the next {validation:,} validate, the last {test:,} test; "
         f"copies in {directory}"

@@ -17,10 +17,11 @@ from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
+from adaptive_jax.stores import path_of
 from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
+from adaptive_jax.workdir.settings import has_checkpoints, read_config, read_words, with_own_files
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
 BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
@@ -37,8 +38,8 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
     """
     if not config["init_from"] and (given := config["init_checkpoint"]) != DEFAULTS["init_checkpoint"]:
         raise InputError(f"init_checkpoint={given} means nothing without init_from: give --init_from=RUN, too")
-    if config["init_from"] and not any((workdir / "checkpoints").glob("[0-9]*/")):
-        origin = Path(config["init_from"]).expanduser()
+    if config["init_from"] and not has_checkpoints(workdir):
+        origin = path_of(config["init_from"])
         if not (origin / "config.json").exists():
             raise InputError(f"init_from={config['init_from']} holds no run (no config.json): give the workdir of a run")
         other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
@@ -60,7 +61,7 @@ def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Op
         InputError: as `check_fits` and `open_run`.
     """
     vocabulary, mesh = words
-    run = open_run(Path(config["init_from"]).expanduser(), config["init_checkpoint"])
+    run = open_run(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
     taken = _taken(run.model, run.vocabulary, model, vocabulary)
     old, new = _on_host(run.params, run.mesh), _on_host(state.params, mesh)

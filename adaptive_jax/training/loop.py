@@ -12,7 +12,7 @@ import numpy as np
 from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
-from adaptive_jax.data.corpora.load import home_of, load
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.entries import check_lexicon, lexicon_of
 from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
@@ -69,7 +69,7 @@ def train(config: dict, workdir: Path) -> None:
     given = with_origin(settle(config, workdir), workdir)
     check_same_run(workdir, given)
     config = with_own_files(given, workdir)
-    accelerators.keep_programs(home_of(config["data"]["cache"], "data.cache"))
+    accelerators.keep_programs(config["data"]["cache"])
     check_config(config, jax.device_count())
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])

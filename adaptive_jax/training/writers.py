@@ -7,6 +7,8 @@ import importlib.util
 import json
 import logging
 import math
+import tempfile
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +16,12 @@ from typing import Protocol
 
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import replacing
+from adaptive_jax.stores import SCHEMES, Rewritten, in_store, path_of
 from adaptive_jax.workdir.settings import to_json
 
 NAME = "metrics.jsonl"
 PROJECT = "adaptive_jax"  # in Weights & Biases
+MINUTE = 60  # seconds between two writings of a file in object storage
 
 
 class Writer(Protocol):
@@ -86,20 +90,28 @@ def open_writers(workdir: Path, first_step: int, config: Mapping) -> tuple[list[
 class JsonLines:
     """metrics.jsonl, an object a line: `{"step": 20, "train/nll": 6.1}`. Numbers that are not finite are null.
 
+    In object storage the file is written after every evaluation, so before the checkpoint that follows, and else once a minute.
+
     before: `recorded(workdir, first_step)`, the lines that stay.
     """
 
     def __init__(self, workdir: Path, first_step: int):
-        path = workdir / NAME
+        path, self.written = workdir / NAME, time.monotonic()
         self.before = recorded(workdir, first_step)
+        lines = "".join(to_json(line) + "\n" for line in self.before).encode()
         with replacing(path) as file:
-            file.write("".join(to_json(line) + "\n" for line in self.before).encode())
-        self.file = path.open("a")
+            file.write(lines)
+        self.stored = in_store(path)
+        self.file = Rewritten(path) if self.stored else path.open("ab")
+        if self.stored:
+            self.file.write(lines)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a line."""
-        self.file.write(to_json({"step": step} | dict(metrics)) + "\n")
-        self.file.flush()
+        self.file.write((to_json({"step": step} | dict(metrics)) + "\n").encode())
+        if not self.stored or "validation/nll" in metrics or time.monotonic() - self.written > MINUTE:
+            self.file.flush()
+            self.written = time.monotonic()
 
     def close(self) -> None:
         """Closes the file."""
@@ -115,8 +127,12 @@ class TensorBoard:
 
     def __init__(self, workdir: Path, resumed: bool, before: list[dict]):
         from tensorboardX import SummaryWriter  # imports torch where there is one, which takes seconds
+        from tensorboardX.record_writer import register_writer_factory
 
-        self.board = SummaryWriter(str(workdir), purge_step=1 if resumed else None, flush_secs=5)
+        for scheme in SCHEMES:  # its own need other packages, and raise in a thread
+            register_writer_factory(scheme, _Stores)
+        flush = MINUTE if in_store(workdir) else 5
+        self.board = SummaryWriter(str(workdir), purge_step=1 if resumed else None, flush_secs=flush)
         _replay(self, before)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -127,6 +143,18 @@ class TensorBoard:
     def close(self) -> None:
         """Writes what is pending."""
         self.board.close()
+
+
+class _Stores:
+    """What tensorboardX asks for files in object storage."""
+
+    @staticmethod
+    def open(url):
+        return Rewritten(path_of(url))
+
+    @staticmethod
+    def directory_check(_):
+        pass
 
 
 class WeightsAndBiases:
@@ -150,7 +178,7 @@ class WeightsAndBiases:
                 id=file.read_text(),
                 resume="allow",
                 config=json.loads(to_json(config)),
-                dir=str(workdir),
+                dir=tempfile.mkdtemp() if in_store(workdir) else str(workdir),
                 settings=wandb.Settings(console="off", silent=True),  # it would take over stdout, and break the bar
             )
         except wandb.errors.Error as error:

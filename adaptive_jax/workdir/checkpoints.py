@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +27,10 @@ from orbax.checkpoint.checkpoint_managers import (
 from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.stores import absolute, free, in_store
 from adaptive_jax.workdir import integrity
 from adaptive_jax.workdir.integrity import ITEMS, WHOLE
+from adaptive_jax.workdir.orbax_stores import teach_orbax
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ class Checkpoints:
     """
 
     def __init__(self, workdir: Path, keep: int = 1, keep_every_hours: float = 0.0, *, read_only: bool = False):
-        self.directory = (workdir / "checkpoints").absolute()
+        self.directory = absolute(workdir / "checkpoints")
+        if in_store(self.directory):
+            teach_orbax()
         if read_only and not self.directory.is_dir():
             raise InputError(f"{self.directory} does not exist: train.py has saved no checkpoint yet")
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # `_writing` reports once what cannot be written
@@ -74,6 +77,7 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             preservation_policy=LatestN(),  # all: `_verify` deletes
+            temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath if in_store(self.directory) else None,
         )
         try:  # item names are said here, because Orbax would take a directory of older checkpoints for one of single items
             self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
@@ -95,7 +99,7 @@ class Checkpoints:
         with self._writing():
             self._verify()
             # Checked beforehand, because a disk that fills up during a save causes tracebacks from many threads.
-            full = shutil.disk_usage(self.directory).free < sum(a.nbytes for a in jax.tree.leaves(items))
+            full = free(self.directory) < sum(a.nbytes for a in jax.tree.leaves(items))
             if sharding.sum_over_hosts(full):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}
@@ -249,8 +253,8 @@ class Checkpoints:
 
     def _set_damaged_aside(self):
         found, damaged = [], {}
-        if hosts.first() and self.directory.is_dir():
-            found = sorted((int(path.name) for path in self.directory.iterdir() if path.name.isdecimal()), reverse=True)
+        if hosts.first():
+            found = integrity.steps_in(self.directory)
             problems = ((step, integrity.problem(self.directory / str(step))) for step in found)
             damaged = dict(itertools.takewhile(lambda each: each[1], problems))
         if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(found)):
@@ -263,9 +267,7 @@ class Checkpoints:
         hosts.wait("damaged checkpoints")
 
     def _set_aside(self, step, why):
-        aside = self.directory / f"{step}.damaged"
-        shutil.rmtree(aside, ignore_errors=True)
-        os.replace(self.directory / str(step), aside)
+        aside = integrity.set_aside(self.directory / str(step))
         logger.warning("checkpoint %d is damaged (%s): it is now %s, and an older one is used", step, why, aside)
 
     @contextlib.contextmanager

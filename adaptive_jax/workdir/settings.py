@@ -14,6 +14,7 @@ from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.stores import absolute, in_store, names_in, path_of
 
 # Settings that may change when a run is resumed: none of them changes an update that does not diverge. (evaluate_every: `BY_LOSS`.)
 FREE = {
@@ -117,7 +118,7 @@ def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> di
     own = dict(config)
     if config["output"]["clusters"]:
         own["output"] = config["output"] | {"clusters": str(_own(workdir, "clusters.txt"))}
-    if (lexicon := lexicon_of(config)) and not (other_words and Path(lexicon).expanduser().exists()):
+    if (lexicon := lexicon_of(config)) and not (other_words and path_of(lexicon).exists()):
         own["input"] = config["input"] | {"lexicon": str(_own(workdir, "lexicon.jsonl"))}
     return own
 
@@ -168,13 +169,19 @@ def _renamed(config):
     return {"fsdp": 0} | config | new
 
 
+def has_checkpoints(workdir: Path) -> bool:
+    """Whether something has been saved there, damaged or not."""
+    return any(name[0].isdigit() for name in names_in(workdir / "checkpoints"))
+
+
 def check_name(workdir: Path) -> None:
     """Raises InputError if Orbax would write checkpoints of this workdir elsewhere, or not find them again."""
-    if any("\udc80" <= character <= "\udcff" for character in str(workdir.absolute())):  # bytes that Python could not decode
-        raise InputError(f"--workdir={workdir.absolute()} is not UTF-8: give another name, or set LANG=C.UTF-8")
+    name = str(absolute(workdir))
+    if any("\udc80" <= character <= "\udcff" for character in name):  # bytes that Python could not decode
+        raise InputError(f"--workdir={name} is not UTF-8: give another name, or set LANG=C.UTF-8")
     for character in "\\[":
-        if character in str(workdir.absolute()):
-            raise InputError(f"--workdir={workdir.absolute()} has a {character} in it, which checkpoints cannot: give another name")
+        if character in name:
+            raise InputError(f"--workdir={name} has a {character} in it, which checkpoints cannot: give another name")
 
 
 def check_same_run(workdir: Path, config: dict) -> None:
@@ -186,12 +193,12 @@ def check_same_run(workdir: Path, config: dict) -> None:
     """
     check_name(workdir)
     if not (workdir / "config.json").exists():
-        if any((workdir / "checkpoints").glob("[0-9]*/")):
+        if has_checkpoints(workdir):
             raise InputError(f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir")
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
     if old.get("output.clusters") and new.get("output.clusters"):  # the copy counts, wherever the file is now
-        given, own = Path(new["output.clusters"]).expanduser(), _own(workdir, "clusters.txt").read_bytes()
+        given, own = path_of(new["output.clusters"]), _own(workdir, "clusters.txt").read_bytes()
         same = not given.exists() or given.read_bytes() == own
         new["output.clusters"] = old["output.clusters"] if same else f"{given}, with other clusters"
     free = FREE - {"evaluate_every"} if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")} else FREE
@@ -228,7 +235,8 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     check_same_vocabulary(workdir, vocabulary)
     hosts.wait("before the workdir")  # all have checked for another run there
     if hosts.first():
-        workdir.mkdir(parents=True, exist_ok=True)
+        if not in_store(workdir):
+            workdir.mkdir(parents=True, exist_ok=True)
         write_sealed(vocabulary, workdir / "vocabulary.txt")
         if config["output"]["clusters"] and not (workdir / "config.json").exists():
             copy_clusters(config["output"]["clusters"], workdir / "clusters.txt")
@@ -240,7 +248,8 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     deadline = time.monotonic() + VISIBLE
     while not (workdir / "config.json").exists():
         if time.monotonic() > deadline:
-            raise InputError(f"{workdir} is not the same on all hosts: give a --workdir on a disk that they share")
+            cure = "give a --workdir on a disk that they share, or a URL of gs:// or s3://"
+            raise InputError(f"{workdir} is not the same on all hosts: {cure}")
         time.sleep(1)
     check_same_run(workdir, config)
 

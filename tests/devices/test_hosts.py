@@ -68,11 +68,11 @@ def test_wrong_flags(flags, says):
 
 
 @pytest.mark.parametrize("script", [["train.py", "--config=configs/quickstart.py"], ["evaluate.py"]])
-def test_a_workdir_in_a_bucket(command, script):
-    """It would be a directory called gs: on each host's own disk."""
-    done = command(*script, "--workdir=gs://bucket/run")
+def test_a_workdir_that_is_no_place(quick_command, script):
+    """Of a URL that nothing can write to: one line."""
+    done = quick_command(*script, "--workdir=ftp://bucket/run")
     assert done.returncode == 2
-    assert re.fullmatch(r"error: .*--workdir=gs://bucket/run.* must be a directory on a disk.*\n", done.stderr)
+    assert re.fullmatch(r"error: ftp://bucket/run is no place to write to: give a directory, gs://BUCKET/NAME or .*\n", done.stderr)
 
 
 def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):

@@ -11,10 +11,36 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.stores import in_store, path_of
 
 logger = logging.getLogger(__name__)
+
+
+def home_of(path: str, key: str) -> Path:
+    """The directory that a setting names, a ~ at its start expanded. Raises InputError: empty, a URL, or an unknown user's."""
+    try:
+        if path and "://" not in path:
+            return Path(path).expanduser()
+    except RuntimeError:  # no such user
+        pass
+    raise InputError(f"{key}={path!r} is no directory: give the path of one on a disk")
+
+
+def cache_of(cache: str) -> Path:
+    """The directory where this machine prepares corpora: `data.cache`, or the default one if that is in object storage.
+
+    Objects cannot be mapped into memory.
+
+    Raises:
+        InputError: as `home_of` and `path_of`.
+    """
+    if in_store(cache):
+        path_of(cache)
+        cache = DEFAULTS["data"]["cache"]
+    return home_of(cache, "data.cache")
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 
 from adaptive_jax.data.corpora import kept, sources, storage
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
+from adaptive_jax.data.corpora.kept import cache_of, home_of
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
@@ -71,7 +72,7 @@ class Settings(NamedTuple):
     corpus: one of `CORPORA`.
     path: a local copy, see `local_texts`; for billion_word also where tensorflow-datasets prepared `lm1b`; or empty, for the
         published copy; or a URL that holds a prepared corpus, see `storage`, where the settings below have no effect.
-    cache: the directory for what is prepared.
+    cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words become `<unk>`.
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
     codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word units, see `Subwords`.
@@ -109,7 +110,7 @@ def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collect
     if "://" in path:
         return _stored(path, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
-    cache = home_of(settings.cache, "data.cache")
+    cache = cache_of(settings.cache)
     texts = texts_of(corpus, path, needed)
     home = cache / corpus / source_of(corpus, texts, settings.tokeniser, settings.lower)
     with kept.usable(cache):
@@ -192,16 +193,6 @@ def texts_of(corpus: str, path: str, needed: Collection[str]) -> dict[str, Text]
         return found or (local_texts(corpus, str(home_of(path, "data.path")), needed) if path else {})
     except OSError as error:
         raise InputError(f"cannot read data.path={path}: {error.strerror}; give a directory that you may read") from error
-
-
-def home_of(path: str, key: str) -> Path:
-    """The directory that a setting names, a ~ at its start expanded. Raises InputError: empty, a URL, or an unknown user's."""
-    try:
-        if path and "://" not in path:
-            return Path(path).expanduser()
-    except RuntimeError:  # no such user
-        pass
-    raise InputError(f"{key}={path!r} is no directory: give the path of one on a disk")
 
 
 def source_of(corpus: str, texts: Mapping[str, Text], *settings: object) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from adaptive_jax.data.corpora import kept, sources
-from adaptive_jax.data.corpora.load import checked_settings, home_of, shards_of, source_of, texts_of
+from adaptive_jax.data.corpora.kept import cache_of
+from adaptive_jax.data.corpora.load import checked_settings, shards_of, source_of, texts_of
 from adaptive_jax.errors import InputError
 
 
@@ -19,7 +20,7 @@ def occurring(data: Mapping, split: str) -> dict[str, int]:
     corpus, path = settings[:2]
     if "://" in path:
         raise InputError(f"{path} holds ids of one vocabulary: for the words of a text give the text itself as --data_path=DIR")
-    cache = home_of(settings.cache, "data.cache")
+    cache = cache_of(settings.cache)
     texts = texts_of(corpus, path, [split])
     how = settings.tokeniser, settings.lower
     home = cache / corpus / source_of(corpus, texts, *how)

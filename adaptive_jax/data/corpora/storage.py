@@ -22,6 +22,7 @@ import tensorstore
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.errors import InputError
+from adaptive_jax.object_files import kvstore
 
 FORMAT = 1  # of a copy: increase it when this module writes what its older self cannot read
 MARKER = "complete.json"
@@ -159,13 +160,13 @@ def _context() -> tensorstore.Context:
 
 
 def _store(url: str) -> tensorstore.KvStore:
-    return tensorstore.KvStore.open(url.rstrip("/") + "/", context=_context()).result()
+    return tensorstore.KvStore.open(kvstore(url.rstrip("/") + "/"), context=_context()).result()
 
 
 def _array(url: str, split: str, **how) -> tensorstore.TensorStore:
     spec = {
         "driver": "zarr3",
-        "kvstore": f"{url.rstrip('/')}/{split}/",
+        "kvstore": kvstore(f"{url.rstrip('/')}/{split}/"),
         # A lost shard must be an error, not ids of 0.
         "fill_missing_data_reads": False,
         "store_data_equal_to_fill_value": True,

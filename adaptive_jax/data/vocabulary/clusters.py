@@ -21,6 +21,7 @@ import numpy as np
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, replacing, write_checksums
+from adaptive_jax.stores import path_of
 
 COMMAND = "python -m adaptive_jax.data.clusters"
 HEADER = re.compile(r"# clusters: method=(\w+) seed=(\d+) vocabulary=([0-9a-f]+) sizes=([1-9]\d*(?:,[1-9]\d*)*)")
@@ -55,7 +56,7 @@ def read_header(path: str | Path) -> Header:
         InputError: no file there, or one without a header.
     """
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with path_of(path).open("rb") as file:
             line = file.readline().decode(errors="replace").rstrip("\n")
     except OSError as error:
         raise InputError(
@@ -79,7 +80,7 @@ def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.
     Raises:
         InputError: as `read_header`; a file of another vocabulary, or one that is not what its checksum says.
     """
-    header, path = read_header(path), Path(path).expanduser()
+    header, path = read_header(path), path_of(path)
     if header.vocabulary != vocabulary.digest:
         raise InputError(
             f"{path} orders {sum(header.sizes):,} words of another vocabulary (digest {header.vocabulary}, here "
@@ -98,7 +99,7 @@ def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.
 def copy_clusters(path: str | Path, to: Path) -> None:
     """Copies a file of clusters and writes the copy's checksum beside it."""
     with replacing(to) as file:
-        file.write(Path(path).expanduser().read_bytes())
+        file.write(path_of(path).read_bytes())
     write_checksums(to.with_suffix(".sha256"), [to])
 
 

@@ -19,6 +19,7 @@ from adaptive_jax.data.vocabulary.wordnet import FILES, check_wordnet, file_of, 
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, replacing, write_checksums
+from adaptive_jax.stores import path_of
 
 VERSION = "1"  # of what is kept in the cache
 CURE = "give a directory of WordNet, or a .jsonl file, see docs/lexicon.md"
@@ -44,7 +45,7 @@ def lexicon_of(config: Mapping) -> str:
 
 def check_lexicon(path: str) -> None:
     """Checks that a lexicon is there, if there is a path, before a corpus is prepared. Raises InputError as `read_entries`."""
-    source = Path(path).expanduser()
+    source = path_of(path)
     if path and source.is_dir():
         check_wordnet(source)
     elif path and not source.is_file():
@@ -65,13 +66,13 @@ def read_entries(vocabulary: Vocabulary, path: str, cache: str = "") -> Mapping[
         raise InputError(f"input.lexicon is empty: {CURE}")
     if not vocabulary.ends.all():
         raise InputError(f"input.lexicon={path!r} says something of words, and the vocabulary has sub-words: set data.codes=0")
-    source = Path(path).expanduser()
+    source = path_of(path)
     if not source.is_dir():
         return _read_lines(source, vocabulary)
     if not cache:
         return _known(read_wordnet(source, vocabulary.words), vocabulary)
     digest = hashlib.sha256(f"{VERSION} {vocabulary.digest} {_fingerprint(source)}".encode()).hexdigest()[:16]
-    kept = Path(cache).expanduser() / "lexicon" / f"{digest}.jsonl"
+    kept = path_of(cache) / "lexicon" / f"{digest}.jsonl"
     if kept.exists():
         try:
             return _read_lines(kept, vocabulary)

@@ -15,7 +15,6 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import sentencepiece
@@ -23,6 +22,7 @@ import sentencepiece
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.stores import path_of
 
 FORMAT = 1  # part of the path of learnt units: increase it when the same text and codes are to give others
 MARK = "▁"  # U+2581
@@ -93,7 +93,7 @@ class Subwords(Vocabulary):
     def read(cls, path: str | os.PathLike) -> "Subwords":
         """Reads what `write` wrote. Raises InputError for anything else."""
         plain = Vocabulary.read(path)
-        file = Path(path).with_name(FILE)
+        file = path_of(path).with_name(FILE)
         cure = f"restore it, or remove it and {path} to have both made again from the corpus"
         try:
             model = file.read_bytes()
@@ -111,7 +111,7 @@ class Subwords(Vocabulary):
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes a `unit count` line for each unit, UTF-8, most frequent first, and the model beside it as subwords.model."""
-        with replacing(Path(path).with_name(FILE)) as file:
+        with replacing(path_of(path).with_name(FILE)) as file:
             file.write(self.model)
         super().write(path)  # last, so that the model exists wherever this file does
 

@@ -6,12 +6,12 @@ import functools
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.stores import path_of
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
@@ -78,7 +78,7 @@ class Vocabulary:
     def read(cls, path: str | os.PathLike) -> "Vocabulary":
         """Reads what `write` wrote. Raises InputError with the line number for anything else."""
         try:
-            lines = Path(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+            lines = path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
         except OSError as error:
             raise InputError(f"cannot read the vocabulary {path}: {error.strerror}; give the path of one") from error
         except UnicodeDecodeError as error:
@@ -104,7 +104,7 @@ class Vocabulary:
 
     def write(self, path: str | os.PathLike) -> None:
         """Writes a `word count` line for each word, UTF-8, most frequent first, in one step."""
-        with replacing(Path(path)) as file:
+        with replacing(path_of(path)) as file:
             file.write(self._text.encode("utf-8"))
 
     def encode(self, line: str) -> list[int]:
