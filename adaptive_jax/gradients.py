@@ -65,7 +65,8 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
         axes = axes_of(batch.inputs)  # every device computes with parameters of its own, whose gradients are summed at the end
         params, lexicon, stored, carry = vary((params, lexicon, stored, carry), axes)
         key = jax.random.fold_in(jax.random.key(seed), step)
-        by_block = len(batch.inputs) == 1 and platform() != "cpu"
+        # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as varying.
+        by_block = len(batch.inputs) == 1 and platform() != "cpu" and not axes
         local = sharding.gathering(model, parameter_shapes(model), mesh, dtype, by_block)
         tables, inputs, pull = compose_for_update(*local, mesh)(params, lexicon, batch.inputs, key, stored)
 

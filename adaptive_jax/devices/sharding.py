@@ -18,6 +18,7 @@ import numpy as np
 from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from adaptive_jax.devices.varying import axes_of
 from adaptive_jax.errors import InputError
 
 DATA, FSDP = "data", "fsdp"
@@ -121,7 +122,7 @@ def gathering(model: Any, params: Any, mesh: Mesh, sums: str = "float32", by_blo
 
     def gather_block(shards):
         if by_block:
-            shards = jax.tree.map(lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec), sums), shards, of_block)
+            shards = jax.tree.map(lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec, a), sums), shards, of_block)
         # Blocks cast their matrices to this dtype anyway; to gather first and then cast would move twice the bytes of bfloat16.
         return jax.tree.map(functools.partial(_gather, sums=sums, dtype=model.body.dtype), shards, of_block)
 
@@ -167,7 +168,7 @@ def sum_over_devices(mesh: Mesh, values: Any, specs: Any, sums: str = "float32",
         stacked = _stacked(path)
         if stacked and by_block:
             return a
-        return _sum(a, _axes_to_sum(mesh, spec), sums if a.ndim - stacked > 1 else a.dtype)
+        return _sum(a, _axes_to_sum(mesh, spec, a), sums if a.ndim - stacked > 1 else a.dtype)
 
     return jax.tree_util.tree_map_with_path(add, values, specs)
 
@@ -177,9 +178,9 @@ def _stacked(path):
     return int(any(getattr(key, "key", None) == BLOCKS for key in path))
 
 
-def _axes_to_sum(mesh, spec):
-    """The axes over which a gradient with this layout is still to be summed."""
-    return tuple(axis for axis in BATCH_AXES if axis not in spec and mesh.shape[axis] > 1)
+def _axes_to_sum(mesh, spec, a):
+    """The axes over which a gradient with this layout is still to be summed; where JAX tracks them, those of one device, too."""
+    return tuple(axis for axis in BATCH_AXES if axis not in spec and (mesh.shape[axis] > 1 or axis in axes_of(a)))
 
 
 def _sum(a, axes, dtype):
