@@ -7,7 +7,6 @@ Layers run under `shard_map` on the rows of one device: no sort, hidden state or
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import mesh_utils, multihost_utils
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.devices.varying import axes_of
@@ -29,24 +28,20 @@ BLOCKS = "blocks"  # the parameters of a body's blocks, stacked along a first ax
 def device_mesh(fsdp: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Devices, all by default, as a grid [data, fsdp]; those of one host are neighbours, so they hold consecutive rows.
 
-    So are those of one slice of TPUs, whose chips share a fast network. The devices of a host that share parameters are close to
-    each other in its network: of a host with 4 x 2 TPU chips, fsdp=4 takes squares.
+    So are the hosts of one slice of TPUs, whose chips share a fast network.
 
     Raises:
         InputError: fsdp does not divide the number of devices.
     """
-    devices = sorted(devices or jax.devices(), key=lambda device: (*_host(device), device.id))
+    # Not jax.make_mesh, which may order TPUs so that a host's rows are apart.
+    devices = sorted(devices or jax.devices(), key=lambda device: (_slice(device), device.process_index, device.id))
     if fsdp < 1 or len(devices) % fsdp:
         raise InputError(f"fsdp={fsdp} does not divide the {len(devices)} device(s): choose a number that does")
-    hosts = [list(group) for _, group in itertools.groupby(devices, _host)]
-    if fsdp > 1 and all(len(host) % fsdp == 0 for host in hosts):
-        grids = [mesh_utils.create_device_mesh((len(host) // fsdp, fsdp), host) for host in hosts]
-        return Mesh(np.concatenate(grids), BATCH_AXES, axis_types=(AxisType.Auto, AxisType.Auto))
     return Mesh(np.reshape(devices, (-1, fsdp)), BATCH_AXES, axis_types=(AxisType.Auto, AxisType.Auto))
 
 
-def _host(device):
-    return getattr(device, "slice_index", 0), device.process_index
+def _slice(device):
+    return getattr(device, "slice_index", None) or 0
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -191,6 +192,20 @@ def test_sums_over_hosts_are_exact(monkeypatch):
     monkeypatch.setattr(sharding.multihost_utils, "process_allgather", lambda array: np.asarray(jnp.stack([array, array])))
     for count in 3_000_000_000, 2**40 + 3, 2**31 - 1, 7, True, False:
         assert sharding.sum_over_hosts(count) == 2 * count
+
+
+def test_devices_of_a_slice_and_of_a_host_are_neighbours():
+    """However JAX lists and numbers devices: slices first, then hosts, so that those which share parameters are close."""
+    @dataclass(frozen=True)
+    class Device:
+        slice_index: int
+        process_index: int
+        id: int
+
+    listed = [Device(s, p, 10 * p + i) for i in range(2) for p, s in ((3, 0), (0, 1), (2, 0), (1, 1))]
+    grid = sharding.device_mesh(4, listed).devices
+    assert [[(d.slice_index, d.id) for d in row] for row in grid] == [
+        [(0, 20), (0, 21), (0, 30), (0, 31)], [(1, 0), (1, 1), (1, 10), (1, 11)]]
 
 
 def test_a_grid_that_does_not_divide():
