@@ -11,6 +11,7 @@ PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import PartitionSpec
+from adaptive_jax import gradients
 from adaptive_jax.batch import Batch
 from adaptive_jax.devices import sharding
 from adaptive_jax.model import build
@@ -26,7 +27,7 @@ layers = {"dtype": "float32", "input": {"name": "adaptive", "cutoffs": (16, 48),
 model = build(layers, 103)
 
 def updates(backend, devices, fsdp, sums, runs):
-    jax.default_backend = lambda: backend  # accelerators sum the gradients of a block as soon as they have them
+    gradients.platform = lambda: backend  # accelerators sum the gradients of a block as soon as they have them
     mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
     def batch(step):
         ids = (103 * np.random.default_rng(step).random((16, 9)) ** 2).astype(np.int32)
