@@ -1,7 +1,9 @@
 """What crosses devices, and in which dtype, in programs for 8 devices; and that it is what the update needs."""
 
+import importlib.util
 import json
 import re
+import sys
 
 import pytest
 
@@ -123,3 +125,32 @@ def test_matrices_cross_in_bfloat16(results, grid, kinds):
     for kind, shape, dtype in found:
         vector = shape.count("x") < 2 or re.fullmatch(r"3x\d+x", shape)  # or those of three blocks, one behind the other
         assert dtype == ("f32" if vector else "bf16"), (kind, shape, dtype)
+
+
+COMPILED = """
+import json, sys
+import jax
+from adaptive_jax.devices.programs import report
+from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.training.targets import compiled_update
+from configs import quickstart
+config = quickstart.get_config()
+config.update_from_flattened_dict(json.loads(sys.argv[1]))
+config = config.to_dict()
+shapes = jax.tree.leaves_with_path(parameter_shapes(build(config, config["data"]["vocabulary_size"])))
+vectors = sum(a.size for path, a in shapes if a.ndim - ("blocks" in jax.tree_util.keystr(path)) < 2)
+json.dump({"all": sum(a.size for _, a in shapes), "vectors": vectors,
+    "collectives": report(compiled_update(config, "h100:8"))["collectives"]}, open(sys.argv[2], "w"))
+"""
+MISSING = sys.version_info < (3, 12) or not importlib.util.find_spec("jax_plugins.xla_cuda13")
+
+
+@pytest.mark.skipif(MISSING, reason="needs Python 3.12 and JAX's plugin for CUDA")
+def test_bytes_that_cross_eight_gpus(command, settings, tmp_path):
+    """In the update compiled for eight H100: every gradient once, matrices with two bytes a number, and three sums of the losses."""
+    changes = settings(**{"dtype": "bfloat16", "gradient_sums": "bfloat16", "body.layers": 2, "batches.sequence_length": 64})
+    done = command("-c", COMPILED, json.dumps(changes | {"tokens_per_device": 64}), tmp_path / "found.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [one["kind"] for one in found["collectives"]] == ["all-reduce"]
+    assert found["collectives"][0]["bytes"] == 2 * (found["all"] - found["vectors"]) + 4 * (found["vectors"] + 3)
