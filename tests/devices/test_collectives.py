@@ -142,12 +142,12 @@ vectors = sum(a.size for path, a in shapes if a.ndim - ("blocks" in jax.tree_uti
 json.dump({"all": sum(a.size for _, a in shapes), "vectors": vectors,
     "collectives": report(compiled_update(config, "h100:8"))["collectives"]}, open(sys.argv[2], "w"))
 """
-MISSING = sys.version_info < (3, 12) or not importlib.util.find_spec("jax_plugins.xla_cuda13")
+MISSING = sys.version_info < (3, 12) or not all(importlib.util.find_spec(name) for name in ("jax_plugins", "nvidia"))
 
 
 @pytest.mark.skipif(MISSING, reason="needs Python 3.12 and JAX's plugin for CUDA")
 def test_bytes_that_cross_eight_gpus(command, settings, tmp_path):
-    """In the update compiled for eight H100: every gradient once, matrices with two bytes a number, and three sums of the losses."""
+    """In the update compiled for eight H100: every gradient once, matrices with two bytes a number, and three sums of losses."""
     changes = settings(**{"dtype": "bfloat16", "gradient_sums": "bfloat16", "body.layers": 2, "batches.sequence_length": 64})
     done = command("-c", COMPILED, json.dumps(changes | {"tokens_per_device": 64}), tmp_path / "found.json")
     assert done.returncode == 0, done.stderr
