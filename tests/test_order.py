@@ -47,6 +47,8 @@ BODY = {"body.features": 16, "body.heads": 2}
 class NoBody(nn.Module):
     """Returns the vectors that it is given."""
 
+    dtype: jnp.dtype = jnp.float32
+
     def __call__(self, vectors, carry=(), batch=None, *, train=False):
         return vectors, carry
 

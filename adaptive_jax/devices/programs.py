@@ -21,6 +21,7 @@ FREE = {
     "opt-barrier", "optimization-barrier",
 }  # fmt: skip
 FUSIONS = ("fusion", "fusion-start")
+SLICES, WRITES = ("dynamic-slice", "slice", "gather"), ("dynamic-update-slice", "scatter")
 PRODUCTS = {"dot", "convolution", "ragged-dot", "scaled-dot"}
 PRODUCT_CALLS = re.compile(r"gemm|matmul|cublas|cudnn\$conv|onednn")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
@@ -92,16 +93,15 @@ class Program:
             return sum(map(self.moved, one.called))
         if one.opcode in FUSIONS:
             inner = self.computations[one.called[0]]
-            parameters = {int(each.operands[0]): each for each in inner.instructions.values() if each.opcode == "parameter"}
-            read = sum(_read(inner, parameters[place]) for place in parameters)
+            read = _read(inner)
             written = sum(_written(inner, root) for root in _results(inner))
             dots = [each for each in inner.instructions.values() if self.is_product(each)]
             own = sum(dot.bytes + sum(inner.instructions[name].bytes for name in dot.operands) for dot in dots)
             return max(0, read + written - own)  # of a product only what the compiler fused into it, such as a mask
         operands = [around.instructions[operand] for operand in one.operands if operand in around.instructions]
-        if one.kind in ("dynamic-slice", "slice", "gather"):
+        if one.kind in SLICES:
             return 2 * one.bytes
-        if one.opcode in ("dynamic-update-slice", "scatter"):
+        if one.opcode in WRITES:
             return 2 * operands[-1 if one.opcode == "scatter" else 1].bytes
         if one.kind == "copy":
             return 2 * operands[0].bytes
@@ -129,7 +129,7 @@ class Program:
             if one.opcode not in (*FREE, "while", "call", "conditional") and not one.opcode.endswith("-done"):
                 roots = _results(self.computations[one.called[0]]) if one.opcode in FUSIONS else [one]
                 # What writes into an array that is there makes none.
-                shapes = [root.shape for root in roots if root.opcode not in ("dynamic-update-slice", "scatter")]
+                shapes = [root.shape for root in roots if root.opcode not in WRITES]
                 for dtype, size in ARRAY.findall(" ".join(shapes)):
                     found[f"{dtype}[{size}]"].append(one.source)
         first = sorted(found, key=lambda shape: -sizes(shape)[0])[:most]
@@ -196,18 +196,31 @@ class Program:
             inner = self.computations[user.called[0]]
             [given] = [each for each in inner.instructions.values() if each.opcode == "parameter" and each.operands == [str(place)]]
             return all(self._slices(*use) for use in inner.uses(given.name))
-        return user.kind in ("dynamic-slice", "slice", "gather") and place == 0
+        return user.kind in SLICES and place == 0
 
 
-def _read(inner, parameter):
-    """Bytes that a fusion reads of a parameter: slices of it, or all; none of an array that it only writes into."""
-    total = 0
-    for user, place in inner.uses(parameter.name):
-        if user.opcode in ("dynamic-slice", "slice", "gather") and place == 0:
-            total += user.bytes
-        elif not (user.opcode in ("dynamic-update-slice", "scatter") and place == 0):
-            return parameter.bytes
-    return min(total, parameter.bytes)
+def _read(inner):
+    """Bytes that a fusion reads of its parameters: what its results need of each, such as a slice."""
+    needed = Counter({result.name: _elements(result) for result in _results(inner)})
+    for user in reversed(inner.instructions.values()):
+        mine, whole = needed[user.name], _elements(user)
+        for place, name in enumerate(user.operands if mine else ()):
+            if user.opcode in ("parameter", "constant"):
+                continue
+            each = _elements(inner.instructions[name])
+            if user.opcode in SLICES and place == 0:
+                more = mine
+            elif user.opcode in WRITES:
+                more = each if place else 0  # it writes into the first
+            else:
+                more = each * mine / whole if each >= whole else mine
+            needed[name] = min(each, needed[name] + more)
+    parameters = [one for one in inner.instructions.values() if one.opcode == "parameter"]
+    return sum(round(one.bytes * needed[one.name] / max(1, _elements(one))) for one in parameters)
+
+
+def _elements(one):
+    return sum(map(math.prod, dimensions(one.shape)))
 
 
 def _results(inner, root=None):
@@ -220,6 +233,6 @@ def _results(inner, root=None):
 
 def _written(inner, result):
     """Bytes that a fusion writes of a result: of an array that it writes into, the part that changes."""
-    if result.opcode in ("dynamic-update-slice", "scatter"):
+    if result.opcode in WRITES:
         return inner.instructions[result.operands[-1 if result.opcode == "scatter" else 1]].bytes
     return result.bytes

@@ -110,7 +110,7 @@ def gathering(model: Any, params: Any, mesh: Mesh, sums: str = "float32", by_blo
         model computes with all parameters. The body's blocks are gathered one at a time, in the body's dtype.
     """
     specs = parameter_specs(params, mesh)
-    stacked = specs["body"].get(BLOCKS, {})
+    stacked = specs.get("body", {}).get(BLOCKS, {})  # a body may have no parameters
     if mesh.shape[FSDP] == 1 and not (by_block and stacked):
         return model, lambda shards: shards
     of_block = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), stacked)  # without the axis that stacks
@@ -124,7 +124,7 @@ def gathering(model: Any, params: Any, mesh: Mesh, sums: str = "float32", by_blo
     def gather(shards):
         # Tables stay float32: a lookup adds the gradients of many tokens into one row.
         others = jax.tree.map(lambda spec: PartitionSpec(), stacked)
-        specs_now = specs | {"body": specs["body"] | ({BLOCKS: others} if stacked else {})}
+        specs_now = specs | ({"body": specs["body"] | {BLOCKS: others}} if stacked else {})
         return jax.tree.map(functools.partial(_gather, sums=sums), shards, specs_now)
 
     return (model.clone(body=model.body.clone(gather=gather_block)) if stacked else model), gather
