@@ -10,7 +10,7 @@ minutes: `--minutes=9`.
     step                                                                    minutes
     0  versions; is attention right, the output layer, the sums into tables       3
     1  an update of wikitext103:adp_t, 64 rows of 512; its profile                8
-    2  attention at 512 and 3,072 tokens, beside torch                            5
+    2  attention at 512 and 3,072 tokens, beside torch; blocks of its kernels     5
     3  the output layer in bfloat16, 32,768 tokens, each band; beside torch       5
     4  8 to 128 rows; flags of XLA                                                7
     5  adp beside torch and torch.compile                                         7
@@ -97,7 +97,8 @@ def steps(out: Path, tiny: bool) -> list[Step]:
             update("adp_t, no dropout", "adp_t", 64, *[f"--config.body.{name}=0.0" for name in
                                                       ("dropout", "attention_dropout", "activation_dropout")]),
         ]),
-        Step("attention", 5, [attention(length, peer) for length in lengths for peer in ("triton", "torch", "chunked", "cudnn")]),
+        Step("attention", 5, [attention(length, peer) for length in lengths for peer in ("triton", "torch", "chunked", "cudnn")]
+             + [part("blocks")]),
         Step("output layer", 5, [part("output"), part("torch_output")]),
         Step("rows and flags", 7, [update(f"adp_t, {rows} rows", "adp_t", rows) for rows in (8, 32, 128)]
              + [update(f"adp_t, {name}", "adp_t", 64, xla=flag) for name, flag in XLA.items()]),

@@ -6,6 +6,7 @@
   word table, whose sum into repeated rows is slow in some versions of XLA.
 - `output`: loss and gradient of the output layer of `wikitext103:adp_t`, 32,768 Zipf-distributed targets in bfloat16; then each
   band alone, as a softmax of its own over the tokens that it gets.
+- `blocks`: the kernels of attention's path `triton` at 512 and 3,072 tokens, cut in six ways, with dropout 0.1.
 - `torch_output`: torch.nn.AdaptiveLogSoftmaxWithLoss over the same targets, under autocast to bfloat16, and in TF32.
 - `restart`: train.py is killed and resumed; its losses are those of a run that was not.
 
@@ -31,6 +32,7 @@ from absl import flags
 from adaptive_jax import command
 from adaptive_jax.bands import Band
 from adaptive_jax.bodies.attention import PATHS, attention
+from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.dropout import row_seeds
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.outputs import banded
@@ -41,6 +43,14 @@ CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
 TINY = Case(64, 700, (100, 300), 256)
 ROUNDING = {"float32": 2e-2, "bfloat16": 6e-2}  # of products in TF32, and in bfloat16, relative to the largest value
 REPEATS = 7
+CUTS = {  # of the forward and of the backward kernel
+    "128 x 64, 4 warps": (Blocks(128, 64, 4), Blocks(64, 64, 4)),
+    "64 x 64, 4 warps": (Blocks(64, 64, 4), Blocks(64, 64, 4)),
+    "128 x 64, 8 warps": (Blocks(128, 64, 8), Blocks(64, 64, 8)),
+    "128 x 64, 3 stages": (Blocks(128, 64, 4, 3), Blocks(64, 64, 4, 3)),
+    "128 x 128": (Blocks(128, 128, 8), Blocks(128, 64, 8)),
+    "64 x 32": (Blocks(64, 32, 4), Blocks(64, 32, 4)),
+}
 
 
 def note(found: list, name: str, **numbers) -> None:
@@ -125,6 +135,23 @@ def output(found: list, case: Case) -> None:
         _timed(found, f"band {i}, {len(band.table):,} words, {len(here):,} tokens", loss, hidden[here], alone, jnp.zeros(()))
 
 
+def blocks(found: list, case: Case) -> None:
+    """Milliseconds of forward and backward pass, for each cut."""
+    tiny = case == TINY
+    for rows, length in ((1, 128),) if tiny else ((64, 512), (8, 3072)):
+        joint = jax.random.normal(jax.random.key(0), (rows, length, 3, *((1, 16) if tiny else (16, 64)))).astype(jnp.bfloat16)
+        seeds = row_seeds(jax.random.key(1), jnp.arange(rows))
+        for name, cut in list(CUTS.items())[: 2 if tiny else None]:
+
+            def loss(joint, cut=cut, seeds=seeds):
+                return flash(joint, dropout=0.1, seeds=seeds, blocks=cut).astype(jnp.float32).sum()
+
+            try:
+                _timed(found, f"{length} tokens, {name}", jax.jit(jax.value_and_grad(loss)), joint)
+            except Exception as error:  # a block may need more shared memory than there is
+                note(found, f"{length} tokens, {name}", passed_over=_first_line(error))
+
+
 def _timed(found, name, loss, *values):
     compiled = loss.lower(*values).compile()
     seconds, least = interleaved({name: lambda: jax.block_until_ready(compiled(*values))}, REPEATS)[name]
@@ -199,7 +226,7 @@ def restart(found: list, _: Case) -> None:
         note(found, "killed and resumed", updates=max(losses["killed"]), largest_difference=far, equal=far == 0)
 
 
-PARTS = {"check": check, "output": output, "torch_output": torch_output, "restart": restart}
+PARTS = {"check": check, "blocks": blocks, "output": output, "torch_output": torch_output, "restart": restart}
 
 
 def main(part: str, settings) -> None:
