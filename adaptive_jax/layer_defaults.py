@@ -31,6 +31,7 @@ TRANSFORMER = {
     "final_norm": True,
     "attention": "auto",
     "remat": "auto",
+    "unroll": False,
 }
 LSTM = {"features": 256, "widths": (512, 256), "dropout": 0.1, "biases": 1, "path": "auto"}
 AWD_LSTM = {  # as the authors' code, on their sizes

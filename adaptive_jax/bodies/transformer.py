@@ -129,6 +129,8 @@ class Transformer(nn.Module):
         remat: what the backward pass recomputes in each block instead of keeping it. "none": only gathers and casts of
             parameters; "elementwise": also normalisations, dropout masks and attention weights; "all": the whole block, at the
             cost of another forward pass; "auto": "none" on CPUs, "elementwise" elsewhere.
+        unroll: run the blocks one after the other instead of in a loop, which copies what it keeps of each into one array. The
+            program grows with the layers, and so does the time to compile it.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
         gather: turns a block's stored parameters into the ones it computes with; see `sharding.gathering`.
 
@@ -147,6 +149,7 @@ class Transformer(nn.Module):
     final_norm: bool = True
     attention: str = "auto"
     remat: str = "auto"
+    unroll: bool = False
     dtype: jnp.dtype = jnp.float32
     gather: Callable = lambda params: params
 
@@ -199,12 +202,14 @@ class Transformer(nn.Module):
 
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
-            nn.remat(block, policy=policy(self.remat), prevent_cse=False),
+            # Outside of a loop, the compiler would take what is recomputed from the forward pass, which would have to keep it.
+            nn.remat(block, policy=policy(self.remat), prevent_cse=self.unroll),
             variable_axes={"params": 0, "penalties": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             out_axes=0,
             length=self.layers,
+            unroll=self.layers if self.unroll else 1,
         )(
             features=self.features, heads=self.heads, feed_forward=self.feed_forward, dropout=self.dropout,
             attention_dropout=self.attention_dropout, activation_dropout=self.activation_dropout,

@@ -38,6 +38,7 @@ FREE = {
     "body.attention",
     "body.path",
     "body.remat",
+    "body.unroll",
     "data.path",
     "data.cache",
     "data.vocabulary_size",

@@ -155,13 +155,15 @@ def test_layers_draw_their_own_dropout():
 
 
 def test_sixteen_layers_are_as_large_a_program_as_two():
-    """The scan compiles one block, however many there are."""
+    """The scan compiles one block, however many there are, unless it is unrolled."""
     sizes = set()
     for layers in (2, 16):
         body = make(layers=layers)
         shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)
         sizes.add(len(jax.jit(body.apply).lower(shapes, VECTORS).as_text().splitlines()))
     assert len(sizes) == 1
+    unrolled = jax.jit(make(layers=16, unroll=True).apply).lower(shapes, VECTORS).as_text()
+    assert len(unrolled.splitlines()) > 1.5 * max(sizes)
 
 
 @pytest.mark.parametrize("fields, says", [
@@ -180,8 +182,8 @@ def test_rematerialisation_changes_nothing():
     vectors = jax.random.normal(jax.random.key(0), (1, 70, FEATURES))
     rates = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.2}
 
-    def gradients(remat):
-        body = make(layers=2, heads=2, remat=remat, **rates)
+    def gradients(remat, unroll=False):
+        body = make(layers=2, heads=2, remat=remat, unroll=unroll, **rates)
 
         def loss(params, vectors):
             return jnp.sum(body.apply(params, vectors, train=True, rngs={"dropout": jax.random.key(2)})[0] ** 3)
@@ -190,8 +192,8 @@ def test_rematerialisation_changes_nothing():
         return jax.tree.leaves(step(random_params(body), vectors))
 
     kept = gradients("none")
-    for remat in ("elementwise", "all"):
-        for a, b in zip(kept, gradients(remat), strict=True):
+    for how in (("elementwise",), ("all",), ("elementwise", True)):
+        for a, b in zip(kept, gradients(*how), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(a).max())
 
 
