@@ -78,7 +78,8 @@ def main(settings) -> None:
     print("| counted by the compiler, for one device | |\n|---|---:|")
     print(f"| temporary memory, GiB | {found['temp_bytes'] / GIB:.2f} |")
     print(f"| state and batch, GiB | {found['state_bytes'] / GIB:.2f} |")
-    print(f"| moved outside products, GB a layer | {found['layer_bytes'] / 1e9:.2f} |")
+    if found["layer_bytes"]:  # 0 where blocks are unrolled or the body has none
+        print(f"| moved outside products, GB a layer | {found['layer_bytes'] / 1e9:.2f} |")
     print(f"| moved outside products, GB an update | {found['moved_bytes'] / 1e9:.1f} |")
     print(f"| largest array that every layer reads whole, MiB | {found['hoisted'] / 2**20:.2f} |")
     print(f"| rows that the head computes | {found['head_rows']:,} |")
