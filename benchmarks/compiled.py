@@ -44,7 +44,10 @@ def of_layers(loops: list[dict], layers: int) -> list[dict]:
 
 
 def head_rows(program: Program, words: int, width: int) -> int:
-    """Rows of logits that a run computes in the head's products, the rows of an incomplete chunk included."""
+    """Rows of logits that a run computes in the head's products, the rows of an incomplete chunk included.
+
+    Products are told by their sizes, so no other layer may be about as wide as the head has words.
+    """
     columns = range(words, words + PADDING)
     products = [(m, n, times) for m, n, k, times in program.products() if k == width and (m in columns or n in columns)]
     return sum((m if n in columns else n) * times for m, n, times in products)

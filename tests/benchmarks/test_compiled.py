@@ -48,8 +48,8 @@ def test_loops_of_layers():
 @compiles
 def test_counts_of_a_small_update(command, tmp_path):
     """Compiled for an H100: all that is promised is printed and written; the head computes every token, in whole tiles."""
-    flags = ["--config=configs/quickstart.py", "--config.data.vocabulary_size=700", "--config.input.cutoffs=(300,500)", "--rows=8",
-             "--config.body.layers=3", "--config.dtype=bfloat16", f"--json={tmp_path / 'counts.json'}"]
+    flags = ["--config=configs/quickstart.py", "--config.data.vocabulary_size=3000", "--config.input.cutoffs=(2000,2500)",
+             "--rows=8", "--config.body.layers=3", "--config.dtype=bfloat16", f"--json={tmp_path / 'counts.json'}"]
     done = command("-m", "benchmarks.compiled", *flags)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads((tmp_path / "counts.json").read_text())
