@@ -164,6 +164,7 @@ def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
         ({"path": "triton"}, "triton' needs a GPU, and this is a cpu: choose body.attention='chunked'"),
         ({"path": "triton", "backend": "h100", "time": 100}, "64, 128, 192 .* not 100: choose"),
         ({"path": "triton", "backend": "h100", "width": 48}, "not 48: choose"),
+        ({"path": "triton", "backend": "h100", "width": 128}, "in 16 bits, 128 features, not 128: choose"),
         ({"path": "triton", "backend": "h100", "dtype": jnp.int8}, "not int8: choose"),
         ({"path": "triton", "backend": "gpu"}, "compute capability 8.0 or more: choose"),
         ({"path": "cudnn", "backend": "h100"}, "needs its own library and GPU"),
