@@ -2,9 +2,6 @@
 
 import functools
 
-from orbax.checkpoint._src.path import gcs_utils
-from orbax.checkpoint._src.serialization import tensorstore_utils
-
 from adaptive_jax.object_files import of_s3
 
 
@@ -14,6 +11,10 @@ def teach_orbax() -> None:
 
     That package tells it of buckets with real folders. Empty folders do no harm here: object_files.py does not list them.
     """
+    # Here, because other versions of Orbax may have these private parts elsewhere, and runs on a disk need none of them.
+    from orbax.checkpoint._src.path import gcs_utils
+    from orbax.checkpoint._src.serialization import tensorstore_utils
+
     build = tensorstore_utils.build_kvstore_tspec
 
     def build_for_any(directory, *arguments, **named):
