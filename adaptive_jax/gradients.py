@@ -89,7 +89,7 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
 
     whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
     return jax.shard_map(
-        exact(on_one_device, model.body.dtype),
+        exact(on_one_device, model.body),
         mesh=mesh,
         in_specs=(specs, whole, whole, by_rows, by_rows, whole),
         out_specs=(specs, by_rows, whole, whole),

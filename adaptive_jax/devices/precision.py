@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from adaptive_jax.devices.platforms import platform
 
 
-def exact(function: Callable, dtype: jnp.dtype) -> Callable:
-    """`function`, to be traced by JAX, with products in float32 if `dtype`, that of its model, is float32.
+def exact(function: Callable, body: nn.Module) -> Callable:
+    """`function`, to be traced by JAX, with products in float32 if the `dtype` of its model's body is float32, or not named.
 
     The gradients of these products are computed likewise. Where JAX_DEFAULT_MATMUL_PRECISION is set, for example to tensorfloat32,
     that holds. On a CPU nothing changes: its products are exact anyway.
@@ -21,7 +22,7 @@ def exact(function: Callable, dtype: jnp.dtype) -> Callable:
 
     @functools.wraps(function)
     def traced(*arguments):
-        if dtype != jnp.float32 or jax.config.jax_default_matmul_precision is not None or platform() == "cpu":
+        if getattr(body, "dtype", jnp.float32) != jnp.float32 or jax.config.jax_default_matmul_precision is not None or platform() == "cpu":
             return function(*arguments)
         with jax.default_matmul_precision("highest"):
             return function(*arguments)

@@ -178,7 +178,7 @@ def _composed(run, ids):
 def _composer(model, mesh):
     local_model, gather, specs = _local(model, mesh)
     whole = PartitionSpec()
-    compose = exact(compose_shared(make_compose(local_model, gather), mesh), model.body.dtype)
+    compose = exact(compose_shared(make_compose(local_model, gather), mesh), model.body)
     return jax.jit(
         jax.shard_map(compose, mesh=mesh, in_specs=(specs, whole, whole), out_specs=whole, check_vma=False)
     )
@@ -213,7 +213,7 @@ def make_scorer(model: LanguageModel, mesh: Mesh, context: int, how: tuple[int, 
         return (nll, hidden if extras.hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
-    local = exact(local, model.body.dtype)
+    local = exact(local, model.body)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, whole, whole, rows, rows), out_specs=rows, check_vma=False)
     # Results are replicated, so that every host can read all of them.
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))

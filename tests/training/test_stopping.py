@@ -169,7 +169,15 @@ def test_a_finished_run_says_so(trained, config, capsys):
     assert (trained / "metrics.jsonl").read_bytes() == before
 
 
-def test_an_interruption_waits_for_a_save():
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, also in tests that run in the background of a shell, which has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_waits_for_a_save(interruptible):
     """Ctrl-C within `uninterrupted` comes once its block has ended, and works as before from then on."""
     done = []
     with pytest.raises(KeyboardInterrupt), uninterrupted():
