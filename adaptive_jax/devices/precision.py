@@ -20,9 +20,11 @@ def exact(function: Callable, body: nn.Module) -> Callable:
     that holds. On a CPU nothing changes: its products are exact anyway.
     """
 
+    narrow = getattr(body, "dtype", jnp.float32) != jnp.float32
+
     @functools.wraps(function)
     def traced(*arguments):
-        if getattr(body, "dtype", jnp.float32) != jnp.float32 or jax.config.jax_default_matmul_precision is not None or platform() == "cpu":
+        if narrow or jax.config.jax_default_matmul_precision is not None or platform() == "cpu":
             return function(*arguments)
         with jax.default_matmul_precision("highest"):
             return function(*arguments)

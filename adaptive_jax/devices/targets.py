@@ -28,7 +28,7 @@ TPUS = ("v4", "v5e", "v5p", "v6e")
 SHARE = {"gpu": 0.75, "tpu": 0.98}
 # Of the compiler: without the device nothing can be timed.
 OPTIONS = {"gpu": {"xla_gpu_autotune_level": "0"}, "tpu": {}}
-# For libtpu, which otherwise asks the cloud for a minute what TPU this is, complains that there is none, and serves one process only.
+# For libtpu, which otherwise asks the cloud for a minute what TPU this is, complains of none, and serves one process only.
 NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4",
           "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # fmt: skip
 CURE = "pip install -e '.[targets]' in an environment of its own"
