@@ -25,7 +25,7 @@ import numpy as np
 import optax
 
 from adaptive_jax.cross_entropy import linear_cross_entropy
-from benchmarks.timing import interleaved, torch_device, torch_memory
+from benchmarks.timing import first_line, interleaved, torch_device, torch_memory
 
 SIZES = "4096,2048,151936,262144"  # tokens, width, and the words of Qwen 2.5 and Gemma 3
 CHUNK = 512
@@ -169,8 +169,7 @@ def measure(case, repeats: int, skip=()) -> list[dict]:
             run, peak = prepared(name, values)
             run()
         except Exception as error:  # whatever a package of others raises
-            first = next(iter(str(error).splitlines()), "") or type(error).__name__
-            print(f"{name} is passed over: {first}", flush=True)
+            print(f"{name} is passed over: {first_line(error)}", flush=True)
             continue
         runs[name] = run
         wrong = any(error > bound for dtype, pair in found.items() for error, bound in zip(pair, BOUNDS[dtype], strict=True))

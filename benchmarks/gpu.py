@@ -85,14 +85,14 @@ def steps(out: Path, tiny: bool) -> list[Step]:
         line = ["benchmarks.attention", f"--times={length}", f"--peers={peer}", *size]
         return Variant(f"attention {peer}, {length} tokens", line)
 
-    keep = "--config.body.remat=none"
     lengths = (12, 20) if tiny else (512, 3072)
     return [
         Step("check", 3, [part("check")]),
         Step("an update of adp_t, 64 rows of 512", 8, [
             update("adp_t", "adp_t", 64, f"--profile={out / 'profile'}"),
+            update("adp_t, blocks unrolled", "adp_t", 64, "--config.body.unroll=True"),
             update("adp_t, attention chunked", "adp_t", 64, "--config.body.attention=chunked"),
-            update("adp_t, nothing recomputed", "adp_t", 64, keep),
+            update("adp_t, nothing recomputed", "adp_t", 64, "--config.body.remat=none"),
             update("adp_t, output alone", "adp_t", 64, peer="its output alone"),
             update("adp_t, no dropout", "adp_t", 64, *[f"--config.body.{name}=0.0" for name in
                                                       ("dropout", "attention_dropout", "activation_dropout")]),

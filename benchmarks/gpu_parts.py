@@ -37,7 +37,7 @@ from adaptive_jax.dropout import row_seeds
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.outputs import banded
 from benchmarks.outputs import Case, arguments, masked_dense
-from benchmarks.timing import interleaved
+from benchmarks.timing import first_line, interleaved, torch_device
 
 CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
 TINY = Case(64, 700, (100, 300), 256)
@@ -86,7 +86,7 @@ def _check_attention(found):
             try:
                 _compare(found, name, _pulled(functools.partial(attend, path=path), arrays, dtype), exact, dtype)
             except Exception as error:  # a kernel may fail in any way
-                note(found, name, passed_over=_first_line(error))
+                note(found, name, passed_over=first_line(error))
 
 
 def _check_output(found, case):
@@ -114,10 +114,6 @@ def _compare(found, name, result, exact, dtype):
     pairs = zip(jax.tree.leaves(result), jax.tree.leaves(exact), strict=True)
     off = max(float(jnp.abs(a.astype(jnp.float32) - b).max() / jnp.abs(b).max()) for a, b in pairs)
     note(found, name, off=off, verdict="right" if off < ROUNDING[dtype] else "WRONG")
-
-
-def _first_line(error):
-    return next(iter(str(error).splitlines()), "")[:100] or type(error).__name__
 
 
 def output(found: list, case: Case) -> None:
@@ -149,7 +145,7 @@ def blocks(found: list, case: Case) -> None:
             try:
                 _timed(found, f"{length} tokens, {name}", jax.jit(jax.value_and_grad(loss)), joint)
             except Exception as error:  # a block may need more shared memory than there is
-                note(found, f"{length} tokens, {name}", passed_over=_first_line(error))
+                note(found, f"{length} tokens, {name}", passed_over=first_line(error))
 
 
 def _timed(found, name, loss, *values):
@@ -160,13 +156,11 @@ def _timed(found, name, loss, *values):
 
 def torch_output(found: list, case: Case) -> None:
     """Milliseconds of torch's layer."""
-    import torch
-
-    from benchmarks.timing import torch_device
-
     device = torch_device()
     if device is None:
         raise InputError("torch is not installed for this device: pip install torch")
+    import torch
+
     hidden, targets, *_ = arguments(case)
     torch.set_float32_matmul_precision("high")
     layer = torch.nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=4.0).to(device)
@@ -186,7 +180,7 @@ def torch_output(found: list, case: Case) -> None:
             seconds, least = interleaved({name: run}, REPEATS)[name]
             note(found, f"torch, {name}", milliseconds=1e3 * seconds, least=1e3 * least)
         except RuntimeError as error:  # the layer does not support autocast in all versions
-            note(found, f"torch, {name}", passed_over=_first_line(error))
+            note(found, f"torch, {name}", passed_over=first_line(error))
 
 
 def restart(found: list, _: Case) -> None:

@@ -40,7 +40,7 @@ from adaptive_jax.plans.costs import make_plan
 from adaptive_jax.training import optim
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
-from benchmarks.timing import interleaved, torch_device
+from benchmarks.timing import first_line, interleaved, torch_device
 from configs import wikitext2
 
 OURS, OUTPUT = "adaptive_jax", "its output alone"
@@ -135,7 +135,7 @@ def torch_peers(config: dict, rows: int, names=()) -> dict:
             update()
             peers[name] = update
         except Exception as error:  # torch.compile fails in many ways
-            print(f"{name} left out: {str(error).strip().splitlines()[0][:120]}")
+            print(f"{name} left out: {first_line(error)}")
     return peers
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: times of several peers in one process, torch's name for the device of JAX, and its memory."""
+"""What the benchmarks share: times of several peers in one process and their errors, torch's name of JAX's device, its memory."""
 
 import importlib.util
 import re
@@ -28,6 +28,11 @@ def interleaved(peers: dict[str, Callable], repeats: int, runs: int = 1) -> dict
                 run()
             seconds[name].append((time.perf_counter() - start) / runs)
     return {name: (statistics.median(times), min(times)) for name, times in seconds.items()}
+
+
+def first_line(error: Exception) -> str:
+    """What an error of somebody else's package says, in a line; its type if it says nothing."""
+    return next(iter(str(error).splitlines()), "")[:120] or type(error).__name__
 
 
 def torch_device() -> str | None:

@@ -61,12 +61,16 @@ class Lease:
         return None
 
     def release(self) -> None:
-        """Gives the lease back, if it was taken and is still held."""
-        if self.thread is not None:
-            self.ended.set()
-            self.thread.join()
+        """Gives the lease back, if it was taken and is still held. If the store does not answer, it ends by itself."""
+        if self.thread is None:
+            return
+        self.ended.set()
+        self.thread.join()
+        try:
             if self.generation is not None:
                 self.store.write(NAME, None, if_equal=self.generation).result()
+        except Exception as error:  # what tensorstore raises; it must not hide how the training ended
+            logger.warning("cannot give back the lease on %s (%s): wait %d seconds", self.url, one_line(error)[:200], SILENT)
 
     def _beat(self):
         while not self.ended.wait(BEAT):
