@@ -12,7 +12,7 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation.methods import Job, prepared
-from adaptive_jax.evaluation.report import say, write
+from adaptive_jax.evaluation.results import say, write
 from adaptive_jax.evaluation.scoring import summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.evaluation.vocabularies import (
