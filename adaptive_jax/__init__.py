@@ -4,9 +4,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 __all__ = ["AWDLSTM", "LSTM", "NCE", "AdaptiveInput", "AdaptiveSoftmax", "AssembledTable", "Band", "Batch", "CharacterCNN",
-           "ComposedTable", "Differentiated", "GatedConv", "GroC", "Hierarchical", "InputError", "LanguageModel", "Lookup", "Loss",
-           "MappedTable", "OwnTable", "Sampled", "Softmax", "TiedTable", "Transformer", "adaptive_cross_entropy", "build",
-           "linear_cross_entropy"]  # fmt: skip
+           "ComposedTable", "Differentiated", "GatedConv", "GroC", "Hierarchical", "InputError", "LanguageModel", "LoadedModel",
+           "Lookup", "Loss", "MappedTable", "OwnTable", "Sampled", "Softmax", "TiedTable", "Transformer", "adaptive_cross_entropy",
+           "build", "linear_cross_entropy", "load"]  # fmt: skip
 
 if TYPE_CHECKING:
     from adaptive_jax.bands import Band
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from adaptive_jax.outputs.sampled import NCE, Sampled
     from adaptive_jax.outputs.softmax import AdaptiveSoftmax, Loss, Softmax
     from adaptive_jax.outputs.tables import OwnTable, TiedTable
+    from adaptive_jax.text.loaded import LoadedModel, load
 else:  # a type checker that saw this function would believe that every name exists
     _MODULES = {
         "bands": ("Band",),
@@ -47,6 +48,7 @@ else:  # a type checker that saw this function would believe that every name exi
         "outputs.sampled": ("NCE", "Sampled"),
         "outputs.softmax": ("AdaptiveSoftmax", "Loss", "Softmax"),
         "outputs.tables": ("OwnTable", "TiedTable"),
+        "text.loaded": ("LoadedModel", "load"),
     }
 
     def __getattr__(name: str) -> object:

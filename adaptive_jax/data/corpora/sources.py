@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.text import Chunk, Text, published_texts
+from adaptive_jax.data.corpora.tokenise import separated
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
@@ -161,8 +162,7 @@ def _embedded(cache: Path) -> dict[str, Text]:
 
 def tokenise(verse: str) -> str:
     """Drops the number of a verse and separates its words: `" 2. Noah’s ark, he said."` → `"noah’s ark , he said ."`."""
-    text = re.sub(r"^\s*\d+\.", "", verse).lower()
-    return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]", text))
+    return separated(re.sub(r"^\s*\d+\.", "", verse).lower())
 
 
 def _download(address: str, cache: Path) -> Path:

@@ -1,6 +1,7 @@
 """Tokenisers: they separate the words of a line of running text by spaces."""
 
 import functools
+import re
 from collections.abc import Callable
 
 from adaptive_jax.errors import check_known
@@ -12,6 +13,11 @@ def moses() -> Callable[[str], str]:
 
     tokenizer = sacremoses.MosesTokenizer(lang="en")
     return lambda line: tokenizer.tokenize(line, return_str=True, escape=False)
+
+
+def separated(line: str) -> str:
+    """Separates words and punctuation marks: `"Noah’s ark, he said."` becomes `"Noah’s ark , he said ."`."""
+    return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]", line))
 
 
 TOKENISERS = {"none": lambda: str, "moses": moses}

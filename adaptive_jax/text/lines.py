@@ -1,0 +1,150 @@
+"""Raw text to the tokens of a run, and back: words are split as the run's corpus was.
+
+    lines = Lines.of(run.config["data"], run.vocabulary)
+    lines.words("Noah’s ark, he said.")     # ["noah’s", "ark", ",", "he", "said", "."]
+    lines.encode("And God said,\\n")         # int32 [5]: four words and <eos>
+    lines.decode(ids)                        # "and god said,\\n"
+"""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.corpora.tokenise import separated, tokeniser
+from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.errors import InputError
+
+Split = Callable[[str], str]  # separates the words of a line by spaces
+Join = Callable[[Sequence[str]], str]  # words of a line to running text
+
+OPENING, CLOSING = "([{“‘", ",.;:?!)]}”’"
+
+
+class Lines(NamedTuple):
+    """How the text of a run becomes tokens and becomes text again.
+
+    Attributes:
+        vocabulary: of the run.
+        split: separates the words of a line as the corpus was prepared.
+        join: puts words together as running text has them where that is known, else with spaces.
+    """
+
+    vocabulary: Vocabulary
+    split: Split
+    join: Join
+
+    @classmethod
+    def of(cls, data: Mapping, vocabulary: Vocabulary) -> "Lines":
+        """Those of a run. data: the group of its config."""
+        return cls(vocabulary, _splitter(data), _joiner(data))
+
+    def words(self, line: str) -> list[str]:
+        """The words of a line, without `<eos>`.
+
+        Raises:
+            InputError: characters that text never has: NUL, or bytes that were no UTF-8.
+        """
+        if "\0" in line or not _encodable(line):
+            raise InputError(f"{line[:40]!r} is no text: give UTF-8 without NUL bytes")
+        return self.split(line).split()
+
+    def tokens(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of words, int32 `[tokens]`, and how many each word has, int32 `[words]`. `<eos>` is a word here.
+
+        Raises:
+            InputError: a word that the run does not know, where it has no `<unk>`.
+        """
+        if not isinstance(self.vocabulary, Subwords) and UNKNOWN not in self.vocabulary.index:
+            for word in words:
+                if word not in self.vocabulary.index:
+                    raise InputError(
+                        f"{word[:60]!r} is none of the {len(self.vocabulary):,} words of this run, which has no {UNKNOWN}: leave "
+                        "it out, or train with data.threshold=2"
+                    )
+        return self.vocabulary.encode_words(words)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens of text, int32 `[tokens]`: the words of each line, and an `<eos>` for each line feed.
+
+        A text that does not end with a line feed is a line that has begun. Raises InputError as `words` and `tokens`.
+        """
+        first, *others = text.split("\n")
+        words = self.words(first)
+        for line in others:
+            words += [EOS, *self.words(line)]
+        return self.tokens(words)[0]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens, with a line feed for each `<eos>`.
+
+        Words that `encode` does not change come back as they were; an unknown word is `<unk>`. Units of sub-words that end in the
+        middle of a character give U+FFFD.
+        """
+        lines: list[list[str]] = [[]]
+        for word in self._whole_words(np.asarray(ids, np.int64).tolist()):
+            lines.append([]) if word == EOS else lines[-1].append(word)
+        return "\n".join(map(self.join, lines))
+
+    def _whole_words(self, ids):
+        """The words of tokens; the last may lack its end."""
+        vocabulary, mark = self.vocabulary, MARK.encode()
+        if not isinstance(vocabulary, Subwords):
+            yield from map(vocabulary.words.__getitem__, ids)
+            return
+        spelling = b""
+        for token in ids:
+            if vocabulary.words[token] in (EOS, UNKNOWN):
+                if spelling:  # no text has this, but a model may write it
+                    yield spelling.decode(errors="replace")
+                yield vocabulary.words[token]
+                spelling = b""
+                continue
+            spelling += vocabulary.spellings[token]
+            if vocabulary.ends[token]:
+                yield spelling.removesuffix(mark).decode(errors="replace")
+                spelling = b""
+        if spelling:
+            yield spelling.decode(errors="replace")
+
+
+def _splitter(data) -> Split:
+    named = tokeniser(data["tokeniser"], data["lower"])
+    if data["corpus"] == "embedded":
+        return lambda line: named(separated(line.lower()))
+    return named
+
+
+def _joiner(data) -> Join:
+    if data["corpus"] == "embedded":
+        return _attached
+    if data["tokeniser"] == "moses" or data["corpus"] in ("wikitext2", "wikitext103"):
+        return lambda words: _moses()(words) if words else ""
+    return " ".join
+
+
+def _attached(words):
+    """Undoes `separated`: punctuation marks stand next to the words that they belong to."""
+    text = " ".join(words)
+    text = re.sub(rf" (?=[{re.escape(CLOSING)}])", "", text)
+    return re.sub(rf"(?<=[{re.escape(OPENING)}]) ", "", text)
+
+
+@functools.cache
+def _moses() -> Join:
+    """The detokeniser of Moses for English, for text that Moses tokenised. WikiText also has `@,@` and `@.@` within numbers."""
+    import sacremoses
+
+    detokenizer = sacremoses.MosesDetokenizer(lang="en")
+    return lambda words: detokenizer.detokenize(re.sub(" @([.,])@ ", r"\1", " ".join(words)).split(), unescape=False)
+
+
+def _encodable(line):
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
