@@ -1,0 +1,80 @@
+"""What a model expects at a token: the most probable words, the rank of the word that came, and the entropy."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from adaptive_jax.devices import sharding
+from adaptive_jax.devices.precision import exact
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.scoring import LOG_PROBS
+from adaptive_jax.model import LanguageModel, parameter_shapes
+
+TOKENS = 256  # whose distributions are computed at a time, at most
+
+
+class Expected(NamedTuple):
+    """The distributions of the words at some tokens, in short.
+
+    Attributes:
+        words: int32 `[tokens, k]`, the most probable first.
+        log_probs: float32 `[tokens, k]`, theirs in nats.
+        rank: int32 `[tokens]`, one more than the words that are more probable than the target.
+        entropy: float32 `[tokens]` in nats.
+    """
+
+    words: np.ndarray
+    log_probs: np.ndarray
+    rank: np.ndarray
+    entropy: np.ndarray
+
+
+def expected(run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int) -> Expected:
+    """The distributions of the words that training knew, a few tokens at a time: never `[tokens, vocabulary]`.
+
+    Args:
+        tables: composed tables, as `scores` makes them; {} for a model that composes none.
+        hidden: `[tokens, features]`, the states that predict the targets.
+        targets: int32 `[tokens]`.
+        k: words to name; fewer where the vocabulary is smaller.
+    """
+    words = run.model.input.vocabulary_size
+    size, k = max(1, min(TOKENS, LOG_PROBS // words)), min(k, words)
+    describe, parts = _describer(run.model, run.mesh, k), []
+    for begin in range(0, len(targets), size):
+        states, wanted = hidden[begin : begin + size], targets[begin : begin + size]
+        rest = size - len(wanted)
+        # Parts of one size are one program, whatever the number of tokens.
+        states, wanted = np.pad(states, [(0, rest), (0, 0)]), np.pad(np.minimum(wanted, words - 1), (0, rest))
+        parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, wanted)))
+    return Expected(*(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True)))
+
+
+@functools.lru_cache(maxsize=8)
+def _describer(model: LanguageModel, mesh: Mesh, k: int):
+    shapes = parameter_shapes(model)
+    local_model, gather = sharding.gathering(model, shapes, mesh)
+
+    def describe(params, lexicon, tables, hidden, targets):
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
+        log_probs = local_model.apply(variables, hidden, method=_log_probs)
+        of_targets = jnp.take_along_axis(log_probs, targets[:, None], axis=1)
+        best, words = jax.lax.top_k(log_probs, k)
+        rank = 1 + jnp.sum(log_probs > of_targets, axis=1, dtype=jnp.int32)
+        likely = log_probs > -jnp.inf  # 0 log 0 is 0
+        entropy = -jnp.sum(jnp.where(likely, jnp.exp(log_probs) * jnp.where(likely, log_probs, 0.0), 0.0), axis=1)
+        return Expected(words, best, rank, entropy)
+
+    whole = PartitionSpec()
+    specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole, whole
+    return jax.jit(jax.shard_map(exact(describe, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False))
+
+
+def _log_probs(model, hidden):
+    """Log-probabilities `[tokens, vocabulary]` in the order of the vocabulary."""
+    log_probs = model.output.log_probs(hidden)
+    return jnp.take(log_probs, model.order.value["places"], axis=1) if model.clusters else log_probs

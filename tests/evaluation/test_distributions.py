@@ -1,0 +1,46 @@
+"""What a model expects at a token: equal to sorting all log-probabilities."""
+
+import jax
+import numpy as np
+import pytest
+
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.devices import sharding
+from adaptive_jax.evaluation import distributions
+from adaptive_jax.evaluation.distributions import expected
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.model import build, init_params
+
+SIZE, FEATURES = 60, 16
+WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | {f"w{n}": 60 - n for n in range(58)})
+
+
+@pytest.fixture(scope="module")
+def run(config):
+    config = config(**{"body.features": FEATURES, "body.feed_forward": 16, "input.cutoffs": (10, 30)})
+    model = build(config, SIZE)
+    return Run(model, jax.jit(lambda: init_params(model, 0))(), {}, sharding.device_mesh(), WORDS, config, 0)
+
+
+def test_the_most_probable_words_rank_and_entropy(run, monkeypatch):
+    """Whatever the number of tokens at a time; of words that are equal none stands before the other."""
+    bits = np.random.default_rng(0)
+    hidden = bits.normal(0, 3, (11, FEATURES)).astype(np.float32)
+    hidden[4] = 0  # all words of a band are equal
+    targets = bits.integers(0, SIZE, 11, dtype=np.int32)
+    dense = np.asarray(jax.jit(lambda states: run.model.apply(
+        {"params": run.params}, states, method=lambda model, states: model.output.log_probs(states)))(hidden))
+    monkeypatch.setattr(distributions, "TOKENS", 4)
+    found = expected(run, {}, hidden, targets, 5)
+    np.testing.assert_allclose(found.log_probs, -np.sort(-dense, axis=1)[:, :5], rtol=1e-6)
+    np.testing.assert_allclose(np.take_along_axis(dense, found.words, 1), found.log_probs, rtol=1e-6)
+    of_targets = np.take_along_axis(dense, targets[:, None], 1)
+    np.testing.assert_array_equal(found.rank, 1 + (dense > of_targets).sum(axis=1))
+    np.testing.assert_allclose(found.entropy, -(np.exp(dense) * dense).sum(axis=1), rtol=1e-5)
+
+
+def test_no_more_words_than_there_are(run, monkeypatch):
+    """Fewer words than asked for are named where the vocabulary is small: all of it."""
+    monkeypatch.setattr(distributions, "TOKENS", 4)
+    found = expected(run, {}, np.ones((2, FEATURES), np.float32), np.zeros(2, np.int32), 1_000)
+    assert [sorted(each) for each in found.words.tolist()] == [list(range(SIZE))] * 2
