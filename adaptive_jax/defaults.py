@@ -41,7 +41,8 @@ GENERAL = {
     "tokens_per_update": (8_192, "tokens of an update, over all devices; a multiple of batches.sequence_length"),
     "tokens_per_device": (
         8_192,
-        "tokens that a device holds at a time, at most; an update accumulates gradients over as many microbatches as it needs",
+        "tokens that a device holds at a time, at most; an update accumulates gradients over as many microbatches as it needs; 0: "
+        "as many as its memory holds, by an estimate, and 4,096 where memory is not known, as on CPUs",
     ),
     "compose_share": (
         1.0,

@@ -25,7 +25,7 @@ COUNTS = (8, 64, 512)
 
 def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
     """An update on `devices` accelerators: seconds of `arithmetic` and of `communication`, and `tokens` for each device."""
-    plan = make_plan(config | {"fsdp": fsdp}, config["data"]["vocabulary_size"], 8)
+    plan = make_plan(config | {"fsdp": fsdp}, config["data"]["vocabulary_size"], 8, int(ACCELERATORS[name].memory))
     work = plan.flops_per_token["training"] * plan.tokens_per_update
     parameters = 4 * plan.parameters["total"]
     near, far = LINKS[name]
@@ -34,7 +34,7 @@ def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
         return 2 * size * (count - 1) / count / bandwidth
 
     tokens = plan.tokens_per_update / devices
-    microbatches = max(1, round(tokens / config["tokens_per_device"]))
+    microbatches = max(1, round(tokens / plan.tokens_per_device))
     if fsdp > 1:
         gathered = 3 * microbatches * parameters * (fsdp - 1) / fsdp / near
         # All devices of a group send their eighth at the same time, through the same machine's ports.

@@ -48,7 +48,7 @@ SETTINGS = {
     "steps": 975_000,
     "dtype": "bfloat16",
     "tokens_per_update": 65_536,
-    "tokens_per_device": 2048,
+    "tokens_per_device": 0,  # what memory holds
     "log_every": 100,
     "evaluate_every": 5_000,
     "checkpoint_every": 5_000,

@@ -47,7 +47,7 @@ SETTINGS = {
     "steps": 286_000,
     "dtype": "bfloat16",
     "tokens_per_update": 65_536,
-    "tokens_per_device": 4096,
+    "tokens_per_device": 0,  # what memory holds
     "log_every": 100,
     "evaluate_every": 2_000,
     "checkpoint_every": 2_000,
@@ -68,7 +68,7 @@ SETTINGS = {
 }
 LAYERS = base.layers(cutoffs=(20_000, 60_000), width=512, narrow=64, tail_dropout=0.2)
 BPE = {"data.codes": 32_000, "data.vocabulary_size": 33_337}
-LONG = {"tokens_per_update": 73_728, "tokens_per_device": 3072, "batches.sequence_length": 3072}
+LONG = {"tokens_per_update": 73_728, "batches.sequence_length": 3072}
 LAYERS |= {"gcnn": base.GCNN, "lstm": base.LSTM} | base.thesis_layers((20_000, 80_000))
 WORDS = 103_227_021
 EPOCH = 6_300  # updates of 16,384 tokens

@@ -24,6 +24,7 @@ from adaptive_jax.plans import traced
 
 COPIES = {"nag": 2, "sgd": 1, "adam": 3, "nt_asgd": 2}  # arrays of each parameter's size in the state: itself, momentum, averages …
 MARGIN = 1.4  # memory that a device should have for each byte of the estimate; see `_memory`
+TOKENS = 4_096  # that a device holds at a time where nothing says how many it can hold
 
 
 class Plan(NamedTuple):
@@ -32,7 +33,7 @@ class Plan(NamedTuple):
     Attributes:
         parameters: numbers in all ("total") and in each of "input", "body" and "output"; a tied table counts as the input's.
         accumulation: microbatches of an update.
-        tokens_per_device: as the config says; only whole rows of them are used.
+        tokens_per_device: as the config says, or as `make_plan` chose; only whole rows of them are used.
         rows_per_device: rows of a microbatch on each device.
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.devices.sharding`.
         flops_per_token: FLOPs of matrix products, "forward" and "training" (three times as many). Tails of the output count
@@ -58,11 +59,14 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     """Plans an update of `config`.
 
     memory: bytes of a device. If the config leaves `fsdp` open (0), as few devices share the parameters as can hold the model
-    together; without `memory`, one.
+    together; without `memory`, one. If it leaves `tokens_per_device` open (0), microbatches are as large as `memory` holds;
+    without `memory`, 4,096 tokens.
 
     Raises:
         InputError: as `model.build`; sizes of an update that do not fit together or cannot be shared by the devices.
     """
+    if not config["tokens_per_device"]:
+        return _largest(config, vocabulary_size, devices, memory)
     rows, microbatches = divide_update(config, devices)
     length, per_device = config["batches"]["sequence_length"], rows // microbatches // devices
     longest = length if config["batches"]["layout"] != "streams" else int(lattice(length, length + 4 * DEVIATION))
@@ -96,6 +100,20 @@ def make_plan(config: Mapping, vocabulary_size: int, devices: int, memory: int |
     )
 
 
+def _largest(config, vocabulary_size, devices, memory):
+    """The plan with the fewest microbatches that `memory` holds with a margin, on as few devices a copy as hold 4,096 tokens."""
+    length, rows = config["batches"]["sequence_length"], divide_update(config, devices)[0] // devices
+
+    def plan(tokens, **changes):
+        return make_plan(config | {"tokens_per_device": max(tokens, length), **changes}, vocabulary_size, devices, memory)
+
+    fallback = plan(TOKENS)
+    if memory is None:
+        return fallback
+    plans = (plan(rows // parts * length, fsdp=fallback.fsdp) for parts in range(1, rows + 1) if rows % parts == 0)
+    return next((found for found in plans if MARGIN * found.memory_per_device["total"] <= memory), plan(length))
+
+
 def check_memory(plan: Plan, memory: int) -> None:
     """Raises InputError if a device with so many bytes cannot hold what the plan needs; the estimate is a low one."""
     if (needed := plan.memory_per_device["total"]) > memory:
@@ -116,7 +134,7 @@ def choose_fsdp(config: Mapping, vocabulary_size: int, devices: int, memory: int
     if config["fsdp"]:
         return math.gcd(config["fsdp"], devices)
     model, length = build(config, vocabulary_size), config["batches"]["sequence_length"]
-    tokens = max(1, config["tokens_per_device"] // length) * length
+    tokens = max(1, (config["tokens_per_device"] or TOKENS) // length) * length
     others = _composed_bytes(model, vocabulary_size) + _output_bytes(model, tokens)
     return _least(lambda fsdp: sum(_parameter_bytes(model, devices, fsdp)) + others, devices, memory)
 
@@ -169,8 +187,9 @@ def dry_run_lines(config: Mapping, devices: int, memory: int) -> tuple[Plan | No
         plan = make_plan(config, words, devices)
         return plan, [*describe(plan).splitlines(), *scale(config, memory)]
     rows, microbatches = divide_update(config, devices)
+    update = _update_line(config["tokens_per_update"], microbatches, rows // microbatches // devices, devices)
     return None, [
-        _update_line(config["tokens_per_update"], microbatches, rows // microbatches // devices, devices),
+        *([update] if config["tokens_per_device"] else []),
         "unknown      parameters, work and memory: they depend on data.vocabulary_size, which is 0. Set it, or train: the plan is "
         "printed once the corpus is read",
     ]
@@ -181,7 +200,9 @@ def _update_line(tokens, microbatches, rows, devices):
 
 
 def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
-    """Rows and microbatches of an update. Needs no corpus, so wrong settings are found before one is prepared.
+    """Rows and microbatches of an update; with `tokens_per_device=0` one, if memory holds it.
+
+    Needs no corpus, so wrong settings are found before one is prepared.
 
     Raises:
         InputError: sizes that do not fit together or cannot be shared by the devices, or an unknown way of making rows.
@@ -195,12 +216,13 @@ def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
             f"tokens_per_update={config['tokens_per_update']:,} is not a multiple of batches.sequence_length={length:,}: "
             f"take {max(rows, 1) * length:,}"
         )
-    if config["tokens_per_device"] < length:
+    held = config["tokens_per_device"]
+    if held and held < length:
         raise InputError(
-            f"tokens_per_device={config['tokens_per_device']:,} does not hold one row of {length:,} tokens: "
-            f"take {length:,} or more"
+            f"tokens_per_device={held:,} does not hold one row of {length:,} tokens: take {length:,} or more, or 0 for what memory "
+            "holds"
         )
-    return rows, accumulation(rows, config["tokens_per_device"] // length, devices)
+    return rows, accumulation(rows, held // length if held else rows, devices)
 
 
 def _count(shapes):

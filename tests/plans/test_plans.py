@@ -1,5 +1,6 @@
 """Plans of updates: FLOPs by formula and by jaxpr, memory, devices that share parameters, and what is traced for them."""
 
+import math
 
 import jax
 import jax.numpy as jnp
@@ -118,9 +119,25 @@ def test_the_formula_counts_the_products_of_the_output(layers):
     assert cost == pytest.approx(3 * softmax_flops(bands, zipf_visits(bands)))
 
 
+def test_microbatches_as_large_as_memory_holds():
+    """tokens_per_device=0: the fewest microbatches that fit with the margin, on as few devices a copy as 4,096 tokens need."""
+    config = small(tokens_per_device=0)
+    each = [make_plan(small(tokens_per_device=4096 // parts), 122, 1) for parts in (1, 2, 4, 8, 64)]
+    for plan in each:
+        enough = math.ceil(1.4 * plan.memory_per_device["total"])
+        assert make_plan(config, 122, 1, enough) == plan
+        assert make_plan(config, 122, 1, enough - 1).rows_per_device < max(plan.rows_per_device, 2)
+    assert each[-1].rows_per_device == 1 and each[0].accumulation == 1
+    assert make_plan(config, 122, 1).tokens_per_device == 4_096
+    assert make_plan(config, 122, 8).rows_per_device == 4_096 // config["batches"]["sequence_length"] // 8
+    wide, narrow = (make_plan(VERY_LARGE, 793_471, 8, memory=int(size)) for size in (80e9, 16e9))
+    assert (wide.fsdp, wide.accumulation, wide.tokens_per_device) == (1, 1, 16_384)
+    assert (narrow.fsdp, narrow.accumulation, narrow.tokens_per_device) == (8, 8, 2_048)
+
+
 def test_plans_for_many_accelerators():
     """As few devices as hold the model share its parameters; a message says what does not fit or divide."""
-    plan = make_plan(VERY_LARGE, 793_471, 8, memory=int(16e9))
+    plan = make_plan(VERY_LARGE | {"tokens_per_device": 2_048}, 793_471, 8, memory=int(16e9))
     assert (plan.fsdp, plan.accumulation, plan.rows_per_device) == (4, 8, 4)
     assert plan.parameters["total"] == sum(plan.parameters[part] for part in ("input", "body", "output"))
     halved = make_plan(VERY_LARGE | {"fsdp": 2}, 793_471, 8).memory_per_device
@@ -129,7 +146,7 @@ def test_plans_for_many_accelerators():
     assert replicated.fsdp == 1 and "gathered" not in replicated.memory_per_device
     assert plan.memory_per_device["state"] < 0.26 * replicated.memory_per_device["state"]
 
-    lines = scale(VERY_LARGE, int(16e9))
+    lines = scale(VERY_LARGE | {"tokens_per_device": 2_048}, int(16e9))
     assert [line.split()[1] for line in lines] == ["8", "32", "64"]
     assert "8 x 4 rows on each, parameters sharded over 4" in lines[0] and "1 x 4 rows" in lines[2]
     assert "too little" not in lines[0]
