@@ -3,12 +3,13 @@ PYTHON ?= python3
 WORKDIR ?= runs/quickstart
 BIN := .venv/bin
 
-.PHONY: help train test test-targets lint clean
+.PHONY: help train test test-targets lint docs clean
 
 help:
 	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
 	@echo "make test     creates .venv and runs every test"
 	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
+	@echo "make docs     creates .venv and builds the pages and the reference as a site in docs/_build"
 	@echo "make lint     checks the style of the code"
 	@echo "make clean    deletes .venv; runs stay"
 	@echo "PYTHON=python3.12 names another Python for .venv, WORKDIR=runs/mine another place for the run of make train."
@@ -32,6 +33,11 @@ test-targets: .venv-targets/installed
 lint: .venv/tested
 	$(BIN)/ruff check .
 
+# Warnings are errors: a link that leads nowhere, a page that is not listed, a docstring that cannot be read.
+docs: .venv/documented
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . docs/_build
+	@echo "Open docs/_build/index.html."
+
 # pip prints what it downloads: the first time takes minutes.
 .venv/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: python {sys.version.split()[0]} is too old: make PYTHON=python3.11 (or newer)")'
@@ -44,6 +50,10 @@ lint: .venv/tested
 	$(BIN)/python -m pip install -q -e '.[test]'
 	@touch $@
 
+.venv/documented: .venv/installed
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	@touch $@
+
 .venv-targets/installed: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "error: compiling for GPUs and TPUs needs Python 3.12 or newer: make test-targets PYTHON=python3.12")'
 	test -x .venv-targets/bin/python || $(PYTHON) -m venv .venv-targets
@@ -51,4 +61,4 @@ lint: .venv/tested
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-targets
+	rm -rf .venv .venv-targets docs/_build

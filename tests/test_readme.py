@@ -1,46 +1,16 @@
-"""README and docs: the example runs as it is printed; commands run, and every path, module, flag and config key exists."""
+"""README and docs: commands that train make a plan, and every path, module, flag and config key exists. tests/test_docs.py runs code."""
 
 import importlib.util
-import itertools
 import re
-import shlex
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
-from flax import linen, nnx
-from jax.sharding import AxisType, PartitionSpec
 
-from adaptive_jax import linear_cross_entropy
 from adaptive_jax.defaults import CHOOSE, DEFAULTS, NAMED
 from adaptive_jax.workdir.settings import FREE
+from tests.pages import COMMANDS, PAGES, PYTHON, ROOT, commands
 
-ROOT = Path(__file__).parents[1]
-FILES = ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 INSTALL = {"pip", "uv", "tensorboard", "gcloud", "."}  # what a test cannot run
 MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/"  # what commands make; metrics begin with train/
-
-
-def commands(text):
-    """The commands of a page as lists of words, from indented blocks and from code within lines; `a && b` are two."""
-    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\\\n", " ")
-    blocks = re.findall(r"^    (?! )(.*)$", text, re.MULTILINE)
-    spans = re.findall(r"`([^`]+)`", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
-    lines = [*blocks, *(" ".join(span.split()) for span in spans if re.match(r"(python3? |make |pip |uv )", span))]
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        for second, part in itertools.groupby(words, lambda word: word == "&&"):
-            named = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=|srun$", word), part))
-            if named and not second:
-                yield named
-
-
-COMMANDS = [(page, words) for page, text in PAGES.items() for words in commands(text)]
-PYTHON = [(page, words) for page, words in COMMANDS if words[0] == "python"]
 
 
 def programs(words):
@@ -67,58 +37,6 @@ def keys():
         for settings in classes.values():
             add(group, settings)
     return found
-
-
-def test_layers_around_a_body_of_ones_own():
-    """The code block trains: the loss is finite, its report adds up, and rare words get a gradient."""
-    code, *_ = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
-    # The vocabulary is the example's only cost; a hundredth of it shows the same.
-    code = code.replace("267_735", "2_678").replace("20_000, 60_000", "200, 600").replace("30_000", "300").replace(
-        "200_000", "2_000")
-    names = {}
-    exec(code, names)
-    assert np.isfinite(names["loss"])
-    np.testing.assert_allclose(names["loss"], jnp.sum(names["nll"]), rtol=1e-6)
-    tables = names["gradients"]["params"]["embed"]
-    assert jnp.abs(tables["table_2"][2_000 - 600]).sum() > 0
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(names["gradients"]))
-
-
-def test_the_loss_for_models_of_any_kind():
-    """The examples give the loss and the gradients of a dense softmax, over any number of devices."""
-    names = {"jax": jax, "linen": linen, "nnx": nnx, "AxisType": AxisType, "P": PartitionSpec,
-             "linear_cross_entropy": linear_cross_entropy}
-    names["equinox"] = equinox = pytest.importorskip("equinox", reason="equinox is not installed: pip install equinox")
-    names["haiku"] = haiku = pytest.importorskip("haiku", reason="haiku is not installed: pip install dm-haiku")
-    _, *codes = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
-    exec("\n".join(codes).replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
-    tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
-    key = jax.random.key(0)
-    linen_model, nnx_model = names["LinenModel"](), names["NnxModel"](nnx.Rngs(0))
-    params = jax.jit(linen_model.init)(key, tokens, targets)
-    equinox_model = names["EquinoxModel"](equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key))
-    haiku_init, haiku_loss = haiku.without_apply_rng(haiku.transform(lambda *given: names["haiku_model"](*given)))
-    haiku_params = haiku_init(key, tokens, targets)
-    hidden, table = jnp.ones((3, 8)), jax.random.normal(key, (-(-211 // jax.device_count()) * jax.device_count(), 8))
-
-    def results():
-        linen_loss, nnx_loss = (lambda p: linen_model.apply(p, tokens, targets)), lambda m: m(tokens, targets)
-        return [
-            jax.jit(jax.value_and_grad(linen_loss))(params), nnx.jit(nnx.value_and_grad(nnx_loss))(nnx_model),
-            equinox.filter_jit(equinox.filter_value_and_grad(lambda m: m(tokens[0], targets[0])))(equinox_model),
-            jax.jit(jax.value_and_grad(haiku_loss))(haiku_params, tokens, targets),
-            jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0])]
-
-    def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211):
-        table = table if axis_name is None else jax.lax.all_gather(table, axis_name, tiled=True)
-        logits = hidden @ table[:words].T + jnp.broadcast_to(bias, (*hidden.shape[:-1], words))
-        total = optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-        return total if axis_name is None else jax.lax.pmean(total, axis_name)
-
-    ours = results()
-    names["linear_cross_entropy"] = dense
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(results()), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_the_commands_are_found():
@@ -215,6 +133,11 @@ def test_settings_that_may_change_when_a_run_is_resumed():
 def test_the_pages_are_short_and_use_one_unit():
     """The README takes three minutes, and sizes are in GB or MB."""
     prose = re.sub(r"```.*?```|^(?:    |\|).*$", "", PAGES["README.md"], flags=re.DOTALL | re.MULTILINE)
-    assert len(prose.split()) < 1_000
+    assert len(prose.split()) < 800
     assert not [page for page, content in PAGES.items() if re.search(r"\b[KMGT]iB\b", content)]
-    assert all(f"({page})" in PAGES["README.md"] for page in PAGES if page != "README.md")
+
+
+def test_every_page_is_listed():
+    """docs/index.md, from which the site has its table of contents, leads to all of them."""
+    assert all(f"]({page.removeprefix('docs/')})" in PAGES["docs/index.md"] for page in PAGES if page not in (
+        "README.md", "docs/index.md"))

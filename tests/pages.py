@@ -1,0 +1,32 @@
+"""The pages that users read, and the commands and the code on them."""
+
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+
+
+def commands(text):
+    """The commands of a page as lists of words, from indented blocks and from code within lines; `a && b` are two."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\\\n", " ")
+    blocks = re.findall(r"^    (?! )(.*)$", text, re.MULTILINE)
+    spans = re.findall(r"`([^`]+)`", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
+    lines = [*blocks, *(" ".join(span.split()) for span in spans if re.match(r"(python3? |make |pip |uv )", span))]
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        for second, part in itertools.groupby(words, lambda word: word == "&&"):
+            named = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=|srun$", word), part))
+            if named and not second:
+                yield named
+
+
+def python_blocks(text):
+    """The Python code of a page, block by block."""
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+COMMANDS = [(page, words) for page, text in PAGES.items() for words in commands(text)]
+PYTHON = [(page, words) for page, words in COMMANDS if words[0] == "python"]

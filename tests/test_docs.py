@@ -1,0 +1,142 @@
+"""Every block of code of every page: Python runs, and commands run in small or are checked flag by flag.
+
+Commands that read the run `runs/quickstart` run here, on the small trained run. The others go through the parsers of their
+flags, in tests/test_readme.py, and `CHECKED` says why.
+"""
+
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from jax.sharding import AxisType, PartitionSpec
+
+import adaptive_jax
+from adaptive_jax import linear_cross_entropy
+from adaptive_jax.layer_defaults import LAYERS
+from adaptive_jax.model import BODIES
+from tests import test_contracts
+from tests.pages import PAGES, PYTHON, ROOT, python_blocks
+
+# Programs of commands that do not run here, and why. Their flags, configs, keys and paths are checked in tests/test_readme.py.
+CHECKED = {
+    "train.py": "takes minutes or a corpus; each makes its plan or explains its keys",
+    "evaluate.py": "of another run than runs/quickstart: needs a corpus, or a model that trains for minutes",
+    "adaptive_jax.explain": "writes a page of this repository; tests/test_explain.py compares it",
+    "adaptive_jax.convert": "needs a checkpoint; tests/convert has some",
+    "adaptive_jax.fairseq": "another name of adaptive_jax.convert",
+    "adaptive_jax.data.vocabulary": "needs a corpus; tests/data has one",
+    "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
+    "adaptive_jax.data.cut": "needs a corpus; tests/data has one",
+    "adaptive_jax.data.prepare": "needs a corpus; tests/data has one",
+    "benchmarks": "takes minutes; tests/benchmarks runs them in small",
+    "-c": "one line of Python, which tests/test_readme.py runs",
+}
+
+
+def program(words):
+    """The name of a Python command's program: "train.py", "adaptive_jax.convert", "benchmarks"."""
+    name = words[2] if words[1] == "-m" else words[1]
+    return name.split(".")[0] if name.startswith("benchmarks") else name
+
+
+def runs(words):
+    """Whether a command runs here."""
+    return "train.py" not in words and any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
+
+
+RUN = list(dict.fromkeys(tuple(words) for _, words in PYTHON if runs(words)))
+
+
+@pytest.fixture(scope="session")
+def place(trained, tmp_path_factory):
+    """A directory like a clone of this repository in which the quickstart has been trained, in small."""
+    place = tmp_path_factory.mktemp("place")
+    shutil.copytree(trained, place / "runs" / "quickstart")
+    return place
+
+
+@pytest.mark.parametrize("words", RUN, ids=" ".join)
+def test_commands_about_a_run(words, quick_command, place):
+    """They end well on the small run."""
+    done = quick_command(*words[1:], cwd=place)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_other_commands_are_checked():
+    """Each has a reason not to run."""
+    assert {program(words) for _, words in PYTHON if not runs(words)} == CHECKED.keys()
+    assert len(RUN) > 1
+
+
+def test_layers_around_a_body_of_ones_own():
+    """The code block trains: the loss is finite, its report adds up, and rare words get a gradient."""
+    [code] = python_blocks(PAGES["README.md"])
+    # The vocabulary is the example's only cost; a hundredth of it shows the same.
+    code = code.replace("267_735", "2_678").replace("20_000, 60_000", "200, 600").replace("30_000", "300").replace(
+        "200_000", "2_000")
+    names = {}
+    exec(code, names)
+    assert np.isfinite(names["loss"])
+    np.testing.assert_allclose(names["loss"], jnp.sum(names["nll"]), rtol=1e-6)
+    tables = names["gradients"]["params"]["embed"]
+    assert jnp.abs(tables["table_2"][2_000 - 600]).sum() > 0
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(names["gradients"]))
+
+
+def test_the_loss_for_models_of_any_kind():
+    """The examples give the loss and the gradients of a dense softmax, over any number of devices."""
+    names = {"jax": jax, "linen": linen, "nnx": nnx, "AxisType": AxisType, "P": PartitionSpec,
+             "linear_cross_entropy": linear_cross_entropy}
+    names["equinox"] = equinox = pytest.importorskip("equinox", reason="equinox is not installed: pip install equinox")
+    names["haiku"] = haiku = pytest.importorskip("haiku", reason="haiku is not installed: pip install dm-haiku")
+    exec("\n".join(python_blocks(PAGES["docs/losses.md"])).replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
+    tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
+    key = jax.random.key(0)
+    linen_model, nnx_model = names["LinenModel"](), names["NnxModel"](nnx.Rngs(0))
+    params = jax.jit(linen_model.init)(key, tokens, targets)
+    equinox_model = names["EquinoxModel"](equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key))
+    haiku_init, haiku_loss = haiku.without_apply_rng(haiku.transform(lambda *given: names["haiku_model"](*given)))
+    haiku_params = haiku_init(key, tokens, targets)
+    hidden, table = jnp.ones((3, 8)), jax.random.normal(key, (-(-211 // jax.device_count()) * jax.device_count(), 8))
+
+    def results():
+        linen_loss, nnx_loss = (lambda p: linen_model.apply(p, tokens, targets)), lambda m: m(tokens, targets)
+        return [
+            jax.jit(jax.value_and_grad(linen_loss))(params), nnx.jit(nnx.value_and_grad(nnx_loss))(nnx_model),
+            equinox.filter_jit(equinox.filter_value_and_grad(lambda m: m(tokens[0], targets[0])))(equinox_model),
+            jax.jit(jax.value_and_grad(haiku_loss))(haiku_params, tokens, targets),
+            jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0])]
+
+    def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211):
+        table = table if axis_name is None else jax.lax.all_gather(table, axis_name, tiled=True)
+        logits = hidden @ table[:words].T + jnp.broadcast_to(bias, (*hidden.shape[:-1], words))
+        total = optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+        return total if axis_name is None else jax.lax.pmean(total, axis_name)
+
+    ours = results()
+    names["linear_cross_entropy"] = dense
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(results()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_is_added(monkeypatch):
+    """The page's body keeps the contract of all bodies, under the name and with the defaults that the page gives it."""
+    monkeypatch.setattr("adaptive_jax.model.BODIES", dict(BODIES))
+    monkeypatch.setitem(LAYERS, "body", dict(LAYERS["body"]))
+    exec("\n".join(python_blocks(PAGES["docs/adding_a_layer.md"])), {})
+    assert LAYERS["body"]["one_gate"] == {"features": 256}
+    test_contracts.test_body_is_causal_within_segments(("one_gate", {}))
+    test_contracts.test_body_with_a_carry_two_parts_equal_the_whole(("one_gate", {}), 1)
+    test_contracts.test_body_continues_rows_of_a_stream(("one_gate", {}))
+
+
+def test_the_reference_is_whole():
+    """It has every name that the package exports."""
+    named = re.findall(r"^\.\. auto(?:class|function|exception|method):: (?:adaptive_jax\.)?([\w.]+)", PAGES["docs/api.md"], re.MULTILINE)
+    assert len(named) == len(set(named))
+    assert set(named) >= set(adaptive_jax.__all__)
