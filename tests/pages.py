@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+FILES = ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 
 
 def commands(text):

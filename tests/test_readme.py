@@ -1,4 +1,4 @@
-"""README and docs: commands that train make a plan, and every path, module, flag and config key exists. tests/test_docs.py runs code."""
+"""README and docs: commands that train make a plan; every path, module, flag and config key exists. test_docs.py runs the code."""
 
 import importlib.util
 import re
