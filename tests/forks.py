@@ -1,8 +1,8 @@
 """Runs scripts quickly: imports what they import once, then forks for each line of stdin, and prints its exit status.
 
-A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`; the directory gets the files out and err.
-Of a script that takes longer than LIMIT seconds the status is -9. JAX must not have started when a process is forked: nothing
-here may use a device.
+A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`; the directory has the file in, which is
+stdin, and gets the files out and err. Of a script that takes longer than LIMIT seconds the status is -9. JAX must not have started
+when a process is forked: nothing here may use a device.
 """
 
 import importlib
@@ -31,7 +31,7 @@ def child(job):
     for number, name in (1, "out"), (2, "err"):
         file = os.open(os.path.join(job["directory"], name), os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(os.open(os.path.join(job["directory"], "in"), os.O_RDONLY), 0)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     os.environ.update(job["env"])
     script, *sys.argv[1:] = job["argv"]

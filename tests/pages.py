@@ -15,18 +15,32 @@ def commands(text):
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\\\n", " ")
     blocks = re.findall(r"^    (?! )(.*)$", text, re.MULTILINE)
     spans = re.findall(r"`([^`]+)`", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
-    lines = [*blocks, *(" ".join(span.split()) for span in spans if re.match(r"(python3? |make |pip |uv )", span))]
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        for second, part in itertools.groupby(words, lambda word: word == "&&"):
-            named = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=|srun$", word), part))
-            if named and not second:
-                yield named
+    for line in (*blocks, *(" ".join(span.split()) for span in spans if re.match(r"(python3? |make |pip |uv )", span))):
+        yield from words_of(line)
+
+
+def words_of(line):
+    """The commands of a line as lists of words, without variables in front."""
+    words = shlex.split(line, comments=True)
+    for second, part in itertools.groupby(words, lambda word: word == "&&"):
+        named = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=|srun$", word), part))
+        if named and not second:
+            yield named
+
+
+def blocks(text):
+    """The blocks of a page in order: ("python", code), and ("shell", command) for each indented command."""
+    shell = r"^    (?! )((?:[^\n]*\\\n)*[^\n]*)$"
+    for fence, code, line in re.findall(rf"^```(\w*)\n(.*?)^```$|{shell}", text, re.DOTALL | re.MULTILINE):
+        if line:
+            yield "shell", line.replace("\\\n", " ")
+        elif fence == "python":
+            yield "python", code
 
 
 def python_blocks(text):
     """The Python code of a page, block by block."""
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return [code for kind, code in blocks(text) if kind == "python"]
 
 
 COMMANDS = [(page, words) for page, text in PAGES.items() for words in commands(text)]

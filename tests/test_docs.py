@@ -1,11 +1,12 @@
 """Every block of code of every page: Python runs, and commands run in small or are checked flag by flag.
 
-Commands that read the run `runs/quickstart` run here, on the small trained run. The others go through the parsers of their
-flags, in tests/test_readme.py, and `CHECKED` says why.
+Commands that read the run `runs/quickstart` run here, page by page and in the order of the page, on a quickstart of two updates.
+The others go through the parsers of their flags, in tests/test_readme.py, and `CHECKED` says why.
 """
 
 import re
-import shutil
+import shlex
+import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,10 @@ import adaptive_jax
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.layer_defaults import LAYERS
 from adaptive_jax.model import BODIES
+from adaptive_jax.training.loop import train
+from configs import quickstart
 from tests import test_contracts
-from tests.pages import PAGES, PYTHON, python_blocks
+from tests.pages import PAGES, PYTHON, blocks, python_blocks
 
 # Programs of commands that do not run here, and why. Their flags, configs, keys and paths are checked in tests/test_readme.py.
 CHECKED = {
@@ -36,6 +39,8 @@ CHECKED = {
     "benchmarks": "takes minutes; tests/benchmarks runs them in small",
     "-c": "one line of Python, which tests/test_readme.py runs",
 }
+OWN_TESTS = "class MyModel", "linear_cross_entropy", "OneGate"  # code with a test of its own, below
+DONE = set()  # a command of several pages runs once
 
 
 def program(words):
@@ -44,38 +49,76 @@ def program(words):
     return name.split(".")[0] if name.startswith("benchmarks") else name
 
 
-def runs(words):
-    """Whether a command runs here."""
-    return "train.py" not in words and any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
+def runs(line):
+    """Whether a line of shell runs here."""
+    words = line.split()
+    return words[0] == "python" and words[1] != "train.py" and any(
+        re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
 
 
-RUN = list(dict.fromkeys(tuple(words) for _, words in PYTHON if runs(words)))
+def runs_code(code):
+    """Whether a block of Python runs here; the others have tests of their own."""
+    return not any(name in code for name in OWN_TESTS)
+
+
+TO_RUN = {page: found for page, text in PAGES.items()
+          if (found := [block for block in blocks(text) if (runs if block[0] == "shell" else runs_code)(block[1])])}
 
 
 @pytest.fixture(scope="session")
-def place(trained, tmp_path_factory):
-    """A directory like a clone of this repository in which the quickstart has been trained, in small."""
+def place(tmp_path_factory):
+    """A directory like a clone of this repository in which the quickstart has been trained, for two updates and in small."""
+    pytest.importorskip("pythonbible", reason="pythonbible is not installed: pip install pythonbible")
     place = tmp_path_factory.mktemp("place")
-    shutil.copytree(trained, place / "runs" / "quickstart")
+    config = quickstart.get_config()
+    config.update_from_flattened_dict({
+        "steps": 2, "body.layers": 1, "body.features": 32, "body.heads": 2, "body.feed_forward": 32, "input.width": 32,
+        "evaluate_every": 0, "schedule.warmup_steps": 1, "schedule.cycle_steps": 1, "data.cache": str(place / "cache")})
+    train(config.to_dict(), place / "runs" / "quickstart")
     return place
 
 
-@pytest.mark.parametrize("words", RUN, ids=" ".join)
-def test_commands_about_a_run(words, quick_command, place):
-    """They end well on the small run."""
-    done = quick_command(*words[1:], cwd=place)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+def shell(line, quick_command, place):
+    """Runs a line, which may have pipes, `< FILE` and `> FILE`, and returns what it prints."""
+    printed = ""
+    for part in line.split(" | "):
+        words = shlex.split(part, comments=True)
+        files = {sign: place / words[words.index(sign) + 1] for sign in "<>" if sign in words}
+        words = words[: min([len(words), *(words.index(sign) for sign in files)])]
+        printed = files["<"].read_text() if "<" in files else printed
+        if words[0] == "python":
+            done = quick_command(*words[1:], cwd=place, given=printed)
+            assert (done.returncode, done.stderr) == (0, ""), done.stderr
+            printed = done.stdout
+        else:
+            printed = subprocess.run(words, cwd=place, input=printed, text=True, stdout=subprocess.PIPE, check=True).stdout
+        if ">" in files:
+            files[">"].write_text(printed)
+    return printed
+
+
+@pytest.mark.parametrize("page", TO_RUN)
+def test_a_page_runs(page, quick_command, place, monkeypatch):
+    """Its commands about runs/quickstart end well, and so does its Python, in the order of the page."""
+    monkeypatch.chdir(place)
+    names = {}
+    for kind, block in TO_RUN[page]:
+        if kind == "python":
+            exec(block, names)
+        elif block not in DONE:
+            shell(block, quick_command, place)
+            DONE.add(block)
 
 
 def test_other_commands_are_checked():
     """Each has a reason not to run."""
-    assert {program(words) for _, words in PYTHON if not runs(words)} == CHECKED.keys()
-    assert len(RUN) > 1
+    assert {program(words) for _, words in PYTHON if not runs(" ".join(words))} == CHECKED.keys()
+    assert len(TO_RUN) > 1
 
 
 def test_layers_around_a_body_of_ones_own():
     """The code block trains: the loss is finite, its report adds up, and rare words get a gradient."""
-    [code] = python_blocks(PAGES["README.md"])
+    [code] = [code for code in python_blocks(PAGES["README.md"]) if "class MyModel" in code]
     # The vocabulary is the example's only cost; a hundredth of it shows the same.
     code = code.replace("267_735", "2_678").replace("20_000, 60_000", "200, 600").replace("30_000", "300").replace(
         "200_000", "2_000")
