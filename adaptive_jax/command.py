@@ -78,7 +78,8 @@ def workdir() -> tuple[Path, tuple]:
 def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str = "stopped") -> None:
     """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after Ctrl-C or SIGTERM.
 
-    positional: names of required arguments without a flag; `main` gets them in this order.
+    positional: names of required arguments without a flag; `main` gets them in this order. A last one that ends in "..." stands
+        for one or more.
     stopped: the line after an interruption, unless the KeyboardInterrupt has a text of its own.
     """
     for name in ("stdout", "stderr"):  # None where the user has closed it
@@ -167,7 +168,7 @@ def _parse(argv, positional):
     found, needed = len(rest) - 1, len(positional)
     if found < needed:
         raise InputError(f"{positional[found]} is missing: give {' '.join(positional)}; --help explains them")
-    if found > needed:
+    if found > needed and not "".join(positional[-1:]).endswith("..."):
         raise InputError(f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags")
     if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
         _config = config_file.read(flags.FLAGS["config"].value, given)

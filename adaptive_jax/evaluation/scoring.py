@@ -70,7 +70,7 @@ def scores(
         InputError: see `windows`.
     """
     count, batches = windows(ids, run.vocabulary.eos, settings._replace(multiple=run.mesh.size))
-    tables, rows = _composed(run, ids)
+    tables, rows = composed(run, ids)
     how = run.known, len(run.vocabulary), extras
     scorer, before = make_scorer(run.model, run.mesh, settings.context, how), None
     carry = () if settings.layout != "streams" else None
@@ -157,7 +157,7 @@ def perplexity(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
-def _composed(run, ids):
+def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
     """Tables composed once for a split, and for every word its row in them; None where rows are word ids."""
     which = run.model.composed_words()
     if which == "none":

@@ -1,0 +1,1 @@
+"""A page about trained runs: figures, tables and a text coloured by surprisal."""
