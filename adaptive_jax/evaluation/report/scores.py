@@ -18,6 +18,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import plain
 from adaptive_jax.files import replacing
+from adaptive_jax.plans.costs import TOKENS
 from adaptive_jax.progress import Bar
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config, read_words
@@ -125,7 +126,7 @@ def kept(run: Subject, what: str, make: Callable[[], dict[str, np.ndarray]]) -> 
 
 def with_rows(run: Subject) -> Windows:
     """The windows of a run, with as many rows as its devices hold."""
-    rows = max(1, run.config["tokens_per_device"] // run.windows.window) * run.open().mesh.size
+    rows = max(1, (run.config["tokens_per_device"] or TOKENS) // run.windows.window) * run.open().mesh.size
     return run.windows._replace(rows=run.windows.rows or rows)
 
 
