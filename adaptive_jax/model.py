@@ -96,9 +96,13 @@ class LanguageModel(nn.Module):
         vectors = vectors if known is None else jnp.where(known[..., None], vectors, 0)
         return self.body(vectors, carry, batch, train=train)
 
+    def vectors(self, tokens: jax.Array) -> jax.Array:
+        """Input vectors `[rows, time, features]` of tokens `[rows, time]`, as the body reads them."""
+        return self.input(self._inputs(tokens))
+
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry; `body.cache` makes the first."""
-        return self.body(self.input(self._inputs(tokens)), carry)
+        return self.body(self.vectors(tokens), carry)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """See `Softmax.nll`."""
