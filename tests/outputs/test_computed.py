@@ -103,7 +103,8 @@ def of_file(name, case):
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs shared/reference/groc")
 @pytest.mark.parametrize("case, file", [
     ("k0_word_bias", "output"), ("k0_predicted_bias", "output"), ("k0_train_output_dropout", "output"),
-    ("k4_train_locked", "output"), ("tied", "baselines"), ("adaptive_tied", "baselines"), ("adaptive_tied_train", "baselines"),
+    ("k4_train_locked", "output"), ("lookup_table", "baselines"), ("lookup_table_train", "baselines"), ("tied", "baselines"),
+    ("tied_train", "baselines"), ("adaptive_tied", "baselines"), ("adaptive_tied_train", "baselines"),
     ("adaptive_untied", "baselines")])
 def test_output(case, file, monkeypatch):
     """Tables of the reference files that the fixture leaves out: from the hidden states to the losses, masks given.
@@ -112,14 +113,15 @@ def test_output(case, file, monkeypatch):
     draws masks of layers anew for every chunk of words, here for every 25, whose last has no relations and definition there.
     """
     arrays, train = of_file(file, case), "_train" in case
-    plain = arrays["param/_lookup.weight"] if case == "tied" else arrays.get("E_in")
+    own = {"lookup_table": "_decoder", "tied": "_lookup"}.get(case.removesuffix("_train"))  # no composed table
+    plain = arrays[f"param/{own}.weight"] if own else arrays.get("E_in")
     if file == "output":  # all its cases are of one E; some have it after dropout
         plain = of_file(file, "k0_predicted_bias")["E_in"]
     words, features = plain.shape
     masks = [arrays[name].ravel() > 0 for name in ("mask_3", "mask_4", "mask_5", "mask_6") if case == "k4_train_locked"]
     masks = iter(masks or [arrays[name].ravel() > 0 for name in ("mask_0",) if train])
     monkeypatch.setattr(dropout, "keep_mask", lambda *_: next(masks))
-    bias = "own" if arrays["param/_decoder.bias" if case == "tied" else "param/_bias.weight"].size == words else "predicted"
+    bias = "own" if arrays["param/_decoder.bias" if own else "param/_bias.weight"].size == words else "predicted"
     if case.startswith("adaptive"):
         home = "_decoder" if case.endswith("untied") else "_lookup"
         source = AdaptiveInput(words, features, (12, 40))
@@ -127,12 +129,13 @@ def test_output(case, file, monkeypatch):
         params |= {f"projection_{i}": arrays[f"param/{home}.emb_projs.{i}"].T for i in range(3)}
         table = AssembledTable(source, features, dropout=0.2 if train else 0.0, bias="own")
     else:
-        rates = {"dropout": 0.3} if case == "k0_train_output_dropout" else {"layer_dropout": 0.5} if train else {}
+        rates = {"k0_train_output_dropout": {"dropout": 0.3}, "k4_train_locked": {"layer_dropout": 0.5}}
+        rates = {"dropout": 0.2} if own and train else rates.get(case, {})
         depth, given = (4, {"activation": "sigmoid"}) if case.startswith("k4") else (0, {})
         source, params = Lookup(words, features), {"table": plain}
         table = MappedTable(source, features, depth=depth, bias=bias, **rates | given)
     weights = {name.removeprefix("param/"): array for name, array in arrays.items() if name.startswith("param/")}
-    weights = weights | ({"_bias.weight": weights["_decoder.bias"][None]} if case == "tied" else {})
+    weights = weights | ({"_bias.weight": weights["_decoder.bias"][None]} if own else {})
     params = {"source": params} | parameters(weights, bias)
     [(vectors, _, biases)] = table.apply({"params": params}, train=train, rngs={"dropout": jax.random.key(0)}, method="bands")
     same = 24 if case == "k4_train_locked" else words
@@ -140,6 +143,8 @@ def test_output(case, file, monkeypatch):
     if not (train and bias == "predicted"):
         logits = arrays["hidden"] @ np.asarray(vectors).T + np.asarray(biases)
         np.testing.assert_allclose(logits, arrays["logits"], atol=2e-5)
+        chosen = np.take_along_axis(logits, arrays["target"].reshape(-1, 1), axis=1)[:, 0]
+        np.testing.assert_allclose(jax.nn.logsumexp(logits, axis=1) - chosen, arrays["nll"].ravel(), atol=2e-5)
     if case == "adaptive_tied":  # the input's vectors are those of the output, scaled like them
         read = AdaptiveInput(words, features, (12, 40), scaled=True)
         embedded = read.apply({"params": params["source"]}, arrays["input"])
