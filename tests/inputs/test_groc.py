@@ -1,7 +1,8 @@
 """GroC's word vectors: the numbers of its public code, and a plain twin that reads words one by one.
 
-`tests/fixtures/groc_encoder.npz` has enough to test everywhere. Where shared/reference/groc lies beside the project, all of its
-cases are tested.
+`tests/fixtures/groc_encoder.npz` has enough to test everywhere. Where shared/reference/groc lies beside the project, its other
+cases are tested too. No published number rests on those that are left out: vectors that are multiplied, a highway layer or an
+LSTM over definitions, and calls for a range of words or a batch of tokens, which the public code does not use itself.
 """
 
 import json
