@@ -1,12 +1,16 @@
 """Evaluates a trained model: loss in nats and perplexity per word over a split.
 
     python evaluate.py --workdir=runs/quickstart --split=test
+    python evaluate.py --workdir=runs/quickstart --split=validation --context=0,16,32,48
     python evaluate.py --workdir=runs/adp_t --split=test --window=3072 --context=2560 --break_mode=complete
     python evaluate.py --workdir=runs/groc --split=test --data_path=DIR --vocabulary=union
     python evaluate.py --workdir=runs/groc --split=validation --method=cache --model_weight=0.9,0.95 --theta=0,0.25,0.5
 
-Writes workdir/eval/*.json. Several hosts run it as they run train.py. docs/evaluation.md says more.
+Writes workdir/eval/*.json. Several hosts run it as they run train.py. Exits with status 3 if the perplexity is above
+--target_perplexity. docs/evaluation.md says more.
 """
+
+import sys
 
 from absl import flags
 
@@ -15,7 +19,7 @@ from adaptive_jax.errors import InputError
 
 SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Split to score.")
 WINDOW = flags.DEFINE_integer("window", 0, "Tokens the model reads at once; 0: the sequence length it was trained with.")
-CONTEXT = flags.DEFINE_integer("context", 0, "Tokens of each window that are given and not scored.")
+CONTEXT = flags.DEFINE_list("context", ["0"], "Tokens of each window that are given and not scored; several are compared.")
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
 BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
@@ -24,7 +28,9 @@ METHOD = flags.DEFINE_string("method", "plain", "plain, cache or dynamic.")
 VOCABULARY = flags.DEFINE_string("vocabulary", "train", "Words to score over: train, union (and those of the split), or a file's.")
 UNIFORM = flags.DEFINE_float("uniform", None, "Share of the uniform distribution; default 0.01 if new words have no probability.")
 DOWN_WEIGHT = flags.DEFINE_float("down_weight", 1.0, "Factor of what a composed model gives to new words.")
+TARGET = flags.DEFINE_float("target_perplexity", None, "Exit with status 3 if the perplexity, the best of several, is above it.")
 SHARE = flags.DEFINE_float("share", None, "Share of the words that keep their entries in a lexicon; default: that of the run.")
+MISSED = 3  # the exit status of a target that is not reached
 OPTIONS = (
     flags.DEFINE_string("cache", None, "Of --method=cache: local (default), unbounded, unigram or unigram_softmax."),
     flags.DEFINE_list("model_weight", None, "Of --method=cache: the weight lambda of the model, or several. Default 0.966."),
@@ -47,25 +53,36 @@ def given_options() -> dict:
     return {key: numbers(key, value) if isinstance(value, list) else value for key, value in given.items()}
 
 
-def numbers(key: str, texts: list[str]) -> tuple[float, ...]:
-    """The numbers in texts. Raises InputError for what is none."""
+def numbers(key: str, texts: list[str], kind: type = float, such: tuple[str, str] = ("0.5", "0.25,0.5")) -> tuple:
+    """The numbers of a kind in texts. Raises InputError for what is none, and names numbers `such` as it takes."""
     try:
-        return tuple(map(float, texts))
+        if texts:
+            return tuple(map(kind, texts))
     except ValueError:
-        raise InputError(f"--{key}={','.join(texts)} is no list of numbers: give such as --{key}=0.5 or --{key}=0.25,0.5") from None
+        pass
+    what = "whole numbers" if kind is int else "numbers"
+    raise InputError(f"--{key}={','.join(texts)} is no list of {what}: give such as --{key}={such[0]} or --{key}={such[1]}")
 
 
 def main():
+    contexts = numbers("context", CONTEXT.value, int, ("480", "0,256,480"))
+    if TARGET.value is not None and not TARGET.value > 0:
+        raise InputError(f"--target_perplexity={TARGET.value:g} is no perplexity: give one above 0, such as 80")
     from adaptive_jax.devices import hosts  # after the flags: --help and their errors should not wait for jax
-    from adaptive_jax.evaluation.evaluate import Request, evaluate
+    from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
 
-    what = SPLIT.value, WINDOW.value, CONTEXT.value, CHECKPOINT.value
+    what = SPLIT.value, WINDOW.value, contexts[0], CHECKPOINT.value
     how = METHOD.value, ROWS.value, given_options(), VOCABULARY.value, UNIFORM.value, DOWN_WEIGHT.value, SHARE.value
     request = Request(*what, DATA_PATH.value, BREAK_MODE.value, *how)
     workdir, others = command.workdir()
     hosts.initialize(*others)
     with hosts.together():
-        evaluate(workdir, request)
+        results = evaluate_contexts(workdir, request, contexts)
+    best = min(result["perplexity"] for result in results)
+    if TARGET.value is not None and best > TARGET.value:
+        if hosts.first():
+            print(f"perplexity {best:.4f} is above --target_perplexity={TARGET.value:g}", file=sys.stderr)
+        sys.exit(MISSED)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def main():
         if DRY_RUN.value:
             dry_run(config, workdir, int(MEMORY.value * 1e9), TARGET.value)
         else:
-            loop.train(config, workdir)
+            row, changed = command.published()
+            loop.train(config, workdir, (row, changed + [flag.name for flag in (HOURS, INIT_FROM) if flag.value is not None]))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 
 _config: tuple[dict, list[str]] = ({}, [])
+_changed: list[str] = []
 
 
 def define_config(what: str = "Config file, with :row where it has rows") -> None:
@@ -48,6 +49,11 @@ def config() -> tuple[dict, list[str]]:
     if not _config[0]:
         raise InputError(f"--config is missing: {config_file.CURE}")
     return _config
+
+
+def published() -> tuple[dict | None, list[str]]:
+    """What a paper prints of the row that --config names, see `config_file.published`, and the keys of the flags --config.KEY."""
+    return config_file.published(flags.FLAGS["config"].value), _changed
 
 
 def define_workdir(what: str) -> None:
@@ -157,7 +163,7 @@ def _leave(*_):
 
 
 def _parse(argv, positional):
-    global _config
+    global _config, _changed
     try:
         given, argv = [], flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         if "config" in flags.FLAGS:
@@ -171,7 +177,7 @@ def _parse(argv, positional):
     if found > needed and not "".join(positional[-1:]).endswith("..."):
         raise InputError(f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags")
     if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
-        _config = config_file.read(flags.FLAGS["config"].value, given)
+        _config, _changed = config_file.read(flags.FLAGS["config"].value, given), [key for key, _ in given]
     elif given:
         raise InputError(f"--config.{given[0].key} changes a config, and --config is missing: {config_file.CURE}")
     return rest

@@ -66,7 +66,7 @@ def read(place: str, given: Sequence[Given] = ()) -> tuple[dict, list[str]]:
         InputError: with the file, and the line where that is known: the file is missing or raises an error, has no such row,
             or gives no complete config; or a flag is wrong.
     """
-    path, row = (place, None) if place.endswith(".py") or ":" not in place else place.rsplit(":", 1)
+    path, row = _place(place)
     config = _run(os.path.expanduser(path), row)
     return set_values(config, given)
 
@@ -99,6 +99,27 @@ def set_values(config: Mapping, given: Sequence[Given]) -> tuple[dict, list[str]
     return check_keys(config), said
 
 
+def published(place: str) -> dict | None:
+    """What a paper prints of `FILE:ROW`: `validation`, `test` (perplexities, or None), `table` and `row`.
+
+    As in configs/, a file has a dict `ROWS` whose rows have a `paper` with `valid`, `test` and `table`, and `get_config` has a
+    default row. None where the file or the row has no such numbers.
+    """
+    path, row = _place(place)
+    module = _module(os.path.expanduser(path))
+    with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):  # a file of the user's own need have none of it
+        row = row or inspect.signature(module.get_config).parameters["row"].default
+        paper = module.ROWS[row].paper
+        if paper.valid is not None or paper.test is not None:
+            return {"validation": paper.valid, "test": paper.test, "table": paper.table, "row": f"{Path(path).name}:{row}"}
+    return None
+
+
+def _place(place):
+    """The file and the row, or None, of `FILE` or `FILE:ROW`."""
+    return (place, None) if place.endswith(".py") or ":" not in place else place.rsplit(":", 1)
+
+
 def _value(key, text, default):
     """The text as a value of the default's type; a text that is none stays text, which `check_keys` refuses."""
     if isinstance(default, dict):
@@ -122,8 +143,8 @@ def _value(key, text, default):
         return text
 
 
-def _run(path, row):
-    """The checked config that a file's `get_config` returns."""
+def _module(path):
+    """The module that a file is."""
     source = _source(path)
     module = types.ModuleType("config_file")
     module.__file__ = path
@@ -132,6 +153,13 @@ def _run(path, row):
             exec(compile(source, path, "exec"), module.__dict__)
         except (Exception, SystemExit) as error:
             raise InputError(_told(path, error)) from error
+    return module
+
+
+def _run(path, row):
+    """The checked config that a file's `get_config` returns."""
+    module = _module(path)
+    with _importing(Path(path).resolve().parent):
         get_config = getattr(module, "get_config", None)
         if not callable(get_config):
             raise InputError(f"{path} has no function get_config(): it must return the config, see configs/quickstart.py")

@@ -178,6 +178,11 @@ class GatedConv(nn.Module):
         return self.output_width or self.blocks[-1][-1]
 
     @property
+    def receptive_field(self) -> int:
+        """Vectors that a hidden state depends on: its own and those before it."""
+        return 1 + sum(stage.count * (kernel - 1) for stage in self.stages for kernel, _ in stage.layers)
+
+    @property
     def stages(self) -> list[Stage]:
         """The blocks as stages of equal ones; stage i has the parameters `blocks_i`."""
         return stages(self.blocks[0][2] if FORMS[self.form].entry else self.features, self.blocks)

@@ -82,7 +82,7 @@ def dynamic(
     squares, nll = None, np.full(len(ids), np.nan, np.float32)
     if options.rule == "rms":
         squares = mean_squares(run, model, _sample(train(), settings, options.statistics), settings, progress)
-    step = _make_step(model, run.mesh, settings.context)
+    step = _make_step(model, run.mesh, settings.unscored)
     rate = RULES[options.rule] if options.rate is None else options.rate
     numbers = {"rate": rate, "decay": options.decay, "epsilon": options.epsilon}
     params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
@@ -138,13 +138,13 @@ def _make_sum(model, mesh):
 
 
 @functools.lru_cache(maxsize=2)
-def _make_step(model, mesh, context):
+def _make_step(model, mesh, unscored):
     """Returns `step(params, rule, lexicon, batch, carry) -> (nll, params, carry)`.
 
     rule: the trained parameters, MS_g or None for sgd, and the rate, decay and epsilon.
     """
     words = model.input.vocabulary_size
-    scorer, gradients = make_scorer(model, mesh, context, (words, words, PLAIN)), make_gradients(model, mesh, 0)
+    scorer, gradients = make_scorer(model, mesh, unscored, (words, words, PLAIN)), make_gradients(model, mesh, 0)
 
     def step(params, rule, lexicon, given, carry):
         trained, squares, numbers = rule
@@ -177,7 +177,7 @@ def _first_carry(model, mesh, settings, batch):
 
 def _sample(ids, settings, segments):
     """The ids of about so many segments, from places all over a text."""
-    tokens = segments * settings.rows * (settings.window - settings.context)
+    tokens = segments * settings.rows * (settings.window - settings.unscored)
     if tokens >= len(ids):
         return np.asarray(ids)
     each = -(-tokens // PLACES)

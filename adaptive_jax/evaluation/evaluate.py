@@ -1,7 +1,8 @@
 """evaluate.py's work: open a run, score a split, print and write the result."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,8 +12,9 @@ from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.methods import Job, prepared
-from adaptive_jax.evaluation.results import say, write
+from adaptive_jax.evaluation.results import compare, say, write
 from adaptive_jax.evaluation.scoring import summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.evaluation.vocabularies import (
@@ -65,43 +67,60 @@ class Request(NamedTuple):
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
-    """Scores a split with a trained model, prints the result and writes it to workdir/eval/.
+    """Scores a split with a trained model, prints the result and writes it to workdir/eval/, as JSON and as a card in Markdown.
 
     Returns:
-        `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step` and `settings`: the config,
-        break_mode, window, context and checkpoint; of a run on streams, rows, too. Of a vocabulary with more words, `unseen` is the
-        share of new words, `open` has share and perplexity of words that training knew and of others, and the settings are those
-        of the request. Where several settings were tried, `grid` has a line for each, and the rest is of the best one.
+        `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds` that scoring took (compilation
+        included), `settings`: the config, break_mode, window, context and checkpoint, of a run on streams, rows, too; and what
+        `card.facts` and, as `published`, `card.published` return. Of a vocabulary with more words, `unseen` is the share of new
+        words, `open` has share and perplexity of words that training knew and of others, and the settings are those of the
+        request. Where several settings were tried, `grid` has a line for each, and the rest is of the best one.
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the split, see `windows`, and settings
-            that do not fit together; or the result, which has been printed by then, cannot be written.
+            that do not fit together; scores that are not finite; or the result, which has been printed by then, cannot be
+            written.
     """
+    return evaluate_contexts(workdir, request, (request.context,))[0]
+
+
+def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) -> list[dict]:
+    """As `evaluate`, once for each context in place of the request's. Several are also printed and written side by side."""
     config = read_config(workdir)
-    settings, score = _checked(config, request)
+    requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
+    checked = [_checked(config, each) for each in requests]
     own, data = read_words(workdir), _data(workdir, config, request)
+    paper = card.published(workdir, request.split)
     vocabulary = extended(own, request.vocabulary, data, request.split)
     corpus = load(data, vocabulary=vocabulary, splits=(request.split,))
     ids = corpus.ids[request.split]
     if request.window > len(ids):
-        raise InputError(f"window={settings.window} is longer than the {request.split} split, {len(ids)} tokens: give that or less")
+        raise InputError(f"window={request.window} is longer than the {request.split} split, {len(ids)} tokens: give that or less")
     words = describe_words(corpus, request.split) if request.vocabulary == TRAIN else ""
-
     run = open_extended(workdir, request.checkpoint, own, vocabulary, request.share)
-    settings = settings._replace(rows=_rows(config, request, settings.window, run.mesh.size))
 
     def train():
         own_data = _data(workdir, config, request._replace(data_path=None))
         return load(own_data, vocabulary=vocabulary, splits=("train",)).ids["train"]
 
-    found, nll = _best(score, _job(run, ids, settings, request)._replace(train=train))
-    result = found | _about(request, settings, config) | {"unseen": corpus.unseen.get(request.split), "step": run.step}
-    if request.vocabulary != TRAIN:
-        result |= {"open": seen_and_unseen(nll, ids, run.known)}
-        result |= {"unseen": result["open"]["unseen"]["share"]}
-    say(result, words, settings)
-    write(workdir / "eval", result)
-    return result
+    results = []
+    for each, (settings, score) in zip(requests, checked, strict=True):
+        settings = settings._replace(rows=_rows(config, each, settings.window, run.mesh.size))
+        job = _job(run, ids, settings, each)._replace(train=train)
+        start = time.perf_counter()
+        found, nll = _best(score, job)
+        result = found | {"seconds": time.perf_counter() - start} | _about(each, settings, config)
+        result |= {"unseen": corpus.unseen.get(each.split), "step": run.step}
+        result |= card.facts(run, ids, nll) | {"published": paper}
+        if each.vocabulary != TRAIN:
+            result |= {"open": seen_and_unseen(nll, ids, run.known)}
+            result |= {"unseen": result["open"]["unseen"]["share"]}
+        say(result, words, settings)
+        write(workdir / "eval", result)
+        results.append(result)
+    if len(results) > 1:
+        compare(workdir / "eval", results)
+    return results
 
 
 def _checked(config, request):
@@ -110,8 +129,8 @@ def _checked(config, request):
     window, break_mode = request.window or batches["sequence_length"], request.break_mode or batches["break_mode"]
     if batches["layout"] == "streams" and break_mode != "none":
         raise InputError(f"--break_mode={break_mode} is not for a run on streams, which reads the split as one text: leave it out")
-    settings = Windows(window, request.context, break_mode, batches["layout"], rows=1)
     check_at_least(0, rows=request.rows)
+    settings = Windows(window, request.context, break_mode, batches["layout"], request.rows or 1)
     check_windows(settings)
     check_known(f"split={request.split!r}", request.split, SPLITS)
     score = prepared(request.method, request.options)
@@ -156,7 +175,11 @@ def _job(run, ids, settings, request):
     uniform = request.uniform
     if uniform is None:
         uniform = 0.0 if predicts_new_words(run) else UNIFORM
-    return Job(run, ids, settings, uniform, request.down_weight, None, lambda what: functools.partial(_progress, what=what))
+
+    def progress(what):
+        return functools.partial(_progress, what=f"{what}, context {request.context:,}" if request.context else what)
+
+    return Job(run, ids, settings, uniform, request.down_weight, None, progress)
 
 
 def _best(score, job):

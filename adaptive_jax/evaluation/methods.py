@@ -33,7 +33,19 @@ class Job(NamedTuple):
     progress: Callable[[str], Progress]
 
     def mixed(self, nll: np.ndarray) -> np.ndarray:
-        """The nll mixed with the uniform distribution."""
+        """The model's nll `[tokens]` mixed with the uniform distribution.
+
+        Raises:
+            InputError: words that the model knows have a score that is not finite.
+        """
+        wrong = np.flatnonzero(np.isinf(nll))
+        wrong = wrong[self.ids[:][wrong] < self.run.known]  # new words may have probability 0
+        if len(wrong):
+            total, step, dtype = np.sum(~np.isnan(nll)), self.run.step, self.run.config["dtype"]
+            raise InputError(
+                f"{len(wrong):,} of {total:,} scores are not finite, the first of token {wrong[0]:,}: the model of step {step:,} "
+                f"diverged, is damaged or overflows in {dtype}; give another --checkpoint"
+            )
         return with_uniform(nll, self.uniform, len(self.run.vocabulary))
 
 

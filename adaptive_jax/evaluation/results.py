@@ -1,5 +1,6 @@
-"""Results of evaluations: the line and the table that are printed, and the file in eval/."""
+"""Results of evaluations: the lines and the tables that are printed, and the files in eval/."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -9,6 +10,8 @@ from pathlib import Path
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import card, contexts
+from adaptive_jax.files import replacing
 from adaptive_jax.stores import in_store
 from adaptive_jax.workdir.settings import write_json
 
@@ -29,9 +32,11 @@ def say(result: dict, words: str, settings: Windows) -> None:
         + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
         words,
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window}, "
-        + (_context_of_rows(settings.rows) if settings.layout == "streams" else f"context {settings.context}"),
+        + (_context_of_rows(settings) if settings.layout == "streams" else f"context {settings.context}"),
     ]
     hosts.say("; ".join(parts + ([] if method == "plain" else [f"method {method}{chosen}"])))
+    for line in card.lines(result):
+        hosts.say(f"  {line}")
 
 
 def table(tried: Sequence[dict]) -> Iterator[str]:
@@ -50,35 +55,58 @@ def _part(name, part):
     return f"; {name} words {part['share']:.1%}{paid}"
 
 
-def _context_of_rows(rows):
+def _context_of_rows(settings):
     """What tokens of layout "streams" see."""
+    rows, context = settings.rows, settings.context
     if rows == 1:
         return "each token after all before it"
-    return f"in {rows:,} rows, of which {rows - 1:,} begin without what came before (--rows=1 scores exactly)"
+    before = f"after {context:,} tokens of what came before" if context else "without what came before"
+    return f"in {rows:,} rows, of which {rows - 1:,} begin {before} (--rows=1 scores exactly)"
 
 
 def write(folder: Path, result: dict) -> None:
-    """Writes a result into a folder, after it has been printed: it must not be lost where it cannot be written.
+    """Writes a result into a folder as JSON and as a card in Markdown, after it has been printed: it must not be lost.
 
     Raises:
         InputError: it cannot be written.
     """
     path = folder / f"{_name(result)}.json"
-    if hosts.first():
-        try:
+    with _told(path):
+        if hosts.first():
             write_json(path, result)
-        except OSError as error:
-            raise InputError(
-                f"cannot write {path}: {error.strerror}; the result stands above. To have the file, make room or get permission "
-                "to write there, then evaluate again"
-            ) from error
+            with replacing(path.with_suffix(".md")) as file:
+                file.write(card.markdown(result).encode())
     hosts.say(str(path))
 
 
-def _name(result):
-    """The name of a result's file: results of other text, or of text broken otherwise, do not replace those of the run's own."""
+def compare(folder: Path, results: Sequence[dict]) -> None:
+    """Prints and writes results side by side that differ in their contexts; see `contexts`. Raises InputError as `write`."""
+    for line in contexts.table(results):
+        hosts.say(line)
+    stem = folder / _name(results[0], "contexts")
+    with _told(stem):
+        contexts.write(stem, results)
+
+
+@contextlib.contextmanager
+def _told(path):
+    """Raises an InputError that says so if the block cannot write."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; the result stands above. To have the file, make room or get permission "
+            "to write there, then evaluate again"
+        ) from error
+
+
+def _name(result, context=None):
+    """The name of a result's file: results of other text, or of text broken otherwise, do not replace those of the run's own.
+
+    context: what stands in the place of the context.
+    """
     settings = result["settings"]
-    name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
+    name = f"{result['split']}-{settings['window']}-{context or settings['context']}-{result['step']}"
     if "rows" in settings and settings["rows"] > 1:
         name += f"-rows{settings['rows']}"
     if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:

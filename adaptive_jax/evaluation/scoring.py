@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.composition import compose_shared, make_compose
-from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
+from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check_windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
 from adaptive_jax.devices.precision import exact
@@ -20,6 +20,7 @@ from adaptive_jax.model import LanguageModel, parameter_shapes
 
 FOREIGN = np.int32(-1)  # stands for an input word that the model has no vector of
 LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
+OVERLAP = 8  # at least this many times what its rows read twice is in a row that carries on
 Progress = Callable[[Iterable, int], Iterable]  # given batches and their number, passes them on and shows how far it is
 
 
@@ -56,7 +57,8 @@ def scores(
     every token but the first few sees at least 480 before it, at 16 times the work of context 0 (Baevski & Auli 2019,
     section 5.3 and Table 5). With break_mode "complete" a row scores whole sentences, after as much context (section 4.3).
     Those of "complete_doc" and "eos" are scored as in training, each seeing nothing else. With layout "streams" the body carries
-    its state from batch to batch, so a token sees all before it in its row.
+    its state from batch to batch, so a token sees all before it in its row. So does a body whose receptive field lies within the
+    context, see `continued`: the states of the context are computed once instead of window / (window − context) times.
 
     Args:
         ids: int32 `[tokens]`.
@@ -69,10 +71,12 @@ def scores(
     Raises:
         InputError: see `windows`.
     """
-    count, batches = windows(ids, run.vocabulary.eos, settings._replace(multiple=run.mesh.size))
+    check_windows(settings)
+    settings = continued(run.model, settings._replace(multiple=run.mesh.size), len(ids))
+    count, batches = windows(ids, run.vocabulary.eos, settings)
     tables, rows = composed(run, ids)
     how = run.known, len(run.vocabulary), extras
-    scorer, before = make_scorer(run.model, run.mesh, settings.context, how), None
+    scorer, before = make_scorer(run.model, run.mesh, settings.unscored, how), None
     carry = () if settings.layout != "streams" else None
 
     def fetch(results, batch, at):
@@ -93,6 +97,23 @@ def scores(
         before = results, batch, at
     if before is not None:  # `progress` may end before the first batch
         yield fetch(*before)
+
+
+def continued(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
+    """The settings, as layout "streams" where a body that carries its state gives the same numbers so.
+
+    That is a gated convolution whose receptive field the context covers: whatever else a row shows it, a hidden state depends on
+    the last inputs alone. No other body has such a field. The state of an LSTM depends on all that it has read. That of a token
+    in a transformer depends on where the row begins, by attention to all of it and, unless positions are relative, by the token's
+    position in it; so keys and values of one window are not those of the next.
+
+    tokens: of the split.
+    """
+    reach = getattr(model.body, "receptive_field", math.inf) - 1
+    if not settings.context > 0 or settings.context < reach or settings.break_mode in ALONE or settings.layout == "streams":
+        return settings
+    rows = min(settings.rows, max(settings.multiple, tokens // (OVERLAP * max(reach, 1))))
+    return settings._replace(context=reach if rows > 1 else 0, break_mode="none", layout="streams", rows=rows)
 
 
 def plain(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> np.ndarray:
@@ -123,8 +144,8 @@ def scored_columns(batch: WindowBatch, columns: int) -> np.ndarray:
 
 
 def finite(nll: np.ndarray) -> np.ndarray:
-    """The nll with infinity where the model gave no number."""
-    return np.nan_to_num(nll, nan=np.inf, posinf=np.inf)
+    """The nll with infinity where the model gave no number, or one that is no nll."""
+    return np.nan_to_num(nll, nan=np.inf, posinf=np.inf, neginf=np.inf)
 
 
 def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
@@ -185,9 +206,10 @@ def _composer(model, mesh):
 
 
 @functools.lru_cache(maxsize=8)
-def make_scorer(model: LanguageModel, mesh: Mesh, context: int, how: tuple[int, int, Extras]) -> Callable:
+def make_scorer(model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int, int, Extras]) -> Callable:
     """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see `scores`.
 
+    unscored: columns of a row whose targets do not count, see `Windows`.
     how: words that the model was trained on, words of the vocabulary, which may be more, and `Extras`.
     """
     local_model, gather, specs = _local(model, mesh)
@@ -197,7 +219,7 @@ def make_scorer(model: LanguageModel, mesh: Mesh, context: int, how: tuple[int, 
     def local(params, lexicon, tables, given: WindowBatch, carry):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
         batch, first = given
-        columns = first[:, None] + jnp.arange(batch.inputs.shape[1] - context)[None]
+        columns = first[:, None] + jnp.arange(batch.inputs.shape[1] - unscored)[None]
         targets, own = jnp.take_along_axis(batch.targets, columns, axis=1), None
         if foreign:
             own = batch.inputs != FOREIGN

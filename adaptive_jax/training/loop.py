@@ -39,6 +39,7 @@ from adaptive_jax.workdir.settings import (
     check_same_vocabulary,
     with_origin,
     with_own_files,
+    write_published,
 )
 
 
@@ -59,8 +60,10 @@ class Stopped(KeyboardInterrupt):
     """The run was told to stop, and all its hosts do after the same update; the text says what is saved."""
 
 
-def train(config: dict, workdir: Path) -> None:
+def train(config: dict, workdir: Path, published: tuple[dict | None, Sequence[str]] = (None, ())) -> None:
     """Trains to `config["steps"]` updates, from the workdir's last checkpoint if there is one.
+
+    published: the arguments of `write_published`, for evaluations to show.
 
     Raises:
         InputError: anything a user can cure, an update that diverges among it. What was saved stays.
@@ -89,6 +92,7 @@ def train(config: dict, workdir: Path) -> None:
     run = Run(model, None, put_lexicon(model, vocabulary, mesh, config["data"]["cache"]), mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
+        write_published(workdir, *published)
         job = Job(config, plan, run, corpus, batches, optimizer, Rewinds(workdir), stop)
         while True:
             try:

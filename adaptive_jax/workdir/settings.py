@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from adaptive_jax.data.vocabulary.clusters import copy_clusters
@@ -52,6 +52,7 @@ ADDED |= {f"{group}.{key}" for group in ("input", "output.table") for key in ("s
 ADDED |= {"input.scaled", "output.table.cutoffs"}
 ADDED |= {"compose_share", "init_from", "init_checkpoint", "gradient_sums"}
 
+PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 
 
@@ -59,6 +60,17 @@ def write_json(path: Path, content) -> None:
     """Writes `content` as readable JSON, atomically; see `to_json`."""
     with replacing(path) as file:
         file.write((to_json(content, indent=2) + "\n").encode())
+
+
+def write_published(workdir: Path, row: Mapping | None, changed: Iterable[str]) -> None:
+    """Records what a paper prints of the row of a run, and the keys in which the run differs from that row; nothing without a row.
+
+    row: as `config_file.published` returns it.
+    changed: keys of the config; those of `FREE` are left out, but for how long the run trains.
+    """
+    if row is not None and hosts.first():
+        kept = [key for key in dict.fromkeys(changed) if key not in FREE - {"steps", "hours", "early_stopping"}]
+        write_json(workdir / PUBLISHED, {**row, "changed": kept})
 
 
 def to_json(content, **how) -> str:

@@ -25,7 +25,7 @@ from adaptive_jax.convert.transformer_config import config_of
 from adaptive_jax.convert.words import read_dictionary
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.devices import sharding
-from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.plans.costs import make_plan
@@ -244,13 +244,14 @@ def test_help(command):
 CASES = {case["context_window"]: case for case in json.loads((FIXTURES / "eval_lm.json").read_text())}
 
 
-@pytest.mark.parametrize("context", [8, 31])  # fairseq's of 0 is in `test_the_commands`
-def test_context_windows(conversion, home, context):
-    """The loss that fairseq's own evaluation gave on a text."""
-    window = CASES[context]["tokens_per_sample_option"]
-    result = evaluate(conversion[1], Request(window=window, context=context, data_path=str(FIXTURES)))
-    assert result["words"] == CASES[context]["n_tokens_scored"]
-    close(result["nll"] / np.log(2), CASES[context]["loss_base2"])
+def test_context_windows(conversion, home):
+    """The losses that fairseq's own evaluation gave on a text with each context; its own of 0 is in `test_the_commands`, too."""
+    request = Request(window=CASES[0]["tokens_per_sample_option"], data_path=str(FIXTURES))
+    results = evaluate_contexts(conversion[1], request, tuple(CASES))
+    assert [result["settings"]["context"] for result in results] == [0, 16, 24, 31, 8]
+    for result, case in zip(results, CASES.values(), strict=True):
+        assert result["words"] == case["n_tokens_scored"]
+        close(result["nll"] / np.log(2), case["loss_base2"])
 
 
 def test_a_converted_run(conversion):

@@ -147,35 +147,43 @@ def test_batching_windows(case):
 
 
 @thorough
-@given(count=st.integers(1, 300), window=st.integers(1, 40), rows=st.integers(1, 8), multiple=st.integers(1, 4))
-def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple):
-    """Every token once; row r's windows follow each other; the first window of all resets; rows are filled up for devices."""
-    ids = np.arange(100, 100 + count, dtype=np.int32)
-    number, batches = windows(ids, EOS, Windows(window, 0, "none", "streams", rows, multiple))
+@given(count=st.integers(1, 300), window=st.integers(1, 40), rows=st.integers(1, 8), multiple=st.integers(1, 4),
+       context=st.integers(0, 50))
+def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple, context):
+    """Every token once; row r's windows follow each other; the first window of all resets; rows are filled up for devices.
+
+    Every row but the first reads `context` tokens before those that it scores.
+    """
+    ids, context = np.arange(100, 100 + count, dtype=np.int32), context if rows > 1 else 0
+    number, batches = windows(ids, EOS, Windows(window, context, "none", "streams", rows, multiple))
     batches = list(batches)
     assert len(batches) == number
     at = np.concatenate([at for _, at in batches])
     assert sorted(at) == list(range(count))
-    read, scored = {}, []
+    read, scored = {}, {}
     for i, (shown, at) in enumerate(batches):
         batch = shown.batch
         assert len(batch.inputs) % multiple == 0
         assert (batch.reset == (i == 0)).all()
         counted = batch.weights > 0
         np.testing.assert_array_equal(batch.targets[counted], ids[at])
-        for row in np.flatnonzero(counted.any(axis=1)):
-            read.setdefault(row, []).extend(batch.inputs[row, counted[row]])
-            scored.append(row)
-    assert len(read) <= min(rows, count)
+        for row, targets in enumerate(batch.targets):  # what fills up is EOS, which the split has not
+            read.setdefault(row, []).extend(batch.inputs[row, targets != EOS])
+            scored.setdefault(row, []).extend(targets[counted[row]])
+    assert sum(map(bool, scored.values())) <= min(rows, count)
     for row, inputs in read.items():
-        assert inputs[0] == EOS if row == 0 else True
         np.testing.assert_array_equal(np.diff(inputs[1:]), 1)
+        if scored[row]:
+            assert inputs[0] == (EOS if row == 0 else scored[row][0] - 1 - context)
+            np.testing.assert_array_equal(np.diff(scored[row]), 1)
 
 
 def test_what_streams_refuse():
     with pytest.raises(InputError, match="batches.break_mode='eos' breaks it: give break_mode none"):
         TrainingBatches(np.arange(9, dtype=np.int32), EOS, Layout(4, "eos", "streams"), 1)
-    with pytest.raises(InputError, match="context=3 is not for batches.layout='streams'"):
+    with pytest.raises(InputError, match="context=3 is not for one row of batches.layout='streams'.*give context 0, or --rows=2"):
         windows(np.arange(9), EOS, Windows(4, 3, "none", "streams", 1))
+    with pytest.raises(InputError, match="window=0 must be greater than context=0"):
+        windows(np.arange(9), EOS, Windows(0, 0, "none", "streams", 1))
     with pytest.raises(InputError, match="0 tokens"):
         windows(np.arange(0), EOS, Windows(4, 0, "none", "streams", 1))

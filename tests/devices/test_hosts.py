@@ -199,7 +199,9 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     two = json.loads(path.read_text())
     assert two.pop("nll") == pytest.approx(one["nll"], rel=1e-6)
     assert two.pop("perplexity") == pytest.approx(one["perplexity"], rel=1e-5)
-    assert two == json.loads(json.dumps({key: value for key, value in one.items() if key in two}))
+    rounded = {"seconds", "bands", "bits_per_character"}
+    assert two.keys() | {"nll", "perplexity"} == one.keys()
+    assert all(two[key] == value for key, value in json.loads(json.dumps(one)).items() if key in two.keys() - rounded)
     assert len(list(workdir.glob("events*"))) == 3
 
     single, several = metrics(alone), metrics(workdir)

@@ -130,7 +130,7 @@ def test_an_evaluation_that_learns(trained, tmp_path, capsys):
     request = Request(checkpoint="latest", data_path=str(tmp_path), window=8, method="dynamic")
     options = {"rate": 1e-3, "statistics": 5}
     still, learns = (evaluate(workdir, request._replace(options=options | {"rate": rate})) for rate in (0.0, 1e-3))
-    line, path = capsys.readouterr().out.splitlines()[-2:]
+    line, *_, path = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")][-2:]
     assert learns["nll"] < still["nll"] - 0.1
     assert "; method dynamic" in line
     saved = json.loads(Path(path).read_text())

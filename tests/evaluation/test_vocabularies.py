@@ -183,7 +183,7 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
     for workdir in composed, looked_up:
         request = Request(checkpoint="latest", data_path=str(other), vocabulary="union", window=1, rows=64)
         result = results[workdir] = evaluate(workdir, request)
-        *_, line, path = capsys.readouterr().out.splitlines()
+        *_, line, path = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
         seen, unseen = result["open"]["seen"], result["open"]["unseen"]
         assert (seen["share"], unseen["share"], result["words"]) == (0.7, 0.3, 10)
         together = 0.7 * math.log(seen["perplexity"]) + 0.3 * math.log(unseen["perplexity"])

@@ -96,19 +96,26 @@ def lattice(base: int, lengths: np.ndarray) -> np.ndarray:
     return np.maximum(rounded, base % step or step)
 
 
-def in_order(tokens: int, rows: int, window: int) -> tuple[int, itertools.chain]:
-    """Cuts a split of so many tokens into `rows` rows, read on in windows, each token once: for evaluation.
+def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int, itertools.chain]:
+    """Cuts a split of so many tokens into `rows` rows, read on in windows, each token counted once: for evaluation.
+
+    Tokens 0 to 9, 2 rows, context 2, window 3:   [0 1 2] and [4 5 6];   [3 4 5] and [7 8 9].   4 and 5 count in the first row.
+
+    context: tokens that every row but the first reads before those that count there.
 
     Returns:
-        The number of windows, and an iterator over pairs of a window's spans and its time. Rows that are at their end have no span.
+        The number of windows, and an iterator over a window's spans, and how many of the first tokens of each span do not count:
+        int64. Rows that are at their end have no span.
     """
-    columns = -(-tokens // rows)
-    begins = range(0, columns, window)
+    columns = max(1, -(-(tokens - context) // rows))
+    begins = range(0, columns + context if rows > 1 else tokens, window)
 
     def spans(begin):
+        ends = np.minimum(tokens, (np.arange(rows) + 1) * columns + context)
         starts = np.arange(rows) * columns + begin
-        lengths = np.clip(np.minimum(tokens, (np.arange(rows) + 1) * columns) - starts, 0, window)
+        lengths = np.clip(ends - starts, 0, window)
         filled = np.flatnonzero(lengths > 0)
-        return Spans(starts[filled], lengths[filled], filled)
+        read = np.where(filled > 0, np.clip(context - begin, 0, lengths[filled]), 0)
+        return Spans(starts[filled], lengths[filled], filled), read
 
     return len(begins), map(spans, begins)

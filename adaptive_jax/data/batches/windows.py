@@ -19,11 +19,12 @@ class Windows(NamedTuple):
     """How a split is scored.
 
     window: tokens of a row, the first `context` of which are only read.
+    context: with layout "streams", tokens that every row of the split but the first reads before those that it scores.
     break_mode: what an example is; see `examples`.
     layout: "packed" or "similar"; how to place examples that must see nothing else (break_mode "complete_doc" or "eos"). Or
         "streams": the split is read on from batch to batch, by a body that carries its state.
     rows: rows of a batch. Layout "similar" has more where rows are shorter. "streams" cuts the split into so many, and all but the
-        first begin without what came before them: only one row gives every token its whole past.
+        first begin with no more than `context` tokens of what came before them: only one row gives every token its whole past.
     multiple: batches have a multiple of so many rows; empty ones are added.
     """
 
@@ -34,11 +35,16 @@ class Windows(NamedTuple):
     rows: int
     multiple: int = 1
 
+    @property
+    def unscored(self) -> int:
+        """Columns of every row, wherever they are, whose targets do not count."""
+        return 0 if self.layout == "streams" else self.context
+
 
 class WindowBatch(NamedTuple):
     """A batch `[rows, time]` to score, and `first` int32 `[rows]`: the column of the first target that counts.
 
-    The columns that count are within the window − context columns from `first` on, so the output layer can skip the others.
+    The columns that count are within the window − `Windows.unscored` columns from `first` on, so the output layer can skip others.
     """
 
     batch: Batch
@@ -54,15 +60,18 @@ def check_windows(settings: Windows) -> None:
     window, context, break_mode, layout, rows, multiple = settings
     check_layout(break_mode, layout)
     check_at_least(1, rows=rows, multiple=multiple)
-    if not 0 <= context < window:
+    if context < 0 or window <= settings.unscored or window < 1:
         raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
     if context and break_mode in ALONE:
         raise InputError(
             f"context={context} shows an example the tokens before it, but batches.break_mode={break_mode!r} forbids that: "
             "give context 0, or break_mode none or complete"
         )
-    if context and LAYOUTS[layout][1] is None:
-        raise InputError(f"context={context} is not for batches.layout={layout!r}, where a token sees all before it: give 0")
+    if context and rows == 1 and LAYOUTS[layout][1] is None:
+        raise InputError(
+            f"context={context} is not for one row of batches.layout={layout!r}, where a token sees all before it: give context 0, "
+            "or --rows=2 or more"
+        )
 
 
 def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:
@@ -108,13 +117,18 @@ def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator
 
 def _continued(ids, eos, settings):
     """As `windows`, for layout "streams"."""
-    rows = min(settings.rows, len(ids))
-    shape = -(-rows // settings.multiple) * settings.multiple, min(settings.window, -(-len(ids) // rows))
-    count, spans = streams.in_order(len(ids), rows, shape[1])
+    rows = max(1, min(settings.rows, len(ids) - settings.context))
+    context = settings.context if rows > 1 else 0
+    longest = -(-(len(ids) - context) // rows) + context
+    shape = -(-rows // settings.multiple) * settings.multiple, min(settings.window, longest)
+    count, parts = streams.in_order(len(ids), rows, shape[1], context)
 
-    def read(number, spans):
+    def read(number, spans, read):
         batch = fill_rows(ids, eos, spans, shape)
-        batch = batch._replace(reset=np.full(shape[0], number == 0))
-        return WindowBatch(batch, np.zeros(shape[0], np.int32)), ranges(spans.starts, spans.lengths)
+        unscored = np.zeros(shape[0], np.int64)
+        unscored[spans.rows] = read
+        counts = np.arange(shape[1]) >= unscored[:, None]
+        batch = batch._replace(weights=batch.weights * counts, reset=np.full(shape[0], number == 0))
+        return WindowBatch(batch, np.zeros(shape[0], np.int32)), ranges(spans.starts + read, spans.lengths - read)
 
-    return count, (read(*each) for each in enumerate(spans))
+    return count, (read(number, *part) for number, part in enumerate(parts))

@@ -1,0 +1,181 @@
+"""What a result says besides its perplexity, several contexts side by side, targets, and scores that are not finite."""
+
+import csv
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive_jax import config_file
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.card import by_band, count_characters, edges, facts, lines, markdown, published
+from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
+from adaptive_jax.evaluation.methods import Job
+from adaptive_jax.evaluation.runs import Run, open_run
+
+WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
+UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
+
+
+@pytest.fixture(scope="module")
+def workdir(trained, tmp_path_factory):
+    """A copy of the trained run, to evaluate."""
+    return shutil.copytree(trained, tmp_path_factory.mktemp("cards") / "small")
+
+
+@given(text=st.lists(st.lists(st.sampled_from(["the", "é", "naïve", "hat", "lowest", "日本"]), max_size=4), min_size=1, max_size=5))
+def test_characters_are_those_of_the_text(text):
+    """With spaces and line ends; of units, too, which spell every word; empty lines among them."""
+    lines = [" ".join(line) for line in text]
+    count = len("".join(f"{line}\n" for line in lines))
+    assert count_characters(UNITS.encode_lines(lines), UNITS) == count
+    known = not any(word not in WORDS.words for line in text for word in line)
+    assert count_characters(WORDS.encode_lines(lines), WORDS) == (count if known else None)
+
+
+def test_no_characters():
+    """Neither of a text that is not known nor of none."""
+    assert count_characters(WORDS.encode_lines(["the <unk>"]), WORDS) is None
+    assert count_characters(np.zeros(0, np.int32), WORDS) is None
+
+
+def test_perplexity_by_band():
+    """Shares add up to 1, and the bands' losses to the whole; a band without tokens has no perplexity."""
+    nll, ids = np.array([1.0, 3.0, 5.0, 7.0]), np.array([0, 1, 2, 9])
+    bands = by_band(nll, ids, [0, 2, 5, 9, 10])
+    assert bands == [
+        {"first": 1, "last": 2, "share": 0.5, "perplexity": pytest.approx(math.exp(2))},
+        {"first": 3, "last": 5, "share": 0.25, "perplexity": pytest.approx(math.exp(5))},
+        {"first": 6, "last": 9, "share": 0.0, "perplexity": None},
+        {"first": 10, "last": 10, "share": 0.25, "perplexity": pytest.approx(math.exp(7))}]
+
+
+@pytest.mark.parametrize("output, cutoffs, expected", [
+    ({"table": {"cutoffs": (20, 60)}, "clusters": ""}, (), [0, 20, 60, 120]),
+    ({"table": {}, "clusters": ""}, (30,), [0, 30, 120]),
+    ({"table": {"cutoffs": ()}, "clusters": ""}, (), [0, 10, 100, 120]),
+    ({"table": {}, "clusters": "file"}, (30,), [0, 10, 100, 120])])
+def test_bands_of_a_model(output, cutoffs, expected):
+    """The output's cutoffs, or the input's, or powers of ten; clusters are no ranks. New words are in no band."""
+    words = Vocabulary(tuple(f"w{n}" for n in range(122)), np.ones(122, np.int64))
+    run = Run(None, {}, {}, None, words, {"output": output, "input": {"cutoffs": cutoffs}}, 7, more=2)
+    assert edges(run) == expected
+
+
+def test_a_card_is_of_the_tokens_that_count():
+    """Bits a character are those of all tokens that count; new words are in no band."""
+    config = {"output": {"table": {}, "clusters": ""}, "input": {"cutoffs": (2,)}}
+    run, ids = Run(None, {}, {}, None, WORDS, config, 7, more=1), WORDS.encode_lines(["the é", "", "hat"])
+    found = facts(run, ids, np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2))
+    assert (found["characters"], found["bits_per_character"]) == (len("the é\nhat\n"), pytest.approx(1.7))
+    assert [band["share"] for band in found["bands"]] == [pytest.approx(0.6), pytest.approx(0.2)]
+    assert found["vocabulary"] == {"size": 6, "fingerprint": WORDS.digest}
+    assert {"python", "device", "jax"} <= found["versions"].keys()
+
+
+def test_scores_that_are_not_finite():
+    """Are counted and fail; tokens that do not count are none of them, and new words may have probability 0."""
+    run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, more=1)
+    job = Job(run, np.array([0, 5, 1, 2, 3], np.int32), None, 0.0, 1.0, None, None)
+    with pytest.raises(InputError, match="^2 of 4 scores are not finite, the first of token 2: the model of step 40 .* bfloat16; give"):
+        job.mixed(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
+    finite = np.array([1, np.inf, 2, np.nan, 3], np.float32)
+    np.testing.assert_array_equal(job.mixed(finite), finite)
+
+
+def test_a_run_of_damaged_parameters(workdir, monkeypatch):
+    """Fails in one line, and leaves no result."""
+    run = open_run(workdir, "latest")
+    broken = run._replace(params={**run.params, "body": {**run.params["body"], "norm": {
+        key: value + np.nan for key, value in run.params["body"]["norm"].items()}}})
+    monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_extended", lambda *_: broken)
+    with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
+        evaluate(workdir, Request(window=10))
+    assert not list(workdir.glob("eval/test-10-*"))
+
+
+def test_several_contexts(workdir, quick_command, capsys):
+    """Each is what it is alone; a table, a CSV file and a figure put them side by side."""
+    request = Request("validation", checkpoint="latest", context=12)
+    one, results = evaluate(workdir, request), evaluate_contexts(workdir, request, (0, 12, 0))
+    assert [result["settings"]["context"] for result in results] == [0, 12]
+    assert {**results[1], "seconds": 0} == {**one, "seconds": 0}
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    header = shown.index(["window", "context", "scored", "perplexity", "nats", "a", "word", "seconds"])
+    assert shown[header + 2][:5] == ["16", "12", "4", f"{one['perplexity']:.2f}", f"{one['nll']:.4f}"]
+    stem = workdir / "eval" / "validation-16-contexts-240"
+    with stem.with_name(f"{stem.name}.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["context"], float(row["perplexity"])) for row in rows] == [
+        (str(result["settings"]["context"]), result["perplexity"]) for result in results]
+    pytest.importorskip("matplotlib")
+    assert stem.with_name(f"{stem.name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command(workdir, quick_command):
+    """Several contexts and a target: status 3 above it, 0 below, and 2 for what is none."""
+    arguments = "evaluate.py", f"--workdir={workdir}", "--split=validation", "--checkpoint=latest"
+    done = quick_command(*arguments, "--context=0,12", "--target_perplexity=1.5")
+    assert done.returncode == 3, done.stderr
+    best = min(json.loads(path.read_text())["perplexity"] for path in workdir.glob("eval/validation-16-*.json"))
+    assert done.stderr == f"perplexity {best:.4f} is above --target_perplexity=1.5\n"
+    assert quick_command(*arguments, "--target_perplexity=1e6").returncode == 0
+    for flag, says in [
+        ("--context=0,many", "--context=0,many is no list of whole numbers: give such as --context=480 or --context=0,256,480"),
+        ("--context=", "--context= is no list of whole numbers"),
+        ("--context=0,16", "window=16 must be greater than context=16"),
+        ("--target_perplexity=0", "--target_perplexity=0 is no perplexity: give one above 0, such as 80"),
+    ]:
+        done = quick_command(*arguments, flag)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert done.stderr.startswith(f"error: {says}")
+
+
+CONFIG = """
+from configs import quickstart
+from configs.base import Paper, Row
+
+ROWS = {"small": Row("adp_t", paper=Paper(18.1, None, table="Table 7")), "own": Row("adp_t")}
+
+def get_config(row="small"):
+    return quickstart.get_config()
+"""
+
+
+def test_published_numbers(quick_command, flags, tmp_path):
+    """train.py keeps what the paper prints of its row, and which keys differ; a result shows it, of its own split."""
+    (tmp_path / "mine.py").write_text(CONFIG)
+    workdir = tmp_path / "run"
+    _, *rest = flags(workdir, steps=1, evaluate_every=1, checkpoint_every=1)
+    done = quick_command("train.py", f"--config={tmp_path / 'mine.py'}", *rest)
+    assert done.returncode == 0, done.stderr
+    changed = json.loads((workdir / "published.json").read_text())["changed"]
+    assert {"steps", "body.layers", "optimizer.learning_rate"} <= set(changed)
+    assert not {"data.path", "log_every", "tokens_per_device"} & set(changed)
+    result = evaluate(workdir, Request("validation"))
+    assert result["published"] == {"perplexity": 18.1, "row": "mine.py:small", "table": "Table 7", "changed": changed}
+    says = f"Table 7 prints 18.1 for mine.py:small; this run changes {', '.join(changed)}"
+    assert list(lines(result))[-1] == says
+    assert f"| published | {says} |" in markdown(result)
+    assert (workdir / "eval" / "validation-16-0-1.md").read_text() == markdown(result)
+    assert published(workdir, "test") is None
+    (workdir / "published.json").write_text("{")
+    with pytest.raises(InputError, match=r"published.json is damaged: remove it"):
+        published(workdir, "test")
+
+
+def test_rows_with_and_without_numbers(tmp_path):
+    """Of the paper's files, of a row without numbers, and of a file without rows."""
+    assert config_file.published("configs/wikitext103.py:adp_t") == {
+        "validation": 19.79, "test": 20.51, "table": "Table 3", "row": "wikitext103.py:adp_t"}
+    assert config_file.published("configs/wikitext103.py")["row"] == "wikitext103.py:adp_t"
+    (tmp_path / "mine.py").write_text(CONFIG)
+    assert config_file.published(f"{tmp_path / 'mine.py'}:own") is None
+    (tmp_path / "mine.py").write_text("def get_config():\n    return {}\n")
+    assert config_file.published(str(tmp_path / "mine.py")) is None
