@@ -10,7 +10,8 @@ from adaptive_jax.workdir.settings import FREE
 from tests.pages import COMMANDS, PAGES, PYTHON, ROOT, commands
 
 INSTALL = {"pip", "uv", "tensorboard", "gcloud", "."}  # what a test cannot run
-MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/"  # what commands make; metrics begin with train/
+# What commands make; metrics begin with train/.
+MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
 
 
 def programs(words):

@@ -83,7 +83,7 @@ def test_scores_that_are_not_finite():
     """Are counted and fail; tokens that do not count are none of them, and new words may have probability 0."""
     run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, more=1)
     job = Job(run, np.array([0, 5, 1, 2, 3], np.int32), None, 0.0, 1.0, None, None)
-    with pytest.raises(InputError, match="^2 of 4 scores are not finite, the first of token 2: the model of step 40 .* bfloat16; give"):
+    with pytest.raises(InputError, match="^2 of 4 scores are not finite, the first of token 2: the model of step 40 .* bfloat16"):
         job.mixed(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
     finite = np.array([1, np.inf, 2, np.nan, 3], np.float32)
     np.testing.assert_array_equal(job.mixed(finite), finite)
