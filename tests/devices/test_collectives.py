@@ -140,16 +140,17 @@ config = config.to_dict()
 shapes = jax.tree.leaves_with_path(parameter_shapes(build(config, config["data"]["vocabulary_size"])))
 vectors = sum(a.size for path, a in shapes if a.ndim - ("blocks" in jax.tree_util.keystr(path)) < 2)
 json.dump({"all": sum(a.size for _, a in shapes), "vectors": vectors,
-    "collectives": report(compiled_update(config, "h100:8"))["collectives"]}, open(sys.argv[2], "w"))
+    "collectives": report(compiled_update(config, sys.argv[3]))["collectives"]}, open(sys.argv[2], "w"))
 """
-MISSING = sys.version_info < (3, 12) or not all(importlib.util.find_spec(name) for name in ("jax_plugins", "nvidia"))
+MISSING = sys.version_info < (3, 12) or not all(importlib.util.find_spec(name) for name in ("jax_plugins", "nvidia", "libtpu"))
 
 
-@pytest.mark.skipif(MISSING, reason="needs Python 3.12 and JAX's plugin for CUDA")
-def test_bytes_that_cross_eight_gpus(command, settings, tmp_path):
-    """In the update compiled for eight H100: every gradient once, matrices with two bytes a number, and three sums of losses."""
+@pytest.mark.skipif(MISSING, reason="needs Python 3.12 and the extra `targets`")
+@pytest.mark.parametrize("target", ["h100:8", "v5e:4x2"])
+def test_bytes_that_cross_eight_devices(command, settings, tmp_path, target):
+    """In the update compiled for them: every gradient once, matrices with two bytes a number, and three sums of losses."""
     changes = settings(**{"dtype": "bfloat16", "gradient_sums": "bfloat16", "body.layers": 2, "batches.sequence_length": 64})
-    done = command("-c", COMPILED, json.dumps(changes | {"tokens_per_device": 64}), tmp_path / "found.json")
+    done = command("-c", COMPILED, json.dumps(changes | {"tokens_per_device": 64}), tmp_path / "found.json", target)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert [one["kind"] for one in found["collectives"]] == ["all-reduce"]
