@@ -11,7 +11,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 
 
 def commands(text):
-    """The commands of a page as lists of words, from indented blocks and from code within lines; `a && b` are two."""
+    """The commands of a page as lists of words, from indented blocks and from code within lines; `a && b` and `a | b` are two."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\\\n", " ")
     blocks = re.findall(r"^    (?! )(.*)$", text, re.MULTILINE)
     spans = re.findall(r"`([^`]+)`", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
@@ -22,9 +22,9 @@ def commands(text):
 def words_of(line):
     """The commands of a line as lists of words, without variables in front."""
     words = shlex.split(line, comments=True)
-    for second, part in itertools.groupby(words, lambda word: word == "&&"):
+    for between, part in itertools.groupby(words, lambda word: word in ("&&", "|")):
         named = list(itertools.dropwhile(lambda word: re.match(r"[A-Z_]+=|srun$", word), part))
-        if named and not second:
+        if named and not between:
             yield named
 
 

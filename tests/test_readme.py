@@ -10,6 +10,7 @@ from adaptive_jax.workdir.settings import FREE
 from tests.pages import COMMANDS, PAGES, PYTHON, ROOT, commands
 
 INSTALL = {"pip", "uv", "tensorboard", "gcloud", "."}  # what a test cannot run
+SHELL = {"printf", "echo"}  # commands that pages may use besides
 # What commands make; metrics begin with train/.
 MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
 
@@ -42,9 +43,9 @@ def keys():
 
 def test_the_commands_are_found():
     """The reader of pages sees blocks, code within lines, continued lines and variables in front."""
-    page = "a `python train.py --a=1` b\n\n    X=1 python -m x \\\n        --b    # c\n    make && . d\n"
-    assert list(commands(page)) == [["python", "-m", "x", "--b"], ["make"], [".", "d"], ["python", "train.py", "--a=1"]]
-    assert {words[0] for _, words in COMMANDS} - INSTALL == {"make", "python", "python3"}
+    page = "a `python train.py --a=1` b\n\n    X=1 python -m x \\\n        --b    # c\n    make && . d | e\n"
+    assert list(commands(page)) == [["python", "-m", "x", "--b"], ["make"], [".", "d"], ["e"], ["python", "train.py", "--a=1"]]
+    assert {words[0] for _, words in COMMANDS} - INSTALL - SHELL == {"make", "python", "python3"}
     assert len(PYTHON) > 30
 
 
