@@ -29,6 +29,8 @@ TRANSFORMER = {
     "attention_dropout": 0.1,
     "activation_dropout": 0.0,
     "final_norm": True,
+    "positions": "sinusoidal",
+    "max_positions": 1_024,
     "attention": "auto",
     "remat": "auto",
     "unroll": False,

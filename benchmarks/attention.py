@@ -23,7 +23,7 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.bodies.attention import PATHS, attention
+from adaptive_jax.bodies.attention import PATHS, Pairs, attention
 from adaptive_jax.dropout import row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from benchmarks.outputs import machine, torch_memory
@@ -38,7 +38,7 @@ def jax_peers(arrays, dropout, paths):
 
     def both(path, queries, keys, values, gradient):
         seeds = row_seeds(jax.random.key(0), jnp.arange(len(queries))) if dropout else None
-        attend = functools.partial(attention, dropout=dropout, seeds=seeds, path=path)
+        attend = functools.partial(attention, pairs=Pairs(dropout=dropout, seeds=seeds), path=path)
         attended, pull = jax.vjp(attend, queries, keys, values)
         return attended, *pull(gradient)
 

@@ -31,7 +31,7 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.bands import Band
-from adaptive_jax.bodies.attention import PATHS, attention
+from adaptive_jax.bodies.attention import PATHS, Pairs, attention
 from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.dropout import row_seeds
 from adaptive_jax.errors import InputError, check_known
@@ -79,7 +79,7 @@ def _check_attention(found):
     arrays = [jax.random.normal(jax.random.key(i), (2, 128, 4, 64)) for i in range(4)]
     seeds = row_seeds(jax.random.key(0), jnp.arange(2))
     for rate in 0.0, 0.1:
-        attend = functools.partial(attention, dropout=rate, seeds=seeds if rate else None)
+        attend = functools.partial(attention, pairs=Pairs(dropout=rate, seeds=seeds))
         exact = _pulled(functools.partial(attend, path="plain"), arrays, "float32", "highest")
         for dtype, path in itertools.product(ROUNDING, PATHS[1:]):
             name = f"attention {path}, {dtype}, dropout {rate}"
@@ -140,7 +140,7 @@ def blocks(found: list, case: Case) -> None:
         for name, cut in list(CUTS.items())[: 2 if tiny else None]:
 
             def loss(joint, cut=cut, seeds=seeds):
-                return flash(joint, dropout=0.1, seeds=seeds, blocks=cut).astype(jnp.float32).sum()
+                return flash(joint, Pairs(dropout=0.1, seeds=seeds), blocks=cut).astype(jnp.float32).sum()
 
             try:
                 _timed(found, f"{length} tokens, {name}", jax.jit(jax.value_and_grad(loss)), joint)

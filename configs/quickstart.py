@@ -6,6 +6,9 @@ Result: test perplexity 79.87, where word counts alone give 291.70; 1.3M paramet
 
     python train.py --config=configs/quickstart.py --workdir=runs/quickstart
     python evaluate.py --workdir=runs/quickstart --split=test
+
+The rows `learned` and `alibi` differ in positions alone. `python -m benchmarks.positions` evaluates them on longer windows than
+those of training.
 """
 
 from configs import base
@@ -33,8 +36,13 @@ SETTINGS = {
 }
 LAYERS = base.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
 ROWS = {"adp_t": base.Row("adp_t")}
+# How the same model knows the order of its tokens, which decides what it can read beyond the 64 that it was trained on.
+ROWS |= {
+    "learned": base.Row("adp_t", {"body.positions": "learned", "body.max_positions": SETTINGS["batches.sequence_length"]}),
+    "alibi": base.Row("adp_t", {"body.positions": "alibi"}),
+}
 
 
 def get_config(row="adp_t"):
-    """The config of a row of `ROWS`; there is one."""
+    """The config of a row of `ROWS`."""
     return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

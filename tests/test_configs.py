@@ -81,7 +81,7 @@ def tiny_sizes(body):
                                 for _, *sizes in body["blocks"])}
     if "widths" in body:
         return {"widths": (24,) * (len(body["widths"]) - 1) + (64,)}
-    return {"layers": 2, "heads": 4, "feed_forward": 48}
+    return {"layers": 2, "heads": 4, "feed_forward": 48, "max_positions": 97}  # of test_tiny_copy_takes_a_step
 
 
 def tiny_models():

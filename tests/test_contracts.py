@@ -39,12 +39,13 @@ SPELLING = {"char_cnn", "groc"}  # words share what they are spelt with, so a gr
 BODY = {
     "transformer": [
         {"layers": 2, "heads": 2, "feed_forward": 24},
-        {"layers": 1, "heads": 4, "feed_forward": 24, "final_norm": False}],
+        {"layers": 1, "heads": 4, "feed_forward": 24, "final_norm": False, "positions": "alibi"}],
     "gated_conv": [
         {"blocks": ((1, 3, 12), (2, 1, 8, 4, 8, 1, FEATURES))},
         {"blocks": ((2, 4, 12), (1, 2, 12)), "form": "fairseq", "activation": "gtu", "weight_norm": False,
          "output_width": FEATURES}],
-    "transformer_post_norm": [{"layers": 2, "heads": 2, "feed_forward": 24, "final_norm": False}],
+    "transformer_post_norm": [
+        {"layers": 2, "heads": 2, "feed_forward": 24, "final_norm": False, "positions": "learned", "max_positions": TIME + 2}],
     "lstm": [{"widths": (12, FEATURES)}],
     "awd_lstm": [{"widths": (FEATURES,), "biases": 2}],
 }

@@ -15,7 +15,7 @@ import pytest
 from flax import linen as nn
 
 from adaptive_jax import AdaptiveInput, Band, OwnTable, Softmax, TiedTable
-from adaptive_jax.bodies.transformer import sinusoids
+from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.outputs import banded
 from adaptive_jax.training import optim, schedules
 

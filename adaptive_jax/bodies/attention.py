@@ -11,10 +11,13 @@ GPUs (see flash.py), `cudnn` in NVIDIA's kernel. A dropout mask depends only on 
 the same weights.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from adaptive_jax.bodies.chunked import causal_mask, chunked, scaled
+from adaptive_jax.bodies.positions import biases
 from adaptive_jax.devices.platforms import capability, platform, present
 from adaptive_jax.dropout import keep_mask, masked, positions, tied
 from adaptive_jax.errors import InputError, check_known
@@ -22,15 +25,32 @@ from adaptive_jax.errors import InputError, check_known
 PATHS = ("auto", "plain", "chunked", "triton", "cudnn")
 
 
-def attention(queries, keys, values, *, segment_ids=None, dropout=0.0, seeds=None, path="auto"):
+class Pairs(NamedTuple):
+    """What weighs a pair of tokens besides their query and key.
+
+    Attributes:
+        segment_ids: int32 `[rows, time]`: a token sees only tokens of its own segment. None: every row is one segment.
+        slopes: for each head, how much a score falls with each token of distance (ALiBi, see positions.py). (): not at all.
+        dropout: rate at which weights are dropped after the softmax; the others are divided by 1 - dropout.
+        seeds: uint32 `[rows, 2]` from `dropout.row_seeds`; needed if `dropout` is not 0.
+    """
+
+    segment_ids: jax.Array | None = None
+    slopes: tuple[float, ...] = ()
+    dropout: float = 0.0
+    seeds: jax.Array | None = None
+
+
+ALONE = Pairs()  # queries and keys decide alone
+
+
+def attention(queries, keys, values, pairs: Pairs = ALONE, *, path="auto"):
     """Scaled dot-product attention of each token to itself and the tokens before it (Vaswani et al. 2017, section 3.2.1).
 
     Args:
         queries, keys, values: `[rows, time, heads, width]` of one dtype, which is also the dtype of the products. Scores are
             scaled by width^-0.5; scores and softmax are float32.
-        segment_ids: int32 `[rows, time]`: a token sees only tokens of its own segment. None: every row is one segment.
-        dropout: rate at which weights are dropped after the softmax; the others are divided by 1 - dropout.
-        seeds: uint32 `[rows, 2]` from `dropout.row_seeds`; needed if `dropout` is not 0.
+        pairs: what else decides the weights: segments, distance, dropout.
         path: one of `PATHS`. "auto" takes the fastest path that supports the arguments: as measured on CPUs, as
             counted on GPUs.
 
@@ -40,62 +60,63 @@ def attention(queries, keys, values, *, segment_ids=None, dropout=0.0, seeds=Non
     Raises:
         InputError: the path is unknown or does not support the arguments, or a row has more than 2^32 weights to drop.
     """
-    time, heads, width = queries.shape[1:]
-    path = _choose(path, (time, heads, width), queries.dtype, segment_ids is not None, dropout)
-    seeds = seeds if dropout else None
+    path = _choose(path, queries.shape[1:], queries.dtype, pairs)
+    pairs = pairs if pairs.dropout else pairs._replace(seeds=None)
     if path == "triton":
-        return _flash(jnp.stack([queries, keys, values], axis=2), segment_ids, dropout, seeds)
+        return _flash(jnp.stack([queries, keys, values], axis=2), pairs)
     if path == "cudnn":
         return jax.nn.dot_product_attention(queries, keys, values, is_causal=True, implementation="cudnn")
     if path == "chunked":
-        return chunked(dropout, queries, keys, values, segment_ids, seeds)
-    zero = tied(jnp.int32(0), queries)
+        return chunked(pairs.dropout, pairs.slopes, queries, keys, values, pairs.segment_ids, pairs.seeds)
+    zero, time = tied(jnp.int32(0), queries), queries.shape[1]
     mask = causal_mask(zero, time, time)[None, None]
-    if segment_ids is not None:
-        mask &= ((segment_ids + zero)[:, :, None] == segment_ids[:, None])[:, None]
-    return _plain(queries, keys, values, mask, dropout, seeds)
+    if pairs.segment_ids is not None:
+        mask &= ((pairs.segment_ids + zero)[:, :, None] == pairs.segment_ids[:, None])[:, None]
+    return _plain((queries, keys, values), mask, zero, pairs)
 
 
-def joint_attention(joint, heads: int, *, segment_ids=None, dropout=0.0, seeds=None, path="auto"):
+def joint_attention(joint, heads: int, pairs: Pairs = ALONE, *, path="auto"):
     """`attention` of queries, keys and values side by side, `[rows, time, 3 * heads * width]`; "triton" reads them in place."""
     rows, time, width = *joint.shape[:2], joint.shape[2] // (3 * heads)
-    path = _choose(path, (time, heads, width), joint.dtype, segment_ids is not None, dropout)
+    path = _choose(path, (time, heads, width), joint.dtype, pairs)
     if path == "triton":
-        return _flash(joint.reshape(rows, time, 3, heads, width), segment_ids, dropout, seeds if dropout else None)
+        return _flash(joint.reshape(rows, time, 3, heads, width), pairs)
     parts = (part.reshape(rows, time, heads, width) for part in jnp.split(joint, 3, axis=-1))
-    return attention(*parts, segment_ids=segment_ids, dropout=dropout, seeds=seeds, path=path)
+    return attention(*parts, pairs, path=path)
 
 
-def cached_attention(queries, keys, values, seen):
+def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()):
     """Attention of the next tokens to a cache that already holds their own keys and values. Not meant to be differentiated.
 
     Args:
         queries: `[rows, time, heads, width]`.
         keys, values: `[rows, length, heads, width]`; those of the queries' own tokens begin at position `seen`.
         seen: number of tokens before the queries, a scalar.
+        slopes: see `Pairs`.
 
     Returns:
         `[rows, time, heads, width]` in the dtype of the queries.
     """
-    return _plain(queries, keys, values, causal_mask(seen, queries.shape[1], keys.shape[1])[None, None], 0.0, None)
+    mask = causal_mask(seen, queries.shape[1], keys.shape[1])[None, None]
+    return _plain((queries, keys, values), mask, seen, Pairs(slopes=slopes))
 
 
-def _flash(joint, segment_ids, dropout, seeds):
+def _flash(joint, pairs):
     from adaptive_jax.bodies.flash import flash  # Triton is slow to import, and not on every machine
 
-    return flash(joint, segment_ids=segment_ids, dropout=dropout, seeds=seeds)
+    return flash(joint, pairs)
 
 
-def _choose(path, shape, dtype, segmented, dropout):
+def _choose(path, shape, dtype, pairs):
     """The path to take for rows of `shape`, (time, heads, width)."""
     time, heads, width = shape
     check_known(f"body.attention={path!r}", path, PATHS)
-    if dropout and heads * time**2 > 2**32:
+    if pairs.dropout and heads * time**2 > 2**32:
         raise InputError(
             f"attention dropout supports 2^32 weights a row, not those of {heads} heads over {time} tokens: "
             "choose a smaller batches.sequence_length or body.attention_dropout=0"
         )
-    refusals = {"triton": _triton_refusal(time, width, dtype), "cudnn": _cudnn_refusal(width, dtype, segmented, dropout)}
+    refusals = {"triton": _triton_refusal(time, width, dtype), "cudnn": _cudnn_refusal(width, dtype, pairs)}
     if refusal := refusals.get(path):
         raise InputError(f"body.attention={path!r} {refusal}: choose body.attention='chunked'")
     if path != "auto":
@@ -120,16 +141,18 @@ def _triton_refusal(time, width, dtype):
     return ""
 
 
-def _cudnn_refusal(width, dtype, segmented, dropout):
+def _cudnn_refusal(width, dtype, pairs):
     """Likewise for cuDNN."""
     if platform() != "gpu":
         return f"needs a GPU, and this is a {platform()}"
     if not present():
         return "needs its own library and GPU to be compiled"
-    if dropout:
-        return f"does not support dropout={dropout}"  # its seed is a constant of the program: every step would drop the same
-    if segmented:
+    if pairs.dropout:
+        return f"does not support dropout={pairs.dropout}"  # its seed is a constant of the program: every step would drop the same
+    if pairs.segment_ids is not None:
         return "does not support segments"
+    if pairs.slopes:
+        return "does not support body.positions='alibi'"  # it would read a bias for every pair, which the kernels here compute
     if dtype not in (jnp.float16, jnp.bfloat16):
         return f"computes in float16 and bfloat16, not {dtype}"
     if width % 8 or width > 128:
@@ -137,12 +160,18 @@ def _cudnn_refusal(width, dtype, segmented, dropout):
     return ""
 
 
-def _plain(queries, keys, values, mask, dropout, seeds):
-    """Attention that computes the scores of all pairs at once; `mask` broadcasts to `[rows, heads, queries, keys]`."""
+def _plain(arrays, mask, first, pairs):
+    """Attention that computes the scores of all pairs at once; `mask` broadcasts to `[rows, heads, queries, keys]`.
+
+    first: position of the first query. Segments are in the mask.
+    """
+    queries, keys, values = arrays
     scores = jnp.einsum("bqhw,bkhw->bhqk", scaled(queries), keys, preferred_element_type=jnp.float32)
+    if pairs.slopes:
+        scores += biases(jnp.asarray(pairs.slopes), first, *scores.shape[2:])[None]
     weights = jax.nn.softmax(masked(scores, mask, tied(jnp.float32(-jnp.inf), queries)))
-    if dropout:
-        start, zero = (tied(x, seeds) for x in (jnp.uint32(0), jnp.zeros((), weights.dtype)))
-        stays = keep_mask(seeds, positions(weights.shape[1:], start), dropout)
-        weights = masked(weights / (1 - dropout), stays, zero)
+    if pairs.dropout:
+        start, zero = (tied(x, pairs.seeds) for x in (jnp.uint32(0), jnp.zeros((), weights.dtype)))
+        stays = keep_mask(pairs.seeds, positions(weights.shape[1:], start), pairs.dropout)
+        weights = masked(weights / (1 - pairs.dropout), stays, zero)
     return jnp.einsum("bhqk,bkhw->bqhw", weights.astype(queries.dtype), values)

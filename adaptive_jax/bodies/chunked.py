@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from adaptive_jax.bodies.positions import biases
 from adaptive_jax.bodies.remat import keep
 from adaptive_jax.devices.platforms import platform
 from adaptive_jax.dropout import keep_mask, tied
@@ -25,7 +26,7 @@ def scaled(queries: jax.Array) -> jax.Array:
 
 
 class _Heads(NamedTuple):
-    """The heads of all rows along one axis, `heads` = rows * heads of a row; the last three are None where not needed."""
+    """The heads of all rows along one axis, `heads` = rows * heads of a row; the last four are None where not needed."""
 
     queries: jax.Array  # [heads, time, width], scaled; keys and values have the same shape
     keys: jax.Array
@@ -33,6 +34,7 @@ class _Heads(NamedTuple):
     segment_ids: jax.Array | None  # [heads, time]
     seeds: jax.Array | None  # [heads, 2], the row's seeds
     head_ids: jax.Array | None  # [heads], the head's number in its row
+    slopes: jax.Array | None  # [heads]
 
 
 def _fold(x):
@@ -45,23 +47,24 @@ def _unfold(x, heads):
     return jnp.swapaxes(x.reshape(-1, heads, *x.shape[1:]), 1, 2)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def chunked(dropout, queries, keys, values, segment_ids, seeds):
-    """Attention in chunks of queries; arguments as those of `attention.attention`."""
-    return _chunked_forward(dropout, queries, keys, values, segment_ids, seeds)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def chunked(dropout, slopes, queries, keys, values, segment_ids, seeds):
+    """Attention in chunks of queries; arguments as those of `attention.attention` and `attention.Pairs`."""
+    return _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)[0]
 
 
-def _chunked_forward(dropout, queries, keys, values, segment_ids, seeds):
+def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds):
     count = queries.shape[2]
     of_rows = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
     head_ids = None if seeds is None else jnp.tile(jnp.arange(count, dtype=jnp.uint32), len(seeds))
-    heads = _Heads(_fold(scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids)
+    of_heads = jnp.tile(jnp.asarray(slopes), len(queries)) if slopes else None
+    heads = _Heads(_fold(scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids, of_heads)
     attended, logsumexp = _in_groups(functools.partial(_forward, dropout), heads)
     attended, logsumexp = keep(_unfold(attended, count)), keep(logsumexp)
     return attended, (heads, attended, logsumexp)
 
 
-def _chunked_backward(dropout, residuals, gradient):
+def _chunked_backward(dropout, _, residuals, gradient):
     heads, attended, logsumexp = residuals
     # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix B.2.
     shared = jnp.einsum("bqhw,bqhw->bhq", attended, gradient, preferred_element_type=jnp.float32).reshape(logsumexp.shape)
@@ -158,7 +161,10 @@ def _scores(heads, queries, segment_ids, first, end):
     mask = causal_mask(first + zero, queries.shape[1], end)[None]
     if segment_ids is not None:
         mask &= (segment_ids + zero)[:, :, None] == heads.segment_ids[:, None, :end]
-    return jnp.where(mask, _product("nqw,nkw->nqk", queries, heads.keys[:, :end]), hidden)
+    scores = _product("nqw,nkw->nqk", queries, heads.keys[:, :end])
+    if heads.slopes is not None:
+        scores += biases(heads.slopes, first + zero, queries.shape[1], end)
+    return jnp.where(mask, scores, hidden)
 
 
 def _drop(weights, dropout, heads, first):

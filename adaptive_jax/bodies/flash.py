@@ -39,19 +39,27 @@ class _Settings(NamedTuple):
     """What is the same for all programs of both kernels."""
 
     dropout: float
+    slopes: tuple[float, ...]
     forward: Blocks
     backward: Blocks
 
+    def kernel(self, blocks: Blocks, joint, segment_ids) -> "_Kernel":
+        """What the programs of one of the kernels have in common."""
+        return _Kernel(self.dropout, blocks, joint.shape[1], segment_ids is not None, bool(self.slopes))
 
-def flash(joint, *, segment_ids=None, dropout=0.0, seeds=None, blocks: tuple[Blocks, Blocks] | None = None):
+    def given(self, segment_ids, seeds) -> list[jax.Array]:
+        """The arrays that `_Kernel.read` reads, those that there are."""
+        slopes = jnp.asarray(self.slopes) if self.slopes else None
+        return [each for each in (slopes, segment_ids, seeds) if each is not None]
+
+
+def flash(joint, pairs, *, blocks: tuple[Blocks, Blocks] | None = None):
     """Scaled dot-product attention of each token to itself and the tokens before it; see `attention.attention`.
 
     Args:
         joint: `[rows, time, 3, heads, width]`: queries, keys and values. Time is a multiple of 64, width a power
             of 2 from 16 on.
-        segment_ids: int32 `[rows, time]` or None.
-        dropout: rate at which weights are dropped.
-        seeds: uint32 `[rows, 2]`, needed if `dropout` is not 0.
+        pairs: see `attention.Pairs`.
         blocks: of the forward and of the backward kernel; all sizes divide time. None: by time and width, not yet measured.
 
     Returns:
@@ -60,7 +68,8 @@ def flash(joint, *, segment_ids=None, dropout=0.0, seeds=None, blocks: tuple[Blo
     if blocks is None:
         warps = 4 if joint.shape[-1] <= 64 else 8
         blocks = Blocks(128 if joint.shape[1] % 128 == 0 else 64, 64, warps), Blocks(64, 64, warps)
-    return _flash(_Settings(dropout, *blocks), joint, segment_ids, seeds if dropout else None)
+    settings = _Settings(pairs.dropout, pairs.slopes, *blocks)
+    return _flash(settings, joint, pairs.segment_ids, pairs.seeds if pairs.dropout else None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -72,9 +81,9 @@ def _forward(settings, joint, segment_ids, seeds):
     rows, time, _, heads, width = joint.shape
     size = settings.forward.program
     attended, logsumexp = _call(
-        functools.partial(_forward_kernel, _Kernel(settings.dropout, settings.forward, time, segment_ids is not None)),
+        functools.partial(_forward_kernel, settings.kernel(settings.forward, joint, segment_ids)),
         settings.forward,
-        [joint, *_given(segment_ids, seeds)],
+        [joint, *settings.given(segment_ids, seeds)],
         [jax.ShapeDtypeStruct((rows, time, heads, width), joint.dtype), jax.ShapeDtypeStruct((rows, heads, time), jnp.float32)],
         [
             pl.BlockSpec((None, size, None, width), lambda i, head, row: (row, i, head, 0)),
@@ -87,13 +96,13 @@ def _forward(settings, joint, segment_ids, seeds):
 
 def _backward(settings, residuals, gradient):
     joint, segment_ids, seeds, attended, logsumexp = residuals
-    time, width = joint.shape[1], joint.shape[-1]
+    width = joint.shape[-1]
     # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix B.2.
     shared = jnp.sum(attended.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).swapaxes(1, 2)
     of_joint = _call(
-        functools.partial(_backward_kernel, _Kernel(settings.dropout, settings.backward, time, segment_ids is not None)),
+        functools.partial(_backward_kernel, settings.kernel(settings.backward, joint, segment_ids)),
         settings.backward,
-        [joint, gradient, logsumexp, shared, *_given(segment_ids, seeds)],
+        [joint, gradient, logsumexp, shared, *settings.given(segment_ids, seeds)],
         jax.ShapeDtypeStruct(joint.shape, joint.dtype),
         pl.BlockSpec((None, settings.backward.program, 3, None, width), lambda i, head, row: (row, i, 0, head, 0)),
     )
@@ -103,32 +112,37 @@ def _backward(settings, residuals, gradient):
 _flash.defvjp(_forward, _backward)
 
 
-def _given(*arrays):
-    return [each for each in arrays if each is not None]
-
-
 def _call(kernel, blocks, arrays, shapes, out_specs):
     """Runs `kernel` for every block of tokens, head and row of `arrays[0]`, the joint array.
 
-    It reads of each array what belongs to its row and head. Axes of arrays are those of the joint array without some, or
-    `[rows, heads, time]`.
+    It reads of each array what belongs to its row and head. Axes of arrays are those of the joint array without some,
+    `[rows, heads, time]`, `[rows, any]` or `[heads]`.
     """
     rows, time, _, heads, width = arrays[0].shape
-    specs = {
+    of_axes = {
         5: pl.BlockSpec((None, time, 3, None, width), lambda i, head, row: (row, 0, 0, head, 0)),
         4: pl.BlockSpec((None, time, None, width), lambda i, head, row: (row, 0, head, 0)),
         3: pl.BlockSpec((None, None, time), lambda i, head, row: (row, head, 0)),
+        1: pl.BlockSpec((1,), lambda i, head, row: (head,)),
     }
-    of_rows = [pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0)) for a in arrays if a.ndim == 2]
+    specs = [of_axes.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0)) for a in arrays]
     return pl.pallas_call(
         kernel,
         grid=(time // blocks.program, heads, rows),
-        in_specs=[*(specs[a.ndim] for a in arrays if a.ndim > 2), *of_rows],
+        in_specs=specs,
         out_specs=out_specs,
         out_shape=shapes,
         interpret=platform() == "cpu",
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
     )(*arrays)
+
+
+class _Given(NamedTuple):
+    """What weighs the pairs of a row and head besides queries and keys; None where not given."""
+
+    segments: jax.Array | None = None
+    slope: jax.Array | None = None
+    seeds: tuple | None = None  # two seeds and the first position of the head's weights
 
 
 class _Kernel(NamedTuple):
@@ -138,24 +152,27 @@ class _Kernel(NamedTuple):
     blocks: Blocks
     time: int
     segmented: bool
+    sloped: bool
 
     def read(self, refs):
-        """Segment ids, and of this row and head two seeds and the first position of its weights; None where not given."""
-        refs = list(refs)
-        drawn = None
+        """What weighs the pairs of this row and head: `_Given`."""
+        refs, given = list(refs), _Given()
         if self.dropout:
             seeds, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
-            drawn = seeds[0], seeds[1], head * jnp.uint32(self.time**2 % 2**32)
-        return refs.pop() if self.segmented else None, drawn
+            given = given._replace(seeds=(seeds[0], seeds[1], head * jnp.uint32(self.time**2 % 2**32)))
+        segments = refs.pop() if self.segmented else None
+        return given._replace(segments=segments, slope=refs.pop()[0] if self.sloped else None)
 
-    def scores(self, queries, keys, starts, segments):
+    def scores(self, queries, keys, starts, given):
         """Scores in powers of 2 of queries from `starts[0]` with keys from `starts[1]`: float32 `[queries, keys]`."""
         # Scaled in float32; 2^x is one instruction where e^x is two.
         scores = _product(queries, keys.T) * (queries.shape[1] ** -0.5 * math.log2(math.e))
         places = [start + lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis, start in enumerate(starts)]
         seen = places[0] >= places[1]
-        if segments is not None:
-            own, other = (segments[pl.ds(start, size)] for start, size in zip(starts, scores.shape, strict=True))
+        if given.slope is not None:
+            scores -= given.slope * math.log2(math.e) * (places[0] - places[1]).astype(jnp.float32)
+        if given.segments is not None:
+            own, other = (given.segments[pl.ds(start, size)] for start, size in zip(starts, scores.shape, strict=True))
             seen &= own[:, None] == other[None]
         return jnp.where(seen, scores, HIDDEN)
 
@@ -169,7 +186,7 @@ class _Kernel(NamedTuple):
 
 def _forward_kernel(kernel, joint, *refs):
     *refs, attended, logsumexp = refs
-    segments, seeds = kernel.read(refs)
+    given = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
     queries = joint[pl.ds(first, size), 0, :]
@@ -178,13 +195,13 @@ def _forward_kernel(kernel, joint, *refs):
         mixed, largest, total = state
         keys, values = (joint[pl.ds(i * step, step), part, :] for part in (1, 2))
         starts = first, i * step
-        scores = kernel.scores(queries, keys, starts, segments)
+        scores = kernel.scores(queries, keys, starts, given)
         # Of a query that has seen no key of its segment yet, weights are those of no key; its own key, the last, wipes them out.
         now = jnp.maximum(largest, scores.max(axis=1))
         shrink, weights = jnp.exp2(largest - now), jnp.exp2(scores - now[:, None])
         total = total * shrink + weights.sum(axis=1)
-        if seeds is not None:
-            weights = jnp.where(kernel.stays(seeds, starts, weights.shape), weights, 0.0)
+        if given.seeds is not None:
+            weights = jnp.where(kernel.stays(given.seeds, starts, weights.shape), weights, 0.0)
         return mixed * shrink[:, None] + _product(weights.astype(values.dtype), values), now, total
 
     start = jnp.zeros(queries.shape, jnp.float32), jnp.full((size,), HIDDEN, jnp.float32), jnp.zeros((size,), jnp.float32)
@@ -195,7 +212,7 @@ def _forward_kernel(kernel, joint, *refs):
 
 def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
     *refs, of_joint = refs
-    segments, seeds = kernel.read(refs)
+    given = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
     scale, stay = joint.shape[-1] ** -0.5, 1 / (1 - kernel.dropout)
@@ -207,10 +224,10 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
     def weigh(queries, keys, values, of_queries, starts):
         """Of a block of pairs: weights, dropped but not yet divided, and gradients of scores, in the dtype of the products."""
         upstream, logsumexp, shared = of_queries
-        weights = jnp.exp2(kernel.scores(queries, keys, starts, segments) - logsumexp[:, None])
+        weights = jnp.exp2(kernel.scores(queries, keys, starts, given) - logsumexp[:, None])
         dropped, of_weights = weights, _product(upstream, values.T) * stay
-        if seeds is not None:
-            keeps = kernel.stays(seeds, starts, weights.shape)
+        if given.seeds is not None:
+            keeps = kernel.stays(given.seeds, starts, weights.shape)
             dropped, of_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, of_weights))
         return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(queries.dtype)
 

@@ -11,8 +11,16 @@ from flax import linen as nn
 
 from adaptive_jax.arrays import check_dtype, floats, whole_numbers
 from adaptive_jax.batch import Batch
-from adaptive_jax.bodies.attention import PATHS, cached_attention, joint_attention
+from adaptive_jax.bodies.attention import PATHS, Pairs, cached_attention, joint_attention
 from adaptive_jax.bodies.layer_norm import LayerNorm
+from adaptive_jax.bodies.positions import (
+    POSITIONS,
+    LearnedPositions,
+    alibi_slopes,
+    check_table,
+    positions_in_segments,
+    sinusoids,
+)
 from adaptive_jax.bodies.remat import REMAT, keep, policy
 from adaptive_jax.devices.products import dot_general, uncast
 from adaptive_jax.dropout import Dropout, drop, row_seeds
@@ -46,7 +54,7 @@ _relu.defvjp(_relu_forward, _relu_backward)
 
 
 class Block(nn.Module):
-    """One block: self-attention, then a feed-forward layer; attributes as those of `Transformer`."""
+    """One block: self-attention, then a feed-forward layer; attributes as those of `Transformer`, and `slopes` of `Pairs`."""
 
     features: int
     heads: int
@@ -55,6 +63,7 @@ class Block(nn.Module):
     attention_dropout: float
     activation_dropout: float
     attention: str
+    slopes: tuple[float, ...]
     dtype: jnp.dtype
     train: bool
 
@@ -78,12 +87,12 @@ class Block(nn.Module):
                 pairs = zip(cache, (keys, values), strict=True)
                 cache = tuple(jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1) for old, new in pairs)
                 keys, values = cache
-                mixed = cached_attention(queries, keys, values, seen)
+                mixed = cached_attention(queries, keys, values, seen, self.slopes)
             else:
                 rate = self.attention_dropout if self.train else 0.0
                 seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
-                settings = {"dropout": rate, "seeds": seeds, "path": self.attention}
-                mixed = joint_attention(joint, self.heads, segment_ids=segment_ids, **settings)
+                pairs = Pairs(segment_ids, self.slopes, rate, seeds)
+                mixed = joint_attention(joint, self.heads, pairs, path=self.attention)
             return dropped(dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
@@ -110,7 +119,7 @@ class PostNormBlock(Block):
 class Transformer(nn.Module):
     """The decoder of Baevski & Auli 2019, section 4.1.
 
-    It scales the input vectors by sqrt(features), adds sinusoidal positions, and applies `layers` blocks of causal
+    It scales the input vectors by sqrt(features), adds sinusoidal positions or others, and applies `layers` blocks of causal
     self-attention and a ReLU feed-forward layer; each sub-block has a normalised input and a residual connection. One scan
     runs all blocks, so their parameters have a leading axis `[layers, ...]`, and sixteen layers compile as fast as one. A
     layer inside a block can sow "penalties" `[rows, time]`; they arrive as `[layers, rows, time]`.
@@ -124,6 +133,9 @@ class Transformer(nn.Module):
         attention_dropout: rate on the attention weights.
         activation_dropout: rate after the ReLU.
         final_norm: normalise the last hidden states. The released WikiText-103 models do not.
+        positions: how tokens know their order: "sinusoidal" vectors, a "learned" table of vectors, "alibi", attention that falls
+            with distance (Press et al. 2022), or "none".
+        max_positions: rows of the table of learned positions: the most tokens that the model can read at once.
         attention: how attention is computed: auto, plain, chunked, triton or cudnn, which give the same numbers and differ in
             speed and memory.
         remat: what the backward pass recomputes in each block instead of keeping it. "none": only gathers and casts of
@@ -147,6 +159,8 @@ class Transformer(nn.Module):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     final_norm: bool = True
+    positions: str = "sinusoidal"
+    max_positions: int = 1_024
     attention: str = "auto"
     remat: str = "auto"
     unroll: bool = False
@@ -158,7 +172,8 @@ class Transformer(nn.Module):
     def __post_init__(self):
         super().__post_init__()
         sizes = {"features": self.features, "layers": self.layers, "heads": self.heads, "feed_forward": self.feed_forward}
-        check_at_least(1, **sizes)
+        check_at_least(1, **sizes, max_positions=self.max_positions)
+        check_known(f"body.positions={self.positions!r}", self.positions, POSITIONS)
         check_dtype(self.dtype)
         check_rates(self, "dropout", "attention_dropout", "activation_dropout")
         check_known(f"body.attention={self.attention!r}", self.attention, PATHS)
@@ -179,7 +194,8 @@ class Transformer(nn.Module):
                 positions count from 0 in each. None: rows 0, 1, 2 … of one segment each.
 
         Raises:
-            InputError: shapes that do not fit; the cache is full, or `batch` has segments or resets, which a cache cannot follow.
+            InputError: shapes that do not fit; more tokens than learned positions; the cache is full, or
+                `batch` has segments or resets, which a cache cannot follow.
                 Inside `jax.jit` the number of tokens in the cache is not known: there the hidden states of a cache that overflows
                 are NaN.
         """
@@ -193,8 +209,9 @@ class Transformer(nn.Module):
             _check_cache(carry, (rows, time), batch)
             seen = carry.seen
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
-        positions = sinusoids(seen + jnp.arange(time), self.features).astype(self.dtype)
-        x += positions[None] if segment_ids is None else positions[positions_in_segments(segment_ids)]
+        if (positions := self._position_vectors(seen, time)) is not None:
+            positions = positions.astype(self.dtype)
+            x += positions[None] if segment_ids is None else positions[positions_in_segments(segment_ids)]
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
         def gather(variables):
@@ -213,7 +230,8 @@ class Transformer(nn.Module):
         )(
             features=self.features, heads=self.heads, feed_forward=self.feed_forward, dropout=self.dropout,
             attention_dropout=self.attention_dropout, activation_dropout=self.activation_dropout,
-            attention=self.attention, dtype=self.dtype, train=train, name="blocks",
+            attention=self.attention, slopes=alibi_slopes(self.heads) if self.positions == "alibi" else (),
+            dtype=self.dtype, train=train, name="blocks",
         )  # fmt: skip
         x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids)
         if self.final_norm:
@@ -223,12 +241,26 @@ class Transformer(nn.Module):
         carry = Cache(*cache, seen + time)
         return jnp.where(carry.seen > carry.keys.shape[2], jnp.nan, x), carry
 
+    def _position_vectors(self, seen, time):
+        """Vectors `[time, features]` of the positions from `seen` on; None where nothing is added to the tokens."""
+        positions = seen + jnp.arange(time)
+        if self.positions == "learned":
+            check_table(self.max_positions, time)
+            return LearnedPositions(self.max_positions, self.features, name="learned_positions")(positions)
+        return sinusoids(positions, self.features) if self.positions == "sinusoidal" else None
+
     def initial_carry(self, rows: int) -> tuple:
         """The training carry before the first batch: `()`, since every row stands alone."""
         return ()
 
     def cache(self, rows: int, length: int) -> Cache:
-        """An empty decoding memory of `rows` rows and up to `length` tokens each."""
+        """An empty decoding memory of `rows` rows and up to `length` tokens each.
+
+        Raises:
+            InputError: learned positions are fewer.
+        """
+        if self.positions == "learned":
+            check_table(self.max_positions, length)
         shape = (self.layers, rows, length, self.heads, self.features // self.heads)
         return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros((), jnp.int32))
 
@@ -257,22 +289,3 @@ class PostNormTransformer(Transformer):
     """
 
     block = PostNormBlock
-
-
-def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
-    """The position of each token in its segment, `[rows, time]` to the same shape: 1 1 1 2 2 0 gives 0 1 2 0 1 0."""
-    columns = jnp.arange(segment_ids.shape[1])[None]
-    begins = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-    return columns - jax.lax.cummax(jnp.where(begins, columns, 0), axis=1)
-
-
-def sinusoids(positions: jax.Array, features: int) -> jax.Array:
-    """Sinusoidal position vectors of `positions [time]`: `[time, features]`, sines first, then cosines.
-
-    Position 0 is row 2 of the released table. Frequencies fall from 1 to 1/10000 in features/2 steps, so the exponent is
-    divided by features/2 - 1 (Vaswani et al. 2017, section 3.5, divide by features/2).
-    """
-    half = features // 2
-    frequencies = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
-    angles = jnp.outer(positions + 2, frequencies)
-    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)

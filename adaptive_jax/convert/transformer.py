@@ -12,6 +12,8 @@ from adaptive_jax.convert.tensors import Place, fill
 from adaptive_jax.errors import InputError
 
 INPUT, SOFTMAX = "decoder.embed_tokens", "decoder.adaptive_softmax"
+POSITIONS = "decoder.embed_positions.weight"  # of learned positions
+FIRST_POSITION = 2  # its row of the first token: fairseq counts from the id after that of <pad>, 1, and reads no row before it
 # Entries of a state that are not parameters: versions, markers of the device, and sinusoids, which are computed here.
 NOT_PARAMETERS = ("decoder.version", f"{SOFTMAX}.version", "*._float_tensor", "decoder.embed_positions.weights")
 
@@ -41,6 +43,8 @@ def _newest_names(state, config):
             features = config["body"]["features"]
             for part, rows in zip("qkv", np.split(tensor, [features, 2 * features]), strict=True):
                 tensors[f"{first}.{part}_proj.{last.removeprefix('in_proj_')}"] = rows
+        elif name == POSITIONS:
+            tensors[f"{name}[{FIRST_POSITION}:]"] = np.atleast_1d(tensor)[FIRST_POSITION:]
         elif name == "decoder.embed_out":  # until 2020
             tensors["decoder.output_projection.weight"] = tensor
         elif name == f"{SOFTMAX}.head.weight" and (cutoffs := config["output"]["table"]["cutoffs"]):
@@ -140,6 +144,7 @@ def _body(settings):
         for name, ours in norms.items():
             yield f"{layer}.{name}.weight", Place(f"{blocks}/{ours}/scale", (i,))
             yield f"{layer}.{name}.bias", Place(f"{blocks}/{ours}/bias", (i,))
+    yield f"{POSITIONS}[{FIRST_POSITION}:]", Place("body/learned_positions/table")
     yield "decoder.layer_norm.weight", Place("body/norm/scale")
     yield "decoder.layer_norm.bias", Place("body/norm/bias")
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from adaptive_jax.convert.config import RUN, completed, fairseq_run, list_of
+from adaptive_jax.convert.transformer import FIRST_POSITION, POSITIONS
 from adaptive_jax.errors import InputError
 
 # fairseq's defaults, for options that a checkpoint lacks: fairseq added them one by one over the years.
@@ -15,14 +16,14 @@ DEFAULTS = {
     "tie_adaptive_weights": False, "tie_adaptive_proj": False, "share_decoder_input_output_embed": False,
     "character_embeddings": False, "character_embedding_dim": 4, "char_embedder_highway_layers": 2,
     "character_filters": "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
+    "decoder_learned_pos": False, "no_token_positional_embeddings": False,
 } | RUN  # fmt: skip
 
 # Options that must have fairseq's default, given here: with any other value, no layer of this project computes the same.
 FIXED = {
-    "activation_fn": "relu", "decoder_learned_pos": False, "no_token_positional_embeddings": False,
-    "no_scale_embedding": False, "layernorm_embedding": False, "add_bos_token": False, "decoder_layers_to_keep": None,
-    "quant_noise_pq": 0, "quant_noise_scalar": 0, "base_layers": 0, "decoder_xformers_att_config": None,
-    "scale_fc": False, "scale_attn": False, "scale_heads": False, "scale_resids": False,
+    "activation_fn": "relu", "no_scale_embedding": False, "layernorm_embedding": False, "add_bos_token": False,
+    "decoder_layers_to_keep": None, "quant_noise_pq": 0, "quant_noise_scalar": 0, "base_layers": 0,
+    "decoder_xformers_att_config": None, "scale_fc": False, "scale_attn": False, "scale_heads": False, "scale_resids": False,
 }  # fmt: skip
 
 def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
@@ -50,7 +51,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
             "dropout": options["dropout"], "attention_dropout": options["attention_dropout"],
             "activation_dropout": options["activation_dropout"] or options["relu_dropout"],
             "final_norm": final_norm, "attention": "auto", "remat": "auto", "unroll": False,
-        },
+        } | _positions_of(options, state),
         "output": _output_of(options, vocabulary_size),
     }  # fmt: skip
     return completed(fairseq_run(options, vocabulary_size) | model)
@@ -109,6 +110,16 @@ def _width(options, side):
     """The width of the vectors on one side of the body, 0 if it is the body's."""
     width = options[f"decoder_{side}_dim"]
     return {"width": 0 if width == options["decoder_embed_dim"] else width}
+
+
+def _positions_of(options, state):
+    """How tokens know their order; learned positions are as many as the table has, less the first, see transformer.py."""
+    if options["no_token_positional_embeddings"]:
+        return {"positions": "none"}
+    if not options["decoder_learned_pos"]:
+        return {"positions": "sinusoidal"}
+    rows = np.atleast_1d(state.get(POSITIONS, ()))  # a table that is missing is reported with all other tensors
+    return {"positions": "learned", "max_positions": max(1, len(rows) - FIRST_POSITION)}
 
 
 def _input_of(options, vocabulary_size):

@@ -50,7 +50,7 @@ ADDED = {"input.word_dropout", "input.init_range", "output.table.bias", "output.
 ADDED |= {"output.table.own_head", "optimizer.decoupled_decay", "output.table.projected"}
 ADDED |= {f"{group}.{key}" for group in ("input", "output.table") for key in ("strides", "activation", "letters")}
 ADDED |= {"input.scaled", "output.table.cutoffs"}
-ADDED |= {"compose_share", "init_from", "init_checkpoint", "gradient_sums"}
+ADDED |= {"compose_share", "init_from", "init_checkpoint", "gradient_sums", "body.positions", "body.max_positions"}
 
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60

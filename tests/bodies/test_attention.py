@@ -11,7 +11,8 @@ import pytest
 
 from adaptive_jax.bodies import attention as module
 from adaptive_jax.bodies import chunked
-from adaptive_jax.bodies.attention import attention
+from adaptive_jax.bodies.attention import Pairs, attention
+from adaptive_jax.bodies.positions import alibi_slopes, biases
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.errors import InputError
@@ -45,16 +46,22 @@ def with_gradients(attend, **options):
     return jax.jit(both)
 
 
-def slow_twin(arrays, segment_ids=None, stays=None):
-    """Section 3.2.1 of Vaswani et al. in float64, all pairs at once; `stays` is bool `[rows, heads, queries, keys]`."""
+def slow_twin(arrays, segment_ids=None, stays=None, slopes=()):
+    """Section 3.2.1 of Vaswani et al. in float64, all pairs at once; `stays` is bool `[rows, heads, queries, keys]`.
+
+    slopes: of ALiBi, Press et al. 2022, section 3.
+    """
     time, width = arrays[0].shape[1], arrays[0].shape[3]
+    bias = np.zeros((1, 1, 1))
+    if slopes:
+        bias = np.array([[[slope * min(key - query, 0) for key in range(time)] for query in range(time)] for slope in slopes])
     mask = np.tri(time, dtype=bool)[None, None]
     if segment_ids is not None:
         segment_ids = np.asarray(segment_ids)
         mask = mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None])
 
     def attend(queries, keys, values):
-        weights = jnp.where(mask, jnp.exp(jnp.einsum("bqhw,bkhw->bhqk", queries, keys) / np.sqrt(width)), 0)
+        weights = jnp.where(mask, jnp.exp(jnp.einsum("bqhw,bkhw->bhqk", queries, keys) / np.sqrt(width) + bias[None]), 0)
         weights /= weights.sum(axis=-1, keepdims=True)
         if stays is not None:
             weights *= stays / (1 - RATE)
@@ -65,24 +72,25 @@ def slow_twin(arrays, segment_ids=None, stays=None):
         return [np.asarray(x) for x in with_gradients(attend)(*map(jnp.asarray, arrays))]
 
 
-@pytest.mark.parametrize("rows, time, heads, segmented, dropout", [
-    (2, 1, 2, False, 0.0),
-    (2, 7, 2, True, RATE),
-    (2, 64, 2, False, RATE),
-    (3, 130, 4, False, 0.0),
-    (3, 130, 4, True, 0.0),
-    (3, 130, 4, True, RATE),
-    (1, 1100, 3, True, RATE),
+@pytest.mark.parametrize("rows, time, heads, segmented, dropout, alibi", [
+    (2, 1, 2, False, 0.0, False),
+    (2, 7, 2, True, RATE, False),
+    (2, 64, 2, False, RATE, True),
+    (3, 130, 4, False, 0.0, False),
+    (3, 130, 4, True, 0.0, False),
+    (3, 130, 4, True, RATE, True),
+    (1, 1100, 3, True, RATE, False),
 ])
-def test_paths_equal_the_slow_twin(rows, time, heads, segmented, dropout):
-    """Results and gradients: less than a chunk, one chunk, chunks and a part of one; one group of heads and several."""
+def test_paths_equal_the_slow_twin(rows, time, heads, segmented, dropout, alibi):
+    """Results and gradients: less than a chunk, one chunk, chunks and a part of one; one group of heads and several; ALiBi."""
     arrays = tensors(rows, time, heads, 8)
+    slopes = alibi_slopes(heads) if alibi else ()
     segment_ids = segments(rows, time) if segmented else None
     seeds = seeds_of(rows)
     stays = np.asarray(keep_mask(seeds, positions((heads, time, time)), dropout)) if dropout else None
-    expected = slow_twin(arrays, segment_ids, stays)
+    expected = slow_twin(arrays, segment_ids, stays, slopes)
     for path in ("plain", "chunked"):
-        run = with_gradients(attention, segment_ids=segment_ids, dropout=dropout, seeds=seeds, path=path)
+        run = with_gradients(attention, pairs=Pairs(segment_ids, slopes, dropout, seeds), path=path)
         for ours, right in zip(run(*arrays), expected, strict=True):
             assert ours.dtype == jnp.float32 and ours.shape == arrays[0].shape
             np.testing.assert_allclose(ours, right, rtol=1e-4, atol=1e-5 * max(np.abs(right).max(), 1), err_msg=path)
@@ -92,7 +100,7 @@ def test_sizes_of_the_tests_cross_chunks_and_groups():
     """The test above covers all heads at once, two groups of six side by side, three groups of one in turn, and stages."""
     counts = []
     for heads, time in ((4, 7), (12, 130), (3, 1100)):
-        arrays = chunked._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None)
+        arrays = chunked._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None, None)
         chunked._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
     assert counts == [4, 6, 6, 1]  # groups in turn are one loop, whose body is traced once
     assert chunked._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
@@ -127,7 +135,7 @@ def chosen(monkeypatch, time=128, width=16, dtype=jnp.bfloat16, **asked):
     monkeypatch.setattr(module, "_plain", lambda *_: calls.append("plain"))
     monkeypatch.setattr(module, "chunked", lambda *_: calls.append("chunked"))
     monkeypatch.setattr(module, "_flash", lambda *_: calls.append("triton"))
-    attention(*[jnp.zeros((1, time, 2, width), dtype)] * 3, **asked)
+    attention(*[jnp.zeros((1, time, 2, width), dtype)] * 3, Pairs(**asked))
     return calls
 
 
@@ -138,6 +146,7 @@ def test_auto_takes_the_fastest_path_that_can(monkeypatch):
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
         assert chosen(monkeypatch) == chosen(monkeypatch, time=64) == chosen(monkeypatch, dtype=jnp.float32) == ["triton"]
         assert chosen(monkeypatch, dropout=0.1, seeds=seeds_of(1), segment_ids=segments(1, 128)) == ["triton"]
+        assert chosen(monkeypatch, slopes=alibi_slopes(2)) == ["triton"]
         assert chosen(monkeypatch, time=100) == chosen(monkeypatch, width=12) == ["chunked"]
     with tracing_for("gpu", "Tesla V100-SXM2-16GB"):
         assert chosen(monkeypatch) == ["chunked"]
@@ -149,7 +158,7 @@ def test_auto_takes_the_fastest_path_that_can(monkeypatch):
 def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
     """All heads at once, without a loop, and with float32 sums of bfloat16 products."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    attend = functools.partial(attention, dropout=RATE, seeds=seeds_of(8), segment_ids=segments(8, 300))
+    attend = functools.partial(attention, pairs=Pairs(segments(8, 300), alibi_slopes(16), RATE, seeds_of(8)))
     step = jax.jit(jax.grad(lambda *arrays: attend(*arrays).sum().astype(jnp.float32), argnums=(0, 1, 2)))
     like = jax.ShapeDtypeStruct((8, 300, 16, 64), jnp.bfloat16)
     text = step.trace(like, like, like).lower(lowering_platforms=(platform,)).as_text()
@@ -171,6 +180,7 @@ def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
         ({"path": "cudnn"}, "needs a GPU.*choose body.attention='chunked'"),
         ({"path": "cudnn", "backend": "gpu", "dropout": 0.1}, "dropout=0.1.*choose"),
         ({"path": "cudnn", "backend": "gpu", "segment_ids": np.zeros((1, 128))}, "segments.*choose"),
+        ({"path": "cudnn", "backend": "gpu", "slopes": (0.5, 0.25)}, "support body.positions='alibi': choose"),
         ({"path": "cudnn", "backend": "gpu"}, "not float32.*choose"),
         ({"path": "cudnn", "backend": "gpu", "dtype": jnp.bfloat16, "width": 12}, "not 12.*choose"),
         ({"time": 65_537, "dropout": 0.1}, "2 heads over 65537 tokens.*choose a smaller batches.sequence_length"),
@@ -180,11 +190,32 @@ def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
     """In one line, with the value and the cure."""
     asked = {"backend": "cpu", "time": 128, "width": 16, "dtype": jnp.float32} | asked
     backend = asked.pop("backend")
+    pairs = Pairs(**{key: asked.pop(key) for key in Pairs._fields if key in asked})
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if backend == "gpu" else "cpu")
     on = tracing_for("gpu", "NVIDIA H100 80GB HBM3") if backend == "h100" else contextlib.nullcontext()
     like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
     with on, pytest.raises(InputError, match=says):
-        jax.eval_shape(functools.partial(attention, **asked), like, like, like)
+        jax.eval_shape(functools.partial(attention, pairs=pairs, **asked), like, like, like)
+
+
+@pytest.mark.parametrize("heads, slopes", [
+    (8, [2.0**-i for i in range(1, 9)]),
+    (16, [2.0 ** (-i / 2) for i in range(1, 17)]),
+    (1, [2.0**-8]),
+    (6, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]),
+    (12, [2.0**-i for i in range(1, 9)] + [2.0 ** (-i / 2) for i in (1, 3, 5, 7)]),
+])
+def test_slopes_of_alibi(heads, slopes):
+    """Those of the paper for powers of two, and those of its public code for other numbers."""
+    np.testing.assert_allclose(alibi_slopes(heads), slopes)
+    assert len(set(alibi_slopes(heads))) == heads
+
+
+def test_biases_of_alibi():
+    """The figure of the paper: 0 for the token itself, minus a slope for each token before it, wherever the queries begin."""
+    whole = biases(jnp.asarray([0.5, 0.25]), 0, 4, 4)
+    np.testing.assert_array_equal(np.tril(whole[0]), np.tril(-0.5 * np.abs(np.subtract.outer(range(4), range(4)))))
+    np.testing.assert_array_equal(biases(jnp.asarray([0.5, 0.25]), jnp.int32(2), 2, 4), whole[:, 2:])
 
 
 def test_the_benchmark_times_every_path(command, tmp_path):

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies.attention import attention, joint_attention
+from adaptive_jax.bodies.attention import ALONE, Pairs, attention, joint_attention
 from adaptive_jax.bodies.flash import Blocks, flash
+from adaptive_jax.bodies.positions import alibi_slopes
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import row_seeds
 
@@ -26,8 +27,8 @@ def segments(rows, time):
     return jnp.asarray(np.cumsum(np.random.default_rng(0).random((rows, time)) < 0.02, axis=1) % 3, jnp.int32)
 
 
-def of_all_pairs(joint, **options):
-    return attention(*(joint[:, :, part] for part in range(3)), path="plain", **options)
+def of_all_pairs(joint, pairs=ALONE):
+    return attention(*(joint[:, :, part] for part in range(3)), pairs, path="plain")
 
 
 def with_gradient(attend, joint, gradient):
@@ -35,22 +36,25 @@ def with_gradient(attend, joint, gradient):
     return attended, *pull(gradient)
 
 
-@pytest.mark.parametrize("time, segmented, dropout, blocks", [
-    (192, True, RATE, None),
-    (128, False, RATE, (Blocks(128, 32), Blocks(32, 64))),
-    (128, True, 0.0, (Blocks(32, 128), Blocks(128, 32))),
-    (64, False, 0.0, None),
+@pytest.mark.parametrize("time, segmented, dropout, heads, blocks", [
+    (192, True, RATE, 2, None),
+    (128, False, RATE, 2, (Blocks(128, 32), Blocks(32, 64))),
+    (128, True, 0.0, 3, (Blocks(32, 128), Blocks(128, 32))),
+    (64, False, 0.0, 2, None),
 ])
-def test_kernels_equal_all_pairs(time, segmented, dropout, blocks):
-    """Results and gradients, with the same weights dropped; blocks that the diagonal cuts, larger than a step and smaller."""
-    joint, gradient = arrays(2, time, 2, 16)
-    options = {"segment_ids": segments(2, time) if segmented else None, "dropout": dropout}
-    options["seeds"] = row_seeds(jax.random.key(5), jnp.arange(2)) if dropout else None
+def test_kernels_equal_all_pairs(time, segmented, dropout, heads, blocks):
+    """Results and gradients, with the same weights dropped; blocks that the diagonal cuts, larger than a step and smaller.
+
+    With ALiBi where rows have segments.
+    """
+    joint, gradient = arrays(2, time, heads, 16)
+    seeds = row_seeds(jax.random.key(5), jnp.arange(2)) if dropout else None
+    pairs = Pairs(segments(2, time), alibi_slopes(heads), dropout, seeds) if segmented else Pairs(dropout=dropout, seeds=seeds)
 
     @jax.jit
     def both(joint, gradient):
         return [
-            with_gradient(functools.partial(attend, **options), joint, gradient)
+            with_gradient(functools.partial(attend, pairs=pairs), joint, gradient)
             for attend in (functools.partial(flash, blocks=blocks), of_all_pairs)
         ]
 
@@ -62,7 +66,7 @@ def test_kernels_equal_all_pairs(time, segmented, dropout, blocks):
 def test_bfloat16_and_large_scores():
     """In bfloat16, the dtype of the products, results are as close to float32 as its rounding allows; large scores stay finite."""
     joint, gradient = arrays(1, 128, 1, 16, jnp.bfloat16)
-    run = jax.jit(functools.partial(with_gradient, flash))
+    run = jax.jit(functools.partial(with_gradient, functools.partial(flash, pairs=ALONE)))
     right = with_gradient(of_all_pairs, joint.astype(jnp.float32), gradient.astype(jnp.float32))
     for ours, theirs in zip(run(joint, gradient), right, strict=True):
         assert ours.dtype == jnp.bfloat16
@@ -78,7 +82,7 @@ def test_programs_for_a_gpu(dtype):
     ids, seeds = jax.ShapeDtypeStruct((4, 256), jnp.int32), jax.ShapeDtypeStruct((4, 2), jnp.uint32)
 
     def loss(joint, ids, seeds):
-        mixed = joint_attention(joint, 8, segment_ids=ids, seeds=seeds, dropout=RATE)
+        mixed = joint_attention(joint, 8, Pairs(ids, alibi_slopes(8), RATE, seeds))
         return (mixed.astype(jnp.float32) ** 2).sum()
 
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):

@@ -9,7 +9,8 @@ import pytest
 from flax import linen as nn
 
 from adaptive_jax.batch import Batch
-from adaptive_jax.bodies.transformer import Block, Transformer, positions_in_segments, sinusoids
+from adaptive_jax.bodies.positions import alibi_slopes, positions_in_segments, sinusoids
+from adaptive_jax.bodies.transformer import Block, Transformer
 from adaptive_jax.errors import InputError
 
 ROWS, TIME, FEATURES, HEADS, LAYERS = 2, 7, 16, 4, 3
@@ -33,8 +34,8 @@ def random_params(body):
     return {"params": jax.tree.map(lambda a: 0.4 * bits.standard_normal(a.shape, np.float32), shapes)}
 
 
-def slow(params, x, final_norm):
-    """Section 4.1 of Baevski & Auli 2019, in numpy."""
+def slow(params, x, final_norm, positions):
+    """Section 4.1 of Baevski & Auli 2019, in numpy; with ALiBi, section 3 of Press et al. 2022."""
     params = jax.tree.map(lambda a: np.asarray(a, np.float64), params["params"])
 
     def norm(x, p):
@@ -44,7 +45,12 @@ def slow(params, x, final_norm):
     def dense(x, p):
         return x @ p["kernel"] + p["bias"]
 
-    x = np.asarray(x, np.float64) * FEATURES**0.5 + np.asarray(sinusoids(jnp.arange(TIME), FEATURES), np.float64)
+    x = np.asarray(x, np.float64) * FEATURES**0.5
+    if positions == "sinusoidal":
+        x += np.asarray(sinusoids(jnp.arange(TIME), FEATURES), np.float64)
+    if positions == "learned":
+        x += params["learned_positions"]["table"][:TIME]
+    slopes = alibi_slopes(HEADS) if positions == "alibi" else [0] * HEADS
     width = FEATURES // HEADS
     for layer in range(LAYERS):
         p = jax.tree.map(lambda a, layer=layer: a[layer], params["blocks"])
@@ -54,7 +60,7 @@ def slow(params, x, final_norm):
             part = slice(head * width, (head + 1) * width)
             for row in range(ROWS):
                 for t in range(TIME):
-                    scores = keys[row, :t + 1, part] @ queries[row, t, part] / width**0.5
+                    scores = keys[row, :t + 1, part] @ queries[row, t, part] / width**0.5 + slopes[head] * np.arange(-t, 1)
                     shares = np.exp(scores - scores.max())
                     attended[row, t, part] = shares / shares.sum() @ values[row, :t + 1, part]
         x = x + dense(attended, p["attended"])
@@ -62,14 +68,35 @@ def slow(params, x, final_norm):
     return norm(x, params["norm"]) if final_norm else x
 
 
-@pytest.mark.parametrize("final_norm", [True, False])
-def test_hidden_states(final_norm):
+@pytest.mark.parametrize("final_norm, positions", [(True, "sinusoidal"), (False, "learned"), (True, "alibi"), (False, "none")])
+def test_hidden_states(final_norm, positions):
     """Scaling, positions, masks, heads, residuals and normalisation, with all parameters random."""
-    body = make(final_norm=final_norm)
+    body = make(final_norm=final_norm, positions=positions, max_positions=TIME + 1)
     params = random_params(body)
+    assert ("learned_positions" in params["params"]) == (positions == "learned")
     hidden, carry = apply(body, params, VECTORS)
     assert carry == body.initial_carry(ROWS) == ()
-    np.testing.assert_allclose(hidden, slow(params, VECTORS, final_norm), rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(hidden, slow(params, VECTORS, final_norm, positions), rtol=2e-4, atol=2e-4)
+
+
+def test_learned_positions_have_an_end():
+    """More tokens than positions, in rows or in a cache, are a one-line error with the cure, in a compiled program too."""
+    body = make(positions="learned", max_positions=TIME)
+    says = f"has {TIME} positions and cannot read {TIME + 1} tokens at once: give fewer, as by --window={TIME}, or train with body"
+    with pytest.raises(InputError, match=says):
+        apply(body, random_params(body), np.concatenate([VECTORS, VECTORS[:, :1]], axis=1))
+    with pytest.raises(InputError, match=says):
+        body.cache(ROWS, TIME + 1)
+    assert body.cache(ROWS, TIME).keys.shape[2] == TIME
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "alibi", "none"])
+def test_the_order_of_tokens(positions):
+    """Swapping two tokens changes the hidden state of a later one; without positions it does not, in a single layer."""
+    body = make(layers=1, positions=positions, max_positions=TIME)
+    params, swapped = random_params(body), VECTORS[:, [1, 0, *range(2, TIME)]]
+    one, other = (apply(body, params, vectors)[0][:, -1] for vectors in (VECTORS, swapped))
+    assert np.allclose(one, other, atol=1e-5) == (positions == "none")
 
 
 def test_full_cache_is_an_error_and_never_silent():
@@ -169,6 +196,8 @@ def test_sixteen_layers_are_as_large_a_program_as_two():
 @pytest.mark.parametrize("fields, says", [
     ({"heads": 5}, "5 heads do not divide 16 features"),
     ({"layers": 0}, "layers=0 must be 1 or more"),
+    ({"positions": "rotary"}, "body.positions='rotary'.*sinusoidal, learned, alibi"),
+    ({"max_positions": 0}, "max_positions=0 must be 1 or more"),
     ({"attention_dropout": 1.0}, r"attention_dropout=1\.0 is no rate"),
 ])
 def test_wrong_fields(fields, says):

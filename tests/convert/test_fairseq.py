@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 from adaptive_jax.batch import Batch
-from adaptive_jax.bodies.transformer import sinusoids
+from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.convert.checkpoint import Loaded, read
 from adaptive_jax.convert.transformer import parameters_of
 from adaptive_jax.convert.transformer_config import config_of
 from adaptive_jax.convert.words import read_dictionary
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.devices import sharding
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.outputs.softmax import Loss, Softmax
@@ -162,6 +163,31 @@ def test_outputs_and_gradients(name):
             if name == "char_cnn":
                 move_empty_character(gradients, checkpoint.state)
             jax.tree.map(close_gradient, ours["gradients"], parameters_of(gradients, config))
+
+
+def test_learned_positions():
+    """A model whose table of positions holds the sinusoids gives the numbers of the model with sinusoids.
+
+    fairseq's table begins with two rows that no token reads.
+    """
+    path, batches = recorded("tied_adaptive_legacy")
+    tokens, targets = (jnp.asarray(batches[0][name], jnp.int32) for name in ("src_tokens", "target"))
+    time = tokens.shape[1]
+    table = np.concatenate([np.full((2, 64), np.nan), sinusoids(jnp.arange(time), 64)])
+    checkpoint = converted(path).checkpoint
+    state = checkpoint.state | {"decoder.embed_positions.weight": table}
+    config = config_of(checkpoint.options | {"decoder_learned_pos": True}, state, 1000)
+    assert (config["body"]["positions"], config["body"]["max_positions"]) == ("learned", time)
+    model, params = build(config, 1000), parameters_of(state, config)
+    np.testing.assert_array_equal(params["body"]["learned_positions"]["table"], table[2:].astype(np.float32))
+    real = batches[0]["target"] != 1
+    batch = Batch(tokens, targets, jnp.asarray(real, jnp.float32), jnp.arange(len(tokens)))
+    (_, nll), _ = jax.jit(lambda params: model.apply({"params": params}, batch))(params)
+    close(-nll[real], batches[0]["token_log_prob"][real])
+    with pytest.raises(InputError, match="missing in it: decoder.embed_positions.weight"):
+        parameters_of(checkpoint.state, config)
+    options = checkpoint.options | {"no_token_positional_embeddings": True}
+    assert config_of(options, checkpoint.state, 1000)["body"]["positions"] == "none"
 
 
 def move_empty_character(gradients, state):

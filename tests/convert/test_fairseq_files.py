@@ -145,7 +145,7 @@ def test_a_wrong_dictionary(tmp_path, text, says):
     ({"arch": "transformer_wmt_en_de"}, ["arch='transformer_wmt_en_de'", "transformer_lm"]),
     ({"arch": None}, ["arch=None"]),
     ({"activation_fn": "gelu"}, ["activation_fn='gelu'"]),
-    ({"decoder_learned_pos": True, "layernorm_embedding": True}, ["decoder_learned_pos=True", "layernorm_embedding=True"]),
+    ({"no_scale_embedding": True, "layernorm_embedding": True}, ["no_scale_embedding=True", "layernorm_embedding=True"]),
     ({"quant_noise_pq": 0.1}, ["quant_noise_pq=0.1"]),
     ({"decoder_layers": "two", "dropout": [0.1]}, ["decoder_layers='two'", "dropout=[0.1]"]),
     ({"adaptive_softmax_factor": "4", "adaptive_input_factor": "4"}, ["adaptive_softmax_factor='4'"]),
