@@ -320,7 +320,7 @@ def test_the_config_of_the_paper_s_model():
     theirs = config_of(options, {"decoder.version": np.full(1, 3.0), "decoder.adaptive_softmax.version": np.ones(1)}, 267_744)
     assert theirs.keys() == ours.keys() and theirs["data"].keys() == ours["data"].keys()
     ours["body"]["heads"], ours["output"]["input_dropout"] = 8, 0.2
-    for key in ours.keys() - {"data", "dtype"}:
+    for key in ours.keys() - {"data", "dtype", "tokens_per_device"}:  # which ours leaves to the device
         assert theirs[key] == ours[key], key
 
 
