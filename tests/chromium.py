@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -15,9 +16,11 @@ OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm
 PATIENCE = 60.0  # seconds for an answer; the machine may be busy
 
 
+@functools.cache
 def found():
-    """The path of a Chromium, or None."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
+    """The path of a Chromium that starts, or None."""
+    paths = filter(None, map(shutil.which, NAMES))
+    return next((path for path in paths if not subprocess.run([path, "--version"], capture_output=True).returncode), None)
 
 
 class Page:

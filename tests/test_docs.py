@@ -4,6 +4,7 @@ Commands that read the run `runs/quickstart` run here, page by page and in the o
 The others go through the parsers of their flags, in tests/test_readme.py, and `CHECKED` says why.
 """
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -36,9 +37,11 @@ CHECKED = {
     "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
     "adaptive_jax.data.cut": "needs a corpus; tests/data has one",
     "adaptive_jax.data.prepare": "needs a corpus; tests/data has one",
+    "adaptive_jax.evaluation.report": "of several runs; tests/evaluation/test_report.py reports two",
     "benchmarks": "takes minutes; tests/benchmarks runs them in small",
     "-c": "one line of Python, which tests/test_readme.py runs",
 }
+NEEDS = {"adaptive_jax.evaluation.report": "matplotlib"}  # programs that run where this is installed
 OWN_TESTS = "class MyModel", "linear_cross_entropy", "OneGate"  # code with a test of its own, below
 DONE = set()  # a command of several pages runs once
 
@@ -52,6 +55,8 @@ def program(words):
 def runs(line):
     """Whether a line of shell runs here."""
     words = line.split()
+    if any(name in words and not importlib.util.find_spec(package) for name, package in NEEDS.items()):
+        return False
     about = any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
     return words[0] == "printf" or (about and "train.py" not in words)
 

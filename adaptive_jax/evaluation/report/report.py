@@ -20,6 +20,7 @@ from adaptive_jax.evaluation.report.sample import Passage
 from adaptive_jax.evaluation.report.scores import Wanted, subject
 from adaptive_jax.evaluation.report.tables import bins_tables, runs_table, tables_of
 from adaptive_jax.files import replacing
+from adaptive_jax.stores import path_of
 
 FREQUENCY = (
     "Bins are of how often a word occurs in the training text and are not cumulative: 100 holds words that occur 11 to 100 times. "
@@ -27,8 +28,8 @@ FREQUENCY = (
     "of a model."
 )
 SAMPLE = (
-    "The redder, the less the model expected the token. Point at one, or tap it, to see what the model expected instead. Units of "
-    "one word stand without a space between them."
+    "The stronger the colour, the less the model expected the token. Point at one, or tap it, to see what the model expected "
+    "instead. Units of one word stand without a space between them."
 )
 
 
@@ -115,7 +116,9 @@ def _sections(found: Sequence[Finding], bins: Bins, request: Request) -> tuple[l
 def _title(found, wanted):
     """The title of the page and the line below it."""
     names, first = [each.name for each in found], found[0]
-    corpus = wanted.data_path or first.subject.config["data"]["path"] or first.subject.config["data"]["corpus"]
+    data = first.subject.config["data"]
+    place = wanted.data_path or (data["path"] if data["corpus"] == "text_files" else "")
+    corpus = path_of(place).name or data["corpus"]
     windows = first.subject.windows
     cut = "" if windows.layout == "streams" else f", window {windows.window}, context {windows.context}"
     what = f"{corpus}, {wanted.split} split, {first.result['words']:,} words{cut if len(found) == 1 else ''}"
