@@ -22,6 +22,7 @@ from adaptive_jax.evaluation.report.page import SIGNS, Token, sample
 from adaptive_jax.evaluation.report.report import Request, names_of, report
 from adaptive_jax.evaluation.report.sample import Passage, spelled
 from adaptive_jax.evaluation.report.scores import Wanted, scores_of, subject
+from adaptive_jax.workdir.settings import write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
 
@@ -35,6 +36,7 @@ def made(trained, tmp_path_factory):
     for name in "one", "two":
         shutil.copytree(trained, directory / name, ignore=shutil.ignore_patterns("eval"))
     shutil.rmtree(directory / "two" / "checkpoints" / "240")
+    write_published(directory / "two", {"row": "adp_t", "table": "Table 3", "validation": 19.79, "test": 20.51}, ())
     evaluate(directory / "one", Evaluation(context=8))
     request = Request(names=(NAME, "two"), passage=Passage(20, 30), edges=(10, 100), output=directory / "page.html")
     return directory, report([directory / "one", directory / "two"], request)
@@ -55,6 +57,9 @@ def test_numbers(made):
         assert float(each["perplexity"]) == pytest.approx(result["perplexity"], rel=1e-9)
         assert (int(each["words"]), int(each["updates"])) == (result["words"], result["step"])
     assert (one.subject.step, two.subject.step) == (240, 160)
+    columns = "published_validation_perplexity", "published_perplexity"
+    assert [[each[column] for column in columns] for each in runs] == [["", ""], ["19.79", "20.51"]]
+    assert "<td>19.79</td><td>20.51</td>" in (directory / "page.html").read_text()
     lines = lines_of(directory / "page_files" / "frequency.csv")
     assert {(each["run"], each["by"]) for each in lines} == {(NAME, "word"), (NAME, "previous"), ("two", "word"),
                                                              ("two", "previous"), ("two", "difference")}

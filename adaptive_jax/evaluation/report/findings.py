@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.card import published
 from adaptive_jax.evaluation.frequency import Bin, Words, by_frequency, words_of
 from adaptive_jax.evaluation.report import history
 from adaptive_jax.evaluation.report.history import Context, Curves
@@ -25,6 +26,8 @@ class Finding(NamedTuple):
         result: as `summary`.
         curves, contexts: see `history`.
         sample: tokens of the passage; none where no passage is asked for.
+        published: perplexities that a paper prints of the run's row, of the validation split and of this one;
+            None where it does not.
         parameters, hours, speed: None where the run does not say.
     """
 
@@ -34,6 +37,7 @@ class Finding(NamedTuple):
     curves: Curves
     contexts: list[Context]
     sample: list[Token]
+    published: tuple[float | None, float | None]
     parameters: int | None
     hours: float | None
     speed: float | None
@@ -71,6 +75,7 @@ def finding(run: Subject, split: str, passage: Passage) -> Finding:
         history.curves(run.workdir),
         sorted(contexts, key=lambda each: (each.context, each.window)),
         sample,
+        tuple((published(run.workdir, each) or {}).get("perplexity") for each in ("validation", split)),
         history.parameters(run.workdir),
         history.hours(run.workdir, run.step),
         history.speed(run.workdir),

@@ -40,48 +40,54 @@ def _numbers(each):
 
 
 def _about(each):
-    """What a run is, and its numbers."""
+    """What a run is, and its numbers; "" where they are not known."""
     config, result = each.subject.config, each.result
     table = config["output"]["table"]["name"]
-    return {
+    found = {
         "run": each.name,
         "input": config["input"]["name"],
         "body": config["body"]["name"],
         "output": config["output"]["name"] + (f", {table}" if table != "own" else ""),
-        "validation_perplexity": "" if each.validation is None else perplexity(each.validation),
+        "validation_perplexity": None if each.validation is None else perplexity(each.validation),
         "perplexity": result["perplexity"],
+        "published_validation_perplexity": each.published[0],
+        "published_perplexity": each.published[1],
         "nll": result["nll"],
         "words": result["words"],
         "unknown": result["unknown"],
-        "parameters": each.parameters or "",
-        "hours": each.hours or "",
-        "words_per_second": each.speed or "",
+        "parameters": each.parameters,
+        "hours": each.hours,
+        "words_per_second": each.speed,
         "updates": each.subject.step,
     }
+    return {key: "" if value is None else value for key, value in found.items()}
 
 
 def runs_table(found: Sequence[Finding], split: str) -> Table:
     """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best perplexities stand out."""
-    numbers = {
-        "Valid": ("validation_perplexity", "{:.2f}".format),
-        split.capitalize(): ("perplexity", "{:.2f}".format),
-        "Parameters": ("parameters", _millions),
-        "Hours": ("hours", "{:.2f}".format),
-        "Words/s": ("words_per_second", "{:,.0f}".format),
-        "<unk>": ("unknown", "{:.1%}".format),
-        "Updates": ("updates", "{:,}".format),
-    }
     lines, what = list(map(_about, found)), ("run", "input", "body", "output")
+    numbers = {
+        "validation_perplexity": ("Valid", "{:.2f}".format),
+        "perplexity": (split.capitalize(), "{:.2f}".format),
+        "published_validation_perplexity": ("Paper: valid", "{:.2f}".format),
+        "published_perplexity": (f"Paper: {split}", "{:.2f}".format),
+        "parameters": ("Parameters", _millions),
+        "hours": ("Hours", "{:.2f}".format),
+        "words_per_second": ("Words/s", "{:,.0f}".format),
+        "unknown": ("<unk>", "{:.1%}".format),
+        "updates": ("Updates", "{:,}".format),
+    }
+    numbers = {key: how for key, how in numbers.items() if any(line[key] != "" for line in lines)}
     rows = [
-        [line[key] for key in what] + ["" if line[key] == "" else show(line[key]) for key, show in numbers.values()]
+        [line[key] for key in what] + ["" if line[key] == "" else show(line[key]) for key, (_, show) in numbers.items()]
         for line in lines
     ]
     best = {}
-    for column, key in enumerate(("validation_perplexity", "perplexity"), len(what)):
+    for key in ("validation_perplexity", "perplexity"):
         values = {number: line[key] for number, line in enumerate(lines) if line[key] != ""}
         if len(values) > 1:
-            best[column] = min(values, key=values.__getitem__)
-    columns = [each.capitalize() for each in what] + list(numbers)
+            best[len(what) + list(numbers).index(key)] = min(values, key=values.__getitem__)
+    columns = [each.capitalize() for each in what] + [column for column, _ in numbers.values()]
     return Table("Perplexity is per word of the text, <eos> included.", columns, rows, len(what), best)
 
 
