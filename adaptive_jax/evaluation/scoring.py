@@ -113,7 +113,10 @@ def continued(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
     if not settings.context > 0 or settings.context < reach or settings.break_mode in ALONE or settings.layout == "streams":
         return settings
     rows = min(settings.rows, max(settings.multiple, tokens // (OVERLAP * max(reach, 1))))
-    return settings._replace(context=reach if rows > 1 else 0, break_mode="none", layout="streams", rows=rows)
+    context = reach if rows > 1 else 0
+    longest = max(1, -(-(tokens - context) // rows)) + context
+    window = -(-longest // -(-longest // settings.window))  # equal windows: the last one is not filled up
+    return Windows(window, context, "none", "streams", rows, settings.multiple)
 
 
 def plain(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> np.ndarray:

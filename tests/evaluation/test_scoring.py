@@ -127,10 +127,10 @@ def test_convolutions_carry_on_where_the_context_covers_what_they_see(convolutio
 def test_which_settings_carry_on(convolution, run):
     """Rows read little twice. Without a context, for examples that stand alone, and in transformers nothing is carried."""
     settings = Windows(40, 20, "none", "packed", 64)
-    assert continued(convolution.model, settings, 4_800)._asdict() == Windows(40, 6, "none", "streams", 64)._asdict()
-    assert continued(convolution.model, settings, 480) == Windows(40, 6, "none", "streams", 10)
-    assert continued(convolution.model, settings._replace(multiple=8), 48) == Windows(40, 6, "none", "streams", 8, 8)
-    assert continued(convolution.model, settings, 48) == Windows(40, 0, "none", "streams", 1)
+    assert continued(convolution.model, settings, 4_800) == Windows(27, 6, "none", "streams", 64)
+    assert continued(convolution.model, settings, 480) == Windows(27, 6, "none", "streams", 10)
+    assert continued(convolution.model, settings._replace(multiple=8), 48) == Windows(12, 6, "none", "streams", 8, 8)
+    assert continued(convolution.model, settings, 48) == Windows(24, 0, "none", "streams", 1)
     for other in settings._replace(context=0), settings._replace(context=0, break_mode="eos"), settings._replace(context=5):
         assert continued(convolution.model, other, 480) == other
     assert continued(run.model, settings, 480) == settings
