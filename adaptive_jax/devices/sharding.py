@@ -72,6 +72,12 @@ def put_host_share(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
     return jax.tree.map(put, batch)
 
 
+def on_host(tree: Any, mesh: Mesh) -> Any:
+    """A tree of arrays on the devices of `mesh` as whole NumPy arrays, writable, on every host."""
+    gather = jax.jit(lambda a: a, out_shardings=replicated(mesh))  # every host gets the parts of the others
+    return jax.tree.map(lambda a: np.array(a if a.is_fully_addressable else gather(a).addressable_data(0)), tree)
+
+
 def sum_over_hosts(count: int) -> int:
     """The exact sum of one integer from each host; integers may exceed 32 bits."""
     words = np.array(divmod(count, 2**30), np.int32)  # two, because jax cuts int64 to 32 bits

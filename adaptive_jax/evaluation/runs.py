@@ -14,7 +14,7 @@ from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.plans.costs import choose_fsdp
-from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.parameters import read_parameters
 from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 def open_run(
     workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | None = None, share: float | None = None
 ) -> Run:
-    """Opens a run of train.py: reads its parameters, or their averages if its optimizer takes them, and nothing else.
+    """Opens a run of train.py, or an exported model: reads its parameters, or their averages, and nothing else.
 
     Args:
         checkpoint: "best" by validation, "latest", or a step.
@@ -72,29 +72,14 @@ def open_run(
     accelerators.keep_programs(config["data"]["cache"])
     model = build(config, len(vocabulary))
     mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))
-    checkpoints = Checkpoints(workdir, read_only=True)
     shapes = parameter_shapes(model)
     like = jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
         sharding.parameter_specs(shapes, mesh),
     )
-    step, params = _read(checkpoints, checkpoint, like)
-    checkpoints.close()
+    step, params = read_parameters(workdir, checkpoint, like)
     return Run(model, params, put_lexicon(model, vocabulary, mesh, config["data"]["cache"]), mesh, vocabulary, config, step)
-
-
-def _read(checkpoints, name, like):
-    """The step that `name` says and its parameters or averages. A run that still trains may delete it: then its successor's."""
-    while True:
-        step = checkpoints.step(name)
-        item = "averages" if checkpoints.holds(step, "averages") else "params"
-        try:
-            return step, checkpoints.restore(step, {item: like})[item]
-        except InputError:
-            checkpoints.reload()
-            if checkpoints.step(name) == step:
-                raise
 
 
 def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh, cache: str = "") -> dict:

@@ -1,6 +1,5 @@
 """Starting a run from the parameters of another one, whose vocabulary may differ."""
 
-import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.stores import path_of
 from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.state import State
-from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.parameters import check_checkpoint
 from adaptive_jax.workdir.settings import has_checkpoints, read_config, read_words, with_own_files
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
@@ -44,8 +43,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
             raise InputError(f"init_from={config['init_from']} holds no run (no config.json): give the workdir of a run")
         other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
         _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
-        with contextlib.closing(Checkpoints(origin, read_only=True)) as checkpoints:
-            checkpoints.step(config["init_checkpoint"])
+        check_checkpoint(origin, config["init_checkpoint"])
 
 
 def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Optimizer, words: tuple[Vocabulary, Mesh]) -> State:
@@ -64,7 +62,8 @@ def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Op
     run = open_run(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
     taken = _taken(run.model, run.vocabulary, model, vocabulary)
-    old, new = _on_host(run.params, run.mesh), _on_host(state.params, mesh)
+    whole = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
+    old, new = map(traverse_util.flatten_dict, whole)
     made, moved = {}, [0]
     for path, array in new.items():
         if path[0] == "body":
@@ -123,15 +122,6 @@ def _taken(old_model, old_words, model, words):
 def _by_place(model, vocabulary, group):
     order = model.wants().get("order")
     return in_order(vocabulary, order["path"]).words if order and group in order["of"] else vocabulary.words
-
-
-def _on_host(params, mesh):
-    """Whole arrays by path, writable."""
-    gather = jax.jit(lambda a: a, out_shardings=sharding.replicated(mesh))  # every host gets the parts of the others
-    return {
-        path: np.array(a if a.is_fully_addressable else gather(a).addressable_data(0))
-        for path, a in traverse_util.flatten_dict(params).items()
-    }
 
 
 def _rows(old, fresh, take):

@@ -15,6 +15,7 @@ from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 from adaptive_jax.stores import absolute, in_store, names_in, path_of
+from adaptive_jax.workdir.exported import is_exported
 
 # Settings that may change when a run is resumed: none of them changes an update that does not diverge. (evaluate_every: `BY_LOSS`.)
 FREE = {
@@ -201,10 +202,15 @@ def check_same_run(workdir: Path, config: dict) -> None:
     """Refuses to resume a run with settings that would change its updates.
 
     Raises:
-        InputError: names each setting that differs, with both values; or there are checkpoints without a config; or see
-            `check_name`.
+        InputError: names each setting that differs, with both values; or there are checkpoints without a config; or an exported
+            model; or see `check_name`.
     """
     check_name(workdir)
+    if is_exported(workdir):
+        raise InputError(
+            f"{workdir} holds an exported model, which cannot be trained on: give another --workdir, and --init_from={workdir} to "
+            "start from its parameters"
+        )
     if not (workdir / "config.json").exists():
         if has_checkpoints(workdir):
             raise InputError(f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir")
