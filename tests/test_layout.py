@@ -26,6 +26,7 @@ MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside t
     "text": {"devices", "data", "model", "composition", "plans", "workdir", "evaluation"},
     "explain": {"data", "model", "training"},
     "convert": {"data", "model", "plans", "workdir"},
+    "export": {"devices", "data", "model", "composition", "workdir", "evaluation"},
     "fairseq": set(),
 }
 FOLDERS = "*.py", "configs/*.py", "benchmarks/*.py", "adaptive_jax/**/*.py"

@@ -30,11 +30,10 @@ def main():
 
     if not OUTPUT.value:
         raise InputError("--output is missing: give --output=DIRECTORY")
-    shape = None
-    if FORMAT.value == "stablehlo":
-        shape = Shape(ROWS.value or 1, WINDOW.value)
-    elif given := next((flag for flag in (ROWS, WINDOW) if flag.value is not None), None):
-        raise InputError(f"--{given.name} means nothing to --format=safetensors: leave it out, or use --format=stablehlo")
+    given = {flag.name: flag.value for flag in (ROWS, WINDOW) if flag.value is not None}
+    if given and FORMAT.value == "safetensors":
+        raise InputError(f"--{min(given)} means nothing to --format=safetensors: leave it out, or use --format=stablehlo")
+    shape = Shape(**given) if FORMAT.value == "stablehlo" else None
     workdir, others = command.workdir()
     hosts.initialize(*others)
     with hosts.together():

@@ -37,6 +37,7 @@ def export(workdir: Path, output: str | os.PathLike, checkpoint: str = "best", s
         InputError: no run or checkpoint, a directory that is there already, a shape out of range, or a package is missing.
     """
     output = _new(output)
+    read_config(workdir)  # first: it says best what a directory without a run lacks
     run = open_run(workdir, checkpoint)
     params = sharding.on_host(run.params, run.mesh)
     if hosts.first():
@@ -57,7 +58,7 @@ def _new(output):
         path = path_of(output)
     except RuntimeError:
         raise InputError(f"--output={output} is in the home of an unknown user: give another directory") from None
-    if names_in(path) if in_store(path) or path.is_dir() else os.path.lexists(path):
+    if names_in(path) or (not in_store(path) and os.path.lexists(path) and not path.is_dir()):
         raise InputError(f"--output={output} already exists: give a new directory")
     check_name(path)
     return path
