@@ -25,6 +25,7 @@ flags.adopt_module_key_flags(command)  # --help shows them
 
 
 def main():
+    """Exports what the flags say."""
     from adaptive_jax.devices import hosts  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.export.write import Shape, export
 

@@ -27,6 +27,7 @@ from adaptive_jax.training.finetuning import check_fits
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.exported import FILE, write_tensors
 from adaptive_jax.workdir.settings import read_words, write_json
+from tests.pages import PAGES, python_blocks
 
 pytest.importorskip("safetensors")
 pytest.importorskip("flatbuffers")
@@ -160,6 +161,9 @@ def test_programs_score_as_this_package(untrained, tmp_path, name):
         np.testing.assert_allclose(-found[row], expected[row, : len(text) - 1], atol=tolerance)
     if "letters" in name:  # composed vectors are stored, what composes them is not
         assert not [key for key in arrays if "filter" in key] and "tables.input.vectors" in arrays
+    names = {}
+    exec("\n".join(python_blocks(PAGES["docs/export.md"])).replace("runs/scorer", str(output)), names)
+    assert names["nll"].shape == (3, 8) and len(names["carry"]) == len(about["carry"]) == {"t": 0, "l": 4, "n": 1}[name[0]]
     wrong = np.full((3, 8), 122, np.int32)
     assert np.isnan(program(arrays, [np.zeros(each["shape"], each["dtype"]) for each in about["carry"]], wrong, wrong)[0]).all()
 
