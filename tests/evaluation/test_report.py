@@ -304,9 +304,12 @@ def test_a_passage_or_a_text_that_does_not_fit(made, tmp_path):
 
 
 def test_the_command(made, quick_command, tmp_path):
-    """Writes where it is told to and prints the page's name."""
+    """Takes several runs, writes where it is told to and prints the page's name."""
     directory, _ = made
-    output = tmp_path / "deep" / "one.html"
-    done = quick_command("-m", "adaptive_jax.evaluation.report", directory / "one", f"--output={output}", "--sample_words=0")
+    output = tmp_path / "deep" / "page.html"
+    runs = directory / "one", directory / "two"
+    done = quick_command("-m", "adaptive_jax.evaluation.report", *runs, f"--output={output}", "--sample_words=0")
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{output}\n")
-    assert "<title>one</title>" in output.read_text() and 'class="token"' not in output.read_text()
+    assert "<title>one, two</title>" in output.read_text() and 'class="token"' not in output.read_text()
+    assert {path.name for path in (tmp_path / "deep" / "page_files").glob("*.csv")} == {
+        "runs.csv", "frequency.csv", "curves.csv", "contexts.csv"}
