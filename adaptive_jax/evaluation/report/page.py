@@ -53,7 +53,7 @@ def page(title: str, subtitle: str, sections: Sequence[Section], footer: str) ->
 <link rel="icon" href="data:,">
 <title>{html.escape(title)}</title>
 <style>
-{STYLE.read_text()}</style>
+{STYLE.read_text(encoding="utf-8")}</style>
 </head>
 <body>
 <main>

@@ -75,7 +75,7 @@ def report(workdirs: Sequence[Path], request: Request) -> list[Finding]:
     for name, lines in tables_of(found, bins).items():
         if lines:
             _write_csv(files / f"{name}.csv", lines)
-    _write(request.output, page.page(*_title(found, request.wanted), sections, _footer(found)).encode())
+    _write(request.output, page.page(*_title(found, request.wanted), sections, _footer(found)).encode(errors="replace"))
     return found
 
 
