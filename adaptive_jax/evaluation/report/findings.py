@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.card import published
 from adaptive_jax.evaluation.frequency import Bin, Words, by_frequency, words_of
 from adaptive_jax.evaluation.report import history
@@ -80,17 +77,6 @@ def finding(run: Subject, split: str, passage: Passage) -> Finding:
         history.hours(run.workdir, run.step),
         history.speed(run.workdir),
     )
-
-
-def check_same_text(found: Sequence[Finding]) -> None:
-    """Raises InputError unless all runs score the same words, as their number and the places of `<eos>` tell."""
-    first = found[0]
-    for other in found[1:]:
-        if len(first.words.nll) != len(other.words.nll) or not np.array_equal(first.words.lines, other.words.lines):
-            raise InputError(
-                f"{first.subject.workdir} and {other.subject.workdir} score other texts, of {len(first.words.nll):,} and "
-                f"{len(other.words.nll):,} words: give --data_path=DIR to score one text, or make a report for each"
-            )
 
 
 def difference(run: Finding, reference: Finding, edges: Sequence[int]) -> list[Bin]:

@@ -15,9 +15,9 @@ from adaptive_jax.evaluation.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report import page
 from adaptive_jax.evaluation.report.charts import difference_charts, frequency_charts, history_charts
 from adaptive_jax.evaluation.report.figures import Chart, check_matplotlib, write_png
-from adaptive_jax.evaluation.report.findings import Bins, Finding, bins_of, check_same_text, finding
+from adaptive_jax.evaluation.report.findings import Bins, Finding, bins_of, finding
 from adaptive_jax.evaluation.report.sample import Passage
-from adaptive_jax.evaluation.report.scores import Wanted, subject
+from adaptive_jax.evaluation.report.scores import Wanted, check_same_text, subject
 from adaptive_jax.evaluation.report.tables import bins_tables, runs_table, tables_of
 from adaptive_jax.files import replacing
 from adaptive_jax.stores import path_of
@@ -66,8 +66,8 @@ def report(workdirs: Sequence[Path], request: Request) -> list[Finding]:
     subjects = [
         subject(workdir, name, request.wanted) for workdir, name in zip(workdirs, names_of(workdirs, request.names), strict=True)
     ]
+    check_same_text(subjects)
     found = [finding(each, request.wanted.split, request.passage) for each in subjects]
-    check_same_text(found)
     bins = bins_of(found, request.edges)
     sections, charts = _sections(found, bins, request)
     for chart in charts:
@@ -119,9 +119,7 @@ def _title(found, wanted):
     data = first.subject.config["data"]
     place = wanted.data_path or (data["path"] if data["corpus"] == "text_files" else "")
     corpus = path_of(place).name or data["corpus"]
-    windows = first.subject.windows
-    cut = "" if windows.layout == "streams" else f", window {windows.window}, context {windows.context}"
-    what = f"{corpus}, {wanted.split} split, {first.result['words']:,} words{cut if len(found) == 1 else ''}"
+    what = f"{corpus}, {wanted.split} split, {first.result['words']:,} words"
     return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} other runs", what
 
 

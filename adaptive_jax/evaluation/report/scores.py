@@ -5,7 +5,7 @@ import hashlib
 import io
 import logging
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,6 +91,20 @@ def subject(workdir: Path, name: str, wanted: Wanted) -> Subject:
     digest.update(np.ascontiguousarray(ids[:]))
     opened = functools.cache(lambda: open_run(workdir, str(step), vocabulary))
     return Subject(name, workdir, config, vocabulary, ids, wanted.data_path is None, windows, step, digest.hexdigest()[:16], opened)
+
+
+def check_same_text(runs: Sequence[Subject]) -> None:
+    """Raises InputError unless all runs score the same words, as their number and the places of `<eos>` tell."""
+    texts = []
+    for run in runs:
+        ids = np.asarray(run.ids)
+        texts.append(ids[run.vocabulary.ends[ids]] == run.vocabulary.eos)
+    for run, text in zip(runs, texts, strict=True):
+        if not np.array_equal(texts[0], text):
+            raise InputError(
+                f"{runs[0].workdir} and {run.workdir} score other texts, of {len(texts[0]):,} and {len(text):,} words: "
+                "give --data_path=DIR to score one text, or make a report for each"
+            )
 
 
 def scores_of(run: Subject) -> np.ndarray:

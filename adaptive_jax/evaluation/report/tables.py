@@ -41,13 +41,14 @@ def _numbers(each):
 
 def _about(each):
     """What a run is, and its numbers; "" where they are not known."""
-    config, result = each.subject.config, each.result
+    config, windows, result = each.subject.config, each.subject.windows, each.result
     table = config["output"]["table"]["name"]
     found = {
         "run": each.name,
         "input": config["input"]["name"],
         "body": config["body"]["name"],
         "output": config["output"]["name"] + (f", {table}" if table != "own" else ""),
+        "reads": "stream" if windows.layout == "streams" else f"{windows.window}, context {windows.context}",
         "validation_perplexity": None if each.validation is None else perplexity(each.validation),
         "perplexity": result["perplexity"],
         "published_validation_perplexity": each.published[0],
@@ -65,7 +66,7 @@ def _about(each):
 
 def runs_table(found: Sequence[Finding], split: str) -> Table:
     """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best perplexities stand out."""
-    lines, what = list(map(_about, found)), ("run", "input", "body", "output")
+    lines, what = list(map(_about, found)), ("run", "input", "body", "output", "reads")
     numbers = {
         "validation_perplexity": ("Valid", "{:.2f}".format),
         "perplexity": (split.capitalize(), "{:.2f}".format),
