@@ -24,7 +24,7 @@ CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), la
 DATA_PATH = flags.DEFINE_string("data_path", None, "Local copy of the corpus; default: the one the run was trained on.")
 BREAK_MODE = flags.DEFINE_string("break_mode", None, "none, complete, complete_doc or eos; default: that of the run.")
 ROWS = flags.DEFINE_integer("rows", 0, "Rows of a batch. Of layout streams 0 means 1, which scores exactly; N rows are faster.")
-METHOD = flags.DEFINE_string("method", "plain", "plain, cache or dynamic.")
+METHOD = flags.DEFINE_string("method", "plain", "plain, cache, dynamic or knn.")
 VOCABULARY = flags.DEFINE_string("vocabulary", "train", "Words to score over: train, union (and those of the split), or a file's.")
 UNIFORM = flags.DEFINE_float("uniform", None, "Share of the uniform distribution; default 0.01 if new words have no probability.")
 DOWN_WEIGHT = flags.DEFINE_float("down_weight", 1.0, "Factor of what a composed model gives to new words.")
@@ -33,10 +33,12 @@ SHARE = flags.DEFINE_float("share", None, "Share of the words that keep their en
 MISSED = 3  # the exit status of a target that is not reached
 OPTIONS = (
     flags.DEFINE_string("cache", None, "Of --method=cache: local (default), unbounded, unigram or unigram_softmax."),
-    flags.DEFINE_list("model_weight", None, "Of --method=cache: the weight lambda of the model, or several. Default 0.966."),
+    flags.DEFINE_list("model_weight", None, "The weight of the model, or several. Default 0.966 of --method=cache, 0.75 of knn."),
     flags.DEFINE_list("theta", None, "Of --cache=local: theta, which flattens it, or several to try. Default 0.5."),
     flags.DEFINE_integer("cache_size", None, "Of --method=cache: entries; default 10,000, of --cache=unbounded 1,000,000."),
-    flags.DEFINE_integer("neighbours", None, "Of --cache=unbounded: entries that count. Default 1,024."),
+    flags.DEFINE_integer("neighbours", None, "Of --cache=unbounded and --method=knn: entries that count. Default 1,024."),
+    flags.DEFINE_list("temperature", None, "Of --method=knn: what divides squared distances, or several to try. Default 1."),
+    flags.DEFINE_string("datastore", None, "Of --method=knn: directory of a train.txt to search; default: the run's train split."),
     flags.DEFINE_string("rule", None, "Of --method=dynamic: rms (default) or sgd."),
     flags.DEFINE_float("rate", None, "Of --method=dynamic: learning rate. Default 0.00005 of rms, 0.1 of sgd."),
     flags.DEFINE_float("decay", None, "Of --method=dynamic: decay towards the trained parameters. Default 0.002."),

@@ -42,7 +42,7 @@ class Request(NamedTuple):
         method: a name of `METHODS`.
         rows: rows of a batch, 0: as many as a device holds. Layout "streams" cuts the split into so many, and 0 means one, so
             that every token sees all that came before it; so it does for the method "dynamic".
-        options: fields of `Cache` or `Dynamic`, for the methods of that name.
+        options: fields of `Cache`, `Neighbours` or `Dynamic`, for the methods of that name.
         vocabulary: "train", the words of the run; "union", these and the words of the split; or these and the words of a file.
         uniform: share of the uniform distribution over the vocabulary in that of the model. None: 0.01 where the model gives new
             words no probability, else 0.
@@ -99,14 +99,14 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     words = describe_words(corpus, request.split) if request.vocabulary == TRAIN else ""
     run = open_extended(workdir, request.checkpoint, own, vocabulary, request.share)
 
-    def train():
-        own_data = _data(workdir, config, request._replace(data_path=None))
-        return load(own_data, vocabulary=vocabulary, splits=("train",)).ids["train"]
+    def train(directory=None):
+        text = _data(workdir, config, request._replace(data_path=directory))
+        return load(text, vocabulary=vocabulary, splits=("train",)).ids["train"]
 
     results = []
     for each, (settings, score) in zip(requests, checked, strict=True):
         settings = settings._replace(rows=_rows(config, each, settings.window, run.mesh.size))
-        job = _job(run, ids, settings, each)._replace(train=train)
+        job = _job(run, ids, settings, each)._replace(train=train, folder=workdir / "eval")
         start = time.perf_counter()
         found, nll = _best(score, job)
         result = found | {"seconds": time.perf_counter() - start} | _about(each, settings, config)

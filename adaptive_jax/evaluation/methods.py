@@ -1,14 +1,18 @@
-"""The ways to score a split, by name: the model alone, with a cache, or with parameters that follow the text."""
+"""The ways to score a split, by name: the model alone, with a cache, with neighbours, or with parameters that follow the text."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.evaluation import knn
 from adaptive_jax.evaluation.caches import Cache, log_chances, mixed
 from adaptive_jax.evaluation.dynamic import Dynamic, dynamic
+from adaptive_jax.evaluation.knn import Neighbours
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Extras, Progress, gathered
 from adaptive_jax.evaluation.vocabularies import with_uniform
@@ -20,8 +24,9 @@ class Job(NamedTuple):
     Attributes:
         ids: int32 `[tokens]` of the split.
         uniform, down_weight: see `Request`.
-        train: gives the ids of the train split.
+        train: gives the ids of the train split, or of the train.txt in another directory.
         progress: `progress(what)` shows how far something is.
+        folder: where a datastore is kept.
     """
 
     run: Run
@@ -29,8 +34,9 @@ class Job(NamedTuple):
     windows: Windows
     uniform: float
     down_weight: float
-    train: Callable[[], np.ndarray]
+    train: Callable[..., np.ndarray]
     progress: Callable[[str], Progress]
+    folder: Path = Path()
 
     def mixed(self, nll: np.ndarray) -> np.ndarray:
         """The model's nll `[tokens]` mixed with the uniform distribution.
@@ -79,11 +85,32 @@ def _cached(job: Job, options: Cache) -> Scores:
         yield label, scored
 
 
+def _knn(job: Job, options: Neighbours) -> Scores:
+    """The split is scored and its neighbours are searched for once, whatever the number of settings."""
+    text, batches = job.train(options.datastore or None), job.run.config["batches"]
+    if np.array_equal(text[: len(job.ids)], job.ids):
+        raise InputError("the datastore is the text to be scored, which would find itself: give another --split or --datastore=DIR")
+    windows = job.windows
+    if windows.layout == "streams":  # in as many rows as in training: in one, the text would be read a window at a time
+        rows = job.run.config["tokens_per_update"] // batches["sequence_length"]
+        windows = windows._replace(rows=max(1, min(rows, len(text) // (4 * windows.window))))
+    name = "datastore" + (f"-{hashlib.sha256(options.datastore.encode()).hexdigest()[:8]}" if options.datastore else "")
+    store = knn.open_datastore(job.folder / name, job.run, text, windows, job.progress("datastore"))
+    extras = Extras(hidden=True, down_weight=job.down_weight)
+    nll, hidden = gathered(job.run, job.ids, job.windows, extras, job.progress("scoring"))
+    nll, counts = job.mixed(nll), ~np.isnan(nll)
+    chances = knn.log_chances(store, hidden[counts], job.ids[:][counts], options, job.progress("neighbours"))
+    for weight, temperature in options.grid():
+        scored = nll.copy()
+        scored[counts] = mixed(nll[counts], chances[options.temperature.index(temperature)], weight)
+        yield {"model_weight": weight, "temperature": temperature}, scored
+
+
 def _dynamic(job: Job, options: Dynamic) -> Scores:
     yield {}, job.mixed(dynamic(job.run, job.ids, job.windows, options, job.train, job.progress("scoring")))
 
 
-METHODS = {"plain": (Plain, _plain), "cache": (Cache, _cached), "dynamic": (Dynamic, _dynamic)}
+METHODS = {"plain": (Plain, _plain), "cache": (Cache, _cached), "dynamic": (Dynamic, _dynamic), "knn": (Neighbours, _knn)}
 
 
 def prepared(method: str, options: Mapping[str, object]) -> Callable[[Job], Scores]:

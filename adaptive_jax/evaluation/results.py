@@ -26,7 +26,7 @@ def say(result: dict, words: str, settings: Windows) -> None:
     if "open" in result:
         words = f"<unk> {result['unknown']:.1%}" + "".join(_part(name, part) for name, part in result["open"].items())
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
-    chosen = "".join(f", {key} {result[key]:g}" for key in ("model_weight", "theta") if key in result)
+    chosen = "".join(f", {key} {result[key]:g}" for key in ("model_weight", "theta", "temperature") if key in result)
     parts = [
         f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words"
         + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
@@ -40,13 +40,16 @@ def say(result: dict, words: str, settings: Windows) -> None:
 
 
 def table(tried: Sequence[dict]) -> Iterator[str]:
-    """Lines of a table of perplexities: a row for each model_weight, a column for each theta."""
-    thetas = list(dict.fromkeys(line.get("theta") for line in tried))
+    """Lines of a table of perplexities: a row for each model_weight, a column for each theta or temperature."""
+    key = "temperature" if "temperature" in tried[0] else "theta"
+    columns = list(dict.fromkeys(line.get(key) for line in tried))
     weights = list(dict.fromkeys(line["model_weight"] for line in tried))
-    found = {(line["model_weight"], line.get("theta")): line["perplexity"] for line in tried}
-    yield f"{'model_weight':>12}" + "".join(f"{'perplexity' if theta is None else f'theta {theta:g}':>14}" for theta in thetas)
+    found = {(line["model_weight"], line.get(key)): line["perplexity"] for line in tried}
+    heads = ["perplexity" if each is None else f"{key} {each:g}" for each in columns]
+    width = max(14, *(len(head) + 2 for head in heads))
+    yield f"{'model_weight':>12}" + "".join(f"{head:>{width}}" for head in heads)
     for weight in weights:
-        yield f"{weight:>12g}" + "".join(f"{found[weight, theta]:>14.2f}" for theta in thetas)
+        yield f"{weight:>12g}" + "".join(f"{found[weight, each]:>{width}.2f}" for each in columns)
 
 
 def _part(name, part):

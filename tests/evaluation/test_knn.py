@@ -1,0 +1,139 @@
+"""Nearest neighbours in another text: against brute force in float64, over a trained run, and the files of a datastore."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import knn
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.knn import Datastore, Neighbours, log_chances
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.scoring import Scored
+
+WORDS, FEATURES = 9, 4
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Parts so small that a short text has many."""
+    for name, size in ("GROUP", 32), ("QUERIES", 16), ("BLOCK", 32):
+        monkeypatch.setattr(knn, name, size)
+
+
+def text(tokens, seed):
+    bits = np.random.default_rng(seed)
+    return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(0, WORDS, tokens, dtype=np.int32)
+
+
+def twin(store, hidden, neighbours, temperature):
+    """p_knn of every word at every token, `[tokens, words]` in float64, token by token."""
+    keys, found = np.asarray(store.keys, np.float64), np.zeros((len(hidden), WORDS))
+    for t, state in enumerate(hidden.astype(np.float64)):
+        far = ((keys - state) ** 2).sum(axis=1)
+        nearest = np.argsort(far)[:neighbours]
+        weights = np.exp(-far[nearest] / temperature)
+        np.add.at(found[t], store.words[nearest], weights / weights.sum())
+    return found
+
+
+@pytest.mark.parametrize("tokens, entries, neighbours", [(75, 100, 7), (20, 64, 1_000), (5, 3, 2)])
+def test_the_search_and_its_twin(small, tokens, entries, neighbours):
+    """Texts and datastores that parts divide, do not divide and exceed, and fewer entries than neighbours."""
+    keys, words = text(entries, seed=0)
+    store, (hidden, targets) = Datastore(keys.astype(np.float16), words), text(tokens, seed=1)
+    options = Neighbours(temperature=(0.5, 3.0), neighbours=neighbours)
+    rows = log_chances(store, hidden, targets, options, lambda visits, count: visits)
+    assert rows.shape == (2, tokens)
+    for temperature, row in zip(options.temperature, rows, strict=True):
+        expected = twin(store, hidden, neighbours, temperature)
+        np.testing.assert_allclose(expected.sum(axis=1), 1.0)
+        np.testing.assert_allclose(np.exp(row), expected[np.arange(tokens), targets], rtol=1e-4, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def asked(trained, tmp_path_factory):
+    """`asked(split, checkpoint, **options)`: the result on a copy of the trained run, whose workdir is `asked.workdir`."""
+    workdir = shutil.copytree(trained, tmp_path_factory.mktemp("knn") / "run")
+
+    def asked(split="validation", checkpoint="latest", **options):
+        return evaluate(workdir, Request(split, checkpoint=checkpoint, method="knn", options=options))
+
+    asked.workdir = workdir
+    return asked
+
+
+def test_an_evaluation(asked, capsys):
+    """One search tries all pairs and prints them; the model alone is as without neighbours; the datastore is kept for the next."""
+    result = asked(model_weight=(1.0, 0.9), temperature=(1.0, 100.0), neighbours=50)
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in out[:3]] == [["model_weight", "temperature", "1", "temperature", "100"], *(
+        [f"{weight:g}", *(f"{line['perplexity']:.2f}" for line in result["grid"] if line["model_weight"] == weight)]
+        for weight in (1.0, 0.9))]
+    assert f"; method knn, model_weight {result['model_weight']:g}, temperature {result['temperature']:g}" in out[3]
+    plain = evaluate(asked.workdir, Request("validation", checkpoint="latest"))
+    one = [line["nll"] for line in result["grid"]]
+    assert one[0] == one[1] == pytest.approx(plain["nll"], rel=1e-6)
+    assert len({one[0], *one[2:]}) == 3 and all(abs(nll - one[0]) < 0.2 for nll in one)
+    store = asked.workdir / "eval" / "datastore"
+    made = (store / "keys").stat().st_mtime_ns
+    alone = asked(model_weight=(0.9,), temperature=(100.0,), neighbours=50)
+    assert alone["nll"] == pytest.approx(one[-1], rel=1e-6)
+    assert (store / "keys").stat().st_mtime_ns == made
+    entries, features = (json.loads((store / "about.json").read_text())[key] for key in ("entries", "features"))
+    assert (store / "keys").stat().st_size == 2 * entries * features and features == 32
+
+
+def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path):
+    """Of another checkpoint or damaged, it is replaced; another text has one of its own."""
+    def digest():
+        return json.loads((asked.workdir / "eval" / "datastore" / "about.json").read_text())["parameters"]
+
+    given = {"model_weight": (0.9,), "neighbours": 8}
+    first = asked(**given)["nll"]
+    before = digest()
+    assert asked(checkpoint="160", **given)["nll"] != first
+    assert digest() != before
+    assert asked(**given)["nll"] == first and digest() == before
+    about = asked.workdir / "eval" / "datastore" / "about.json"
+    about.write_text(about.read_text()[:-9])
+    assert asked(**given)["nll"] == first and digest() == before
+    shutil.copy(Path(config()["data"]["path"]) / "test.txt", tmp_path / "train.txt")
+    assert asked(datastore=str(tmp_path), **given)["nll"] != first
+    assert digest() == before and len(list((asked.workdir / "eval").glob("datastore*"))) == 2
+    assert not list((asked.workdir / "eval").glob(".datastore*"))
+
+
+def test_fingerprints(trained):
+    """They differ where one entry does, or two change places, and not otherwise."""
+    run = open_run(trained, "latest")
+    params = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32(1)}
+    same = knn.fingerprint(params)
+    assert same == knn.fingerprint({"a": params["a"].copy(), "b": np.float32(1)})
+    others = [{"a": params["a"] + np.float32(1e-6) * (params["a"] == 5)}, {"a": params["a"][::-1]}, {"b": np.float32(2)}]
+    assert len({same, knn.fingerprint(run.params), *(knn.fingerprint(params | other) for other in others)}) == 5
+
+
+def test_states_that_do_not_fit(tmp_path):
+    """States beyond float16 are one line, and leave nothing behind."""
+    scored = Scored(np.arange(2), np.zeros(2), np.array([[1.0, 2.0], [3.0, 1e5]], np.float32))
+    with pytest.raises(InputError, match="hidden states of 100000 exceed float16"):
+        knn._make(tmp_path / "datastore", {}, [scored], np.arange(2))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("split, options, says", [
+    ("train", {}, "the datastore is the text to be scored"),
+    ("validation", {"neighbours": 0}, "neighbours=0 must be 1 or more"),
+    ("validation", {"temperature": (0.0,)}, r"temperature=\[0.0\] must be above 0 and finite"),
+    ("validation", {"model_weight": (1.5,)}, r"model_weight=\[1.5\] must be above 0 and at most 1"),
+    ("test", {"temperature": (1.0, 2.0)}, "--temperature has several values"),
+    ("validation", {"theta": (1.0,)}, "--theta means nothing to --method=knn: leave it out, or use --method=cache"),
+])
+def test_errors(asked, split, options, says):
+    """One line with the value and the cure."""
+    with pytest.raises(InputError, match=says):
+        asked(split, **options)
