@@ -7,8 +7,8 @@ For one row of three tokens in segments 7 7 8, the weights of a head are
     query 2   . . 1      itself: the other tokens belong to another segment
 
 `plain` computes the weights of all pairs at once, `chunked` in chunks of queries (see chunked.py), `triton` in kernels for NVIDIA
-GPUs (see flash.py), `cudnn` in NVIDIA's kernel. A dropout mask depends only on the row's seeds and on positions, so all paths drop
-the same weights.
+GPUs (see flash.py), `cudnn` in NVIDIA's kernel, `splash` in JAX's kernel for TPUs (see splash.py). A dropout mask depends only on
+the row's seeds and on positions, so all paths drop the same weights.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from adaptive_jax.devices.platforms import capability, platform, present
 from adaptive_jax.dropout import keep_mask, masked, positions, tied
 from adaptive_jax.errors import InputError, check_known
 
-PATHS = ("auto", "plain", "chunked", "triton", "cudnn")
+PATHS = ("auto", "plain", "chunked", "triton", "cudnn", "splash")
 
 
 class Pairs(NamedTuple):
@@ -66,6 +66,10 @@ def attention(queries, keys, values, pairs: Pairs = ALONE, *, path="auto"):
         return _flash(jnp.stack([queries, keys, values], axis=2), pairs)
     if path == "cudnn":
         return jax.nn.dot_product_attention(queries, keys, values, is_causal=True, implementation="cudnn")
+    if path == "splash":
+        from adaptive_jax.bodies.splash import splash  # imports what only TPUs need
+
+        return splash(queries, keys, values, pairs.segment_ids)
     if path == "chunked":
         return chunked(pairs.dropout, pairs.slopes, queries, keys, values, pairs.segment_ids, pairs.seeds)
     zero, time = tied(jnp.int32(0), queries), queries.shape[1]
@@ -116,12 +120,16 @@ def _choose(path, shape, dtype, pairs):
             f"attention dropout supports 2^32 weights a row, not those of {heads} heads over {time} tokens: "
             "choose a smaller batches.sequence_length or body.attention_dropout=0"
         )
-    refusals = {"triton": _triton_refusal(time, width, dtype), "cudnn": _cudnn_refusal(width, dtype, pairs)}
+    refusals = {
+        "triton": _triton_refusal(time, width, dtype),
+        "cudnn": _cudnn_refusal(width, dtype, pairs),
+        "splash": _splash_refusal(time, dtype, pairs),
+    }
     if refusal := refusals.get(path):
         raise InputError(f"body.attention={path!r} {refusal}: choose body.attention='chunked'")
     if path != "auto":
         return path
-    # Up to 64 tokens are one chunk, which has no keys to skip. cuDNN is for those who ask for it: nobody has measured it here.
+    # Up to 64 tokens are one chunk, which has no keys to skip. Nobody has measured cuDNN and splash here: for those who ask.
     return "triton" if not refusals["triton"] else "plain" if time <= 64 else "chunked"
 
 
@@ -157,6 +165,21 @@ def _cudnn_refusal(width, dtype, pairs):
         return f"computes in float16 and bfloat16, not {dtype}"
     if width % 8 or width > 128:
         return f"takes heads of 8, 16, ... 128 features, not {width}"
+    return ""
+
+
+def _splash_refusal(time, dtype, pairs):
+    """Likewise for JAX's kernel for TPUs."""
+    if platform() != "tpu":
+        return f"needs a TPU, and this is a {platform()}"
+    if pairs.dropout:
+        return f"does not support dropout={pairs.dropout}"
+    if pairs.slopes:
+        return "does not support body.positions='alibi'"
+    if time % 128:
+        return f"takes rows of 128, 256, 384 ... tokens, not {time}"
+    if dtype != jnp.bfloat16:  # it would round float32 factors of products to bfloat16
+        return f"computes in bfloat16, not {dtype}"
     return ""
 
 

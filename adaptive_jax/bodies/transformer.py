@@ -136,8 +136,8 @@ class Transformer(nn.Module):
         positions: how tokens know their order: "sinusoidal" vectors, a "learned" table of vectors, "alibi", attention that falls
             with distance (Press et al. 2022), or "none".
         max_positions: rows of the table of learned positions: the most tokens that the model can read at once.
-        attention: how attention is computed: auto, plain, chunked, triton or cudnn, which give the same numbers and differ in
-            speed and memory.
+        attention: how attention is computed: auto, plain, chunked, triton, cudnn or splash, which give the same numbers and
+            differ in speed and memory.
         remat: what the backward pass recomputes in each block instead of keeping it. "none": only gathers and casts of
             parameters; "elementwise": also normalisations, dropout masks and attention weights; "all": the whole block, at the
             cost of another forward pass; "auto": "none" on CPUs, "elementwise" elsewhere.

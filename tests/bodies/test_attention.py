@@ -13,6 +13,7 @@ from adaptive_jax.bodies import attention as module
 from adaptive_jax.bodies import chunked
 from adaptive_jax.bodies.attention import Pairs, attention
 from adaptive_jax.bodies.positions import alibi_slopes, biases
+from adaptive_jax.bodies.splash import splash
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.errors import InputError
@@ -166,6 +167,25 @@ def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
     assert "tensor<128x128x256xbf16>" in text and "-> tensor<128x128x256xf32>" in text
 
 
+@pytest.mark.parametrize("time", [128, 384])
+def test_splash_equals_all_pairs(time):
+    """JAX's kernel for TPUs, interpreted: results and gradients, with segments."""
+    arrays, pairs = tensors(2, time, 2, 64), Pairs(segments(2, time))
+    ours = with_gradients(splash, segment_ids=pairs.segment_ids)(*arrays)
+    right = with_gradients(attention, pairs=pairs, path="plain")(*arrays)
+    for one, other in zip(ours, right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6 * np.abs(other).max())
+
+
+def test_splash_lowers_for_tpus(monkeypatch):
+    """A kernel forward and two backward, in bfloat16, and no scores of all pairs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    step = jax.jit(jax.grad(lambda *arrays: attention(*arrays, path="splash").sum().astype(jnp.float32), argnums=(0, 1, 2)))
+    like = jax.ShapeDtypeStruct((8, 512, 16, 64), jnp.bfloat16)
+    text = step.trace(like, like, like).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("stablehlo.custom_call @tpu_custom_call") == 3 and "512x512" not in text
+
+
 @pytest.mark.parametrize(
     "asked, says",
     [
@@ -183,6 +203,11 @@ def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
         ({"path": "cudnn", "backend": "gpu", "slopes": (0.5, 0.25)}, "support body.positions='alibi': choose"),
         ({"path": "cudnn", "backend": "gpu"}, "not float32.*choose"),
         ({"path": "cudnn", "backend": "gpu", "dtype": jnp.bfloat16, "width": 12}, "not 12.*choose"),
+        ({"path": "splash"}, "needs a TPU, and this is a cpu: choose body.attention='chunked'"),
+        ({"path": "splash", "backend": "tpu", "dropout": 0.1}, "dropout=0.1.*choose"),
+        ({"path": "splash", "backend": "tpu", "slopes": (0.5, 0.25)}, "support body.positions='alibi': choose"),
+        ({"path": "splash", "backend": "tpu", "time": 100}, "128, 256, 384 .* not 100: choose"),
+        ({"path": "splash", "backend": "tpu"}, "not float32.*choose"),
         ({"time": 65_537, "dropout": 0.1}, "2 heads over 65537 tokens.*choose a smaller batches.sequence_length"),
     ],
 )
@@ -191,7 +216,7 @@ def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
     asked = {"backend": "cpu", "time": 128, "width": 16, "dtype": jnp.float32} | asked
     backend = asked.pop("backend")
     pairs = Pairs(**{key: asked.pop(key) for key in Pairs._fields if key in asked})
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if backend == "gpu" else "cpu")
+    monkeypatch.setattr(jax, "default_backend", lambda: backend if backend in ("gpu", "tpu") else "cpu")
     on = tracing_for("gpu", "NVIDIA H100 80GB HBM3") if backend == "h100" else contextlib.nullcontext()
     like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
     with on, pytest.raises(InputError, match=says):
