@@ -56,16 +56,18 @@ def published() -> tuple[dict | None, list[str]]:
     return config_file.published(flags.FLAGS["config"].value), _changed
 
 
-def define_workdir(what: str) -> None:
+def define_workdir(what: str, several_hosts: bool = True) -> None:
     """Defines the required flag --workdir, and the flags by which several hosts find each other."""
     flags.DEFINE_string("workdir", None, what)
+    if not several_hosts:
+        return
     flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM.")
     flags.DEFINE_integer("hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM.")
     flags.DEFINE_integer("host", None, "Number of this host, from 0; not on TPU pods and under SLURM.")
 
 
 def workdir() -> tuple[Path, tuple]:
-    """The values of these flags: the workdir, and the arguments of `hosts.initialize`.
+    """The values of these flags: the workdir, and the arguments of `hosts.initialize`, none for a command of one host.
 
     Raises:
         InputError: no workdir, or one in a store that cannot be reached.
@@ -76,7 +78,7 @@ def workdir() -> tuple[Path, tuple]:
     try:
         place = path_of(given.workdir)
         check_reachable(place)
-        return place, (given.coordinator, given.hosts, given.host)
+        return place, (given.coordinator, given.hosts, given.host) if "coordinator" in given else ()
     except RuntimeError:
         raise InputError(f"--workdir={given.workdir} is in the home of an unknown user: give another directory") from None
 
@@ -85,7 +87,7 @@ def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str 
     """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after Ctrl-C or SIGTERM.
 
     positional: names of required arguments without a flag; `main` gets them in this order. A last one that ends in "..." stands
-        for one or more.
+        for one or more, in "...]" for any number.
     stopped: the line after an interruption, unless the KeyboardInterrupt has a text of its own.
     """
     for name in ("stdout", "stderr"):  # None where the user has closed it
@@ -171,10 +173,11 @@ def _parse(argv, positional):
         rest = flags.FLAGS(argv)
     except flags.Error as error:
         _fail(_told(one_line(error)))
-    found, needed = len(rest) - 1, len(positional)
+    last = "".join(positional[-1:])
+    found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
     if found < needed:
         raise InputError(f"{positional[found]} is missing: give {' '.join(positional)}; --help explains them")
-    if found > needed and not "".join(positional[-1:]).endswith("..."):
+    if found > needed and not last.endswith(("...", "...]")):
         raise InputError(f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags")
     if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
         _config, _changed = config_file.read(flags.FLAGS["config"].value, given), [key for key, _ in given]

@@ -203,6 +203,18 @@ def test_all_kinds_of_models(config, kind, tmp_path):
         np.testing.assert_array_equal(scored.ranks, 1 + (expected > of_targets(expected, ids)[:, None]).sum(1))
 
 
+def test_embeddings_are_what_the_body_reads(model):
+    words = ["7", "<eos>", "ab1"]
+    ids = np.array([[WORDS.index[word] for word in words]])
+    expected = model.run.model.apply({"params": model.run.params}, ids, method=lambda model, ids: model.input(ids))[0]
+    found = model.embeddings(words)
+    assert found.dtype == np.float32 and found.shape == (3, 16)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for words, says in (["7", "unheard"], "'unheard' is none of the 60 words"), ("7 ab1", "one text"):
+        with pytest.raises(InputError, match=says):
+            model.embeddings(words)
+
+
 def test_words_of_several_units(config):
     """The log-probability of a word is the sum of those of its units."""
     vocabulary = Subwords.build(COUNTS | {"<eos>": 57}, codes=5)
@@ -215,6 +227,8 @@ def test_words_of_several_units(config):
     assert scored.unseen is None and scored.frequencies is None
     with pytest.raises(InputError, match="rank and entropy"):
         model.score([line], describe=True)
+    with pytest.raises(InputError, match="'ab1' is several units"):
+        model.embeddings(["0", "ab1"])
 
 
 def test_settings_that_do_not_fit(model, config):
