@@ -30,7 +30,8 @@ command.define_workdir("Directory of a run that train.py made.", several_hosts=F
 flags.adopt_module_key_flags(command)  # --help shows them
 
 
-def main(*files):
+def main(*files: str) -> None:
+    """Scores these files, or standard input."""
     from adaptive_jax.text import printing  # after the flags: --help and their errors should not wait for jax
 
     workdir, _ = command.workdir()

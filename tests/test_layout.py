@@ -23,6 +23,7 @@ MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside t
     "workdir": {"devices", "data"},
     "evaluation": {"devices", "data", "model", "composition", "gradients", "plans", "workdir"},
     "training": {"devices", "data", "model", "composition", "gradients", "plans", "workdir", "evaluation"},
+    "score": {"text"},
     "text": {"devices", "data", "model", "composition", "plans", "workdir", "evaluation"},
     "explain": {"data", "model", "training"},
     "convert": {"data", "model", "plans", "workdir"},

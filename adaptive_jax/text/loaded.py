@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+from absl import logging
 
 from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError
@@ -114,4 +115,9 @@ def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedMo
     """
     place = path_of(workdir)
     read_config(place)  # first: it says best what a directory without a run lacks
-    return LoadedModel(open_run(place, str(checkpoint)))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
+    try:
+        return LoadedModel(open_run(place, str(checkpoint)))
+    finally:
+        logging.set_verbosity(verbosity)

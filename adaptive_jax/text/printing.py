@@ -80,15 +80,16 @@ def score(workdir: Path, asked: Asked, form: Form, lists: NBest | None) -> None:
         "describe": bool({"rank", "entropy"} & set(columns)),
         "eager": asked.line_buffered or source.terminal,
     }
+    printer = _Printer(reading["eager"])  # before the bar, which takes sys.stdout for what stands above it
     if source.terminal:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
     tally = _Tally(source)
     try:
         if lists is None:
-            printer = _lines_of_words(form, columns) if form.words else _whole_lines(form)
-            _print(printer(tally.counted(model.score(source, **reading))), reading["eager"])
+            lines = _lines_of_words(form, columns) if form.words else _whole_lines(form)
+            printer.write(lines(tally.counted(model.score(source, **reading))))
         else:
-            _rescore(source, lambda texts: tally.counted(model.score(texts, **reading)), lists, reading["eager"])
+            printer.write(_rescored(source, lambda texts: tally.counted(model.score(texts, **reading)), lists))
     finally:
         tally.bar.close()
     tally.tell()
@@ -154,11 +155,19 @@ class _Tally:
             logger.warning("%.1f%% of the words are unseen and scored as <unk>: is the text tokenised as in training?", 100 * share)
 
 
-def _print(lines, eager):
-    for line in lines:
-        sys.stdout.write(line + "\n")
-        if eager:
-            sys.stdout.flush()
+class _Printer:
+    """Writes lines to stdout; eager: each at once."""
+
+    def __init__(self, eager):
+        self.eager, self.out = eager, sys.stdout
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Writes lines as they come."""
+        for line in lines:
+            self.out.write(line + "\n")
+            if self.eager:
+                self.out.flush()
+        self.out.flush()
 
 
 def _whole_lines(form):
@@ -211,8 +220,8 @@ def _rounded(value):
     return round(value, 6) if math.isfinite(value) else None  # JSON has no infinity
 
 
-def _rescore(source, scores, lists, eager):
-    """Prints n-best lists in their new order, or the weights that are best for them."""
+def _rescored(source, scores, lists):
+    """The lines of n-best lists in their new order, or one about the weights that are best for them."""
     waiting = deque()
 
     def texts():
@@ -224,19 +233,20 @@ def _rescore(source, scores, lists, eager):
     hypotheses = (waiting.popleft()._replace(log_prob=line.log_prob) for line in scores(texts()))
     groups = nbest.lists(hypotheses)
     if lists.references is not None:
-        return _fit(list(groups), lists)
+        yield from _fitted(list(groups), lists)
+        return
     ranked = (nbest.rescored(group, lists.weight, lists.word_bonus) for group in groups)
     if lists.one_best:
-        _print((group[0][1].text for group in ranked), eager)
+        yield from (group[0][1].text for group in ranked)
     else:
-        _print(itertools.starmap(nbest.written, itertools.chain.from_iterable(ranked)), eager)
+        yield from itertools.starmap(nbest.written, itertools.chain.from_iterable(ranked))
 
 
-def _fit(groups, lists):
+def _fitted(groups, lists):
     if not groups:
         return
     references = nbest.references_of(TextFiles([lists.references]), groups)
     found = nbest.fit(groups, references, lists.metric)
     best, before = (100 * (value if lists.metric == "wer" else 1 - value) for value in (found.value, found.before))
     chosen = f"--weight={found.weight:.6g} --word_bonus={found.word_bonus:.6g}"
-    print(f"{chosen}: {lists.metric} {best:.2f} instead of {before:.2f} on {len(groups):,} lists")
+    yield f"{chosen}: {lists.metric} {best:.2f} instead of {before:.2f} on {len(groups):,} lists"

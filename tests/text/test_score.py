@@ -13,6 +13,7 @@ import pytest
 
 import adaptive_jax
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.text import printing
 
 LINES = "the t1w1 the t1w2\n\nthe t5w0\nt3w3 <eos> the\n"
 
@@ -37,6 +38,21 @@ def test_lines_from_a_pipe_and_from_files(score, model, tmp_path):
     done = score(tmp_path / "a.txt", tmp_path / "b.txt.gz")
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
     assert score("--line_buffered", "-", given=LINES + "the t5w0").stdout == expected
+
+
+def test_a_bar_leaves_the_output_alone(trained, tmp_path, monkeypatch):
+    """Where stderr is a terminal and stdout is not, the bar is on one and the lines are on the other."""
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    (tmp_path / "a.txt").write_text("the t5w0\n" * 70)
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    monkeypatch.setattr(sys, "stderr", err := Terminal())
+    asked = printing.Asked((str(tmp_path / "a.txt"),), "best", "none", 0, None, False)
+    printing.score(trained, asked, printing.Form(False, None, False, "tsv"), None)
+    assert [line.split("\t")[1] for line in out.getvalue().splitlines()] == ["the t5w0"] * 70
+    assert "630/630" in err.getvalue() and "t5w0" not in err.getvalue()
 
 
 def test_words_in_columns_and_as_json(score, model):
