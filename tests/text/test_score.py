@@ -148,7 +148,7 @@ def test_bytes_that_are_no_text(score, tmp_path):
     """A file that is not UTF-8, and one whose end is missing."""
     (tmp_path / "latin.txt").write_bytes(b"the\nt1w1\n\xff\n")
     refuses(score(tmp_path / "latin.txt"), "latin.txt, line 3: not UTF-8")
-    (tmp_path / "half.gz").write_bytes(gzip.compress(b"the t1w1\n" * 99)[:-12])
+    (tmp_path / "half.gz").write_bytes(gzip.compress(b"the t1w1\n" * 20)[:-12])
     refuses(score(tmp_path / "half.gz"), "half.gz: Compressed file ended")
 
 
