@@ -227,7 +227,7 @@ def test_words_of_several_units(config):
     assert scored.unseen is None and scored.frequencies is None
     with pytest.raises(InputError, match="rank and entropy"):
         model.score([line], describe=True)
-    with pytest.raises(InputError, match="'ab1' is several units"):
+    with pytest.raises(InputError, match="is several units of this run"):
         model.embeddings(["0", "ab1"])
 
 
