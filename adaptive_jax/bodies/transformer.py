@@ -92,7 +92,8 @@ class Block(nn.Module):
                 rate = self.attention_dropout if self.train else 0.0
                 seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
                 pairs = Pairs(segment_ids, self.slopes, rate, seeds)
-                mixed = joint_attention(joint, self.heads, pairs, path=self.attention)
+                path = "auto" if self.is_initializing() else self.attention  # parameters are shaped with two tokens
+                mixed = joint_attention(joint, self.heads, pairs, path=path)
             return dropped(dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):

@@ -14,6 +14,7 @@ from adaptive_jax.bodies import chunked
 from adaptive_jax.bodies.attention import Pairs, attention
 from adaptive_jax.bodies.positions import alibi_slopes, biases
 from adaptive_jax.bodies.splash import splash
+from adaptive_jax.bodies.transformer import Transformer
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.errors import InputError
@@ -184,6 +185,18 @@ def test_splash_lowers_for_tpus(monkeypatch):
     like = jax.ShapeDtypeStruct((8, 512, 16, 64), jnp.bfloat16)
     text = step.trace(like, like, like).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("stablehlo.custom_call @tpu_custom_call") == 3 and "512x512" not in text
+
+
+@pytest.mark.parametrize("path, on", [("triton", ("gpu", "NVIDIA H100 80GB HBM3")), ("splash", ("tpu", "TPU v5 lite"))])
+def test_a_model_may_name_the_path_of_its_device(path, on):
+    """The path's limits are those of rows, not of the two tokens by which parameters are shaped."""
+    body = Transformer(16, layers=1, heads=1, feed_forward=16, attention=path, dtype=jnp.bfloat16)
+    like = jax.ShapeDtypeStruct((1, 128, 16), jnp.bfloat16)
+    with tracing_for(*on):
+        params = jax.eval_shape(body.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 2, 16), jnp.bfloat16))
+        assert jax.eval_shape(body.apply, params, like)[0].shape == like.shape
+        with pytest.raises(InputError, match=f"attention='{path}' takes rows of"):
+            jax.eval_shape(body.apply, params, jax.ShapeDtypeStruct((1, 2, 16), jnp.bfloat16))
 
 
 @pytest.mark.parametrize(
