@@ -37,11 +37,13 @@ CHECKED = {
     "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
     "adaptive_jax.data.cut": "needs a corpus; tests/data has one",
     "adaptive_jax.data.prepare": "needs a corpus; tests/data has one",
+    "adaptive_jax.export": "needs safetensors; tests/export exports",
     "adaptive_jax.evaluation.report": "of several runs; tests/evaluation/test_report.py reports two",
     "benchmarks": "takes minutes; tests/benchmarks runs them in small",
     "-c": "one line of Python, which tests/test_readme.py runs",
 }
 NEEDS = {"adaptive_jax.evaluation.report": "matplotlib"}  # programs that run where this is installed
+OWN_PAGES = {"docs/export.md": "needs safetensors and programs that export makes; tests/export runs its code"}
 OWN_TESTS = "class MyModel", "linear_cross_entropy", "OneGate"  # code with a test of its own, below
 DONE = set()  # a command of several pages runs once
 
@@ -67,7 +69,7 @@ def runs_code(code):
 
 
 TO_RUN = {page: found for page, text in PAGES.items()
-          if (found := [block for block in blocks(text) if (runs if block[0] == "shell" else runs_code)(block[1])])}
+          if page not in OWN_PAGES and (found := [block for block in blocks(text) if (runs if block[0] == "shell" else runs_code)(block[1])])}
 
 
 @pytest.fixture(scope="session")
