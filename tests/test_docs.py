@@ -37,7 +37,6 @@ CHECKED = {
     "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
     "adaptive_jax.data.cut": "needs a corpus; tests/data has one",
     "adaptive_jax.data.prepare": "needs a corpus; tests/data has one",
-    "adaptive_jax.export": "needs safetensors; tests/export exports",
     "adaptive_jax.evaluation.report": "of several runs; tests/evaluation/test_report.py reports two",
     "benchmarks": "takes minutes; tests/benchmarks runs them in small",
     "-c": "one line of Python, which tests/test_readme.py runs",
@@ -68,8 +67,12 @@ def runs_code(code):
     return not any(name in code for name in OWN_TESTS)
 
 
-TO_RUN = {page: found for page, text in PAGES.items()
-          if page not in OWN_PAGES and (found := [block for block in blocks(text) if (runs if block[0] == "shell" else runs_code)(block[1])])}
+def to_run(text):
+    """The blocks of a page that run here."""
+    return [(kind, block) for kind, block in blocks(text) if (runs if kind == "shell" else runs_code)(block)]
+
+
+TO_RUN = {page: found for page, text in PAGES.items() if page not in OWN_PAGES and (found := to_run(text))}
 
 
 @pytest.fixture(scope="session")

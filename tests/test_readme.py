@@ -10,7 +10,7 @@ from adaptive_jax.workdir.settings import FREE
 from tests.pages import COMMANDS, PAGES, PYTHON, ROOT, commands
 
 INSTALL = {"pip", "uv", "tensorboard", "gcloud", "."}  # what a test cannot run
-SHELL = {"printf", "echo"}  # commands that pages may use besides
+SHELL = {"cat", "echo", "head", "printf", "sort", "tail"}  # commands that pages may use besides
 # What commands make; metrics begin with train/.
 MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
 
