@@ -18,7 +18,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import plain
 from adaptive_jax.model import build, init_params
-from adaptive_jax.text import surprisal
+from adaptive_jax.text import printing, surprisal
 from adaptive_jax.text.loaded import LoadedModel
 
 WINDOW, CONTEXT = 16, 8
@@ -194,9 +194,9 @@ def test_all_kinds_of_models(config, kind, tmp_path):
         header = Header("kmeans", 0, WORDS.digest, (10, 20, 30))
         write_clusters(tmp_path / "clusters.txt", header, [WORDS.words[i] for i in order])
         layers = {"output": {"name": "adaptive", "clusters": str(tmp_path / "clusters.txt"), "table": {"name": "tied"}}}
-    model, given = opened(config, layers), "7 7 ab8\n"
+    model, given, lines = opened(config, layers), "7 ab8\n", ["0 ab1 unheard", "", "7 7 7"]
     twin, context = Twin(model, WINDOW), model.encode(given).tolist()
-    for line, scored in zip(LINES[:3], model.score(LINES[:3], given=given, describe=True), strict=True):
+    for line, scored in zip(lines, model.score(lines, given=given, describe=True), strict=True):
         ids = tokens_of(model, line).tolist()
         expected = twin(context + ids)[len(context) :]
         np.testing.assert_allclose(scored.log_probs, of_targets(expected, ids), atol=2e-5)
@@ -229,6 +229,22 @@ def test_words_of_several_units(config):
         model.score([line], describe=True)
     with pytest.raises(InputError, match="is several units of this run"):
         model.embeddings(["0", "ab1"])
+
+
+def test_what_the_command_says_of_the_scores(model, monkeypatch, tmp_path, capsys, caplog):
+    """It warns of text that the run does not know, and ends with an error if the model gives no numbers."""
+    (tmp_path / "text.txt").write_text("no such words\n0 7\n")
+    asked = printing.Asked((str(tmp_path / "text.txt"),), "best", "none", 0, None, False)
+    monkeypatch.setattr(printing, "load", lambda workdir, checkpoint: model)
+    printing.score(tmp_path, asked, printing.Form(True, ("unseen",), False, "tsv"), None)
+    assert [line.split("\t")[2:] for line in capsys.readouterr().out.splitlines()[1:5]] == [
+        ["no", "1"], ["such", "1"], ["words", "1"], ["<eos>", "0"]]
+    assert caplog.messages == ["42.9% of the words are unseen and scored as <unk>: is the text tokenised as in training?"]
+    diverged = model.run._replace(params=jax.tree.map(lambda a: a * np.float32("nan"), model.run.params))
+    monkeypatch.setattr(printing, "load", lambda workdir, checkpoint: LoadedModel(diverged))
+    with pytest.raises(InputError, match="7 of 7 words have no finite score"):
+        printing.score(tmp_path, asked, printing.Form(False, None, False, "tsv"), None)
+    assert capsys.readouterr().out == "-inf\tno such words\n-inf\t0 7\n"
 
 
 def test_settings_that_do_not_fit(model, config):
