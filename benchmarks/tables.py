@@ -32,6 +32,7 @@ from adaptive_jax.files import replacing
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
+from benchmarks import methods_table
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
 from benchmarks.lines import CORPORA, WORDS, Line, config_of
 from benchmarks.paper_tables import TABLES
@@ -41,6 +42,7 @@ COLUMNS = "row | valid | test | parameters | s an epoch | minutes | peak MB | "
 COLUMNS += "paper: valid | test | parameters | s an epoch | hours | MB"
 TITLE = f"| {COLUMNS} |\n|---{'|---:' * COLUMNS.count('|')}|"
 
+METHODS = "methods"  # the table of ways to score, see methods_table.py
 MEASURED = {"gcnn_table_4": "benchmarks.responsiveness"}  # tables of times alone
 
 
@@ -205,11 +207,16 @@ def write_section(path: Path, text: str) -> None:
 
 def main(name: str, settings) -> None:
     """Trains the rows of a table, or the one that --only names, then prints and writes the table."""
-    check_known(f"TABLE={name}", name, [*TABLES, *MEASURED])
+    check_known(f"TABLE={name}", name, [*TABLES, *MEASURED, METHODS])
     if name in MEASURED:
         raise InputError(f"TABLE={name} has nothing to train: use python -m {MEASURED[name]}")
-    table, size = TABLES[name](), settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu")
-    given = _directories(settings.corpora)
+    size, given = settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu"), _directories(settings.corpora)
+    if name == METHODS:
+        text = methods_table.section(size, runs_of(name, size, settings.workdir), given)
+        print(text)
+        write_section(RESULTS, text)
+        return
+    table = TABLES[name]()
     if missing := {line.target for line in table.lines[size]} - {"", *given, *(line.corpus for line in table.lines[size])}:
         raise InputError(f"{name} is scored on {', '.join(sorted(missing))}: give --corpora={min(missing)}=DIR,…")
     lines = [line for line in table.lines[size] if settings.glove or "glove" not in line.clusters]

@@ -1,0 +1,162 @@
+"""Ways to score a text with small trained models: more context, a cache, neighbours, and parameters that learn from the text.
+
+`python -m benchmarks.tables methods` trains the models, chooses the options of each way on the first words of the validation
+split, and scores the first words of the test split. A way that is finished is kept in `methods.json` of its model's workdir.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.defaults import config
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.files import replacing
+from adaptive_jax.training.loop import train
+from adaptive_jax.workdir.settings import read_words, write_json
+from benchmarks.lines import Line, config_of
+from benchmarks.paper_tables import TABLES
+from configs import penn_treebank, quickstart
+
+WORDS = {"cpu": 10_000, "gpu": 0, "full": 0}  # of each split that are scored; 0: all
+WARM = 2_500  # words that are scored first, to compile the programs
+FILES = {"validation": "valid.txt", "test": "test.txt"}
+COLUMNS = "way to score | chosen | valid | test | seconds | words/s"
+
+
+class Way(NamedTuple):
+    """A way to score.
+
+    Attributes:
+        label: in the table.
+        method: a name of `adaptive_jax.evaluation.methods.METHODS`.
+        options: its options.
+        grids: options with several values, all of which are tried at once.
+        tried: options of which one value after the other is tried.
+        context: share of the window that is given and not scored.
+    """
+
+    label: str
+    method: str = "plain"
+    options: Mapping[str, object] = {}
+    grids: Mapping[str, tuple[float, ...]] = {}
+    tried: Mapping[str, tuple[float, ...]] = {}
+    context: float = 0.0
+
+    def candidates(self) -> list[dict]:
+        """Options to try on the validation split."""
+        given = dict(self.options) | dict(self.grids)
+        return [given | {key: value} for key, values in self.tried.items() for value in values] or [given]
+
+
+WEIGHTS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+PLAIN = Way("the model alone")
+CONTEXTS = Way("half the window as context", context=0.5), Way("three quarters of the window as context", context=0.75)
+OTHERS = (
+    Way("cache of the last 10,000 words", "cache", {}, {"model_weight": WEIGHTS, "theta": (0.1, 0.3, 1.0, 3.0)}),
+    Way("1,024 nearest neighbours in the train split", "knn", {}, {"model_weight": WEIGHTS, "temperature": (0.3, 1.0, 3.0, 10.0)}),
+    Way("dynamic evaluation", "dynamic", {"rule": "sgd"}, {}, {"rate": (0.03, 0.1, 0.3, 1.0)}),
+)
+
+
+class Model(NamedTuple):
+    """A model: its name, the corpus as --corpora names it, its config, and the ways to score with it."""
+
+    name: str
+    corpus: str
+    config: dict
+    ways: tuple[Way, ...]
+
+
+def models() -> tuple[Model, ...]:
+    """An LSTM that reads a stream, and transformers that read windows."""
+    lstm = config_of(TABLES["grave_table"](), Line("penn_treebank", "adaptive"), "cpu")
+    data = {key: penn_treebank.SETTINGS[key] for key in ("data.corpus", "data.vocabulary_size")}
+    words = config(quickstart.SETTINGS, quickstart.LAYERS["adp_t"], data | {"data.threshold": 1}).to_dict()
+    return (
+        Model("Penn Treebank, LSTM of width 256", "penn_treebank", lstm, (PLAIN, *OTHERS)),
+        Model("Penn Treebank, transformer of 2 blocks of 192", "penn_treebank", words, (PLAIN, *CONTEXTS, *OTHERS)),
+        Model("quickstart (the Bible)", "", quickstart.get_config().to_dict(), (PLAIN, *CONTEXTS, *OTHERS)),
+    )
+
+
+def write_sample(workdir: Path, folder: Path, words: int) -> None:
+    """Writes the first lines of the splits of a run's corpus that have so many words, 0 for all, as text files."""
+    data, vocabulary = json.loads((workdir / "config.json").read_text())["data"], read_words(workdir)
+    ids = load(data, vocabulary=vocabulary, splits=tuple(FILES)).ids
+    for split, name in FILES.items():
+        ends = np.flatnonzero(ids[split][:] == vocabulary.eos) + 1
+        ends = ends[: np.searchsorted(ends, words) + 1] if words else ends
+        lines = np.split(ids[split][: ends[-1]], ends[:-1])
+        with replacing(folder / name) as file:
+            file.write("".join(" ".join(vocabulary.words[token] for token in line[:-1]) + "\n" for line in lines).encode())
+
+
+def numbers_of(model: Model, way: Way, workdir: Path, words: int) -> dict:
+    """Of a way to score: the options chosen, the perplexities, and the seconds and words of the test text."""
+    request = Request(method=way.method, context=int(way.context * model.config["batches"]["sequence_length"]))
+    samples = {size: workdir / "samples" / str(size) for size in (WARM, words)}
+    for size, folder in samples.items():
+        if not (folder / FILES["test"]).exists():
+            write_sample(workdir, folder, size)
+    best = None
+    for options in way.candidates():
+        asked = request._replace(split="validation", data_path=str(samples[words]), options=options)
+        found = evaluate(workdir, asked)
+        if best is None or found["perplexity"] < best[0]["perplexity"]:
+            best = found, options
+    valid, options = best
+    options = {key: (valid[key],) if key in way.grids else value for key, value in options.items()}
+    tests = [evaluate(workdir, request._replace(data_path=str(folder), options=options)) for folder in samples.values()]
+    chosen = {key: options[key][0] if key in way.grids else options[key] for key in (*way.grids, *way.tried)}
+    return {
+        "chosen": chosen,
+        "valid": valid["perplexity"],
+        "test": tests[-1]["perplexity"],
+        "seconds": tests[-1]["seconds"],
+        "words": tests[-1]["words"],
+    }
+
+
+def cells(way: Way, numbers: Mapping) -> str:
+    """A line of the table."""
+    chosen = ", ".join(f"{key} {value:g}" for key, value in numbers["chosen"].items())
+    shown = f"{numbers['valid']:.1f}", f"{numbers['test']:.1f}", f"{numbers['seconds']:,.1f}"
+    return f"| {way.label} | {chosen} | {' | '.join(shown)} | {numbers['words'] / numbers['seconds']:,.0f} |"
+
+
+def section(size: str, runs: Path, corpora: Mapping[str, str]) -> str:
+    """The section of RESULTS.md, after training and scoring what is not finished.
+
+    runs: the directory of the models' workdirs. corpora: local copies by name.
+    """
+    device, words = jax.devices()[0], WORDS[size]
+    where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
+    scored = f"the first {words:,} words of each split" if words else "the whole of each split"
+    lines = [
+        f"## Ways to score a text, {size} size\n",
+        f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax {jax.__version__}.\n",
+        "    python -m benchmarks.tables methods\n",
+        f"Perplexity of {scored}. Options are chosen on the validation text. Seconds are those of the test text, after programs"
+        " have been compiled and the datastore of neighbours has been written. One run each.",
+    ]
+    for model in models():
+        workdir = runs / "-".join(part for part in (model.corpus or "quickstart", model.config["body"]["name"]) if part)
+        model.config["data"]["path"] = corpora.get(model.corpus, "")
+        train(model.config, workdir)
+        kept = workdir / "methods.json"
+        found = json.loads(kept.read_text()) if kept.exists() else {}
+        for way in model.ways:
+            if way.label not in found:
+                found[way.label] = numbers_of(model, way, workdir, words)
+                write_json(kept, found)
+        lines += [f"\n{model.name}:\n", f"| {COLUMNS} |\n|---|---{'|---:' * 4}|"]
+        lines += [cells(way, found[way.label]) for way in model.ways]
+    return "\n".join([*lines, ""])
