@@ -148,8 +148,9 @@ def section(size: str, runs: Path, corpora: Mapping[str, str]) -> str:
         " have been compiled and the datastore of neighbours has been written. One run each.",
     ]
     for model in models():
-        workdir = runs / "-".join(part for part in (model.corpus or "quickstart", model.config["body"]["name"]) if part)
-        model.config["data"]["path"] = corpora.get(model.corpus, "")
+        workdir = runs / f"{model.corpus or 'quickstart'}-{model.config['body']['name']}"
+        if model.corpus in corpora:
+            model.config["data"]["path"] = corpora[model.corpus]
         train(model.config, workdir)
         kept = workdir / "methods.json"
         found = json.loads(kept.read_text()) if kept.exists() else {}
