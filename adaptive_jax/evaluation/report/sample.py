@@ -85,7 +85,7 @@ def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     text = vocabulary.spellings[word].decode(errors="replace")
     ends = bool(vocabulary.ends[word])
     if isinstance(vocabulary, Subwords) and ends:
-        text = text.removesuffix(MARK)
+        text = text.removesuffix(MARK) or MARK
     return "".join("�" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text), not ends
 
 
