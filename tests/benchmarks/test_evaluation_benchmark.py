@@ -19,8 +19,10 @@ def test_a_line(monkeypatch, config):
     monkeypatch.setattr(evaluation.wikitext2, "get_config", lambda name: small)
     line = evaluation.measure("transformer_small", 6, SimpleNamespace(**FLAGS))
     assert (line["reads"], set(line["seconds"])) == (4.0, set(evaluation.PEERS)) and min(line["seconds"].values()) > 0
-    cells = evaluation.table([line | {"seconds": {"evaluate": 2.0, "forward pass": 1.0, "all outputs": 3.0}}], 40).splitlines()[2]
-    assert cells == "| transformer_small | 6 | 4.00 | 20 | 40 | 13 | 0.50 | 1.50 |"
+    times = {"seconds": {"evaluate": 2.0, "forward pass": 1.0, "all outputs": 3.0}}
+    times |= {"processor": {"evaluate": 4.0, "forward pass": 3.0}}
+    cells = evaluation.table([line | times], 40).splitlines()[2]
+    assert cells == "| transformer_small | 6 | 4.00 | 20 | 40 | 13 | 0.50 | 1.50 | 0.75 |"
     on_streams = config(**{"batches.layout": "streams", "body.name": "lstm"})
     monkeypatch.setattr(small, "to_dict", lambda: on_streams)
     assert evaluation.measure("awd_small", 6, SimpleNamespace(**FLAGS)) is None
