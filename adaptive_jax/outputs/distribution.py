@@ -21,9 +21,7 @@ def log_probs(hidden, bands, clusters=None):
     hidden, bands, clusters = given(hidden, bands, clusters)
     shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
     sizes, (head, *tails) = join(bands)
-    first, *rest = [in_dtype(band, hidden.dtype) for band in (head, clusters) if band is not None]
-    x = project(hidden, first.projection)
-    head = jax.nn.log_softmax(jnp.concatenate([logits_of(x, band) for band in (first, *rest)], axis=1), axis=1)
+    head = of_head(hidden, head, clusters)
     done, columns = sizes[0][0], [head[:, : sizes[0][0]]]
     for group, words in zip(tails, sizes[1:], strict=True):
         reached = head[:, done : done + len(words)]
@@ -32,18 +30,32 @@ def log_probs(hidden, bands, clusters=None):
     return jnp.concatenate(columns, axis=1).reshape(*shape, -1)
 
 
+def of_head(hidden, head, clusters):
+    """Log-probabilities `[tokens, words + tails]` of the head's words and of its tails, for `hidden [tokens, features]`."""
+    first, *rest = [in_dtype(band, hidden.dtype) for band in (head, clusters) if band is not None]
+    x = project(hidden, first.projection)
+    return jax.nn.log_softmax(jnp.concatenate([logits_of(x, band) for band in (first, *rest)], axis=1), axis=1)
+
+
+def of_member(hidden, group, member):
+    """Log-probabilities `[tokens, rows]` of a tail's words within the tail, for the rows of its group that `member` reads.
+
+    Rows that are a neighbour's have -inf.
+    """
+    band = in_dtype(member.read(group), hidden.dtype)
+    logits = logits_of(project(hidden, band.projection), band)
+    return jax.nn.log_softmax(logits if member.own is None else jnp.where(member.own[None], logits, -jnp.inf), axis=1)
+
+
 def _log_probs_of_group(hidden, group, sizes, reached):
     """Log-probabilities `[tokens, words]` of a group of tails; `reached [tokens, tails]` are those of the tails in the head."""
 
     def visit(number, out):
         member = Member(group, sizes, number)
-        band = member.read(group)
-        logits = logits_of(project(hidden, band.projection), band)
-        logits = logits if member.own is None else jnp.where(member.own[None], logits, -jnp.inf)
-        values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1) + jax.nn.log_softmax(logits, axis=1)
+        values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1) + of_member(hidden, group, member)
         if member.own is None:
             return values
-        here = lax.dynamic_slice_in_dim(out, member.first, len(band.table), axis=1)
+        here = lax.dynamic_slice_in_dim(out, member.first, values.shape[1], axis=1)
         return lax.dynamic_update_slice_in_dim(out, jnp.where(member.own[None], values, here), member.first, axis=1)
 
     out = jnp.zeros((len(hidden), sum(sizes)), jnp.float32)

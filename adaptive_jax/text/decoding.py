@@ -1,0 +1,225 @@
+"""Decoding: a model that reads tokens one after another, remembers them in its body's cache, and says what comes next."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from adaptive_jax.devices import sharding
+from adaptive_jax.devices.precision import exact
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.scoring import composed
+from adaptive_jax.model import LanguageModel, parameter_shapes
+from adaptive_jax.outputs.groups import join
+from adaptive_jax.text.outlook import Grouped, Outlook
+from adaptive_jax.text.pruned import Best, Drawn, draw, draw_among, top_k
+
+# A text is read in pieces of these lengths, so that texts of all lengths share a few programs.
+PIECES = 512, 64, 8, 1
+
+
+class Choice(NamedTuple):
+    """How the next word is drawn, as far as it needs a program of its own.
+
+    Attributes:
+        k: draw among the k most probable words; 0: among all.
+        nucleus: draw among the most probable words that hold a given share.
+        avoided: places of words that are never drawn, see `Decoder.places`.
+    """
+
+    k: int = 0
+    nucleus: bool = False
+    avoided: tuple[int, ...] = ()
+
+
+class Decoder:
+    """A run made ready to decode: word vectors composed, the bands of its output laid out.
+
+    Attributes:
+        run: the trained model.
+        tails: how many tails the output has; 0 where the probability of any word needs all of them.
+        limited: whether a cache holds only as many tokens as it was made for, as a transformer's does.
+    """
+
+    def __init__(self, run: Run):
+        self.run = run
+        which = run.model.composed_words()
+        self._tables = composed(run, np.arange(len(run.vocabulary), dtype=np.int32))[0] if which == "all" else {}
+        self._sizes, self._bands = _softmax(run, self._tables)
+        self.tails = sum(map(len, self._sizes[1:]))
+        one, two = (jax.eval_shape(functools.partial(run.model.body.cache, 1, length)) for length in (8, 16))
+        self.limited = jax.tree.map(jnp.shape, one) != jax.tree.map(jnp.shape, two)
+
+    def cache(self, rows: int, length: int) -> object:
+        """An empty cache of the body, on the run's devices."""
+        make = _cache(self.run.model, self.run.mesh, rows, length if self.limited else 1)
+        return make()
+
+    def read(self, tokens: np.ndarray, carry: object) -> tuple[jax.Array, object]:
+        """Reads tokens `[rows, n]` after `carry`, which is used up: the last hidden states `[rows, features]`, the next carry."""
+        at, hidden = 0, None
+        while at < tokens.shape[1]:
+            piece = next(length for length in PIECES if length <= tokens.shape[1] - at)
+            part = np.ascontiguousarray(tokens[:, at : at + piece], np.int32)
+            hidden, carry = _reading(self.run.model, self.run.mesh)(*self._variables, part, carry)
+            at += piece
+        return hidden, carry
+
+    def draw(self, hidden: jax.Array, carry: object, how: Choice, settings: tuple) -> tuple[Drawn, jax.Array, object]:
+        """Draws the word after `hidden [rows, features]` and reads it: the words, the next hidden states and carry.
+
+        settings: a random key, the number of the word, 1 / temperature, and the share of the nucleus; see `pruned.draw`.
+        """
+        program = _drawing(self.run.model, self.run.mesh, self._sizes, how)
+        return program(*self._variables, (self._bands, hidden, settings), carry)
+
+    def best(self, hidden: jax.Array, k: int, scores: np.ndarray, avoided: tuple[int, ...] = ()) -> Best:
+        """The k most probable next words of each row of `hidden [rows, features]`.
+
+        scores: of each row, `[rows]` in nats. Of several rows only the k words of all that have the highest sums of score and
+            log-probability are sure to be there.
+        avoided: places of words that count as impossible.
+        """
+        program = _ranking(self.run.model, self.run.mesh, self._sizes, k, avoided)
+        return program(*self._variables, (self._bands, hidden, scores))
+
+    def take(self, carry: object, rows: np.ndarray) -> object:
+        """The carry of some rows, in this order; a row may be taken several times."""
+        return _taking(self.run.model)(carry, np.asarray(rows, np.int32))
+
+    def places(self, words: Sequence[int]) -> tuple[int, ...]:
+        """Where the output has these words: their ids, unless clusters order its words."""
+        order = self.run.lexicon.get("order")
+        return tuple(words) if order is None else tuple(np.asarray(order["places"])[list(words)].tolist())
+
+    @property
+    def _variables(self):
+        return self.run.params, self.run.lexicon, self._tables
+
+
+def _softmax(run, tables):
+    """Words of each band by group, and their arrays `(groups, clusters)`: made once, since to join bands copies them.
+
+    Without tails `((words,),)` and `()`.
+    """
+    sizes = []
+
+    def lay_out(apply):
+        bands, clusters = apply(method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None)))
+        if clusters is None:
+            sizes.append(((run.model.input.vocabulary_size,),))
+            return ()
+        joined, groups = join(bands)
+        sizes.append(joined)
+        return groups, clusters
+
+    arrays = _mapped(lay_out, run.model, run.mesh)(run.params, run.lexicon, tables)
+    return sizes[-1], arrays
+
+
+def _mapped(function, model, mesh, carries=False):
+    """A program that calls `function(apply, *arrays)` on every device, where `apply` is the model's with its variables.
+
+    The program takes params, lexicon, tables and the arrays. Devices all do the same: the work of a few rows cannot be shared.
+    carries: the last array is used up.
+    """
+    shapes, whole = parameter_shapes(model), PartitionSpec()
+    local_model, gather = sharding.gathering(model, shapes, mesh)
+
+    def local(params, lexicon, tables, arrays):
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
+        return function(functools.partial(local_model.apply, variables), *arrays)
+
+    specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole
+    local = jax.shard_map(exact(local, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+
+    def program(params, lexicon, tables, *arrays):
+        return local(params, lexicon, tables, arrays)
+
+    # 3 and 4 are what follows params, lexicon and tables.
+    return jax.jit(program, donate_argnums=(4,) if carries else ())
+
+
+@functools.lru_cache(maxsize=8)
+def _reading(model: LanguageModel, mesh: Mesh) -> Callable:
+    def read(apply, tokens, carry):
+        hidden, carry = apply(tokens, carry, method="step")
+        return hidden[:, -1], carry
+
+    return _mapped(read, model, mesh, carries=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _drawing(model: LanguageModel, mesh: Mesh, sizes: tuple, how: Choice) -> Callable:
+    def drawn(apply, given, carry):
+        bands, hidden, (key, number, power, top_p) = given
+        rows = jnp.arange(len(hidden))
+        keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), number))(rows)
+        outlook = _outlook(apply, sizes, bands, hidden, how.avoided)
+        if how.k:
+            found = draw_among(top_k(outlook, how.k), keys, power, top_p)
+        else:
+            found = draw(outlook, keys, power, top_p if how.nucleus else None)
+        found = found._replace(id=_words(apply, model, found.id))
+        hidden, carry = apply(found.id[:, None], carry, method="step")
+        return (found, hidden[:, 0]), carry
+
+    program = _mapped(drawn, model, mesh, carries=True)
+
+    def call(*arguments):
+        (found, hidden), carry = program(*arguments)
+        return found, hidden, carry
+
+    return call
+
+
+@functools.lru_cache(maxsize=8)
+def _ranking(model: LanguageModel, mesh: Mesh, sizes: tuple, k: int, avoided: tuple[int, ...]) -> Callable:
+    def rank(apply, given):
+        bands, hidden, scores = given
+
+        def least(values):
+            kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
+            return jnp.maximum(values[:, -1], kth - scores)
+
+        best = top_k(_outlook(apply, sizes, bands, hidden, avoided), k, least)
+        return best._replace(ids=_words(apply, model, best.ids))
+
+    return _mapped(rank, model, mesh)
+
+
+@functools.lru_cache(maxsize=8)
+def _cache(model, mesh, rows, length):
+    return jax.jit(functools.partial(model.body.cache, rows, length), out_shardings=sharding.replicated(mesh))
+
+
+@functools.lru_cache(maxsize=8)
+def _taking(model):
+    """A program that takes rows of a carry; each array's axis of rows is the one whose size follows the number of rows."""
+    two, three = (jax.tree.leaves(jax.eval_shape(functools.partial(model.body.cache, rows, 8))) for rows in (2, 3))
+    axes = [[axis for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if len(set(sizes)) > 1] for a, b in
+            zip(two, three, strict=True)]  # fmt: skip
+
+    def take(carry, rows):
+        leaves, tree = jax.tree.flatten(carry)
+        pairs = zip(leaves, axes, strict=True)
+        return tree.unflatten([jnp.take(a, rows, axis=axis[0]) if axis else a for a, axis in pairs])
+
+    return jax.jit(take)
+
+
+def _outlook(apply, sizes, bands, hidden, avoided):
+    if len(sizes) > 1:
+        return Outlook.banded(hidden, Grouped(sizes, *bands), avoided)
+    return Outlook(apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden)), avoided)
+
+
+def _words(apply, model, places):
+    """The words at places of the output; where clusters order its words, they are others than those of the vocabulary."""
+    if not model.clusters:
+        return places
+    return apply(places, method=lambda model, places: jnp.asarray(model.order.value["words"])[places])

@@ -1,0 +1,141 @@
+"""Words chosen without opening every tail, against all log-probabilities: the k best, draws and their tails, bounds."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.bands import Band
+from adaptive_jax.outputs.banded import log_probs
+from adaptive_jax.outputs.groups import join
+from adaptive_jax.text.outlook import Grouped, Outlook
+from adaptive_jax.text.pruned import draw, draw_among, top_k
+
+FEATURES, ROWS = 8, 6
+# Words of each band: two tails of their own; a head without words and a group of tails that one loop visits; no tail.
+SIZES = {"adaptive": (20, 30, 50), "hierarchical": (0, *[9, 10] * 5), "softmax": (60,)}
+DRAWS = 4_000
+
+
+@functools.cache
+def softmax(name):
+    """Bands whose tails differ in what they hold, and hidden states `[rows, features]`, the first rows of which are sure."""
+    keys = iter(jax.random.split(jax.random.key(3), 50))
+    sizes = SIZES[name]
+    bands = [Band(2 * jax.random.normal(next(keys), (size, FEATURES)) / (1 + (i > 0))) for i, size in enumerate(sizes)]
+    clusters = Band(jax.random.normal(next(keys), (len(sizes) - 1, FEATURES))) if len(sizes) > 1 else None
+    hidden = jax.random.normal(next(keys), (ROWS, FEATURES)) * jnp.linspace(1.0, 0.2, ROWS)[:, None]
+    return bands, clusters, hidden
+
+
+def outlook(name, hidden, avoided=()):
+    bands, clusters, _ = softmax(name)
+    if clusters is None:
+        return Outlook(log_probs(hidden, bands), avoided)
+    return Outlook.banded(hidden, Grouped(*join(bands), clusters), avoided)
+
+
+def dense(name, avoided=()):
+    """All log-probabilities in float64 `[rows, words]`."""
+    bands, clusters, hidden = softmax(name)
+    values = np.array(log_probs(hidden, bands, clusters), np.float64)
+    values[:, list(avoided)] = -np.inf
+    return values
+
+
+@pytest.mark.parametrize("avoided", [(), (3, 25)], ids=["all", "avoided"])
+@pytest.mark.parametrize("name", SIZES)
+def test_best_words_are_those_of_all_log_probabilities(name, avoided):
+    """For k = 1, 7 and more words than the head has; tails are left closed where the head decides."""
+    hidden = softmax(name)[2]
+    for k in 1, 7, 40:
+        best = jax.jit(lambda hidden, k=k: top_k(outlook(name, hidden, avoided), k))(hidden)
+        expected = dense(name, avoided)
+        order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(best.ids, order)
+        np.testing.assert_allclose(best.values, np.take_along_axis(expected, order, axis=1), rtol=1e-5)
+
+
+def test_only_tails_that_can_matter_are_opened():
+    """Row by row, as many as have at least the probability of the k-th best word."""
+    for name in "adaptive", "hierarchical":
+        bands, clusters, hidden = softmax(name)
+        one = jax.jit(lambda row, name=name: (top_k(outlook(name, row), 3), outlook(name, row).reached))
+        closed = 0
+        for row, values in zip(hidden, dense(name), strict=True):
+            best, reached = one(row[None])
+            needed = int((np.asarray(reached) >= np.sort(values)[-3]).sum())
+            assert int(best.opened) == needed
+            closed += reached.shape[1] - needed
+        assert closed > 0
+
+
+@functools.cache
+def drawing(name, nucleus, avoided=()):
+    """A program that draws a word for many rows of hidden states, with the power and perhaps the share given."""
+
+    def drawn(hidden, seed, power, top_p):
+        keys = jax.random.split(jax.random.key(seed), len(hidden))
+        return draw(outlook(name, hidden, avoided), keys, power, top_p if nucleus else None)
+
+    return jax.jit(drawn)
+
+
+def chances(values, power, top_p=1.0):
+    """The distribution to draw from, by sorting all words: float64 `[words]`."""
+    mass = np.exp(power * (values - values.max()))
+    order = np.argsort(-values, kind="stable")
+    before = np.cumsum(mass[order]) - mass[order]
+    kept = np.zeros(len(values))
+    kept[order[before < top_p * mass.sum()]] = 1
+    return mass * kept / (mass * kept).sum()
+
+
+def check_frequencies(words, expected):
+    """Pearson's chi-square of words drawn, those with less than 5 expected joined, is no more than chance: p > 1e-4."""
+    counts = np.bincount(words, minlength=len(expected))
+    assert not counts[expected == 0].any()
+    often = expected * len(words) >= 5
+    observed, wanted = [np.append(a[often], a[~often].sum()) for a in (counts, expected * len(words))]
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    degrees = len(wanted) - 1
+    assert ((observed - wanted) ** 2 / wanted).sum() < degrees + 4 * np.sqrt(2 * degrees) + 10
+
+
+@pytest.mark.parametrize("power", [1.0, 2.5, 0.4])
+@pytest.mark.parametrize("name, top_p, avoided", [
+    ("adaptive", None, ()), ("adaptive", 0.7, ()), ("adaptive", 0.7, (3, 25)), ("hierarchical", None, ()),
+    ("hierarchical", 0.7, ()), ("softmax", 0.7, (3,))])
+def test_draws_have_the_frequencies_of_all_words(name, top_p, avoided, power):
+    """4,000 draws of a row against the distribution made by sorting all words, at three temperatures."""
+    hidden, values = jnp.tile(softmax(name)[2][3:4], (DRAWS, 1)), dense(name, avoided)[3]
+    found = drawing(name, top_p is not None, avoided)(hidden, 0, power, top_p or 1.0)
+    check_frequencies(np.asarray(found.id), chances(values, power, top_p or 1.0))
+    np.testing.assert_allclose(found.value, values[found.id], rtol=1e-5, atol=1e-6)
+
+
+def test_draws_open_few_tails():
+    """At temperature 1 a draw opens the tail that wins and no other; within the nucleus, fewer than all in the mean."""
+    for name in "adaptive", "hierarchical":
+        hidden, tails = softmax(name)[2][:1], len(SIZES[name]) - 1
+        plain = [drawing(name, False)(hidden, seed, 1.0, 1.0) for seed in range(60)]
+        assert [int(one.opened) for one in plain] == [int(one.id[0] >= SIZES[name][0]) for one in plain]
+        nucleus = [int(drawing(name, True)(hidden, seed, 1.0, 0.7).opened) for seed in range(60)]
+        assert sum(nucleus) < 0.8 * 60 * tails
+
+
+def test_draws_among_the_best_have_their_frequencies():
+    """Top k, and top p of these, at a temperature."""
+    values, hidden = dense("adaptive")[4], jnp.tile(softmax("adaptive")[2][4:5], (DRAWS, 1))
+
+    @jax.jit
+    def drawn(hidden, seed, power, top_p):
+        return draw_among(top_k(outlook("adaptive", hidden), 9), jax.random.split(jax.random.key(seed), DRAWS), power, top_p)
+
+    few = np.where(np.argsort(np.argsort(-values, kind="stable")) < 9, values, -np.inf)
+    for power, top_p in (1.0, 1.0), (0.5, 0.6), (2.0, 0.9):
+        found = drawn(hidden, 1, power, top_p)
+        check_frequencies(np.asarray(found.id), chances(few, power, top_p))
+        np.testing.assert_allclose(found.value, values[found.id], rtol=1e-5)
