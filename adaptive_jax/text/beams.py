@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.text.reading import Reader
+from adaptive_jax.text.draft import Draft
 
 
 class Written(NamedTuple):
@@ -25,24 +25,24 @@ class Hypothesis(NamedTuple):
     written: Written
 
 
-def search(reader: Reader, avoided: tuple[int, ...], start: Written, extended: Callable) -> list[Hypothesis]:
-    """The most probable texts that have ended, best first, as many as the reader has rows, if there are so many.
+def search(draft: Draft, avoided: tuple[int, ...], start: Written, extended: Callable) -> list[Hypothesis]:
+    """The most probable texts that have ended, best first, as many as the draft has rows, if there are so many.
 
     Each step extends all hypotheses by every word and goes through these texts from the most probable on. Those that have ended are
     kept, until as many others are found as there are beams, which are extended next. The search stops when none of them can become
     better than those kept. With as many beams as there are texts it is exhaustive.
 
     Args:
-        reader: has read the prompt, in as many rows as there are beams.
+        draft: has read the prompt, in as many rows as there are beams.
         avoided: places of words that are never written.
         extended: `extended(hypothesis, token, log_prob)`, the hypothesis with one more token and this sum.
     """
-    beams = len(reader.tokens)
+    beams = len(draft.tokens)
     live, kept = [Hypothesis((), 0.0, start)], []
     while live and (len(kept) < beams or live[0].log_prob > kept[-1].log_prob):
         scores = np.full(beams, -np.inf, np.float32)
         scores[: len(live)] = [one.log_prob for one in live]
-        best = reader.best(2 * beams, scores, avoided)
+        best = draft.best(2 * beams, scores, avoided)
         totals = scores[:, None] + best.values
         live_before, live, parents = live, [], []
         for place in np.argsort(-totals, axis=None, kind="stable")[: 2 * beams]:
@@ -58,6 +58,6 @@ def search(reader: Reader, avoided: tuple[int, ...], start: Written, extended: C
                 parents.append(row)
         if live:
             more = beams - len(live)  # rows without a hypothesis
-            reader.take(np.array([*parents, *[0] * more], np.int32))
-            reader.read(np.array([*(text.written.last for text in live), *[0] * more], np.int32))
+            draft.take(np.array([*parents, *[0] * more], np.int32))
+            draft.read(np.array([*(text.written.last for text in live), *[0] * more], np.int32))
     return kept

@@ -12,7 +12,6 @@ from jax.sharding import Mesh, PartitionSpec
 from adaptive_jax.devices import sharding
 from adaptive_jax.devices.precision import exact
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import composed
 from adaptive_jax.model import LanguageModel, parameter_shapes
 from adaptive_jax.outputs.groups import join
 from adaptive_jax.text.outlook import Grouped, Outlook
@@ -37,7 +36,7 @@ class Choice(NamedTuple):
 
 
 class Decoder:
-    """A run made ready to decode: word vectors composed, the bands of its output laid out.
+    """A run made ready to decode: the bands of its output are laid out.
 
     Attributes:
         run: the trained model.
@@ -45,11 +44,10 @@ class Decoder:
         limited: whether a cache holds only as many tokens as it was made for, as a transformer's does.
     """
 
-    def __init__(self, run: Run):
-        self.run = run
-        which = run.model.composed_words()
-        self._tables = composed(run, np.arange(len(run.vocabulary), dtype=np.int32))[0] if which == "all" else {}
-        self._sizes, self._bands = _softmax(run, self._tables)
+    def __init__(self, run: Run, tables: dict):
+        """tables: vectors of all words that are composed, see `adaptive_jax.composition`; {} for a model that composes none."""
+        self.run, self._tables = run, tables
+        self._sizes, self._bands = _softmax(run, tables)
         self.tails = sum(map(len, self._sizes[1:]))
         one, two = (jax.eval_shape(functools.partial(run.model.body.cache, 1, length)) for length in (8, 16))
         self.limited = jax.tree.map(jnp.shape, one) != jax.tree.map(jnp.shape, two)

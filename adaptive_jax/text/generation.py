@@ -3,20 +3,20 @@
 import itertools
 import math
 import numbers
-import os.path
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from adaptive_jax.data.batches.windows import ALONE
-from adaptive_jax.data.vocabulary.words import UNKNOWN
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
+from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.text.beams import Hypothesis, Written, search
 from adaptive_jax.text.decoding import Choice, Decoder
+from adaptive_jax.text.draft import Draft
 from adaptive_jax.text.lines import Lines
-from adaptive_jax.text.reading import Reader
 
 COLDEST = 0.01  # below, numbers of float32 no longer tell words apart
 
@@ -33,7 +33,7 @@ class Options(NamedTuple):
         beams: hypotheses of a beam search for the most probable text; 0: draw.
         samples: texts to write; of a beam search, the best ones.
         seed: of the draws. Sample i is the same however many samples there are.
-        window: tokens that a transformer sees at most; 0: as many as it was trained with. See `Reader`.
+        window: tokens that a transformer sees at most; 0: as many as it was trained with. See `Draft`.
         avoid: words that are never written; `<unk>` may be among them though the run has none.
     """
 
@@ -47,6 +47,13 @@ class Options(NamedTuple):
     seed: int = 0
     window: int = 0
     avoid: Sequence[str] = (UNKNOWN,)
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> "Options":
+        """Options by name. Raises InputError for a name that does not exist."""
+        for name in given:
+            check_known(f"option {name}={given[name]!r}", name, cls._fields)
+        return cls(**given)
 
     def check(self) -> None:
         """Checks the ranges.
@@ -88,20 +95,22 @@ class Continuation(NamedTuple):
 class Writer:
     """Writes on from a prompt.
 
-    Where examples of training saw nothing before them (break modes "eos" and "complete_doc"), only the last example of the prompt is
-    read, and writing stops where it ends.
+    Where examples of training saw nothing before them (break modes "eos" and "complete_doc"), only the last example of the prompt
+    is read, and writing stops where it ends.
 
     Attributes:
-        reader: the rows that are written, and how many tails were opened for them.
+        draft: the rows that are written, and how many tails were opened for them.
+        words: words written so far, in all texts; of a beam search, those of its results.
     """
 
     def __init__(self, decoder: Decoder, lines: Lines, prompt: str, options: Options):
         """Reads the prompt.
 
         Raises:
-            InputError: as `Options.check`, `Lines.encode` and `Reader`; an avoided word that the run does not know.
+            InputError: as `Options.check`, `Lines.encode` and `Draft`; an avoided word that the run does not know.
         """
         options.check()
+        self.words = 0
         self._options, self._lines, self._eos = options, lines, lines.vocabulary.eos
         self._break_mode = decoder.run.config["batches"]["break_mode"]
         known = lines.vocabulary.index
@@ -113,14 +122,15 @@ class Writer:
         tokens = tokens[ends[-1] + 1 :] if len(ends) else tokens
         self._line = tokens[np.append(-1, np.flatnonzero(tokens == self._eos))[-1] + 1 :].tolist()
         self._start = Written(0, 0, int(np.append(self._eos, tokens)[-1]))
-        self.reader = Reader(decoder, np.append(self._eos, tokens), options.beams or options.samples, options.window)
+        self.draft = Draft(decoder, np.append(self._eos, tokens), options.beams or options.samples, options.window)
 
     def continuations(self) -> list[Continuation]:
         """The texts that the options ask for: all samples, or the best of a beam search, the most probable first."""
         if self._options.beams:
-            found = search(self.reader, self._avoided, self._start, self._extended)[: self._options.samples]
+            found = search(self.draft, self._avoided, self._start, self._extended)[: self._options.samples]
         else:
             found = self._samples()
+        self.words = sum(one.written.words for one in found)
         return [Continuation("".join(self._pieces(one.tokens)), np.array(one.tokens, np.int32), one.log_prob) for one in found]
 
     def stream(self) -> Iterator[str]:
@@ -144,6 +154,7 @@ class Writer:
         for found in self._draws():
             yield int(found.id[0])
             written = self._after(written, int(found.id[0]))
+            self.words = written.words
             if written.ended:
                 return
 
@@ -154,7 +165,7 @@ class Writer:
         how = Choice(1 if greedy else given.top_k, given.top_p < 1, self._avoided)
         power, top_p = np.float32(1 if greedy else 1 / given.temperature), np.float32(given.top_p)
         for number in itertools.count():
-            found = self.reader.draw(how, (key, np.int32(number), power, top_p))
+            found = self.draft.draw(how, (key, np.int32(number), power, top_p))
             if not np.isfinite(found.value).all():
                 raise InputError("the model gives no number for the next word: choose another --checkpoint, or avoid fewer words")
             yield found
@@ -185,10 +196,27 @@ class Writer:
                 continue
             text = self._lines.decode(line)
             if text.startswith(shown) or token == self._eos:
-                yield text[len(os.path.commonprefix([text, shown])) :]
+                yield text[_shared(text, shown) :]
                 shown = text
             if token == self._eos:
                 line, shown = [], ""
         if line:
             text = self._lines.decode(line)
-            yield text[len(os.path.commonprefix([text, shown])) :]
+            yield text[_shared(text, shown) :]
+
+
+def _shared(text, other):
+    """How many characters two texts have in common at their beginnings."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
+
+
+def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[str, float]]:
+    """The k most probable words after a text and their probabilities; see `LoadedModel.next_words`."""
+    check_at_least(1, k=k)
+    k = min(k, len(lines.vocabulary))
+    if isinstance(lines.vocabulary, Subwords):
+        found = Writer(decoder, lines, text, Options(words=1, beams=2 * k, samples=k, avoid=())).continuations()
+        return [(lines.decode(one.tokens).replace("\n", EOS), math.exp(one.log_prob)) for one in found]
+    best = Writer(decoder, lines, text, Options(avoid=())).draft.best(k)
+    pairs = zip(best.ids[0].tolist(), np.exp(best.values[0]).tolist(), strict=True)
+    return [(lines.vocabulary.words[word], chance) for word, chance in pairs]

@@ -12,6 +12,8 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import composed, perplexity
 from adaptive_jax.stores import path_of
+from adaptive_jax.text.decoding import Decoder
+from adaptive_jax.text.generation import Continuation, Options, Writer, next_words
 from adaptive_jax.text.lines import Lines
 from adaptive_jax.text.rows import Reader
 from adaptive_jax.text.running import Reading
@@ -92,10 +94,46 @@ class LoadedModel:
         vectors = self.run.model.apply(variables, ids[None], method="vectors")
         return np.asarray(vectors[0], np.float32)
 
+    def generate(self, prompt: str = "", **options: object) -> str:
+        """Text that the model writes after a prompt, with the space between them; of several samples the first.
+
+            model.generate("In the beginning", words=20, temperature=0.8, top_p=0.9, seed=1)
+            model.generate("In the beginning", lines=1, beams=5)
+
+        Args:
+            prompt: begins at the start of a line. Empty: the model begins a line.
+            options: see `adaptive_jax.text.generation.Options`.
+
+        Raises:
+            InputError: an option that does not exist or is out of range, and as `encode`.
+        """
+        return self.continuations(prompt, **options)[0].text
+
+    def continuations(self, prompt: str = "", **options: object) -> list[Continuation]:
+        """All samples, or the best of a beam search, with their tokens and log-probabilities in nats; as `generate`."""
+        return Writer(self.decoder, self.lines, prompt, Options.of(options)).continuations()
+
+    def stream(self, prompt: str = "", **options: object) -> Iterator[str]:
+        """The text of `generate` word by word: `for piece in model.stream("And"): print(piece, end="", flush=True)`."""
+        return Writer(self.decoder, self.lines, prompt, Options.of(options)).stream()
+
+    def next_words(self, text: str = "", k: int = 10) -> list[tuple[str, float]]:
+        """The k most probable words after a text and their probabilities, the most probable first.
+
+        They are exact, and found without the tails of the softmax that cannot hold them. A run of sub-word units searches for words
+        with 2 k beams, which may miss some. Raises InputError as `encode`.
+        """
+        return next_words(self.decoder, self.lines, text, k)
+
     @functools.cached_property
     def tables(self) -> dict:
         """Vectors of all words that are composed from other parameters, computed once; {} for a model that composes none."""
         return composed(self.run, np.arange(self.run.model.input.vocabulary_size))[0]
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """What reads and predicts token by token; made once."""
+        return Decoder(self.run, self.tables)
 
     def __repr__(self) -> str:
         config = self.run.config

@@ -1,4 +1,6 @@
-"""Rows of text that a model is reading, and goes on to write."""
+"""Rows of text that a model has read and writes on."""
+
+import time
 
 import jax
 import numpy as np
@@ -10,15 +12,16 @@ from adaptive_jax.text.pruned import Best, Drawn
 SHORTEST = 2  # tokens of a window: one that is read again, and the next
 
 
-class Reader:
+class Draft:
     """Rows that begin with the same text, and what the model remembers of each.
 
-    A recurrent body, and a convolution, remember without end. A transformer sees the tokens of a window; when the window is full, its
-    last half is read again as if the text began there, so that positions stay those of training.
+    A recurrent body, and a convolution, remember without end. A transformer sees the tokens of a window. When the window is full,
+    its last half is read again as if the text began there, so that positions stay those of training.
 
     Attributes:
         tokens: all tokens so far, int32 `[rows, n]`.
         steps, opened: how often the next words were asked for, and tails that were computed for it, each for all rows.
+        seconds: of these steps but the first, which may compile programs.
     """
 
     def __init__(self, decoder: Decoder, tokens: np.ndarray, rows: int = 1, window: int = 0):
@@ -37,6 +40,7 @@ class Reader:
             raise InputError(f"window={window} must be {SHORTEST} or more, or 0 for the length of training")
         self._window = window or max(SHORTEST, decoder.run.config["batches"]["sequence_length"])
         self.tokens, self.steps, self.opened = np.asarray(tokens, np.int32)[None], 0, 0
+        self._first, self.seconds = 0.0, 0.0
         self._begin()
         if rows > 1:
             self.take(np.zeros(rows, np.int32))
@@ -67,6 +71,8 @@ class Reader:
     def _counted(self, found):
         """The result on the host, its opened tails counted."""
         found = jax.device_get(found)
+        self._first = self._first or time.perf_counter()
+        self.seconds = time.perf_counter() - self._first
         self.steps, self.opened = self.steps + 1, self.opened + int(found.opened)
         return found
 
