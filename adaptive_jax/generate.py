@@ -2,7 +2,7 @@
 
     python -m adaptive_jax.generate --workdir=runs/quickstart --prompt="And the king said" --words=40 --top_p=0.9
     python -m adaptive_jax.generate --workdir=runs/quickstart --prompt="In the beginning" --lines=1 --beams=5 --samples=3
-    python -m adaptive_jax.generate --workdir=runs/quickstart --prompts=FILE --format=jsonl > texts.jsonl
+    python -m adaptive_jax.generate --workdir=runs/quickstart --prompts=- --format=jsonl < prompts.txt
     python -m adaptive_jax.generate --workdir=runs/quickstart
 
 Prompts are those of --prompt, or the lines of a file or of stdin. With neither, on a terminal, the command asks for prompts; words
@@ -85,11 +85,12 @@ def main():
     drafts, words = [], 0
     for prompt in prompts(model):
         writer = Writer(model.decoder, model.lines, prompt, options)
-        show(writer, prompt, options.samples)
+        show(writer, prompt, options.samples, model.decoder.tails)
         drafts, words = [*drafts, writer.draft], words + writer.words
     if not drafts:
         raise InputError("there is no prompt: give --prompt=TEXT, or text on stdin")
-    print(summary(drafts, words, model.decoder.tails), file=sys.stderr)
+    if sys.stderr.isatty():
+        print(summary(drafts, words, model.decoder.tails), file=sys.stderr)
 
 
 def summary(drafts: list, words: int, tails: int) -> str:
@@ -97,16 +98,20 @@ def summary(drafts: list, words: int, tails: int) -> str:
     steps, seconds = sum(draft.steps for draft in drafts), sum(draft.seconds for draft in drafts)
     speed = (steps - len(drafts)) / steps * words / seconds if seconds else 0
     line = f"{words:,} words" + (f", {speed:,.0f} words/s" if speed else "")
-    share = sum(draft.opened for draft in drafts) / max(1, steps * tails)
-    return line + (f"; of {tails} tails of the softmax, {share:.1%} opened a step" if tails else "")
+    return line + (f"; of {tails} tails of the softmax, {opened(drafts, tails):.1%} opened a step" if tails else "")
 
 
-def show(writer, prompt: str, samples: int) -> None:
+def opened(drafts: list, tails: int) -> float:
+    """The share of tails that a step opened in the mean; 0 where there are none."""
+    return sum(draft.opened for draft in drafts) / max(1, sum(draft.steps for draft in drafts) * tails)
+
+
+def show(writer, prompt: str, samples: int, tails: int) -> None:
     """Prints what is written after a prompt; a single text word by word."""
     if FORMAT.value == "jsonl":
         for one in writer.continuations():
             found = {"prompt": prompt, "text": one.text, "log_prob": one.log_prob, "tokens": len(one.tokens)}
-            print(json.dumps(found, ensure_ascii=False), flush=True)
+            print(json.dumps(found | {"tails_opened": opened([writer.draft], tails)}, ensure_ascii=False), flush=True)
     elif samples == 1:
         print(prompt, end="", flush=True)
         ends = "\n"
