@@ -72,7 +72,8 @@ def strip(line: str) -> str:
     return line.removesuffix("\n")
 
 
-def main():
+def main() -> None:
+    """Writes on from every prompt."""
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.text.generation import Options, Writer
 
