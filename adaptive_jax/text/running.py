@@ -149,10 +149,9 @@ class Carried:
         """As `Windowed.read`."""
         self.pending, parts = np.concatenate([self.pending, ids]), [_no_scores(self, 0)]
         while len(self.pending) >= self.limits.window or (whole and len(self.pending)):
-            # Whole rows only, since a carry after padding would be wrong. Powers of two, so that few programs are compiled.
-            time = min(self.limits.window, 1 << (len(self.pending).bit_length() - 1))
-            if len(self.pending) >= self.limits.window:
-                time = self.limits.window
+            # Whole rows only, since a carry after padding would be wrong; the rest in powers of two, for few programs.
+            window, left = self.limits.window, len(self.pending)
+            time = window if left >= window else 1 << (left.bit_length() - 1)
             tokens, self.pending = self.pending[:time], self.pending[time:]
             rows = [Row(self.before, tokens, time)]
             [scores], self.carry = self.reader.carry_on(rows, Shape(self.reader.run.mesh.size, time, time), self.carry)
