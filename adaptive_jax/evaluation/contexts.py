@@ -23,11 +23,12 @@ def table(results: Sequence[dict]) -> Iterator[str]:
 
 
 def rows(results: Sequence[dict]) -> list[dict]:
-    """A dict of `COLUMNS` for each result; `scored`: tokens of a row that are."""
+    """A dict of `COLUMNS` for each result; `scored`: tokens of a window that are, on streams all of them."""
     found = []
     for result in results:
-        window, context = (result["settings"][key] for key in ("window", "context"))
-        found.append({"window": window, "context": context, "scored": window - context} | {key: result[key] for key in COLUMNS[3:]})
+        window, context, config = (result["settings"][key] for key in ("window", "context", "config"))
+        scored = window if config["batches"]["layout"] == "streams" else window - context
+        found.append({"window": window, "context": context, "scored": scored} | {key: result[key] for key in COLUMNS[3:]})
     return found
 
 

@@ -15,6 +15,7 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.card import by_band, count_characters, edges, facts, lines, markdown, published
+from adaptive_jax.evaluation.contexts import COLUMNS, rows
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.evaluation.methods import Job
 from adaptive_jax.evaluation.runs import Run, open_run
@@ -111,11 +112,18 @@ def test_several_contexts(workdir, quick_command, capsys):
     assert shown[header + 2][:5] == ["16", "12", "4", f"{one['perplexity']:.2f}", f"{one['nll']:.4f}"]
     stem = workdir / "eval" / "validation-16-contexts-240"
     with stem.with_name(f"{stem.name}.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["context"], float(row["perplexity"])) for row in rows] == [
+        written = list(csv.DictReader(file))
+    assert [(row["context"], float(row["perplexity"])) for row in written] == [
         (str(result["settings"]["context"]), result["perplexity"]) for result in results]
     pytest.importorskip("matplotlib")
     assert stem.with_name(f"{stem.name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_contexts_of_streams():
+    """They are read before a row of the split, and not in each window."""
+    result = dict.fromkeys(COLUMNS[3:], 1.0)
+    settings = {"window": 70, "context": 210, "config": {"batches": {"layout": "streams"}}}
+    assert rows([result | {"settings": settings}])[0] == {"window": 70, "context": 210, "scored": 70} | result
 
 
 def test_the_command(workdir, quick_command):
