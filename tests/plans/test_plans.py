@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.defaults import NAMED
+from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.model import LanguageModel, build
@@ -133,6 +134,15 @@ def test_microbatches_as_large_as_memory_holds():
     wide, narrow = (make_plan(VERY_LARGE, 793_471, 8, memory=int(size)) for size in (80e9, 16e9))
     assert (wide.fsdp, wide.accumulation, wide.tokens_per_device) == (1, 1, 16_384)
     assert (narrow.fsdp, narrow.accumulation, narrow.tokens_per_device) == (8, 8, 2_048)
+
+
+@pytest.mark.parametrize("path, on", [("triton", ("gpu", "NVIDIA H100 80GB HBM3")), ("splash", ("tpu", "TPU v5 lite"))])
+def test_a_plan_of_kernels_counts_the_same_products(path, on):
+    """A config may name a kernel that only its device has."""
+    rows = {"batches.sequence_length": 128, "body.attention_dropout": 0.0, "dtype": "bfloat16"}
+    with tracing_for(*on):
+        named, plain = (make_plan(small(**rows, **{"body.attention": name}), 122, 1) for name in (path, "chunked"))
+    assert named.flops_per_token == plain.flops_per_token
 
 
 def test_plans_for_many_accelerators():
