@@ -148,7 +148,7 @@ def _make(folder, about, scored, ids):
                 with np.errstate(over="ignore"):
                     states = part.hidden.astype(np.float16)
                 if not np.isfinite(states).all():
-                    largest = np.abs(part.hidden).max()
+                    largest = float(np.abs(part.hidden).max())
                     raise InputError(f"hidden states of {largest:g} exceed float16, which a datastore holds: use --method=cache")
                 keys.write(np.ascontiguousarray(states))
                 words.write(np.ascontiguousarray(ids[part.at], np.int32))
