@@ -178,6 +178,8 @@ class Program:
         Parameters and residuals of layers are stacked, and a trip reads its own slice of each.
         """
         body = self.computations[loop.called[-1]]
+        if body.root.opcode != "tuple":  # a call or a branch returns the state: what it keeps cannot be seen here
+            return 0
         [state] = [one for one in body.instructions.values() if one.opcode == "parameter"]
         most = 0
         for one in body.instructions.values():

@@ -101,6 +101,10 @@ def test_counts_by_hand():
     assert Program(*read(told)).loops() == [loop]
     unknown = told.replace("%end = s32[] constant(3)", "%end = s32[] get-tuple-element(%state.6), index=0")
     assert Program(*read(unknown)).loops() == [loop | {"trips": None}]
+    states = "(s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0})"
+    passed = TEXT.replace("ROOT %states", "%states").replace(
+        "/*index=3*/%stack)\n", f"/*index=3*/%stack)\n  ROOT %last = {states} opt-barrier(%states)\n")
+    assert Program(*read(passed)).loops()[0]["hoisted"] == 0  # its root does not say what stays
     first, *_ = program.largest()
     assert first == {"bytes": 256, "shape": "s8[256]", "count": 1, "source": ""}
     assert "f32[3,8,4]" not in [one["shape"] for one in program.largest(99)]  # an argument
