@@ -49,5 +49,6 @@ def test_a_script_beside_the_clone(clone):
 
 def test_a_wheel_has_the_package(clone):
     """All of it, and nothing else."""
-    files = {path.relative_to(clone).as_posix() for path in (clone / "adaptive_jax").rglob("*") if path.suffix in (".py", ".typed")}
+    paths = (clone / "adaptive_jax").rglob("*")
+    files = {path.relative_to(clone).as_posix() for path in paths if path.suffix in (".py", ".typed", ".css")}
     assert {name for name in build(clone, "build_wheel") if ".dist-info/" not in name} == files

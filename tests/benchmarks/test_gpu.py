@@ -61,7 +61,8 @@ def test_checks_and_output(tmp_path):
         gpu_parts.main(part, SimpleNamespace(tiny=True, json=str(tmp_path / part)))
     check, output, blocks = (json.loads((tmp_path / part).read_text()) for part in parts)
     assert {each["verdict"] for each in check if "verdict" in each} == {"right"}
-    assert {each["name"].split(",")[0] for each in check if "passed_over" in each} == {"attention triton", "attention cudnn"}
+    assert {each["name"].split(",")[0] for each in check if "passed_over" in each} == {
+        "attention triton", "attention cudnn", "attention splash"}
     assert len(blocks) == 2 and all("milliseconds" in each for each in blocks)
     assert [each["name"].split(",")[0] for each in output] == ["output layer", "band 0", "band 1", "band 2"]
     assert all(each["milliseconds"] > 0 for each in output)

@@ -48,7 +48,7 @@ def test_the_gpu_parts_need_few_packages(command, tmp_path):
 def test_parts_of_an_update(tiny, monkeypatch):
     """The output runs alone; the other parts are updates of the config with one change, of those that run here."""
     def update(config, rows):
-        if config["body"]["attention"] in ("cudnn", "triton"):
+        if config["body"]["attention"] in ("cudnn", "triton", "splash"):
             raise InputError("needs a GPU")
         return config["body"], 0
 

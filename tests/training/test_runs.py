@@ -101,8 +101,8 @@ def test_a_killed_run_ends_as_one_never_stopped(resumed):
     assert metrics(killed, speeds=False) == metrics(whole, speeds=False)
     for workdir in whole, killed:
         evaluate(workdir, Request("test", 16, 8, "latest"))
-    ours, theirs = ((workdir / "eval" / "test-16-8-120.json").read_bytes() for workdir in (killed, whole))
-    assert ours == theirs
+    ours, theirs = (json.loads((workdir / "eval" / "test-16-8-120.json").read_text()) for workdir in (killed, whole))
+    assert ours | {"seconds": 0} == theirs | {"seconds": 0}
 
 
 def test_each_step_stands_once_after_a_resume(resumed):
@@ -308,7 +308,7 @@ def test_training_needs_neither_tensorflow_nor_torch(config, tmp_path):
     done = subprocess.run([sys.executable, "-c", script, json.dumps(settings), str(tmp_path / "run")],
                           cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "run" / "eval").iterdir())) == 1
+    assert len(list((tmp_path / "run" / "eval").glob("*.json"))) == 1
 
 
 @pytest.mark.slow
