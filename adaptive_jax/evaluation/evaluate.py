@@ -25,7 +25,7 @@ from adaptive_jax.evaluation.vocabularies import (
     predicts_new_words,
     seen_and_unseen,
 )
-from adaptive_jax.plans.costs import TOKENS
+from adaptive_jax.plans.costs import rows_to_score
 from adaptive_jax.progress import Bar
 from adaptive_jax.workdir.settings import read_config, read_words
 
@@ -166,7 +166,7 @@ def _check_new_words(run, request):
 
 def _rows(config, request, window, devices):
     one = config["batches"]["layout"] == "streams" or request.method == "dynamic"
-    return request.rows or (1 if one else max(1, (config["tokens_per_device"] or TOKENS) // window) * devices)
+    return request.rows or (1 if one else rows_to_score(config, window) * devices)
 
 
 def _job(run, ids, settings, request):

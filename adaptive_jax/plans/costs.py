@@ -134,9 +134,14 @@ def choose_fsdp(config: Mapping, vocabulary_size: int, devices: int, memory: int
     if config["fsdp"]:
         return math.gcd(config["fsdp"], devices)
     model, length = build(config, vocabulary_size), config["batches"]["sequence_length"]
-    tokens = max(1, (config["tokens_per_device"] or TOKENS) // length) * length
+    tokens = rows_to_score(config, length) * length
     others = _composed_bytes(model, vocabulary_size) + _output_bytes(model, tokens)
     return _least(lambda fsdp: sum(_parameter_bytes(model, devices, fsdp)) + others, devices, memory)
+
+
+def rows_to_score(config: Mapping, window: int) -> int:
+    """Rows of so many tokens that a device scores at a time: the config's `tokens_per_device`, or 4,096 tokens if it is open."""
+    return max(1, (config["tokens_per_device"] or TOKENS) // window)
 
 
 def describe(plan: Plan) -> str:

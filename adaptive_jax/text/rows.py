@@ -13,7 +13,7 @@ from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Extras, finite, initial_carry, make_scorer
-from adaptive_jax.plans.costs import TOKENS
+from adaptive_jax.plans.costs import rows_to_score
 
 SHORTEST = 8  # tokens of a row: shorter ones would need programs of their own, and save nothing
 
@@ -81,7 +81,7 @@ class Reader:
         """
         devices = self.run.mesh.size
         time = _rounded(time, longest)
-        most = max(1, (self.run.config["tokens_per_device"] or TOKENS) // time) * devices
+        most = rows_to_score(self.run.config, time) * devices
         return Shape(devices if rows <= devices else most, time, min(time, _rounded(scored, longest)))
 
     def read(self, batches: Iterable[tuple[Sequence[Row], Shape]]) -> Iterator[list[TokenScores]]:

@@ -19,7 +19,7 @@ from adaptive_jax.model import LanguageModel, build, parameter_shapes
 from adaptive_jax.stores import path_of
 from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.state import State
-from adaptive_jax.workdir.parameters import check_checkpoint
+from adaptive_jax.workdir.parameters import checkpoint_step
 from adaptive_jax.workdir.settings import has_checkpoints, read_config, read_words, with_own_files
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
@@ -43,7 +43,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
             raise InputError(f"init_from={config['init_from']} holds no run (no config.json): give the workdir of a run")
         other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
         _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
-        check_checkpoint(origin, config["init_checkpoint"])
+        checkpoint_step(origin, config["init_checkpoint"])
 
 
 def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Optimizer, words: tuple[Vocabulary, Mesh]) -> State:

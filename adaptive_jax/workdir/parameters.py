@@ -8,13 +8,12 @@ from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.exported import exported_step, is_exported, read_exported
 
 
-def check_checkpoint(workdir: Path, checkpoint: str) -> None:
-    """Raises InputError where `read_parameters` would find no such checkpoint."""
+def checkpoint_step(workdir: Path, checkpoint: str) -> int:
+    """The number of updates of the parameters that `read_parameters` would read. Raises InputError where it would find none."""
     if is_exported(workdir):
-        exported_step(workdir, checkpoint)
-        return
+        return exported_step(workdir, checkpoint)
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
-        checkpoints.step(checkpoint)
+        return checkpoints.step(checkpoint)
 
 
 def read_parameters(workdir: Path, checkpoint: str, like: dict) -> tuple[int, dict]:

@@ -19,6 +19,8 @@ from adaptive_jax.batch import Batch
 from adaptive_jax.composition import make_compose
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.report.history import hours
+from adaptive_jax.evaluation.report.scores import Wanted, scores_of, subject
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.export.write import Shape, export
 from adaptive_jax.layer_defaults import LAYERS, TABLES
@@ -108,6 +110,9 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     export(exported, tmp_path / "again", checkpoint=str(run.step))
     again = open_run(tmp_path / "again")
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(back.params), jax.device_get(again.params))
+    read = subject(exported, "exported", Wanted("validation"))  # of a report
+    assert np.mean(scores_of(read)) == pytest.approx(logged["validation/nll"], abs=1e-6)
+    assert read.step == run.step and hours(exported, run.step) is None
     assert f"again: {sum(a.size for a in jax.tree.leaves(run.params)):,} parameters, 122 words" in capsys.readouterr().out
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from adaptive_jax.stores import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.exported import is_exported
 
 
 class Curves(NamedTuple):
@@ -53,7 +54,9 @@ def _lines(path):
 
 
 def hours(workdir: Path, step: int) -> float | None:
-    """Hours of training until an update; None if the run does not say."""
+    """Hours of training until an update; None if the run does not say, as an exported model does not."""
+    if is_exported(workdir):
+        return None
     checkpoints = Checkpoints(workdir, read_only=True)
     found = checkpoints.hours(step)
     checkpoints.close()

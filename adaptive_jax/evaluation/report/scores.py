@@ -18,9 +18,9 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import plain
 from adaptive_jax.files import replacing
-from adaptive_jax.plans.costs import TOKENS
+from adaptive_jax.plans.costs import rows_to_score
 from adaptive_jax.progress import Bar
-from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.parameters import checkpoint_step
 from adaptive_jax.workdir.settings import read_config, read_words
 
 logger = logging.getLogger(__name__)
@@ -84,10 +84,8 @@ def subject(workdir: Path, name: str, wanted: Wanted) -> Subject:
     ids = load(data, vocabulary=vocabulary, splits=(wanted.split,)).ids[wanted.split]
     if window > len(ids) and wanted.window:
         raise InputError(f"window={window} is longer than the {wanted.split} split, {len(ids)} tokens: give that or less")
-    checkpoints = Checkpoints(workdir, read_only=True)
-    step = checkpoints.step(wanted.checkpoint)
-    checkpoints.close()
-    digest = hashlib.sha256(repr((windows, vocabulary.digest, _identity(workdir / "checkpoints" / str(step)))).encode())
+    step = checkpoint_step(workdir, wanted.checkpoint)
+    digest = hashlib.sha256(repr((windows, vocabulary.digest, _identity(workdir, step))).encode())
     digest.update(np.ascontiguousarray(ids[:]))
     opened = functools.cache(lambda: open_run(workdir, str(step), vocabulary))
     return Subject(name, workdir, config, vocabulary, ids, wanted.data_path is None, windows, step, digest.hexdigest()[:16], opened)
@@ -140,7 +138,7 @@ def kept(run: Subject, what: str, make: Callable[[], dict[str, np.ndarray]]) -> 
 
 def with_rows(run: Subject) -> Windows:
     """The windows of a run, with as many rows as its devices hold."""
-    rows = max(1, (run.config["tokens_per_device"] or TOKENS) // run.windows.window) * run.open().mesh.size
+    rows = rows_to_score(run.config, run.windows.window) * run.open().mesh.size
     return run.windows._replace(rows=run.windows.rows or rows)
 
 
@@ -159,7 +157,8 @@ def shown(batches: Iterable, count: int, what: str) -> Iterator:
         bar.close()
 
 
-def _identity(checkpoint):
-    """Bytes that change when another training writes a checkpoint of the same step."""
-    files = (checkpoint / name for name in ("checksums.sha256", "_CHECKPOINT_METADATA"))
+def _identity(workdir, step):
+    """Bytes that change when another training writes a checkpoint of the same step, or another model is exported."""
+    checkpoint = workdir / "checkpoints" / str(step)
+    files = checkpoint / "checksums.sha256", checkpoint / "_CHECKPOINT_METADATA", workdir / "model.sha256"
     return [path.read_bytes() for path in files if path.exists()]
