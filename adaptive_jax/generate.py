@@ -35,7 +35,7 @@ OPTIONS = (
     flags.DEFINE_integer("window", 0, "Tokens that a transformer sees at most; 0: as many as it was trained with."),
     flags.DEFINE_list("avoid", ["<unk>"], "Words that are never written; --avoid= for none."),
 )
-command.define_workdir("Directory of a run that train.py made.")
+command.define_workdir("Directory of a run that train.py made.", several_hosts=False)
 flags.adopt_module_key_flags(command)  # --help shows them
 
 

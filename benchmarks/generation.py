@@ -98,6 +98,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command.define_workdir("Directory of a run that train.py made.")
+    command.define_workdir("Directory of a run that train.py made.", several_hosts=False)
     flags.adopt_module_key_flags(command)
     command.run(main)
