@@ -1,12 +1,14 @@
 """Cuts texts as Grave et al. 2017 and Pappas et al. 2020 (section C.2) do: 2 million words to train, 2 million, and 10 million.
 
+    python -m adaptive_jax.data.cut news_crawl_2007 --output=news_2007
     python -m adaptive_jax.data.cut news.2007.en.shuffled.gz --output=news_2007
     python -m adaptive_jax.data.cut commoncrawl.de-en.en --output=common_crawl --shuffle_seed=1
     python -m adaptive_jax.data.cut wikitext-103-raw --output=wikitext103_raw
 
-One file is cut into parts that follow each other; of a directory with train, valid and test, the beginning of each is taken. Lines
-stay whole and as they are: --config.data.tokeniser=moses --config.data.lower=True, as in configs/news_crawl.py, splits and lowers
-them when they are read. --lines cuts by lines, as the paper's public code does: --lines=87000,8700,440000.
+The first downloads a year's file; the address of another file does, too. One file is cut into parts that follow each other; of a
+directory with train, valid and test, the beginning of each is taken. Lines stay whole and as they are:
+--config.data.tokeniser=moses --config.data.lower=True, as in configs/news_crawl.py, splits and lowers them when they are read.
+--lines cuts by lines, as the paper's public code does: --lines=87000,8700,440000.
 """
 
 import itertools
@@ -18,12 +20,17 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.fetch import fetched
+from adaptive_jax.data.corpora.kept import cache_of
 from adaptive_jax.data.corpora.split import lines_of
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
-from adaptive_jax.errors import InputError
+from adaptive_jax.defaults import DEFAULTS
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
 
 WORDS = (2_000_000, 2_000_000, 10_000_000)
+ADDRESS = "https://www.statmt.org/wmt14/training-monolingual-news-crawl/news.{}.en.shuffled.gz"
+NEWS_CRAWL = {f"news_crawl_{year}": ADDRESS.format(year) for year in range(2007, 2012)}
 
 
 def cut(source: Path, output: Path, words: Sequence[int] = WORDS, lines: Sequence[int] = (), seed: int = 0) -> dict[str, int]:
@@ -65,12 +72,22 @@ def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
 
 
 def main(source: str, settings) -> None:
-    """Cuts the text and says how many words each part has."""
+    """Cuts the text, downloaded where it is not here, and says how many words each part has."""
     sizes = [list(map(int, given)) for given in (settings.words, settings.lines)]
     if len(sizes[0]) != 3 or len(sizes[1]) not in (0, 3) or min(sizes[0] + sizes[1]) < 1:
         raise InputError(f"--words={settings.words} and --lines={settings.lines} must be three numbers, for train, valid and test")
-    counts = cut(Path(source).expanduser(), Path(settings.output).expanduser(), *sizes, settings.shuffle_seed)
+    counts = cut(_text(source, settings.cache), Path(settings.output).expanduser(), *sizes, settings.shuffle_seed)
     print(f"{settings.output}: " + ", ".join(f"{split} {words:,} words" for split, words in counts.items()))
+
+
+def _text(source, cache):
+    """A file or directory; or what it names, downloaded."""
+    path = Path(source).expanduser()
+    if path.exists() or not source.startswith(("news_crawl_", "http://", "https://")):
+        return path
+    if "://" not in source:
+        check_known(f"TEXT={source}", source, NEWS_CRAWL)
+    return fetched(NEWS_CRAWL.get(source, source), cache_of(cache) / "downloads")
 
 
 if __name__ == "__main__":
@@ -78,4 +95,5 @@ if __name__ == "__main__":
     flags.DEFINE_list("words", list(map(str, WORDS)), "Words of each part, at most a line more.")
     flags.DEFINE_list("lines", [], "Lines of each part, instead of words.")
     flags.DEFINE_integer("shuffle_seed", 0, "Seed to shuffle the lines of each part by; 0: they stay in order.")
+    flags.DEFINE_string("cache", DEFAULTS["data"]["cache"], "Directory for downloads.")
     command.run(lambda source: main(source, flags.FLAGS), positional=["TEXT"])

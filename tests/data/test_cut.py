@@ -1,9 +1,15 @@
 """The command that cuts texts for evaluations on other domains."""
 
 import gzip
+import http.server
+import re
+import threading
 
 import pytest
 
+from adaptive_jax.data import cut as command
+from adaptive_jax.data.corpora import fetch
+from adaptive_jax.data.corpora.fetch import fetched
 from adaptive_jax.data.cut import cut
 from adaptive_jax.errors import InputError
 
@@ -47,6 +53,85 @@ def test_of_a_corpus_with_splits_each_beginning_is_taken(tmp_path):
         (tmp_path / "wikitext" / f"wiki.{name}.raw").write_text(f"{name} 1\n{name} 2\n{name} 3\n")
     cut(tmp_path / "wikitext", tmp_path / "out", (3, 6, 100))
     assert [numbers(tmp_path / "out" / f"{name}.txt") for name in ("train", "valid", "test")] == [[1], [1, 2], [1, 2, 3]]
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Serves one file, with ranges; the first answer ends in its middle. asked: path and range of each request."""
+
+    content, asked, ranges = b"", [], True
+
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        asked = self.headers["Range"]
+        self.asked.append((self.path, asked))
+        if self.path != "/news.2007.en.shuffled.gz":
+            return self.send_error(404)
+        begin = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked and self.ranges else 0
+        if begin >= len(self.content):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(self.content)}")
+            return self.end_headers()
+        self.send_response(206 if begin else 200)
+        self.send_header("Content-Length", str(len(self.content) - begin))
+        self.end_headers()
+        stop = len(self.content) // 2 if len(self.asked) == 1 else None
+        self.wfile.write(self.content[begin:stop])
+
+
+@pytest.fixture
+def site(text, monkeypatch):
+    """The class of the server, and the address of its file."""
+    monkeypatch.setattr(Server, "content", text.read_bytes())
+    monkeypatch.setattr(Server, "asked", [])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as httpd:
+        threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+        yield Server, f"http://127.0.0.1:{httpd.server_port}/news.{{}}.en.shuffled.gz"
+        httpd.shutdown()
+
+
+def test_a_download_resumes(site, text, tmp_path, monkeypatch):
+    """Within one call, in a later one, of a server without ranges, and where only the last name was missing; then never again."""
+    served, address = site
+    address, half = address.format(2007), len(served.content) // 2
+    assert fetched(address, tmp_path / "a").read_bytes() == served.content
+    assert fetched(address, tmp_path / "a") == tmp_path / "a" / text.name.replace("news.", "news.2007.")
+    assert [asked for _, asked in served.asked] == [None, f"bytes={half}-"]
+    monkeypatch.setattr(fetch, "TRIES", 1)
+    served.asked.clear()
+    with pytest.raises(InputError, match=rf"cannot download .* \(it ended after {half} of {len(served.content)} bytes\): try"):
+        fetched(address, tmp_path / "b")
+    assert fetched(address, tmp_path / "b").read_bytes() == served.content
+    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(tmp_path / "b" / "news.2007.en.shuffled.gz.part")
+    assert fetched(address, tmp_path / "b").read_bytes() == served.content
+    assert [asked for _, asked in served.asked] == [None, f"bytes={half}-", f"bytes={len(served.content)}-"]
+    monkeypatch.setattr(served, "ranges", False)
+    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(tmp_path / "b" / "news.2007.en.shuffled.gz.part")
+    (tmp_path / "b" / "news.2007.en.shuffled.gz.part").write_bytes(served.content[:9])
+    assert fetched(address, tmp_path / "b").read_bytes() == served.content
+
+
+def test_an_address_that_does_not_answer(site, tmp_path):
+    """One line with the reason and the cure; the addresses are those of the years that the paper has."""
+    _, address = site
+    for wrong, reason in (address.format(2006), "Not Found"), ("http://127.0.0.1:9/news.gz", "refused"):
+        with pytest.raises(InputError, match=rf"cannot download {wrong} \(.*{reason}.*\): try again") as error:
+            fetched(wrong, tmp_path / "a")
+        assert len(str(error.value)) < 200
+    assert [name[-4:] for name in command.NEWS_CRAWL] == ["2007", "2008", "2009", "2010", "2011"]
+    assert all(year[-4:] in address for year, address in command.NEWS_CRAWL.items())
+
+
+def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
+    """By the command, from an address, too; another year is no name."""
+    _, address = site
+    arguments = address.format(2007), "--output=out", f"--cache={tmp_path / 'cache'}", "--lines=3,2,1"
+    done = quick_command("-m", "adaptive_jax.data.cut", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "out: train 15 words, validation 10 words, test 5 words\n"), done.stderr
+    assert (tmp_path / "cache" / "downloads" / "news.2007.en.shuffled.gz").exists()
+    done = quick_command("-m", "adaptive_jax.data.cut", "news_crawl_2006", "--output=out", cwd=tmp_path)
+    assert done.returncode == 2 and "TEXT=news_crawl_2006 is not one of" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, says", [
