@@ -51,6 +51,7 @@ GENERAL = {
     ),
     "init_from": ("", "workdir of a run whose parameters this one starts from; empty: fresh parameters"),
     "init_checkpoint": ("best", "with init_from: best by validation, latest, or the number of updates"),
+    "init_words": ("new", "with init_from: the vocabulary: new, words of the new corpus alone; both, those of that run, too"),
     "gradient_sums": (
         "float32",
         "dtype in which gradients are summed over devices: float32, or bfloat16, which moves half the bytes and rounds to 8 bits",

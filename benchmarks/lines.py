@@ -6,13 +6,14 @@ from typing import NamedTuple
 from adaptive_jax.defaults import config
 from adaptive_jax.evaluation.evaluate import Request
 from configs import europarl, news_crawl, penn_treebank, wikitext2, wikitext103
-from configs.base import Paper, Row
+from configs.base import Paper, Row, streams
 
 CORPORA = {"penn_treebank": penn_treebank, "wikitext2": wikitext2, "europarl": europarl, "wikitext103": wikitext103}
 WORDS = {"penn_treebank": 929_589, "wikitext2": 2_088_628, "europarl": 57_700_000, "wikitext103": 103_227_021}
 # The first two million words of News Crawl 2007, and of Europarl, as Pappas et al. 2020, section C.2, cut them: docs/corpora.md.
 CORPORA |= {"news_crawl": news_crawl, "europarl_2m": news_crawl}
 WORDS |= dict.fromkeys(("news_crawl", "europarl_2m"), 2_000_000)
+TUNED_EPOCHS = 3  # of the target's train text, section 5.1
 
 
 class Line(NamedTuple):
@@ -27,6 +28,7 @@ class Line(NamedTuple):
         clusters: how words are clustered, such as ("kmeans", "pretrained"); (): not.
         memory: published megabytes.
         target: text of another domain that is scored, with the words that training never saw; "": the corpus itself.
+        tuned: words of the target's train text, if the model is finetuned on it before it is scored; 0: it is not.
         cache: kind of the cache that the model is mixed with, such as "unigram"; "": none.
         down_weight: factor of the probabilities of new words.
     """
@@ -39,8 +41,19 @@ class Line(NamedTuple):
     clusters: tuple[str, ...] = ()
     memory: int | None = None
     target: str = ""
+    tuned: int = 0
     cache: str = ""
     down_weight: float = 1.0
+
+    @property
+    def trained(self) -> str:
+        """Name of the run of its corpus and row, from which the finetuned one starts, if there is one."""
+        return f"{self.corpus}-{self.row}"
+
+    @property
+    def run(self) -> str:
+        """Name of its run."""
+        return f"{self.trained}-{self.target}" if self.tuned else self.trained
 
     @property
     def scored(self) -> str:
@@ -63,12 +76,14 @@ class Table(NamedTuple):
         lines: by size: "cpu" and "gpu" in small, "full" as published.
         settings: by size, beside those of the rows; `full` has none.
         rows: by size and corpus, rows that its config file does not have, and their layers.
+        tuned: in small, settings of finetuning beside these.
     """
 
     title: str
     lines: Mapping[str, tuple[Line, ...]]
     settings: Mapping[str, dict] = {}
     rows: Mapping[tuple[str, str], tuple[Mapping[str, Row], Mapping[str, dict]]] = {}
+    tuned: Mapping[str, object] = {}
 
 
 # What a size decides rather than a row.
@@ -85,4 +100,17 @@ def config_of(table: Table, line: Line, size: str) -> dict:
     rows, layers = table.rows.get((size, line.corpus), (file.ROWS, file.LAYERS))
     row, settings = rows[line.row], table.settings.get(size, {})
     changes = {key: value for key, value in row.changes.items() if key not in BUDGET or key not in settings}
-    return config(file.SETTINGS, layers[row.layers], settings | changes).to_dict()
+    return config(file.SETTINGS, layers[row.layers], settings | changes | tuning(table, line, size)).to_dict()
+
+
+def tuning(table: Table, line: Line, size: str) -> dict:
+    """What finetuning changes in the config of a line's model."""
+    if not line.tuned:
+        return {}
+    settings = table.settings.get(size)
+    if not settings:
+        return streams(20, line.tuned, TUNED_EPOCHS, window=35) | {"init_words": "both"}
+    steps = TUNED_EPOCHS * line.tuned // settings["tokens_per_update"]
+    often = dict.fromkeys(("evaluate_every", "checkpoint_every"), max(1, steps // TUNED_EPOCHS))
+    schedule = {"schedule.cycle_steps": steps - settings["schedule.warmup_steps"]}
+    return {"steps": steps, "init_words": "both"} | often | schedule | table.tuned

@@ -2,9 +2,9 @@
 
     python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE] [--lexicon=DIR]
 
-`cpu` takes at most two hours on 2 cores and has the paper's corpus where that is small, else WikiText-2; `gpu` has not been run;
-`full` is the paper's own setting. Every row trains in a process of its own. The same command resumes, and keeps the rows that are
-finished. Once all are, it writes its section of benchmarks/RESULTS.md and a figure.
+`cpu` takes at most two hours on 2 cores, GroC's tables 2 and 3 some four, and has the paper's corpus where that is small, else
+WikiText-2; `gpu` has not been run; `full` is the paper's own setting. Every row trains in a process of its own. The same command
+resumes, and keeps the rows that are finished. Once all are, it writes its section of benchmarks/RESULTS.md and a figure.
 
 Rows with `pretrained` in their names cluster words by the vectors of the run of `awd_sm`, those with `glove` by vectors from
 --glove; without that file they are left out.
@@ -34,7 +34,7 @@ from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
 from benchmarks import methods_table
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
-from benchmarks.lines import CORPORA, WORDS, Line, config_of
+from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, config_of
 from benchmarks.paper_tables import TABLES
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -44,11 +44,6 @@ TITLE = f"| {COLUMNS} |\n|---{'|---:' * COLUMNS.count('|')}|"
 
 METHODS = "methods"  # the table of ways to score, see methods_table.py
 MEASURED = {"gcnn_table_4": "benchmarks.responsiveness"}  # tables of times alone
-
-
-def name_of(line: Line) -> str:
-    """Of a line's run: its corpus and row."""
-    return f"{line.corpus}-{line.row}"
 
 
 def runs_of(name: str, size: str, workdir: str) -> Path:
@@ -61,17 +56,21 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
 
     Peak memory is that of the accelerator, or on a CPU of this process, the libraries among it.
     """
-    table, workdir = TABLES[name](), runs_of(name, size, settings.workdir) / name_of(line)
-    config = config_of(table, line, size)
-    config["data"]["path"] = _directories(settings.corpora).get(line.corpus, "")
+    table, runs, texts = TABLES[name](), runs_of(name, size, settings.workdir), _directories(settings.corpora)
+    config, workdir = config_of(table, line, size), runs / line.run
+    config["data"]["path"] = texts.get(line.target if line.tuned else line.corpus, "")
+    if line.tuned:
+        config["init_from"] = str(runs / line.trained)
     if line.clusters:
         config["output"]["clusters"] = str(_clusters(line, config, workdir, settings.glove))
     if settings.lexicon and "lexicon" in config["input"]:
         config["input"]["lexicon"] = settings.lexicon
     train(config, workdir)
-    texts = {line.corpus: None} | _directories(settings.corpora)
-    scored = {each.scored: each for each in table.lines[size] if name_of(each) == name_of(line)}
-    tests = {key: evaluate(workdir, each.request(texts.get(each.target)))["perplexity"] for key, each in scored.items()}
+    tests = _scored(workdir)
+    for key, each in {each.scored: each for each in table.lines[size] if each.run == line.run}.items():
+        if key not in tests:
+            directory = None if each.target == line.corpus else texts.get(each.target)
+            tests[key] = evaluate(workdir, each.request(directory))["perplexity"]
     checkpoints = Checkpoints(workdir, read_only=True)
     logged = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
     speeds = [each["train/words_per_second"] for each in logged if "train/words_per_second" in each]
@@ -79,11 +78,17 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
     return {
         "test": tests,
         "curve": [(each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each],
-        "epoch": WORDS[line.corpus] / statistics.median_high(speeds),
+        "epoch": (line.tuned or WORDS[line.corpus]) / statistics.median_high(speeds),
         "hours": checkpoints.hours(checkpoints.latest()),
         "parameters": json.loads((workdir / "plan.json").read_text())["parameters"]["total"],
         "peak_bytes": device or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
+
+
+def _scored(workdir):
+    """What a finished run was scored on already, by `Line.scored`: a table may have got new lines since."""
+    result = workdir / "row.json"
+    return json.loads(result.read_text())["test"] if result.exists() else {}
 
 
 def _directories(corpora):
@@ -117,27 +122,28 @@ def _clusters(line, config, workdir, glove):
 
 
 def numbers_of(name: str, size: str, line: Line, settings) -> dict:
-    """A line's numbers: those that its run keeps as `row.json`, or those of a process that trains it.
+    """A line's numbers: those that its run keeps as `row.json`, or those of a process that trains and scores it.
 
     Raises:
         InputError: the process fails.
     """
-    result = runs_of(name, size, settings.workdir) / name_of(line) / "row.json"
-    if not result.exists():
-        print(f"{name_of(line)}:", flush=True)
-        same = [f"--size={size}", f"--workdir={settings.workdir}", f"--glove={settings.glove}", f"--only={name_of(line)}"]
+    workdir = runs_of(name, size, settings.workdir) / line.run
+    if line.scored not in _scored(workdir):
+        print(f"{line.run}:", flush=True)
+        same = [f"--size={size}", f"--workdir={settings.workdir}", f"--glove={settings.glove}", f"--only={line.run}"]
         same += [f"--corpora={','.join(settings.corpora)}"] if settings.corpora else []
         same += [f"--lexicon={settings.lexicon}"] if settings.lexicon else []
         if status := subprocess.run([sys.executable, "-m", "benchmarks.tables", name, *same]).returncode:
-            raise InputError(f"{name_of(line)} ended with status {status}: mend what it says; the same command resumes")
-    return json.loads(result.read_text())
+            raise InputError(f"{line.run} ended with status {status}: mend what it says; the same command resumes")
+    return json.loads((workdir / "row.json").read_text())
 
 
 def cells(line: Line, numbers: dict) -> str:
     """A line of the table: ours, then the published numbers, nothing where there are none."""
     valid = min((nll for _, nll in numbers["curve"]), default=None)
     shown = f"`{line.row}`" + (f", {line.context} tokens of context" if line.context else "")
-    shown += f", {line.target}" + (f", {line.cache} cache" if line.cache else "") if line.target else ""
+    shown += f", {'finetuned on ' if line.tuned else ''}{line.target}" if line.target else ""
+    shown += f", {line.cache} cache" if line.cache else ""
     ours = [
         shown,
         "" if valid is None or line.scored != "0" else f"{perplexity(valid):.1f}",
@@ -170,6 +176,12 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
             TITLE,
             *(cells(line, numbers) for line, numbers in found if line.corpus == corpus),
         ]
+        if tuned := next((line for line, _ in found if line.corpus == corpus and line.tuned), None):
+            config = config_of(table, tuned, size)
+            lines += [
+                f"\nFinetuned: {config['steps']:,} updates, {TUNED_EPOCHS} epochs of {tuned.tuned:,} words, at a rate of "
+                f"{config['optimizer']['learning_rate']:g}, with the words of both texts as vocabulary."
+            ]
     return "\n".join([*lines, ""])
 
 
@@ -221,7 +233,7 @@ def main(name: str, settings) -> None:
         raise InputError(f"{name} is scored on {', '.join(sorted(missing))}: give --corpora={min(missing)}=DIR,…")
     lines = [line for line in table.lines[size] if settings.glove or "glove" not in line.clusters]
     if settings.only:
-        names = {name_of(line): line for line in lines}
+        names = {line.run: line for line in lines}
         check_known(f"--only={settings.only}", settings.only, names)
         line = names[settings.only]
         write_json(runs_of(name, size, settings.workdir) / settings.only / "row.json", measure(name, size, line, settings))

@@ -27,9 +27,11 @@ import numpy as np
 from jax import lax
 
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.evaluation.nearest import nearest
 
 KINDS = ("unigram", "unigram_softmax", "local", "unbounded")
 QUERIES, BLOCK = 256, 2_048  # words that are looked up at a time, and entries that they are compared with at a time
+FAR = 32_768  # entries at a time of an unbounded cache: each time, the nearest ones are sorted
 BEYOND = 40  # exp(n) beside exp(n + 40) is nothing in float64
 SHOWN = 10_000  # words between two signs of progress
 
@@ -156,8 +158,8 @@ def _compared(cache, hidden, targets, progress):
     """`log_chances` of the caches that compare hidden states, on the device."""
     tokens, size = len(targets), min(cache.size(), len(targets))
     # Slots are written in turn, QUERIES at a time, so that no entry that counts is overwritten.
-    slots = -(-(size + QUERIES) // QUERIES) * QUERIES
-    slots = -(-slots // BLOCK) * BLOCK if slots > BLOCK else slots
+    slots, block = -(-(size + QUERIES) // QUERIES) * QUERIES, FAR if cache.cache == "unbounded" else BLOCK
+    slots = -(-slots // block) * block if slots > block else slots
     thetas = jnp.asarray(cache.theta, jnp.float32)
     look_up = _unbounded(size, min(cache.neighbours, size)) if cache.cache == "unbounded" else _local(size)
     store = jnp.zeros((slots, hidden.shape[1]), hidden.dtype), jnp.zeros(slots, jnp.int32), jnp.full(slots, -1, jnp.int32)
@@ -185,20 +187,21 @@ def _stored(store, given, begin):
     return (keys, words, places), jnp.minimum(begin + QUERIES, len(keys))
 
 
-def _blocks(store, given, begin, size):
-    """The number of blocks in use, and `read(number) -> (products, keys, valid, hit)`, `[queries, block]` but for `keys`."""
+def _blocks(store, given, begin, size, block):
+    """The number of blocks in use, `read(number) -> (products [queries, block], (keys, words, places))`, and `counts(places)`.
+
+    counts: which of the places `[1 or queries, n]` each query may see, bool `[queries, n]`.
+    """
     store, used = store
-    hidden, targets = given
-    block = min(BLOCK, len(store[0]))
     now = (begin + jnp.arange(QUERIES, dtype=jnp.int32))[:, None]
+    block = min(block, len(store[0]))
 
     def read(number):
         keys, words, places = (lax.dynamic_slice_in_dim(array, number * block, block) for array in store)
-        products = jnp.matmul(hidden, keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
-        valid = (places[None] >= jnp.maximum(now - size, 0)) & (places[None] < now)
-        return products, keys, valid, valid & (words[None] == targets[:, None])
+        products = jnp.matmul(given[0], keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+        return products, (keys, words, places)
 
-    return -(-used // block), read
+    return -(-used // block), read, lambda places: (places >= jnp.maximum(now - size, 0)) & (places < now)
 
 
 @functools.lru_cache(maxsize=8)
@@ -207,11 +210,13 @@ def _local(size):
 
     def look_up(store, given, begin, thetas):
         new = _stored(store, given, begin)
-        count, read = _blocks(new, given, begin, size)
+        count, read, counts = _blocks(new, given, begin, size, BLOCK)
 
         def visit(number, before):
             most, sums, hits = before
-            products, _, valid, hit = read(number)
+            products, (_, words, places) = read(number)
+            valid = counts(places[None])
+            hit = valid & (words[None] == given[1][:, None])
             # θ is not negative, so that one maximum serves all of them.
             now = jnp.maximum(most, jnp.max(products, axis=1, where=valid, initial=-jnp.inf))
             # Of all θ in turn: [thetas, queries, block] would not fit.
@@ -235,16 +240,18 @@ def _unbounded(size, neighbours):
 
     def look_up(store, given, begin, thetas):
         new = _stored(store, given, begin)
-        count, read = _blocks(new, given, begin, size)
-        length = jnp.sum(jnp.square(given[0].astype(jnp.float32)), axis=1)
+        count, read, counts = _blocks(new, given, begin, size, FAR)
+        length = jnp.sum(jnp.square(given[0].astype(jnp.float32)), axis=1)[:, None]
 
-        def visit(number, before):
-            products, keys, valid, hit = read(number)
-            squares = length[:, None] + jnp.sum(jnp.square(keys.astype(jnp.float32)), axis=1)[None] - 2 * products
-            nearness = jnp.where(valid, -jnp.maximum(squares, 0.0), -jnp.inf)
-            nearness, hit = (jnp.concatenate(pair, axis=1) for pair in zip(before, (nearness, hit), strict=True))
-            nearness, which = lax.top_k(nearness, neighbours)
-            return nearness, jnp.take_along_axis(hit, which, axis=1)
+        def visit(number, best):
+            products, (keys, words, places) = read(number)
+            squares = jnp.sum(jnp.square(keys.astype(jnp.float32)), axis=1)
+
+            def near(products, which):
+                distances = jnp.maximum(length + squares[which] - 2 * products, 0.0)
+                return jnp.where(counts(places[which]), -distances, -jnp.inf)
+
+            return nearest(best, products, near, lambda which: words[which] == given[1][:, None])
 
         none = jnp.full((QUERIES, neighbours), -jnp.inf), jnp.zeros((QUERIES, neighbours), bool)
         nearness, hit = lax.fori_loop(0, count, visit, none)

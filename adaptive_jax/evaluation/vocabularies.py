@@ -39,8 +39,7 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
     if isinstance(own, Subwords):
         raise InputError(f"--vocabulary={name} is for words, and this run has sub-word units, which spell every word: leave it out")
     words = [word for word, _ in most_frequent_first(occurring(data, split))] if name == UNION else _read(name)
-    new = list(dict.fromkeys(word for word in words if word not in own.index))
-    return Vocabulary((*own.words, *new), np.append(own.counts, np.zeros(len(new), np.int64)))
+    return own.with_words(words)
 
 
 def _read(path):

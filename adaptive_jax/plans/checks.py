@@ -29,6 +29,7 @@ def check_settings(config: Mapping) -> None:
     if not 0 <= config["seed"] < SEEDS:
         raise InputError(f"seed={config['seed']} must be from 0 to {SEEDS - 1:,}")
     check_known(f"gradient_sums={config['gradient_sums']!r}", config["gradient_sums"], ("float32", "bfloat16"))
+    check_known(f"init_words={config['init_words']!r}", config["init_words"], ("new", "both"))
     divergence = config["divergence"]
     check_known(f"divergence.policy={divergence['policy']!r}", divergence["policy"], POLICIES)
     check_at_least(0, **{"divergence.rewinds": divergence["rewinds"]})

@@ -10,6 +10,7 @@ from flax import traverse_util
 from jax.sharding import Mesh
 
 from adaptive_jax.data.vocabulary.clusters import in_order
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.devices import hosts, sharding
@@ -35,8 +36,9 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
     Raises:
         InputError: no run or checkpoint there, one of a model that differs by more than its vocabulary, or a checkpoint of no run.
     """
-    if not config["init_from"] and (given := config["init_checkpoint"]) != DEFAULTS["init_checkpoint"]:
-        raise InputError(f"init_checkpoint={given} means nothing without init_from: give --init_from=RUN, too")
+    for key in "init_checkpoint", "init_words":
+        if not config["init_from"] and (given := config[key]) != DEFAULTS[key]:
+            raise InputError(f"{key}={given} means nothing without init_from: give --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
         if not (origin / "config.json").exists():
@@ -44,6 +46,22 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
         other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
         _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
         checkpoint_step(origin, config["init_checkpoint"])
+
+
+def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabulary:
+    """The vocabulary of a run whose corpus has the vocabulary `own`; with `init_words="both"`, also the words of `init_from`.
+
+    A run that has begun has them in its own vocabulary, so that it resumes without the other one.
+
+    Raises:
+        InputError: the other run is missing or damaged, or has sub-word units.
+    """
+    if not config["init_from"] or config["init_words"] == "new":
+        return own
+    words = read_words(workdir if (workdir / "config.json").exists() else path_of(config["init_from"]))
+    if isinstance(own, Subwords) or isinstance(words, Subwords):
+        raise InputError("init_words=both is for words, and sub-word units spell every word: leave it out")
+    return own.with_words(words.words)
 
 
 def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Optimizer, words: tuple[Vocabulary, Mesh]) -> State:

@@ -40,6 +40,7 @@ FREE = {
     "body.path",
     "body.remat",
     "body.unroll",
+    "output.tails",
     "data.path",
     "data.cache",
     "data.vocabulary_size",
@@ -51,7 +52,8 @@ ADDED = {"input.word_dropout", "input.init_range", "output.table.bias", "output.
 ADDED |= {"output.table.own_head", "optimizer.decoupled_decay", "output.table.projected"}
 ADDED |= {f"{group}.{key}" for group in ("input", "output.table") for key in ("strides", "activation", "letters")}
 ADDED |= {"input.scaled", "output.table.cutoffs"}
-ADDED |= {"compose_share", "init_from", "init_checkpoint", "gradient_sums", "body.positions", "body.max_positions"}
+ADDED |= {"compose_share", "init_from", "init_checkpoint", "init_words", "gradient_sums"}
+ADDED |= {"body.positions", "body.max_positions"}
 
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
@@ -99,6 +101,8 @@ def read_config(workdir: Path) -> dict:
         if not isinstance(config, dict):
             raise ValueError("it holds no config")
         config = config if "batches" in config else _renamed(config)
+        if isinstance(body := config["body"], dict) and isinstance(unroll := body.get("unroll"), bool):
+            body["unroll"] = "all" if unroll else "none"  # before there was "auto"
         return check_keys(_completed(config, defaults_of(config)))
     except FileNotFoundError:
         raise InputError(f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py made") from None
@@ -142,7 +146,7 @@ def with_origin(config: dict, workdir: Path) -> dict:
     if config["init_from"] or not (workdir / "config.json").exists():
         return config
     begun = read_config(workdir)
-    return config | {key: begun[key] for key in ("init_from", "init_checkpoint")}
+    return config | {key: begun[key] for key in ("init_from", "init_checkpoint", "init_words")}
 
 
 def _own(workdir, name):

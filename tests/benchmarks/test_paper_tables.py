@@ -67,20 +67,36 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     run = {"steps": 2, "evaluate_every": 1, "checkpoint_every": 1, "log_every": 1}
     flat = quickstart.SETTINGS | quickstart.LAYERS["adp_t"] | settings(**run)
     lines = Line("wikitext2", "tiny"), Line("wikitext2", "tiny", context=2)
-    table = Table("Tiny", {"cpu": lines}, {}, {("cpu", "wikitext2"): ({"tiny": Row("tiny")}, {"tiny": flat})})
+    tuned = lines[0]._replace(target="wikitext2_raw", tuned=flat["tokens_per_update"])
+    small = {"tokens_per_update": tuned.tuned, "schedule.name": "cosine_cycles", "schedule.warmup_steps": 1}
+    rows = {("cpu", "wikitext2"): ({"tiny": Row("tiny")}, {"tiny": flat})}
+    table = Table("Tiny", {"cpu": (*lines, tuned)}, {"cpu": small}, rows, {"optimizer.learning_rate": 0.125})
     monkeypatch.setitem(TABLES, "tiny", lambda: table)
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
     (tmp_path / "RESULTS.md").write_text("# Results\n")
     given = {"glove": "", "lexicon": "", "workdir": tmp_path / "runs"}
-    flags = SimpleNamespace(size="cpu", corpora=[f"wikitext2={text}"], only="wikitext2-tiny", **given)
+    texts = [f"wikitext2={text}", f"wikitext2_raw={text}"]
+    flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **given)
     tables.main("tiny", flags)
     numbers = json.loads((tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text())
     assert numbers["test"].keys() == {"0", "2"} and len(numbers["curve"]) == 2 and numbers["peak_bytes"] > 1e8
+    kept = tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json"
+    kept.write_text(json.dumps(numbers | {"test": {"0": 7.0}}))
+    tables.main("tiny", flags)  # a line that the run was not scored on yet
+    assert json.loads(kept.read_text())["test"] == {"0": 7.0, "2": numbers["test"]["2"]}
+    flags.only = "wikitext2-tiny-wikitext2_raw"
+    tables.main("tiny", flags)
+    run = tmp_path / "runs" / "tiny_cpu" / flags.only
+    config = json.loads((run / "config.json").read_text())
+    assert (config["steps"], config["init_words"], config["optimizer"]["learning_rate"]) == (3, "both", 0.125)
+    assert config["init_from"] == str(kept.parent)
+    assert json.loads((run / "row.json").read_text())["test"].keys() == {"wikitext2_raw"}
     if importlib.util.find_spec("matplotlib"):
         flags.only = ""
         tables.main("tiny", flags)
         assert (tmp_path / "tiny_cpu.png").read_bytes()[1:4] == b"PNG"
-        assert "| `tiny`, 2 tokens of context |" in (tmp_path / "RESULTS.md").read_text()
+        written = (tmp_path / "RESULTS.md").read_text()
+        assert "| `tiny`, 2 tokens of context |" in written and "| `tiny`, finetuned on wikitext2_raw |" in written
     with pytest.raises(InputError, match="--only=wikitext2-none"):
         tables.main("tiny", SimpleNamespace(**vars(flags) | {"only": "wikitext2-none"}))
     with pytest.raises(InputError, match="names no directory"):

@@ -7,10 +7,12 @@ import re
 import shutil
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.evaluation import caches
+from adaptive_jax.evaluation import caches, nearest
 from adaptive_jax.evaluation.caches import Cache, log_chances, mixed, occurrences
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.vocabularies import with_uniform
@@ -58,10 +60,7 @@ def test_pointer_cache(case):
 
 @pytest.mark.parametrize("case", [case for case in cases("groc/cross_domain") if "global" not in case])
 def test_cross_domain(case):
-    """Uniform mixing, both caches and down-weighting of GroC's public code; each stream has a cache of its own.
-
-    Left out is `tied_neural_global`, of a normalisation that the paper does not have and that gives probabilities of 0.
-    """
+    """Uniform mixing, both caches and down-weighting of GroC's public code; each stream has a cache of its own."""
     about, arrays = reference("groc/cross_domain")
     settings, model = about["cases"][case], f"adapted_{about['cases'][case]['model']}"
     hidden = arrays[f"{model}/output"].reshape(28, 2, -1)
@@ -82,11 +81,48 @@ def test_cross_domain(case):
         np.testing.assert_allclose(-nll, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5)
 
 
+def test_global_normalisation():
+    """An option of GroC's public code: p(w) in proportion to exp(logit) + Σ exp(θ h · h_i + α); the uniform share at word 0 only.
+
+    It is our mixture with a λ that differs by token, and no option here: a constant added to all logits changes no probability of
+    the model, but λ, and new words that are not in the cache have probability 0, against section 5.1 of the paper.
+    """
+    about, arrays = reference("groc/cross_domain")
+    case, model = "tied_neural_global", "adapted_tied"
+    settings, hidden = about["cases"][case], arrays[f"{model}/output"].reshape(28, 2, -1)
+    logits = hidden.astype(np.float64) @ arrays[f"{model}/E_out"].T + arrays[f"{model}/bias"]
+    infinite = 0
+    for stream in range(2):
+        states, targets = hidden[:, stream], arrays[f"{case}/target"][:, stream]
+        with np.errstate(over="ignore"):
+            nll = -log_softmax(logits[:, stream])[np.arange(28), targets]
+        [chances] = log_chances(Cache("local", theta=(settings["theta"],)), states, targets, logits.shape[-1], quiet)
+        masses = np.tril(np.exp(settings["theta"] * states.astype(np.float64) @ states.T + settings["alpha"]), -1).sum(axis=1)
+        whole = np.exp(logits[:, stream]).sum(axis=1)
+        ours, other = (
+            np.array([float(mixed(nll[t : t + 1], chances[t : t + 1], z[t] / (z[t] + masses[t]))[0]) for t in range(28)])
+            for z in (whole, whole * np.e)  # the second: 1 added to all logits
+        )
+        ours[0] = with_uniform(nll[:1], 1 - settings["lamu"], logits.shape[-1])[0]
+        theirs = arrays[f"{case}/logprob_target"][:, stream]
+        np.testing.assert_allclose(-ours, theirs, rtol=2e-5, atol=2e-5)
+        new = np.isin(targets, arrays[f"{model}/new_words"])
+        first = np.array([target not in targets[:t] for t, target in enumerate(targets)])
+        np.testing.assert_array_equal(np.isinf(theirs), new & first)
+        finite = np.isfinite(ours) & np.isfinite(other)
+        assert np.abs(other[finite] - ours[finite])[1:].max() > 0.1
+        infinite += np.isinf(theirs).sum()
+    assert infinite == 7
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Chunks so small that a short text has many."""
     monkeypatch.setattr(caches, "QUERIES", 16)
     monkeypatch.setattr(caches, "BLOCK", 32)
+    monkeypatch.setattr(caches, "FAR", 64)
+    monkeypatch.setattr(nearest, "GROUP", 4)
+    monkeypatch.setattr(nearest, "FEW", 3)
     for made in caches._local, caches._unbounded:
         made.cache_clear()
     yield
@@ -135,6 +171,32 @@ def test_a_cache_and_its_twin(small, cache, tokens, size):
         expected = twin(cache, hidden, targets, theta)
         np.testing.assert_allclose(np.nansum(expected[1:], axis=1), 1.0)
         np.testing.assert_allclose(np.exp(row), expected[np.arange(tokens), targets], rtol=2e-5, atol=1e-7)
+
+
+def test_the_nearest_of_a_block():
+    """Those of a sort of all entries, whether none of a block is nearer than before, some in few groups, or all."""
+    bits = np.random.default_rng(0)
+    queries, neighbours, block = 5, 30, (nearest.FEW + 20) * nearest.GROUP
+    before = -np.sort(bits.random((queries, neighbours)).astype(np.float32))
+    hits, words = bits.random((queries, neighbours)) < 0.5, bits.random(block) < 0.5
+
+    @jax.jit
+    def found(products):
+        best = jnp.asarray(before), jnp.asarray(hits)
+        return nearest.nearest(best, products, lambda products, which: -products, lambda which: jnp.asarray(words)[which])
+
+    for nearer in 0, 50, nearest.FEW, nearest.FEW + 10, block:
+        distances = 1 + bits.random((queries, block), dtype=np.float32)
+        for row in distances:
+            groups = bits.permutation(block // nearest.GROUP)[:nearer]  # one entry of each
+            near = groups * nearest.GROUP + bits.integers(nearest.GROUP, size=len(groups)) if nearer < block else np.arange(block)
+            row[near] = bits.random(len(near))
+        best, hit = found(distances)
+        every = np.concatenate([before, -distances], axis=1)
+        order = np.argsort(-every, axis=1)[:, :neighbours]
+        np.testing.assert_array_equal(best, np.take_along_axis(every, order, axis=1))
+        flags = np.concatenate([hits, np.broadcast_to(words, (queries, block))], axis=1)
+        np.testing.assert_array_equal(hit, np.take_along_axis(flags, order, axis=1))
 
 
 def test_what_a_cache_sees(small):

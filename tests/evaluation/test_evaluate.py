@@ -99,12 +99,12 @@ def test_rows_are_no_longer_than_the_split(break_mode, layout):
     assert sorted(np.concatenate(at)) == list(range(len(ids)))
 
 
-def test_a_disk_that_cannot_be_written(trained, small_disk, command):
+def test_a_disk_that_cannot_be_written(trained, small_disk, quick_command):
     """The result is printed first; then one line says which file could not be written."""
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
     shutil.copytree(trained, small_disk / "run", ignore=shutil.ignore_patterns("eval"))
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    done = command("evaluate.py", f"--workdir={small_disk / 'run'}", "--checkpoint=latest")
+    done = quick_command("evaluate.py", f"--workdir={small_disk / 'run'}", "--checkpoint=latest")
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+", done.stdout)
     written = re.escape(str(small_disk / "run" / "eval" / "test-16-0-240.json"))

@@ -333,10 +333,10 @@ def test_a_run_is_opened_with_its_parameters_alone(workdir):
         open_run(workdir, "latest", Vocabulary.build({"<eos>": 1} | {f"w{n}": 1 for n in range(80)}))
 
 
-def test_eight_devices_score_alike(workdir, command):
+def test_eight_devices_score_alike(workdir, quick_command):
     """evaluate.py on 8 devices gives the losses that 1 device gives."""
     one = ask(workdir, window=10, context=6)
-    done = command("evaluate.py", f"--workdir={workdir}", "--window=10", "--context=6", "--checkpoint=latest", devices=8)
+    done = quick_command("evaluate.py", f"--workdir={workdir}", "--window=10", "--context=6", "--checkpoint=latest", devices=8)
     assert done.returncode == 0, done.stderr
     eight = json.loads((workdir / "eval" / "test-10-6-240.json").read_text())
     assert eight["nll"] == pytest.approx(one["nll"], rel=1e-6)

@@ -161,6 +161,7 @@ def test_another_model_is_refused(tmp_path):
     for changes, message in (
         ({"init_from": str(tmp_path / "run"), "init_checkpoint": "77"}, "holds no checkpoint '77': it has steps 5"),
         ({"init_checkpoint": "latest"}, "init_checkpoint=latest means nothing without init_from: give --init_from=RUN, too"),
+        ({"init_words": "both"}, "init_words=both means nothing without init_from: give --init_from=RUN, too"),
     ):
         config = config_of("tied", **changes)
         with pytest.raises(InputError, match=message):
@@ -208,6 +209,15 @@ def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
     assert stopped.config["init_from"] == str(tmp_path / "first")
     before, after = (np.concatenate([np.ravel(a) for a in jax.tree.leaves(run.params["body"])]) for run in (first, whole))
     assert np.corrcoef(before, after)[0, 1] > 0.9  # 0 of fresh ones, of another seed
+
+    train(small(path="other", steps=1, init_words="both", init_from=str(tmp_path / "elsewhere")), tmp_path / "both")
+    shutil.move(tmp_path / "elsewhere", tmp_path / "again")
+    train(small(path="other", steps=2, init_words="both"), tmp_path / "both")  # resumes without it
+    shutil.move(tmp_path / "again", tmp_path / "elsewhere")
+    words, alone = open_run(tmp_path / "both").vocabulary, whole.vocabulary
+    assert words.words[: len(alone)] == alone.words
+    assert set(words.words) == {*alone.words, *first.vocabulary.words} > set(alone.words)
+    assert not words.counts[len(alone) :].any()
 
     file = f"from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({small(path='other')!r})\n"
     (tmp_path / "config.py").write_text(file)

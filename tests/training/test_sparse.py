@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model import build
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.sparse import composes, optimizers
@@ -183,8 +185,31 @@ def saved(workdir, config):
     return {name: jax.tree.leaves(item) for name, item in items.items()}
 
 
-def test_a_run_resumes_exactly_and_on_other_devices(sparse, command, tmp_path):
-    """Stopped between updates that share tables, it ends bit for bit as one never stopped; on 2 devices, up to rounding."""
+WAYS = {  # to score a text
+    "local": {"method": "cache"},
+    "unbounded": {"method": "cache", "options": {"cache": "unbounded"}},
+    "dynamic": {"method": "dynamic", "window": 9, "rows": 2, "options": {"rule": "sgd", "rate": 0.1}},
+}
+ON_DEVICES = """
+import json, sys
+from pathlib import Path
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.training.loop import train
+folder = Path(sys.argv[1])
+config, tuned, ways = json.loads((folder / "given.json").read_text())
+train(config, folder / "devices")
+train(tuned, folder / "tuned_devices")
+scores = {name: evaluate(folder / "devices", Request("test", checkpoint="latest", **way))["nll"] for name, way in ways.items()}
+(folder / "scores.json").write_text(json.dumps(scores))
+"""
+
+
+def test_a_run_resumes_exactly_and_on_other_devices(sparse, quick_command, tmp_path):
+    """Stopped between updates that share tables, it ends bit for bit as one never stopped.
+
+    On 8 devices of which two share the parameters it does so up to rounding, and so does a run that starts from it. Caches and
+    dynamic evaluation give the scores of one device.
+    """
     assert [composes(7, step, 0.3) for step in range(1, 6)] == [True, False, False, True, False]
     train(sparse(), tmp_path / "whole")
     train(sparse(steps=2), tmp_path / "stopped")
@@ -194,12 +219,18 @@ def test_a_run_resumes_exactly_and_on_other_devices(sparse, command, tmp_path):
     assert len(whole["tables"]) == 1
     assert_equal(saved(tmp_path / "stopped", sparse()), whole)
 
-    file = f"from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({sparse()!r})\n"
-    (tmp_path / "config.py").write_text(file)
-    done = command("train.py", f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'devices'}", devices=2)
+    tuned = sparse(steps=1, seed=3, init_from=str(tmp_path / "whole"), init_checkpoint="latest", init_words="both")
+    train(tuned, tmp_path / "tuned")
+    (tmp_path / "given.json").write_text(json.dumps([sparse(fsdp=2), tuned | {"fsdp": 2}, WAYS]))
+    done = quick_command("-c", ON_DEVICES, tmp_path, devices=8)
     assert done.returncode == 0, done.stderr
-    others = saved(tmp_path / "devices", sparse())
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-5), others, whole)
+    assert done.stdout.count("8 device(s), parameters sharded over 2") == 2
+    for one, eight in ("whole", "devices"), ("tuned", "tuned_devices"):
+        states = (saved(tmp_path / name, sparse()) for name in (eight, one))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-5), *states)
+    scores = {name: evaluate(tmp_path / "whole", Request("test", checkpoint="latest", **way))["nll"] for name, way in WAYS.items()}
+    assert json.loads((tmp_path / "scores.json").read_text()) == pytest.approx(scores, rel=1e-6)
+    assert len({round(score, 4) for score in scores.values()}) == 3
 
 
 @pytest.mark.parametrize(

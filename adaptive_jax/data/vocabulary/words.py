@@ -74,6 +74,11 @@ class Vocabulary:
         words, numbers = zip(*final, strict=True)
         return Vocabulary(words, np.array(numbers, np.int64))
 
+    def with_words(self, words: Iterable[str]) -> "Vocabulary":
+        """Returns this vocabulary with those of `words` that it lacks behind its own, in their order, each with count 0."""
+        new = dict.fromkeys(word for word in words if word not in self.index)
+        return Vocabulary((*self.words, *new), np.append(self.counts, np.zeros(len(new), np.int64)))
+
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Vocabulary":
         """Reads what `write` wrote. Raises InputError with the line number for anything else."""
