@@ -33,7 +33,7 @@ TRANSFORMER = {
     "max_positions": 1_024,
     "attention": "auto",
     "remat": "auto",
-    "unroll": False,
+    "unroll": "auto",
 }
 LSTM = {"features": 256, "widths": (512, 256), "dropout": 0.1, "biases": 1, "path": "auto"}
 AWD_LSTM = {  # as the authors' code, on their sizes
@@ -70,6 +70,7 @@ OUTPUT = {
     "input_dropout": 0.0,
     "label_smoothing": 0.0,
     "z_loss": 0.0,
+    "tails": "auto",
 }
 SAMPLED = {"clusters": "", "table": OUTPUT["table"], "samples": 1024, "proposal": "log_uniform", "input_dropout": 0.0}
 GATED_CONV = {

@@ -7,7 +7,11 @@ The default is `configs/wikitext103.py:adp_t` in bfloat16, 64 rows of 512 tokens
 docs/hosts.md says what must be installed; the compiler takes minutes.
 
 Bytes of a layer are those that its forward and its backward pass read and write, outside matrix products: the sum over one trip of
-the body's two loops. A kernel that computes attention whole is no matrix product; its arguments and results count.
+the body's two loops, or, where blocks are unrolled, all of the body's bytes over the number of layers. A kernel that computes
+attention whole is no matrix product; its arguments and results count.
+
+On a device, XLA times its own kernels for a product and those of NVIDIA's library, which also add biases and read slices of larger
+arrays, and takes the fastest. Without one it takes its own for every product; with `--cublas`, the library's.
 """
 
 import os
@@ -29,7 +33,9 @@ from adaptive_jax.training.targets import compile_for, plan_for
 from configs import wikitext103
 
 GIB = 2**30
-BLOCKS = "hidden/body/while"  # what the compiler calls the loop over blocks
+BODY = "hidden/body/"  # what the compiler calls the work of the body
+BLOCKS = f"{BODY}while"  # and the loop over blocks
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 PADDING = 256  # columns that a compiler may add to the head's words and clusters
 
 
@@ -53,20 +59,20 @@ def head_rows(program: Program, words: int, width: int) -> int:
     return sum((m if n in columns else n) * times for m, n, times in products)
 
 
-def counts(config: dict, rows: int, name: str) -> dict:
-    """Everything that is printed, of an update of `rows` rows on each device in one batch."""
+def counts(config: dict, rows: int, name: str, cublas: bool = False) -> dict:
+    """Everything that is printed, of an update of `rows` rows on each device in one batch; see the module for `cublas`."""
     target = topology(name)
     tokens = rows * config["batches"]["sequence_length"]
     config = config | {"tokens_per_update": tokens * len(target.devices), "tokens_per_device": tokens}
     plan = plan_for(target, config)
-    compiled = compile_for(target, config, plan)
+    compiled = compile_for(target, config, plan, CUBLAS if cublas else None)
     found, program = report(compiled), Program(*read(text := compiled.as_text()))
-    loops = of_layers(found["loops"], config["body"].get("layers", 0))
+    loops = of_layers(found["loops"], layers := config["body"].get("layers", 0))
     table = output_bands(build(config, plan.vocabulary_size))[0].table
     return found | {
         "target": target.devices[0].device_kind,
         "tokens": tokens,
-        "layer_bytes": sum(loop["moved_bytes"] for loop in loops),
+        "layer_bytes": sum(loop["moved_bytes"] for loop in loops) or (layers and program.moved_by(BODY) // layers),
         "hoisted": max((loop["hoisted"] for loop in loops), default=0),
         "head_rows": head_rows(program, *table.shape),
         "text": text,
@@ -75,13 +81,13 @@ def counts(config: dict, rows: int, name: str) -> dict:
 
 def main(settings) -> None:
     """Prints the counts, and the largest arrays and loops; writes the JSON."""
-    found = counts(command.config()[0] if settings.config else published(), settings.rows, settings.target)
+    found = counts(command.config()[0] if settings.config else published(), settings.rows, settings.target, settings.cublas)
     text = found.pop("text")
     print(f"{found['target']}, {found['tokens']:,} tokens a device\n")
     print("| counted by the compiler, for one device | |\n|---|---:|")
     print(f"| temporary memory, GiB | {found['temp_bytes'] / GIB:.2f} |")
     print(f"| state and batch, GiB | {found['state_bytes'] / GIB:.2f} |")
-    if found["layer_bytes"]:  # 0 where blocks are unrolled or the body has none
+    if found["layer_bytes"]:  # 0 where the body has no layers
         print(f"| moved outside products, GB a layer | {found['layer_bytes'] / 1e9:.2f} |")
     print(f"| moved outside products, GB an update | {found['moved_bytes'] / 1e9:.1f} |")
     print(f"| largest array that every layer reads whole, MiB | {found['hoisted'] / 2**20:.2f} |")
@@ -105,6 +111,7 @@ if __name__ == "__main__":
     command.define_config("Config file and row, instead of wikitext103:adp_t in bfloat16")
     flags.DEFINE_string("target", "h100", "The device, as --target of train.py.")
     flags.DEFINE_integer("rows", 64, "Rows of a batch on each device.")
+    flags.DEFINE_bool("cublas", False, "Take cuBLAS for all products of a GPU.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     flags.DEFINE_string("text", None, "File for the compiled program, to read.")
     command.run(lambda: main(flags.FLAGS))

@@ -90,7 +90,8 @@ def steps(out: Path, tiny: bool) -> list[Step]:
         Step("check", 3, [part("check")]),
         Step("an update of adp_t, 64 rows of 512", 8, [
             update("adp_t", "adp_t", 64, f"--profile={out / 'profile'}"),
-            update("adp_t, blocks unrolled", "adp_t", 64, "--config.body.unroll=True"),
+            update("adp_t, blocks in a loop", "adp_t", 64, "--config.body.unroll=none"),
+            update("adp_t, tails in chunks", "adp_t", 64, "--config.output.tails=chunks"),
             update("adp_t, attention chunked", "adp_t", 64, "--config.body.attention=chunked"),
             update("adp_t, nothing recomputed", "adp_t", 64, "--config.body.remat=none"),
             update("adp_t, output alone", "adp_t", 64, peer="its output alone"),

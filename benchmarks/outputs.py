@@ -5,6 +5,7 @@
 Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states and all weights:
 
 - `banded`: adaptive_jax.outputs.banded.loss, the core of every output layer here.
+- `bfloat16`: `banded` with products in bfloat16; weights and their gradients are float32.
 - `masked dense`: every band evaluated for every token, then masked: the usual way to write an adaptive softmax with
   static shapes. Differentiated by JAX.
 - `full softmax`: one table [vocabulary, d], logits of all tokens at once. Differentiated by JAX.
@@ -221,10 +222,20 @@ def equal_bands(repeats, counts=(5, 64, 500), vocabulary=50_000, width=256, toke
     return list(rows.values())
 
 
+def in_bfloat16(case, hidden, targets):
+    """The core with products in bfloat16, as `more` of `jax_peers`."""
+    bands, clusters = jax.tree.map(jnp.asarray, arguments(case)[2:])
+
+    def half(hidden, bands, clusters, targets):
+        return banded.loss(hidden.astype(jnp.bfloat16), targets, None, bands, clusters)[0]
+
+    return {"bfloat16": (half, (hidden, bands, clusters, targets))}
+
+
 def peers_at(size, settings):
     """Prints and returns a row for each peer at a size, and tells how far the core is from the speed of the machine."""
-    case, rows = SIZES[size], []
-    for row in measure(case, settings.repeats, settings.skip, {"product": product_peer(PRODUCT[size])}, output_peers.peers):
+    case, rows, beside = SIZES[size], [], {"product": product_peer(PRODUCT[size])}
+    for row in measure(case, settings.repeats, settings.skip, beside, lambda *of: in_bfloat16(*of) | output_peers.peers(*of)):
         print(line(size, row), flush=True)
         rows.append({"size": size} | row)
     seconds = {row["peer"]: row["seconds"] for row in rows}

@@ -34,6 +34,7 @@ from adaptive_jax.bodies.attention import PATHS
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
+from adaptive_jax.devices.products import product
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model import build, init_params
 from adaptive_jax.plans.costs import make_plan
@@ -110,7 +111,7 @@ def matrix_speed(dtype: str) -> float:
     """FLOP/s of a large matrix product on one device, the fastest of several runs."""
     size, times = (2048, 2) if jax.default_backend() == "cpu" else (8192, 20)
     x = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    chain = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, y: (x @ y) * (size**-0.5), x)).lower(x).compile()
+    chain = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, y: product(x, y) * (size**-0.5), x)).lower(x).compile()
     seconds = []
     for _ in range(6):
         start = time.perf_counter()

@@ -1,5 +1,6 @@
 """What the end-to-end tests share: a small corpus, a small config of it, a trained run, and the two scripts as commands."""
 
+import gc
 import json
 import os
 import shutil
@@ -19,6 +20,9 @@ HASTE = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):  # later versions have no other way to compile fused loops; here it halves the time
     HASTE += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
+
+# Collecting garbage after every 700 new objects takes a tenth of the time of tracing.
+gc.set_threshold(100_000, 50, 50)
 
 # A shape that is broadcast by accident is a mistake that no test would see.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -141,24 +145,25 @@ def command(start):
 @pytest.fixture(scope="session")
 def server(compiled):
     """A process that has imported what the scripts import, and that `quick_command` forks; see tests/forks.py."""
-    environment = os.environ | compiled | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count=1 {HASTE}"}
+    environment = os.environ | compiled | {"JAX_PLATFORMS": "cpu"}
     with subprocess.Popen([sys.executable, "tests/forks.py"], cwd=ROOT, env=environment, text=True,
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield process
         process.stdin.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quick_command(server, tmp_path_factory):
-    """`quick_command("train.py", *flags)`, or "-m", "adaptive_jax.plans.report": as `command`, within a second instead of four.
+    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax.score": as `command`, without the seconds of imports.
 
-    A fork of `server`, on one device. cwd: where it runs. env: variables besides those of the server. given: its stdin.
+    A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its stdin.
     """
 
-    def quick_command(*arguments, cwd=ROOT, env=None, given=""):
+    def quick_command(*arguments, devices=1, cwd=ROOT, env=None, given=""):
         directory = tmp_path_factory.mktemp("quick")
         (directory / "in").write_text(given)
-        job = {"argv": list(map(str, arguments)), "cwd": str(cwd), "env": env or {}, "directory": str(directory)}
+        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}"} | (env or {})
+        job = {"argv": list(map(str, arguments)), "cwd": str(cwd), "env": env, "directory": str(directory)}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         status = int(server.stdout.readline())

@@ -1,6 +1,7 @@
 """Runs scripts quickly: imports what they import once, then forks for each line of stdin, and prints its exit status.
 
-A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`; the directory has the file in, which is
+A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`, where argv may also begin with "-m",
+MODULE or "-c", CODE; the directory has the file in, which is
 stdin, and gets the files out and err. Of a script that takes longer than LIMIT seconds the status is -9. JAX must not have started
 when a process is forked: nothing here may use a device.
 """
@@ -18,7 +19,7 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 120
+LIMIT = 300
 MEMORY = 8 << 30  # bytes that a script may take
 # None of these defines flags or starts JAX.
 MODULES = ("adaptive_jax.training.loop", "adaptive_jax.evaluation.evaluate", "adaptive_jax.plans.cutoffs",
@@ -35,12 +36,16 @@ def child(job):
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
     os.environ.update(job["env"])
     script, *sys.argv[1:] = job["argv"]
-    if script == "-m":
+    code = None
+    if script in ("-m", "-c"):
+        code = sys.argv[1] if script == "-c" else None
         script, *sys.argv[1:] = sys.argv[1:]
     sys.path[0] = str(ROOT if script.endswith(".py") else job["cwd"])
     os.chdir(job["cwd"])
     try:
-        if script.endswith(".py"):
+        if code is not None:
+            exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+        elif script.endswith(".py"):
             sys.argv[0] = script
             runpy.run_path(str(ROOT / script), run_name="__main__")
         else:

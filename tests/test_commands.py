@@ -39,10 +39,10 @@ def refusal(function, *arguments):
     return str(error.value)
 
 
-def test_a_dry_run_needs_no_corpus(command, flags, config, tmp_path):
+def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     """It prints the plan, writes it alone, and counts the parameters that the model really has."""
     changes = {"data.path": "/nowhere", "body.layers": 2, "tokens_per_update": 1024, "tokens_per_device": 256}
-    done = command("train.py", *flags(tmp_path / "run", **changes), "--dry_run")
+    done = quick_command("train.py", *flags(tmp_path / "run", **changes), "--dry_run")
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["plan.json"]
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
@@ -197,7 +197,7 @@ command.run(main, ["PATH", "MODE"])
     ("closed/file", "rb", "cannot read .*closed/file: Permission denied; "),
     ("locked", "ab", "cannot write .*locked: Permission denied; "),
     ("new", "wb", "cannot write .*new: Permission denied; ")])
-def test_what_may_not_be_read_or_written(command, name, mode, says):
+def test_what_may_not_be_read_or_written(quick_command, name, mode, says):
     """The line tells one from the other: a file or directory without permission to read, and one without permission to write."""
     with tempfile.TemporaryDirectory() as directory:  # not tmp_path, below a directory that only its owner may enter
         place = Path(directory)
@@ -205,7 +205,7 @@ def test_what_may_not_be_read_or_written(command, name, mode, says):
         (place / "locked").touch(0o444)
         (place / "closed").mkdir(0o000)
         place.chmod(0o555)
-        line = the_error(command("-c", PERMISSIONS, place / name, mode))
+        line = the_error(quick_command("-c", PERMISSIONS, place / name, mode))
         place.chmod(0o755)
         (place / "closed").chmod(0o755)
     assert re.match(says, line), line
@@ -237,11 +237,11 @@ def test_the_workdir_of_another_config(config, trained):
     assert files(trained) == before
 
 
-def test_evaluation_without_a_run(command, trained, tmp_path):
+def test_evaluation_without_a_run(quick_command, trained, tmp_path):
     """Neither a directory that is not there, nor one without a checkpoint, is filled with anything; so with a wrong flag."""
-    line = the_error(command("evaluate.py", f"--workdir={tmp_path / 'none'}", "--split=foo"))
+    line = the_error(quick_command("evaluate.py", f"--workdir={tmp_path / 'none'}", "--split=foo"))
     assert "foo" in line and "test" in line
-    line = the_error(command("evaluate.py", f"--workdir={tmp_path / 'none'}"))
+    line = the_error(quick_command("evaluate.py", f"--workdir={tmp_path / 'none'}"))
     assert "none holds no run (no config.json)" in line
     assert not (tmp_path / "none").exists()
     started = tmp_path / "started"
@@ -294,11 +294,11 @@ def test_a_place_that_takes_no_files(quick_command, flags, tmp_path, place, flag
     assert place in line and "Traceback" not in line
 
 
-def test_a_full_disk(command, config, flags, small_disk):
+def test_a_full_disk(quick_command, config, flags, small_disk):
     """A checkpoint that does not fit is an error in one line, and the same command resumes the run once it does."""
     load(config()["data"])  # now cached, elsewhere
     changes = {"steps": 4, "checkpoint_every": 2, "evaluate_every": 2}
-    message = the_error(command("train.py", *flags(small_disk / "run", **changes)))
+    message = the_error(quick_command("train.py", *flags(small_disk / "run", **changes)))
     assert message.startswith(f"cannot write {small_disk}") and "No space left on device" in message
     subprocess.run(["mount", "-o", "remount,size=5m", small_disk], check=True)
     train(config(**changes), small_disk / "run")

@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from adaptive_jax.batch import Batch
 from adaptive_jax.data.corpora.load import CORPORA
@@ -24,6 +23,7 @@ from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 from configs import base, wikitext103
+from tests.toys import NoBody
 
 NAMES = [path.stem for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
          if path.stem not in ("base", "own_text")]  # which chooses its sizes: tests/plans/test_choose.py
@@ -98,13 +98,6 @@ def tiny_models():
     whole = {repr(kind(config["body"])): name for name, config in reversed(configs.items())}.values()
     layers = {repr(layers_of(configs[name])): name for name in (*reversed(configs), *whole)}
     return [pytest.param(configs[name], name in whole, id=name) for name in {*whole, *layers.values()}]
-
-
-class NoBody(nn.Module):
-    """Returns the vectors that it is given."""
-
-    def __call__(self, vectors, carry=(), batch=None, *, train=False):
-        return vectors, carry
 
 
 @functools.cache

@@ -1,11 +1,7 @@
 """The public losses against a dense twin in float64, under every transformation of JAX, and cut over 8 devices by words."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -271,8 +267,8 @@ PROGRAM = """
 import json, re, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from test_cross_entropy import *
-from test_cross_entropy import adaptive_arrays
+from tests.test_cross_entropy import *
+from tests.test_cross_entropy import adaptive_arrays
 FLAT = jax.make_mesh((8,), ("words",), axis_types=(AxisType.Auto,))
 GRID = jax.make_mesh((2, 4), ("rows", "words"), axis_types=(AxisType.Auto,) * 2)
 report, results = {}, {}
@@ -354,13 +350,10 @@ print(json.dumps(report))
 """
 
 
-def test_words_cut_over_8_devices(tmp_path):
+def test_words_cut_over_8_devices(quick_command, tmp_path):
     """Values and gradients are those of one device; a loss sends vectors of tokens, no table; 10 million words take a step."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}", "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path / "found.npz"], env=environment, stdout=subprocess.PIPE,
-                          check=True, timeout=300)
+    done = quick_command("-c", PROGRAM, tmp_path / "found.npz", devices=8)
+    assert done.returncode == 0, done.stderr
     report, found = json.loads(done.stdout), np.load(tmp_path / "found.npz")
 
     def results(name):

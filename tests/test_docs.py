@@ -186,7 +186,7 @@ def test_a_layer_is_added(monkeypatch):
     exec("\n".join(python_blocks(PAGES["docs/adding_a_layer.md"])), {})
     assert LAYERS["body"]["one_gate"] == {"features": 256}
     test_contracts.test_body_is_causal_within_segments(("one_gate", {}))
-    test_contracts.test_body_with_a_carry_two_parts_equal_the_whole(("one_gate", {}), 1)
+    test_contracts.test_body_with_a_carry_parts_equal_the_whole(("one_gate", {}))
     test_contracts.test_body_continues_rows_of_a_stream(("one_gate", {}))
 
 

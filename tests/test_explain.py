@@ -46,12 +46,12 @@ def test_a_config_explained():
     assert "  --config.seed=0\n" in text and "--config.output.table.share_projections=True" in text
 
 
-def test_the_commands_that_explain(command):
+def test_the_commands_that_explain(quick_command):
     """--explain needs no workdir and respects flags; --help names the groups."""
-    done = command("train.py", "--config=configs/quickstart.py", "--config.input.name=lookup", "--explain")
+    done = quick_command("train.py", "--config=configs/quickstart.py", "--config.input.name=lookup", "--explain")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--config.input.name='lookup'" in done.stdout and "--config.input.cutoffs" not in done.stdout
-    done = command("train.py", "--help")
+    done = quick_command("train.py", "--help")
     assert "steps, seed" in done.stdout and "output, optimizer" in done.stdout
 
 

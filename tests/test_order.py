@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from adaptive_jax import defaults
 from adaptive_jax.batch import Batch
@@ -25,6 +24,7 @@ from adaptive_jax.gradients import make_gradients
 from adaptive_jax.model import build, parameter_shapes
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
+from tests.toys import NoBody
 from tests.training.test_runs import assert_close, state_of
 
 WORDS = Vocabulary.build({"<eos>": 9, "<unk>": 4} | {"ab" * (n % 5) + str(n): 1 for n in range(39)})
@@ -42,15 +42,6 @@ CASES = {
     "groc, tied": CNN | {"input.name": "groc", "input.strides": (2,), "input.lexicon": LEXICON, "output.table.name": "tied"},
 }
 BODY = {"body.features": 16, "body.heads": 2}
-
-
-class NoBody(nn.Module):
-    """Returns the vectors that it is given."""
-
-    dtype: jnp.dtype = jnp.float32
-
-    def __call__(self, vectors, carry=(), batch=None, *, train=False):
-        return vectors, carry
 
 
 def shuffled(vocabulary, path, sizes):

@@ -212,6 +212,7 @@ WRONG = {
     "softmax, no table": (lambda: AdaptiveSoftmax(None), "table=None"),
     "softmax, smoothing 1": (lambda: softmax(label_smoothing=1.0), "label_smoothing=1.0"),
     "softmax, negative smoothing": (lambda: softmax(label_smoothing=-0.1), "label_smoothing=-0.1"),
+    "softmax, unknown tails": (lambda: softmax(tails="kernels"), "tails='kernels'"),
     "softmax, negative z_loss": (lambda: softmax(z_loss=-1e-4), "z_loss=-0.0001"),
     "softmax, infinite z_loss": (lambda: softmax(z_loss=float("inf")), "z_loss=inf"),
     "softmax, tail dropout 1": (lambda: softmax(tail_dropout=1), "tail_dropout=1"),

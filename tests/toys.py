@@ -2,10 +2,31 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
 from adaptive_jax.training.optim import Optimizer
+
+
+def random_params(shapes, scale=1.0):
+    """Parameters of these shapes, `scale` times about as large as a layer's own: those would have to be compiled."""
+    random = np.random.default_rng(0)
+
+    def draw(a):
+        return jnp.asarray(random.normal(0, scale * max(a.shape[-1:], default=1) ** -0.5, a.shape), a.dtype)
+
+    return jax.tree.map(draw, shapes)
+
+
+class NoBody(nn.Module):
+    """Returns the vectors that it is given."""
+
+    dtype: jnp.dtype = jnp.float32
+
+    def __call__(self, vectors, carry=(), batch=None, *, train=False):
+        """The vectors."""
+        return vectors, carry
 
 
 class Recurrent(nn.Module):

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.bodies.chunked import causal_mask, chunked, scaled
+from adaptive_jax.bodies.dense import added
 from adaptive_jax.bodies.positions import biases
+from adaptive_jax.bodies.remat import keep
 from adaptive_jax.devices.platforms import capability, platform, present
 from adaptive_jax.dropout import keep_mask, masked, positions, tied
 from adaptive_jax.errors import InputError, check_known
@@ -79,12 +81,16 @@ def attention(queries, keys, values, pairs: Pairs = ALONE, *, path="auto"):
     return _plain((queries, keys, values), mask, zero, pairs)
 
 
-def joint_attention(joint, heads: int, pairs: Pairs = ALONE, *, path="auto"):
-    """`attention` of queries, keys and values side by side, `[rows, time, 3 * heads * width]`; "triton" reads them in place."""
+def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path="auto"):
+    """`attention` of queries, keys and values side by side, `[rows, time, 3 * heads * width]`, after a bias is added to them.
+
+    "triton" reads them in place, and sums the gradient of the bias `[3 * heads * width]` where it computes theirs.
+    """
     rows, time, width = *joint.shape[:2], joint.shape[2] // (3 * heads)
     path = _choose(path, (time, heads, width), joint.dtype, pairs)
     if path == "triton":
-        return _flash(joint.reshape(rows, time, 3, heads, width), pairs)
+        return _flash(joint.reshape(rows, time, 3, heads, width), pairs, bias.reshape(3, heads, width))
+    joint = keep(added(joint, bias))
     parts = (part.reshape(rows, time, heads, width) for part in jnp.split(joint, 3, axis=-1))
     return attention(*parts, pairs, path=path)
 
@@ -105,10 +111,10 @@ def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()
     return _plain((queries, keys, values), mask, seen, Pairs(slopes=slopes))
 
 
-def _flash(joint, pairs):
+def _flash(joint, pairs, bias=None):
     from adaptive_jax.bodies.flash import flash  # Triton is slow to import, and not on every machine
 
-    return flash(joint, pairs)
+    return flash(joint, pairs, bias)
 
 
 def _choose(path, shape, dtype, pairs):

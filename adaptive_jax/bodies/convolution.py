@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from adaptive_jax.bodies.dense import added
 from adaptive_jax.devices.products import product
 from adaptive_jax.weight_norm import norms, weight_norm
 
@@ -54,7 +55,7 @@ class Convolution(nn.Module):
         v = self.param("v", initial, (self.kernel, x.shape[-1], self.outputs))
         bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
         weights = self.weights(v.reshape(inputs, self.outputs))
-        return _convolve(self.matrix, x, before, positions, weights) + bias.astype(self.dtype)[None, None]
+        return added(_convolve(self.matrix, x, before, positions, weights), bias)
 
     def weights(self, v):
         """The arguments of `matrix`, given the parameter as `[kernel * width, outputs]`."""

@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from adaptive_jax.bodies.dense import added
 from adaptive_jax.bodies.remat import keep
 from adaptive_jax.devices.platforms import platform
 from adaptive_jax.dropout import stays
@@ -53,13 +54,14 @@ class _Settings(NamedTuple):
         return [each for each in (slopes, segment_ids, seeds) if each is not None]
 
 
-def flash(joint, pairs, *, blocks: tuple[Blocks, Blocks] | None = None):
+def flash(joint, pairs, bias=None, *, blocks: tuple[Blocks, Blocks] | None = None):
     """Scaled dot-product attention of each token to itself and the tokens before it; see `attention.attention`.
 
     Args:
         joint: `[rows, time, 3, heads, width]`: queries, keys and values. Time is a multiple of 64, width a power
             of 2 from 16 on.
         pairs: see `attention.Pairs`.
+        bias: `[3, heads, width]`, added to `joint` in its dtype; the backward kernel sums its gradient in float32. None: nothing.
         blocks: of the forward and of the backward kernel; all sizes divide time. None: by time and width, not yet measured.
 
     Returns:
@@ -69,16 +71,19 @@ def flash(joint, pairs, *, blocks: tuple[Blocks, Blocks] | None = None):
         warps = 4 if joint.shape[-1] <= 64 else 8
         blocks = Blocks(128 if joint.shape[1] % 128 == 0 else 64, 64, warps), Blocks(64, 64, warps)
     settings = _Settings(pairs.dropout, pairs.slopes, *blocks)
-    return _flash(settings, joint, pairs.segment_ids, pairs.seeds if pairs.dropout else None)
+    return _flash(settings, joint, bias, pairs.segment_ids, pairs.seeds if pairs.dropout else None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _flash(settings, joint, segment_ids, seeds):
-    return _forward(settings, joint, segment_ids, seeds)[0]
+def _flash(settings, joint, bias, segment_ids, seeds):
+    return _forward(settings, joint, bias, segment_ids, seeds)[0]
 
 
-def _forward(settings, joint, segment_ids, seeds):
+def _forward(settings, joint, bias, segment_ids, seeds):
     rows, time, _, heads, width = joint.shape
+    if bias is not None:
+        joint = added(joint.reshape(rows, time, -1), bias.reshape(-1)).reshape(joint.shape)  # in two axes, as products end
+    joint = keep(joint)
     size = settings.forward.program
     attended, logsumexp = _call(
         functools.partial(_forward_kernel, settings.kernel(settings.forward, joint, segment_ids)),
@@ -91,22 +96,25 @@ def _forward(settings, joint, segment_ids, seeds):
         ],
     )
     attended, logsumexp = keep(attended), keep(logsumexp)
-    return attended, (joint, segment_ids, seeds, attended, logsumexp)
+    return attended, (joint, bias, segment_ids, seeds, attended, logsumexp)
 
 
 def _backward(settings, residuals, gradient):
-    joint, segment_ids, seeds, attended, logsumexp = residuals
-    width = joint.shape[-1]
+    joint, bias, segment_ids, seeds, attended, logsumexp = residuals
+    (rows, time, *of_token), size = joint.shape, settings.backward.program
     # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix B.2.
     shared = jnp.sum(attended.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).swapaxes(1, 2)
-    of_joint = _call(
+    of_joint, sums = _call(
         functools.partial(_backward_kernel, settings.kernel(settings.backward, joint, segment_ids)),
         settings.backward,
         [joint, gradient, logsumexp, shared, *settings.given(segment_ids, seeds)],
-        jax.ShapeDtypeStruct(joint.shape, joint.dtype),
-        pl.BlockSpec((None, settings.backward.program, 3, None, width), lambda i, head, row: (row, i, 0, head, 0)),
+        [jax.ShapeDtypeStruct(joint.shape, joint.dtype), jax.ShapeDtypeStruct((rows, time // size, *of_token), jnp.float32)],
+        [
+            pl.BlockSpec((None, size, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)),
+            pl.BlockSpec((None, None, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)),
+        ],
     )
-    return of_joint, None, None
+    return of_joint, None if bias is None else sums.sum((0, 1)).astype(bias.dtype), None, None
 
 
 _flash.defvjp(_forward, _backward)
@@ -211,7 +219,7 @@ def _forward_kernel(kernel, joint, *refs):
 
 
 def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
-    *refs, of_joint = refs
+    *refs, of_joint, sums = refs
     given = kernel.read(refs)
     size, step = kernel.blocks[:2]
     first = pl.program_id(0) * size
@@ -239,8 +247,11 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
         _, of_scores = weigh(queries, others, their_values, of_queries, (first, i * step))
         return total + _product(of_scores, others)
 
-    total = lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros)
-    of_joint[:, 0, :] = (total * scale).astype(of_joint.dtype)
+    def write(part, total):
+        of_joint[:, part, :] = total.astype(of_joint.dtype)
+        sums[part, :] = total.sum(axis=0)  # of the block's tokens: its share of the gradient of the bias
+
+    write(0, scale * lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros))
 
     def visit_queries(i, totals):
         (others, _, _), of_others = read(pl.ds(i * step, step))
@@ -248,8 +259,8 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
         return totals[0] + _product(of_scores.T, others), totals[1] + _product(dropped.T, of_others[0])
 
     of_keys, of_values = lax.fori_loop(lax.div(first, step), kernel.time // step, visit_queries, (zeros, zeros))
-    of_joint[:, 1, :] = (of_keys * scale).astype(of_joint.dtype)
-    of_joint[:, 2, :] = (of_values * stay).astype(of_joint.dtype)
+    write(1, of_keys * scale)
+    write(2, of_values * stay)
 
 
 def _product(left, right):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import rnn
 
 from adaptive_jax.devices.platforms import platform, present
+from adaptive_jax.devices.products import halved, wide
 from adaptive_jax.errors import InputError, check_known
 
 PATHS = ("auto", "scan", "cudnn")
@@ -117,6 +118,8 @@ def _scan(x, weights, state, keep):
 
 def _dot(a, b, axis_of_a=1, axis_of_b=0):
     """The product of two matrices over these axes, in their dtype, summed in the wide one."""
+    if halved(a):
+        return wide(a if axis_of_a else a.T, b.T if axis_of_b else b)
     return jax.lax.dot_general(a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=_wide(a.dtype))
 
 

@@ -12,6 +12,7 @@ from flax import linen as nn
 from adaptive_jax.arrays import check_dtype, floats, whole_numbers
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.attention import PATHS, Pairs, cached_attention, joint_attention
+from adaptive_jax.bodies.dense import Dense, added
 from adaptive_jax.bodies.layer_norm import LayerNorm
 from adaptive_jax.bodies.positions import (
     POSITIONS,
@@ -22,9 +23,11 @@ from adaptive_jax.bodies.positions import (
     sinusoids,
 )
 from adaptive_jax.bodies.remat import REMAT, keep, policy
-from adaptive_jax.devices.products import dot_general, uncast
+from adaptive_jax.devices.platforms import platform
 from adaptive_jax.dropout import Dropout, drop, row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+
+UNROLL = ("auto", "all", "none")
 
 
 class Cache(NamedTuple):
@@ -75,14 +78,14 @@ class Block(nn.Module):
             return Dropout(self.dropout)(y, row_ids, train=self.train)
 
         def dense(width, name):
-            how = {"kernel_init": nn.initializers.xavier_uniform(), "dot_general": dot_general, "promote_dtype": uncast}
-            return nn.Dense(width, dtype=self.dtype, name=name, **how)
+            return lambda x: added(*Dense(width, self.dtype, name=name)(x))
 
         def attend(x):
             nonlocal cache
             # One product for all three: Xavier over the joint shape is Xavier of each with gain 1/sqrt(2), as released.
-            joint = keep(dense(3 * self.features, "query_key_value")(x))
+            joint, bias = Dense(3 * self.features, self.dtype, name="query_key_value")(x)
             if cache:
+                joint = added(joint, bias)
                 queries, keys, values = (y.reshape(*x.shape[:2], self.heads, -1) for y in jnp.split(joint, 3, axis=-1))
                 pairs = zip(cache, (keys, values), strict=True)
                 cache = tuple(jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1) for old, new in pairs)
@@ -93,7 +96,7 @@ class Block(nn.Module):
                 seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
                 pairs = Pairs(segment_ids, self.slopes, rate, seeds)
                 path = "auto" if self.is_initializing() else self.attention  # parameters are shaped with two tokens
-                mixed = joint_attention(joint, self.heads, pairs, path=path)
+                mixed = joint_attention(joint, bias, self.heads, pairs, path=path)
             return dropped(dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
@@ -143,7 +146,7 @@ class Transformer(nn.Module):
             parameters; "elementwise": also normalisations, dropout masks and attention weights; "all": the whole block, at the
             cost of another forward pass; "auto": "none" on CPUs, "elementwise" elsewhere.
         unroll: run the blocks one after the other instead of in a loop, which copies what it keeps of each into one array. The
-            program grows with the layers, and so does the time to compile it.
+            program grows with the layers, and so does the time to compile it. "all", "none", or "auto": in training on GPUs.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
         gather: turns a block's stored parameters into the ones it computes with; see `sharding.gathering`.
 
@@ -164,7 +167,7 @@ class Transformer(nn.Module):
     max_positions: int = 1_024
     attention: str = "auto"
     remat: str = "auto"
-    unroll: bool = False
+    unroll: str = "auto"
     dtype: jnp.dtype = jnp.float32
     gather: Callable = lambda params: params
 
@@ -179,6 +182,7 @@ class Transformer(nn.Module):
         check_rates(self, "dropout", "attention_dropout", "activation_dropout")
         check_known(f"body.attention={self.attention!r}", self.attention, PATHS)
         check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
+        check_known(f"body.unroll={self.unroll!r}", str(self.unroll), UNROLL)
         if self.features % self.heads or self.features % 2:
             raise InputError(
                 f"{self.heads} heads do not divide {self.features} features into equal even parts: "
@@ -218,16 +222,17 @@ class Transformer(nn.Module):
         def gather(variables):
             return {name: self.gather(params) for name, params in variables.items()}  # empty at initialisation
 
+        unroll = self.unroll == "all" or (self.unroll == "auto" and train and platform() == "gpu")
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
             # Outside of a loop, the compiler would take what is recomputed from the forward pass, which would have to keep it.
-            nn.remat(block, policy=policy(self.remat), prevent_cse=self.unroll),
+            nn.remat(block, policy=policy(self.remat), prevent_cse=unroll),
             variable_axes={"params": 0, "penalties": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast),
             out_axes=0,
             length=self.layers,
-            unroll=self.layers if self.unroll else 1,
+            unroll=self.layers if unroll else 1,
         )(
             features=self.features, heads=self.heads, feed_forward=self.feed_forward, dropout=self.dropout,
             attention_dropout=self.attention_dropout, activation_dropout=self.activation_dropout,

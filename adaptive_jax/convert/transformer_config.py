@@ -50,7 +50,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
             "heads": options["decoder_attention_heads"], "feed_forward": options["decoder_ffn_embed_dim"],
             "dropout": options["dropout"], "attention_dropout": options["attention_dropout"],
             "activation_dropout": options["activation_dropout"] or options["relu_dropout"],
-            "final_norm": final_norm, "attention": "auto", "remat": "auto", "unroll": False,
+            "final_norm": final_norm, "attention": "auto", "remat": "auto", "unroll": "auto",
         } | _positions_of(options, state),
         "output": _output_of(options, vocabulary_size),
     }  # fmt: skip

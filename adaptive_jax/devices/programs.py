@@ -20,6 +20,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "partition-id", "replica-id",
     "opt-barrier", "optimization-barrier",
 }  # fmt: skip
+AROUND = ("while", "call", "conditional", "async-start")  # they run others
 FUSIONS = ("fusion", "fusion-start")
 SLICES, WRITES = ("dynamic-slice", "slice", "gather"), ("dynamic-update-slice", "scatter")
 PRODUCTS = {"dot", "convolution", "ragged-dot", "scaled-dot"}
@@ -75,6 +76,11 @@ class Program:
         ends = [one for one in self._lines(loop.condition) if one.opcode == "constant" and one.shape.startswith("s32[]")]
         return int(ends[0].operands[0]) if len(ends) == 1 else None
 
+    def moved_by(self, source: str) -> int:
+        """Bytes that a run of the program moves in instructions whose source has this in it."""
+        moving = ((one, around, times) for one, around, times in self.runs() if source in one.source and one.opcode not in AROUND)
+        return sum(times * self._traffic(one, around) for one, around, times in moving)
+
     def _lines(self, name):
         return self.computations[name].instructions.values() if name in self.computations else ()
 
@@ -118,7 +124,7 @@ class Program:
         """Every instruction that is not inside a fusion, its computation, and how often one run of the program runs it."""
         for one in self._lines(name or self.entry):
             yield one, self.computations[name or self.entry], times
-            if one.opcode in ("while", "call", "conditional", "async-start"):
+            if one.opcode in AROUND:
                 for called in one.called:
                     yield from self.runs(called, times * (self.trips(one) or 1))
 

@@ -18,7 +18,7 @@ How it stays fast with static shapes: tokens are sorted by band once, then every
 `chunk` tokens at a time, in a loop whose trip count is read off the data. While the logits of a chunk are alive,
 `softmax - onehot` gives the chunk's share of every gradient (`adaptive_jax.outputs.chunks`), so logits are computed once,
 `[tokens, vocabulary]` never exists, and the backward pass only scales. Many tails that are alike share one loop
-(`adaptive_jax.outputs.groups`).
+(`adaptive_jax.outputs.groups`); on NVIDIA GPUs a tail in 16 bits has kernels instead (`adaptive_jax.outputs.flash_tails`).
 """
 
 import functools
@@ -31,7 +31,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.arrays import exists, floats, ids, whole_numbers
+from adaptive_jax.devices.products import halved
 from adaptive_jax.errors import InputError
+from adaptive_jax.outputs import flash_tails
 from adaptive_jax.outputs.chunks import PLAIN, Settings, Tokens, chunk_size, one_chunk, rows_of_chunk
 from adaptive_jax.outputs.distribution import in_dtype, log_probs
 from adaptive_jax.outputs.given import given
@@ -42,7 +44,8 @@ from adaptive_jax.outputs.tiles import tiled
 __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "nll"]
 
 # The gradient of tables narrower than this is summed as its transpose: at width 16, XLA's product on a CPU was 2.6 times as fast
-# with the narrow side transposed. For wider tables, transposing the sum back costs what is won.
+# with the narrow side transposed. For wider tables, transposing the sum back costs what is won, but in bfloat16 on a CPU, where the
+# sum's operands must lie row after row and the chunk of logits would have to be transposed instead.
 NARROW = 32
 
 
@@ -224,7 +227,8 @@ def _one_pass(static, tokens, softmax, with_gradients):
         else:  # the paper drops units after the first projection of every cluster but the head
             own = own._replace(tail_dropout=0.0)
         own_words = None if exist is None else exist[first : first + len(words)]
-        outcome, gradient = _visit((own, words), here, queue, (*spans, own_words), outcome, with_gradients)
+        run = flash_tails.visit if first and flash_tails.fits(own, here[0], len(words)) else _visit
+        outcome, gradient = run((own, words), here, queue, (*spans, own_words), outcome, with_gradients)
         gradients.append(gradient)
         first += len(words)
 
@@ -245,7 +249,7 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
     """
     settings, sizes = static
     chunk, (begins, ends, exist) = settings.chunk, spans
-    narrow = softmax[0].table.shape[1] < NARROW and len(sizes) == 1
+    narrow = (softmax[0].table.shape[1] < NARROW or halved(softmax[0].table)) and len(sizes) == 1
     total, which = trips(begins, ends, chunk)
 
     def visit_chunk(trip, state):

@@ -13,7 +13,8 @@ from jax import lax
 from adaptive_jax import dropout
 from adaptive_jax.bands import Band
 from adaptive_jax.devices.platforms import platform
-from adaptive_jax.errors import InputError, check_at_least, check_rates
+from adaptive_jax.devices.products import product, wide
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.outputs.shards import is_first, sum_over
 
 # Tokens whose logits are alive at a time, measured on a CPU (benchmarks/outputs.py). Every token visits the head, whose matrix
@@ -33,6 +34,8 @@ FAST_TAIL_CHUNK = 512
 FAST_CHUNK_LOGITS = 2**26
 TILE = 128  # rows and columns of a matrix unit
 
+TAILS = ("auto", "chunks")
+
 
 class Settings(NamedTuple):
     """Static settings of the core. The defaults give the plain negative log-likelihood.
@@ -46,6 +49,7 @@ class Settings(NamedTuple):
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2); None: it stays.
         axis_name: the axis of `jax.shard_map` that cuts the words of every band, see `adaptive_jax.outputs.shards`; None: none.
         words: words of every band, whose table may have rows behind them, on all devices, that are padding; None: no padding.
+        tails: "auto" computes a tail by kernels where they run (`adaptive_jax.outputs.flash_tails`); "chunks" nowhere.
     """
 
     tail_dropout: float = 0.0
@@ -55,17 +59,19 @@ class Settings(NamedTuple):
     soft_cap: float | None = None
     axis_name: str | None = None
     words: tuple[int, ...] | None = None
+    tails: str = "auto"
 
     def check(self) -> None:
         """Checks the ranges of all settings.
 
         Raises:
             InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or infinite, a chunk of no token, a
-                soft_cap that is not above 0.
+                soft_cap that is not above 0, or an unknown way for tails.
         """
         check_rates(self, "tail_dropout", "label_smoothing")
         if not isinstance(self.z_loss, numbers.Real) or not 0 <= self.z_loss < math.inf:
             raise InputError(f"z_loss={self.z_loss!r} is no weight: give 0 or more")
+        check_known(f"tails={self.tails!r}", self.tails, TAILS)
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)
         cap = self.soft_cap
@@ -118,12 +124,12 @@ def rows_of_chunk(tokens: int, most: int, backend: str | None = None) -> int:
 
 def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
     """Hidden states `[tokens, features]` in the width of a band."""
-    return hidden if projection is None else jnp.dot(hidden, projection.T)
+    return hidden if projection is None else product(hidden, projection.T)
 
 
 def logits_of(x: jax.Array, band: Band) -> jax.Array:
     """Float32 logits `[tokens, words]` of states `[tokens, width]` that are already projected."""
-    logits = jnp.dot(x, band.table.T, preferred_element_type=jnp.float32)
+    logits = wide(x, band.table.T)
     return logits if band.bias is None else logits + band.bias[None].astype(jnp.float32)
 
 
@@ -159,17 +165,17 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
         else:
             exact = _scaled_d_logits(settings, power, part, column, found)
             d_logits = exact.astype(x.dtype)
-        d_x += jnp.dot(d_logits, rows.table, preferred_element_type=jnp.float32)
+        d_x += wide(d_logits, rows.table)
         left, right = (scaled, d_logits) if narrow and rows is band else (d_logits, scaled)
-        d_table = jnp.dot(left.T, right, preferred_element_type=jnp.float32)
+        d_table = wide(left.T, right)
         d_parts.append(Band(d_table, None, None if rows.bias is None else jnp.sum(exact * scale[:, None], axis=0)))
     d_x = d_x * scale[:, None] * mask
     d_band, d_clusters = (*d_parts, None)[:2]
     if band.projection is None:
         return (loss, nll, d_x), (d_band, d_clusters)
     d_x = d_x.astype(x.dtype)
-    d_hidden = jnp.dot(d_x, band.projection, preferred_element_type=jnp.float32)
-    d_projection = jnp.dot(d_x.T, hidden, preferred_element_type=jnp.float32)
+    d_hidden = wide(d_x, band.projection)
+    d_projection = wide(d_x.T, hidden)
     return (loss, nll, d_hidden), (d_band._replace(projection=d_projection), d_clusters)
 
 

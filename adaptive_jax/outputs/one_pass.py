@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.arrays import exists, floats, ids
+from adaptive_jax.devices.products import wide
 from adaptive_jax.outputs.chunks import rows_of_chunk
 
 
@@ -58,7 +59,7 @@ def flat(hidden, targets, weights, words: int):
 @jax.custom_vjp
 def product(x: jax.Array, table: jax.Array) -> jax.Array:
     """Float32 logits `[tokens, words]` of `x [tokens, width]`; all products run in the dtype of x, sums in float32."""
-    return jnp.dot(x, table.astype(x.dtype).T, preferred_element_type=jnp.float32)
+    return wide(x, table.astype(x.dtype).T)
 
 
 def _product_forward(x, table):
@@ -68,8 +69,8 @@ def _product_forward(x, table):
 def _product_backward(residuals, d_logits):
     x, table = residuals
     d_logits = d_logits.astype(x.dtype)
-    d_x = jnp.dot(d_logits, table.astype(x.dtype), preferred_element_type=jnp.float32)
-    d_table = jnp.dot(d_logits.T, x, preferred_element_type=jnp.float32)
+    d_x = wide(d_logits, table.astype(x.dtype))
+    d_table = wide(d_logits.T, x)
     return d_x.astype(x.dtype), d_table.astype(table.dtype)
 
 

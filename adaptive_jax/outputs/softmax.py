@@ -40,7 +40,7 @@ class Softmax(nn.Module):
         tail_dropout: rate of dropout after the projection of every tail (Baevski & Auli 2019, section 5.4; Table 6: 0.2).
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has none; its released code
             sets it to the tail dropout.
-        label_smoothing, z_loss: see `adaptive_jax.outputs.chunks.Settings`.
+        label_smoothing, z_loss, tails: see `adaptive_jax.outputs.chunks.Settings`.
 
     Raises:
         InputError: a rate or label_smoothing outside [0, 1), a negative z_loss, or a table without bands.
@@ -51,11 +51,12 @@ class Softmax(nn.Module):
     input_dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    tails: str = "auto"
 
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout")
-        banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).check()
+        banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss, tails=self.tails).check()
         if not hasattr(self.table, "bands"):
             raise InputError(f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
 
@@ -92,10 +93,10 @@ class Softmax(nn.Module):
         hidden = floats("hidden", hidden, ...)
         row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
-        settings, seeds = banded.PLAIN, None
+        settings, seeds = banded.Settings(tails=self.tails), None
         if train:
             tail_dropout = self.tail_dropout if self.clusters else 0.0
-            settings = banded.Settings(tail_dropout, self.label_smoothing, self.z_loss)
+            settings = banded.Settings(tail_dropout, self.label_smoothing, self.z_loss, tails=self.tails)
         if settings.tail_dropout:
             row_ids = jnp.arange(len(hidden)) if row_ids is None else row_ids
             per_row = math.prod(hidden.shape[1:-1])
@@ -105,7 +106,7 @@ class Softmax(nn.Module):
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given; see `banded.nll`."""
-        return banded.nll(hidden, targets, self.bands(), self.clusters)
+        return banded.losses(hidden, targets, None, self.bands(), self.clusters, banded.Settings(tails=self.tails))
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are needed."""

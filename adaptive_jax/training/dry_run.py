@@ -7,6 +7,7 @@ import jax
 
 from adaptive_jax.data.vocabulary.clusters import expected_words
 from adaptive_jax.devices import hosts
+from adaptive_jax.devices.speed import gain_of_bfloat16
 from adaptive_jax.devices.targets import topology
 from adaptive_jax.errors import InputError
 from adaptive_jax.model import build
@@ -17,6 +18,7 @@ from adaptive_jax.training.choice import settle
 from adaptive_jax.training.finetuning import check_fits
 from adaptive_jax.workdir.settings import check_same_run, with_origin, with_own_files, write_json
 
+WORTH = 1.3  # times as fast, from which on bfloat16 is mentioned
 ESTIMATE = "estimate     memory; --target=h100 asks the compiler, for that device and others, see docs/hosts.md"
 
 
@@ -34,11 +36,20 @@ def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None)
     if target is None:
         plan, lines = dry_run_lines(config, jax.device_count(), memory)
         written = plan and plan._asdict()
-        hosts.say("\n".join([*lines, ESTIMATE] if plan else lines))
+        hosts.say("\n".join([*lines, *_of_bfloat16(config), ESTIMATE] if plan else lines))
     else:
         written = _compiled(config, target)
     if written is not None and hosts.first() and not (workdir / "config.json").exists():  # which has its own plan
         write_json(workdir / "plan.json", written)
+
+
+def _of_bfloat16(config):
+    """The line that a user of float32 reads on a CPU that is faster in bfloat16."""
+    if jax.default_backend() != "cpu" or config["dtype"] != "float32":
+        return []
+    gain = gain_of_bfloat16()
+    told = f"bfloat16     this CPU multiplies {gain:.1f} times as fast in it: try --config.dtype=bfloat16, see docs/speed.md"
+    return [told] if gain >= WORTH else []
 
 
 def _compiled(config, name):

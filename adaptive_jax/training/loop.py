@@ -25,7 +25,7 @@ from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
 from adaptive_jax.training.dry_run import check_config
 from adaptive_jax.training.ends import Clock, due, reason, validates
-from adaptive_jax.training.finetuning import check_fits, finetuned
+from adaptive_jax.training.finetuning import check_fits, finetuned, vocabulary_for
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
 from adaptive_jax.training.state import State, initial_state, parameter_names, restored_state, shape_of_state
@@ -76,7 +76,9 @@ def train(config: dict, workdir: Path, published: tuple[dict | None, Sequence[st
     check_config(config, jax.device_count())
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
-    vocabulary, layout = corpus.vocabulary, Layout(**config["batches"])
+    vocabulary, layout = vocabulary_for(given, workdir, corpus.vocabulary), Layout(**config["batches"])
+    if vocabulary is not corpus.vocabulary:
+        corpus = load(config["data"], vocabulary=vocabulary)
     check_same_vocabulary(workdir, vocabulary)
     memory = accelerators.memory()
     plan = make_plan(config, len(vocabulary), jax.device_count(), memory)

@@ -42,8 +42,8 @@ def plan_for(target: Target, config: Mapping) -> Plan:
         return make_plan(config, words, len(target.devices), target.memory)
 
 
-def compile_for(target: Target, config: Mapping, plan: Plan) -> jax.stages.Compiled:
-    """`compiled_update` with the plan of `plan_for`."""
+def compile_for(target: Target, config: Mapping, plan: Plan, options: Mapping | None = None) -> jax.stages.Compiled:
+    """`compiled_update` with the plan of `plan_for`, and with more options of the compiler."""
     mesh, model = sharding.device_mesh(plan.fsdp, target.devices), build(config, plan.vocabulary_size)
     rows, streams = plan.rows_per_device * plan.devices, config["batches"]["layout"] == "streams"
     carried = (plan.accumulation, rows) if streams else None
@@ -64,7 +64,7 @@ def compile_for(target: Target, config: Mapping, plan: Plan) -> jax.stages.Compi
     batch = Batch(tokens, tokens, array(jnp.float32, time), array(jnp.int32), segments, reset)
     update = make_update(model, optimizer, mesh, config["seed"], state, Extras.from_config(config))
     try:
-        return update.lower(state, words, batch).compile(OPTIONS[target.platform])
+        return update.lower(state, words, batch).compile({**OPTIONS[target.platform], **(options or {})})
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "memory" not in str(error):
             raise

@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -29,7 +30,7 @@ def odd_text(text, tmp_path):
     return directory
 
 
-def test_preparation_compares_three_peers(command, odd_text, tmp_path, monkeypatch):
+def test_preparation_compares_three_peers(quick_command, odd_text, tmp_path):
     """The two that write ids write the same; a program of fairseq's name is called right, on all of the text, unpacked."""
     called, program = tmp_path / "called", tmp_path / "bin" / "fairseq-preprocess"
     program.parent.mkdir()
@@ -39,8 +40,8 @@ for argument in "$@"; do case $argument in --*pref=*) cat "${{argument#*=}}" >> 
 sleep 0.2
 """)
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    done = command("-m", "benchmarks.preparation", f"--path={odd_text}", "--threshold=2")
+    path = {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    done = quick_command("-m", "benchmarks.preparation", f"--path={odd_text}", "--threshold=2", env=path)
     assert done.returncode == 0, done.stderr
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if line.startswith("|")]
     assert [peer for peer, *_ in cells[2:]] == ["adaptive_jax", "plain loop", "fairseq"]
@@ -101,6 +102,8 @@ def test_the_output_layer_against_its_peers():
     rows = outputs.measure(case, 1, ["torch", "full softmax"], {"product": outputs.product_peer(8)})
     assert [row["peer"] for row in rows] == ["banded", "masked dense", "product"]
     assert rows[0]["times_banded"] == 1 and rows[-1]["tokens_per_second"] is None
+    loss, values = outputs.in_bfloat16(case, *map(jnp.asarray, outputs.arguments(case)[:2]))["bfloat16"]
+    np.testing.assert_allclose(jax.jit(loss)(*values), results["banded"][0], rtol=2**-7)
 
 
 def flags(**given):

@@ -46,13 +46,13 @@ def test_loops_of_layers():
 
 
 @compiles
-def test_counts_of_a_small_update(command, tmp_path):
+def test_counts_of_a_small_update(quick_command, tmp_path):
     """Compiled for an H100: all that is promised is printed and written; the head computes every token, in whole tiles."""
     flags = ["--config=configs/quickstart.py", "--config.data.vocabulary_size=3000", "--config.input.cutoffs=(2000,2500)",
              "--rows=8", "--config.body.layers=3", "--config.dtype=bfloat16", f"--json={tmp_path / 'counts.json'}"]
-    done = command("-m", "benchmarks.compiled", *flags)
+    done = quick_command("-m", "benchmarks.compiled", *flags)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads((tmp_path / "counts.json").read_text())
     assert found["tokens"] <= found["head_rows"] < found["tokens"] + 128 * 8
     assert f"| rows that the head computes | {found['head_rows']:,} |" in done.stdout
-    assert found["layer_bytes"] > 0 and len(of_layers(found["loops"], 3)) == 2
+    assert of_layers(found["loops"], 3) == [] and found["moved_bytes"] / 20 < 3 * found["layer_bytes"] < found["moved_bytes"]

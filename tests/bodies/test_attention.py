@@ -256,9 +256,9 @@ def test_biases_of_alibi():
     np.testing.assert_array_equal(biases(jnp.asarray([0.5, 0.25]), jnp.int32(2), 2, 4), whole[:, 2:])
 
 
-def test_the_benchmark_times_every_path(command, tmp_path):
+def test_the_benchmark_times_every_path(quick_command, tmp_path):
     """On a CPU plain and chunked, each with and without dropout, and torch where it is installed."""
-    done = command(
+    done = quick_command(
         "-m", "benchmarks.attention", "--times=70", "--heads=2", "--width=8", "--rows=2", "--repeats=1",
         f"--json={tmp_path / 'rows.json'}")
     assert done.returncode == 0, done.stderr

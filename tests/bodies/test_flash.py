@@ -31,8 +31,8 @@ def of_all_pairs(joint, pairs=ALONE):
     return attention(*(joint[:, :, part] for part in range(3)), pairs, path="plain")
 
 
-def with_gradient(attend, joint, gradient):
-    attended, pull = jax.vjp(attend, joint)
+def with_gradient(attend, given, gradient):
+    attended, pull = jax.vjp(attend, *given)
     return attended, *pull(gradient)
 
 
@@ -48,17 +48,21 @@ def test_kernels_equal_all_pairs(time, segmented, dropout, heads, blocks):
     With ALiBi where rows have segments.
     """
     joint, gradient = arrays(2, time, heads, 16)
+    bias = jnp.asarray(np.random.default_rng(1).standard_normal((3, heads, 16)), jnp.float32)
     seeds = row_seeds(jax.random.key(5), jnp.arange(2)) if dropout else None
     pairs = Pairs(segments(2, time), alibi_slopes(heads), dropout, seeds) if segmented else Pairs(dropout=dropout, seeds=seeds)
 
-    @jax.jit
-    def both(joint, gradient):
-        return [
-            with_gradient(functools.partial(attend, pairs=pairs), joint, gradient)
-            for attend in (functools.partial(flash, blocks=blocks), of_all_pairs)
-        ]
+    def in_one(joint, bias):
+        return flash(joint, pairs, bias, blocks=blocks)
 
-    for ours, right in zip(*both(joint, gradient), strict=True):
+    def apart(joint, bias):
+        return of_all_pairs(joint + bias[None, None], pairs)
+
+    @jax.jit
+    def both(joint, bias, gradient):
+        return [with_gradient(attend, (joint, bias), gradient) for attend in (in_one, apart)]
+
+    for ours, right in zip(*both(joint, bias, gradient), strict=True):
         assert ours.shape == right.shape
         np.testing.assert_allclose(ours, right, rtol=1e-4, atol=3e-6 * np.abs(right).max())
 
@@ -67,26 +71,26 @@ def test_bfloat16_and_large_scores():
     """In bfloat16, the dtype of the products, results are as close to float32 as its rounding allows; large scores stay finite."""
     joint, gradient = arrays(1, 128, 1, 16, jnp.bfloat16)
     run = jax.jit(functools.partial(with_gradient, functools.partial(flash, pairs=ALONE)))
-    right = with_gradient(of_all_pairs, joint.astype(jnp.float32), gradient.astype(jnp.float32))
-    for ours, theirs in zip(run(joint, gradient), right, strict=True):
+    right = with_gradient(of_all_pairs, (joint.astype(jnp.float32),), gradient.astype(jnp.float32))
+    for ours, theirs in zip(run((joint,), gradient), right, strict=True):
         assert ours.dtype == jnp.bfloat16
         np.testing.assert_allclose(ours.astype(jnp.float32), theirs, atol=0.01 * np.abs(theirs).max())
-    for each in run(300 * joint, gradient):
+    for each in run((300 * joint,), gradient):
         assert np.all(np.isfinite(np.asarray(each, np.float32)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_programs_for_a_gpu(dtype):
     """One kernel forward and one backward, which take queries, keys and values where they lie: nothing is copied or transposed."""
-    like = jax.ShapeDtypeStruct((4, 256, 3 * 8 * 64), dtype)
+    like, bias = jax.ShapeDtypeStruct((4, 256, 3 * 8 * 64), dtype), jax.ShapeDtypeStruct((3 * 8 * 64,), jnp.float32)
     ids, seeds = jax.ShapeDtypeStruct((4, 256), jnp.int32), jax.ShapeDtypeStruct((4, 2), jnp.uint32)
 
-    def loss(joint, ids, seeds):
-        mixed = joint_attention(joint, 8, Pairs(ids, alibi_slopes(8), RATE, seeds))
+    def loss(joint, bias, ids, seeds):
+        mixed = joint_attention(joint, bias, 8, Pairs(ids, alibi_slopes(8), RATE, seeds))
         return (mixed.astype(jnp.float32) ** 2).sum()
 
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
-        text = jax.jit(jax.grad(loss)).trace(like, ids, seeds).lower(lowering_platforms=("cuda",)).as_text()
+        text = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(like, bias, ids, seeds).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@__gpu$xla.gpu.triton") == 2
     assert "256x256" not in text and "4x8x256x64" not in text  # weights of a head; heads before time
     moves = [line for line in text.splitlines() if "stablehlo.transpose" in line or "stablehlo.concatenate" in line]

@@ -113,10 +113,16 @@ def test_gradients_of_matrices_are_summed_in_float32():
 
 
 def test_auto_is_by_device():
-    """A CPU keeps everything, a GPU what is worth its memory."""
+    """A CPU keeps everything and loops over blocks; a GPU keeps what is worth its memory, and trains without a loop."""
     assert policy("auto") is policy("none")
     with on_gpu():
         assert policy("auto") is policy("elementwise")
+    for gpu, fields, unroll in (False, {"attention": "plain"}, 1), (True, {}, LAYERS):
+        assert [each.params["unroll"] for each in loops(gradient_program(Transformer, gpu, **fields)[0])] == [unroll] * 2
+    body = Transformer(FEATURES, LAYERS, 8, 4 * FEATURES)
+    with on_gpu():  # a forward pass keeps nothing
+        read = jax.make_jaxpr(lambda x: body.init_with_output(jax.random.key(0), x)[0])(jnp.zeros((1, 64, FEATURES)))
+    assert {each.params["unroll"] for each in equations(read.jaxpr) if each.primitive.name == "scan"} == {1}
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])

@@ -167,12 +167,12 @@ def nll_of(weights, ids):
     return total / (len(ids) - 1)
 
 
-def test_model_pt(command, tmp_path):
+def test_model_pt(quick_command, tmp_path):
     """A whole model.pt, through the commands: perplexity of a text, with the state carried from its first word to its last."""
     corpus = write_corpus(tmp_path / "corpus")
-    done = command("-m", "adaptive_jax.convert", SAVED, corpus, tmp_path / "run")
+    done = quick_command("-m", "adaptive_jax.convert", SAVED, corpus, tmp_path / "run")
     assert (done.returncode, done.stderr) == (0, "") and "2,291 parameters, 37 words" in done.stdout
-    done = command("evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={corpus}", "--window=4")
+    done = quick_command("evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={corpus}", "--window=4")
     words = ["<eos>", *(corpus / "test.txt").read_text().replace("\n", " <eos> ").split()]
     ids = {word: i for i, word in enumerate(read_corpus(corpus))}
     nll = nll_of(part("tied/weight/"), [ids[word] for word in words])

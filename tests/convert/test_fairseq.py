@@ -235,34 +235,35 @@ def test_training():
 
 
 @pytest.fixture(scope="module")
-def conversion(command, tmp_path_factory):
+def conversion(quick_command, tmp_path_factory):
     """The command that converts LEGACY, run to its end, and the workdir that it made."""
     workdir = tmp_path_factory.mktemp("converted") / "new" / "run"
-    return command("-m", "adaptive_jax.convert", LEGACY, DICT, workdir), workdir
+    return quick_command("-m", "adaptive_jax.convert", LEGACY, DICT, workdir), workdir
 
 
 @pytest.fixture
 def home(monkeypatch, tmp_path):
-    """A home directory, in which a corpus is cached."""
+    """A home directory, in which a corpus is cached: the variable that names it."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    return {"HOME": str(tmp_path)}
 
 
-def test_the_commands(conversion, command, home):
+def test_the_commands(conversion, quick_command, home):
     """The converter prints the command to evaluate the model, which gives fairseq's perplexity."""
     done, workdir = conversion
     assert (done.returncode, done.stderr) == (0, "")
     assert "92,048" in done.stdout and "1,000 words, after 2 updates" in done.stdout
     line = re.search(r"^python (evaluate.py .*) +# that holds test.txt$", done.stdout, re.MULTILINE).group(1)
-    done = command(*line.replace("DIRECTORY", str(FIXTURES)).split())
+    done = quick_command(*line.replace("DIRECTORY", str(FIXTURES)).split(), env=home)
     assert done.returncode == 0, done.stderr
     assert "test: perplexity 1043.64 (6.9505 nats a word) over 684 words" in done.stdout
     assert sorted(path.name for path in workdir.iterdir()) == [
         "checkpoints", "config.json", "eval", "vocabulary.sha256", "vocabulary.txt"]
 
 
-def test_help(command):
+def test_help(quick_command):
     """--help says what the arguments are."""
-    done = command("-m", "adaptive_jax.convert", "--help")
+    done = quick_command("-m", "adaptive_jax.convert", "--help")
     assert "python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 

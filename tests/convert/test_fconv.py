@@ -66,15 +66,15 @@ def test_scores(name):
     assert found.updates == case["updates_done_before_saving"]
 
 
-def test_plain_full(command, tmp_path):
+def test_plain_full(quick_command, tmp_path):
     """Through the commands, of a checkpoint in the older layout: the loss of a text that is a row of the file."""
     tokens, targets, scores, _ = arrays_of("plain_full", 0)
     assert tokens[0, 0] == 2 and np.array_equal(tokens[0, 1:], targets[0, :-1])
     words = ["<s>", "<pad>", "\n", "<unk>", *(line.split()[0] for line in DICT.read_text().splitlines())]
     (tmp_path / "test.txt").write_text(" ".join(words[i] for i in targets[0, :-1]) + "\n")
-    done = command("-m", "adaptive_jax.fairseq", FIXTURES / "plain_full_legacy.pt", DICT, tmp_path / "run")
+    done = quick_command("-m", "adaptive_jax.fairseq", FIXTURES / "plain_full_legacy.pt", DICT, tmp_path / "run")
     assert (done.returncode, done.stderr) == (0, "") and "13,016 parameters, 240 words, after 2 updates" in done.stdout
-    done = command("evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={tmp_path}", "--window=14")
+    done = quick_command("evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={tmp_path}", "--window=14")
     log_prob = np.load(FIXTURES / "plain_full.npz")["batch0/log_prob"][0]
     nll = -(scores[0, :-1].sum() + log_prob[-1, 2]) / 14  # the text ends with a line, where the row has another word
     assert f"({nll:.4f} nats a word) over 14 words" in done.stdout, done.stderr

@@ -168,6 +168,13 @@ def test_windows_score_examples_after_their_context(text, choice, window, contex
                 at = at[int(weights.sum()) :]
     expected = ranges(starts, lengths).tolist()
     assert (scored if context or choice[0] == "none" else sorted(scored)) == expected
+    for ((batch, _), at), ((more, _), same) in zip(
+        batches, windows(ids, EOS, Windows(window, context, *choice, rows, 3))[1], strict=True
+    ):  # on 3 devices: the same rows, and empty ones
+        count = len(batch.inputs)
+        assert len(more.inputs) % 3 == 0 and not more.weights[count:].any()
+        np.testing.assert_array_equal(same, at)
+        np.testing.assert_array_equal(more.inputs[:count], batch.inputs)
 
 
 def test_impossible_settings_are_named():

@@ -77,10 +77,10 @@ json.dump({"tracked": [tracked(1), tracked(4)], "forgotten": tracked(1, lambda a
 
 
 @pytest.fixture(scope="module")
-def results(command, tmp_path_factory):
+def results(quick_command, tmp_path_factory):
     """What the program writes."""
     out = tmp_path_factory.mktemp("collectives") / "results.json"
-    done = command("-c", PROGRAM, out, devices=8)
+    done = quick_command("-c", PROGRAM, out, devices=8)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
@@ -147,10 +147,10 @@ MISSING = sys.version_info < (3, 12) or not all(importlib.util.find_spec(name) f
 
 @pytest.mark.skipif(MISSING, reason="needs Python 3.12 and the extra `targets`")
 @pytest.mark.parametrize("target", ["h100:8", "v5e:4x2"])
-def test_bytes_that_cross_eight_devices(command, settings, tmp_path, target):
+def test_bytes_that_cross_eight_devices(quick_command, settings, tmp_path, target):
     """In the update compiled for them: every gradient once, matrices with two bytes a number, and three sums of losses."""
     changes = settings(**{"dtype": "bfloat16", "gradient_sums": "bfloat16", "body.layers": 2, "batches.sequence_length": 64})
-    done = command("-c", COMPILED, json.dumps(changes | {"tokens_per_device": 64}), tmp_path / "found.json", target)
+    done = quick_command("-c", COMPILED, json.dumps(changes | {"tokens_per_device": 64}), tmp_path / "found.json", target)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert [one["kind"] for one in found["collectives"]] == ["all-reduce"]

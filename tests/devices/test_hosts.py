@@ -165,6 +165,8 @@ def main():
     hosts.initialize(*others)
     with hosts.together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
+        evaluate(workdir, Request(checkpoint="latest", method="cache"))
+        evaluate(workdir, Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}))
         loop.train(command.config()[0], workdir)
 command.run(main)
 """
@@ -174,8 +176,9 @@ command.run(main)
 def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     """Two hosts from a cold cache, one process, then two hosts of two devices each that evaluate, train and are stopped.
 
-    They make the updates of one process alone, with dropout, and its scores, in windows that do not share out evenly. All is
-    written and said once. Ctrl-C on the second host stops both after the same step, which is saved before anything is scored.
+    They make the updates of one process alone, with dropout, and its scores, in windows that do not share out evenly, with a cache
+    and with dynamic evaluation; two devices share the parameters. All is written and said once. Ctrl-C on the second host stops
+    both after the same step, which is saved before anything is scored.
     """
     workdir, own = tmp_path / "run", STEPS | {"data.cache": str(tmp_path / "cache")}
     (out, err), (silence, other_err), statuses = ended(start_hosts("train.py", *flags(workdir, **own, steps=3)))
@@ -184,10 +187,13 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     assert not [path for path in (tmp_path / "cache").rglob(".*") if path.suffix != ".lock"]
     train(config(**STEPS, steps=6), workdir)
     one = evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
+    cached = evaluate(workdir, Request(checkpoint="latest", method="cache"))
+    learned = evaluate(workdir, Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}))
     path = workdir / "eval" / "test-7-4-6.json"
-    path.unlink()
+    for each in (workdir / "eval").iterdir():
+        each.unlink()
 
-    processes = start_hosts("-c", EVALUATE_AND_TRAIN, *flags(workdir, **own, steps=100_000), devices=2)
+    processes = start_hosts("-c", EVALUATE_AND_TRAIN, *flags(workdir, **own, steps=100_000, fsdp=2), devices=2)
     until(processes, workdir / "metrics.jsonl", 10)
     processes[1].send_signal(signal.SIGINT)  # which jax is told of as SIGTERM
     (out, err), (silence, other_err), statuses = ended(processes)
@@ -195,7 +201,10 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     assert len(re.findall("stopped after update [0-9]+ of 100,000, which is saved", err)) == 1 and "Traceback" not in err
     assert silent(silence + other_err)
     assert "= 1 x 8 rows x 4 device(s)" in out and "after 6 of 100,000 updates" in out
-    assert out.count("test: perplexity") == 1
+    assert out.count("test: perplexity") == 3
+    for method, expected in ("cache", cached), ("dynamic", learned):
+        [found] = (workdir / "eval").glob(f"*-{method}-*.json")
+        assert json.loads(found.read_text())["nll"] == pytest.approx(expected["nll"], rel=1e-6)
     two = json.loads(path.read_text())
     assert two.pop("nll") == pytest.approx(one["nll"], rel=1e-6)
     assert two.pop("perplexity") == pytest.approx(one["perplexity"], rel=1e-5)

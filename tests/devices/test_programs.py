@@ -93,6 +93,7 @@ def test_counts_by_hand():
     trip = slice_ + mask + stack + add
     assert program.moved("body") == trip
     assert program.moved(program.entry) == 3 * trip + (4 + 64) + 2 * 48
+    assert (program.moved_by("step)/slice"), program.moved_by("jit(other)")) == (3 * slice_, 0)
     loop = {"source": "jit(step)/blocks/while", "trips": 3, "moved_bytes": trip, "hoisted": 64, "runs": 1}
     assert program.loops() == [loop]
     assert program.collectives() == [{"kind": "all-reduce", "count": 3, "bytes": 48}]

@@ -16,9 +16,12 @@ from adaptive_jax.errors import InputError
 LAYERS = {
     "adp_t": {
         "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
+        "body": {"name": "transformer", "features": 16, "layers": 2, "heads": 2, "feed_forward": 24, "dropout": 0.1,
+                 "attention_dropout": 0.2, "activation_dropout": 0.1},
         "output": {"name": "adaptive", "tail_dropout": 0.2, "input_dropout": 0.1, "table": {"name": "tied"}}},
     "cnn": {
         "input": {"name": "char_cnn", "highway_layers": 1, "width": 4, "filters": ((1, 6), (3, 8)), "length": 8},
+        "body": {"name": "gated_conv", "features": 16, "blocks": ((1, 2, 16),), "dropout": 0.1},  # it compiles fast
         "output": {"name": "adaptive", "tail_dropout": 0.2, "table": {"name": "own", "cutoffs": (24,), "factor": 2}}},
 }
 LAYERS["composed"] = LAYERS["cnn"] | {"output": {"name": "softmax", "table": {"name": "tied"}}}
@@ -46,9 +49,7 @@ words = Vocabulary.build({chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(
 optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
 
 def lowered(dtype, devices, fsdp, parts):
-    body = {"name": "transformer", "features": 16, "layers": 2, "heads": 2, "feed_forward": 24, "dropout": 0.1,
-        "attention_dropout": 0.2, "activation_dropout": 0.1}
-    model = build({"dtype": dtype, "body": body} | layers, len(words))
+    model = build({"dtype": dtype} | layers, len(words))
     mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
     spelled = jax.device_put(lexicon(words, model.wants()), sharding.replicated(mesh))
     def batch(step):
@@ -62,7 +63,9 @@ def lowered(dtype, devices, fsdp, parts):
     update = make_update(model, optimizer, mesh, 7, shapes).lower(shapes, spelled, batch(0))
     return update, (model, mesh, shapes), lambda step: (spelled, batch(step))
 
-result, arrays, first = {"bfloat16": lowered("bfloat16", 8, 8, 1)[0].as_text()}, {}, None
+result, arrays, first = {}, {}, None
+if "eight_cut" in grids:
+    result["bfloat16"] = lowered("bfloat16", 8, 8, 1)[0].as_text()
 for name, grid in grids.items():
     update, (model, mesh, shapes), given = lowered("float32", *grid)
     if first is None or name == "eight_cut":
@@ -85,13 +88,13 @@ json.dump(result, open(out + ".json", "w"))
 
 
 @pytest.fixture(scope="module")
-def on_grids(command, tmp_path_factory):
+def on_grids(quick_command, tmp_path_factory):
     """`on_grids("adp_t")`: what the updates on each grid gave, as numbers and as arrays; run once for each model."""
 
     @functools.cache
     def on_grids(layers):
         out = tmp_path_factory.mktemp("grids") / layers
-        done = command("-c", PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]), devices=8)
+        done = quick_command("-c", PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]), devices=8)
         assert done.returncode == 0, done.stderr
         return json.loads(out.with_suffix(".json").read_text()), dict(np.load(out.with_suffix(".npz")))
 
@@ -242,9 +245,9 @@ print(json.dumps(plan._asdict() | {"state": memory.argument_size_in_bytes, "comp
 
 
 @pytest.mark.slow
-def test_the_very_large_model_fits_devices_of_16_gb(command):
+def test_the_very_large_model_fits_devices_of_16_gb(quick_command):
     """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and by the compiler's count they fit."""
-    done = command("-c", VERY_LARGE, devices=8)
+    done = quick_command("-c", VERY_LARGE, devices=8)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["parameters"]["total"] > 1.02e9 and found["fsdp"] > 1

@@ -257,19 +257,19 @@ def test_a_report_with_bad_input(reported, capsys, flags, says):
     assert capsys.readouterr().out == ""
 
 
-def test_the_command(command, text, tmp_path):
+def test_the_command(quick_command, text, tmp_path):
     """Its short name prints the report, says what the other splits cannot encode, and lists its flags with --help."""
     (tmp_path / "train.txt").write_text((text / "train.txt").read_text())
     (tmp_path / "test.txt").write_text("the zebra the\n")
     name = "-m", "adaptive_jax.data.vocabulary"
-    done = command(*name, "text_files", f"--path={tmp_path}", f"--cache={tmp_path / 'cache'}", "--width=64")
+    done = quick_command(*name, "text_files", f"--path={tmp_path}", f"--cache={tmp_path / 'cache'}", "--width=64")
     assert (done.returncode, done.stderr) == (0, "")
     assert columns(line_of(done.stdout, "threshold 1")) == ["threshold 1", "122", "100.00%", "25.00%"]
     assert "no <unk>" in done.stdout
-    done = command(*name)
+    done = quick_command(*name)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: CORPUS is missing.+\n", done.stderr)
-    done = command(*name, "--help")
+    done = quick_command(*name, "--help")
     assert "Traceback" not in done.stdout + done.stderr
     assert "python -m adaptive_jax.data.vocabulary penn_treebank" in done.stdout
     assert all(f"  --{name}:" in done.stdout for name in ("path", "threshold", "limit", "width", "bands", "batch", "least_rows"))

@@ -16,9 +16,10 @@ from adaptive_jax.defaults import config as settings
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model import build, parameter_shapes
 from adaptive_jax.text.draft import Draft
 from adaptive_jax.text.loaded import LoadedModel
+from tests.toys import random_params
 
 WORDS = Vocabulary.build({"<eos>": 30, "<unk>": 20} | {f"w{n}": 19 - n for n in range(17)})
 TINY = {"data.corpus": "text_files", "batches.sequence_length": 8, "body.features": 16, "body.layers": 1, "body.heads": 2,
@@ -33,12 +34,12 @@ CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (3,
 
 
 def fresh(vocabulary=WORDS, scale=3.0, **changes):
-    """A model with fresh parameters, larger than usual, so that words differ in probability."""
+    """A model with random parameters, larger than usual, so that words differ in probability."""
     drop = [key for key in TINY if key.startswith("body.") and "body.name" in changes]
     drop += [key for key in TINY if key.startswith("input.") and "input.name" in changes]
     config = settings({key: value for key, value in TINY.items() if key not in drop} | changes).to_dict()
     model, mesh = build(config, len(vocabulary)), sharding.device_mesh()
-    params = jax.jit(lambda: jax.tree.map(lambda a: scale * a, init_params(model, 1)))()
+    params = random_params(parameter_shapes(model), scale)
     return LoadedModel(Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0))
 
 

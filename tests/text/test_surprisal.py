@@ -17,9 +17,10 @@ from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import plain
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model import build, parameter_shapes
 from adaptive_jax.text import printing, surprisal
 from adaptive_jax.text.loaded import LoadedModel
+from tests.toys import random_params
 
 WINDOW, CONTEXT = 16, 8
 COUNTS = {f"{'ab' * (n % 7)}{n}": 60 - n for n in range(58)}
@@ -32,13 +33,13 @@ LINES = ["0 ab1", "", "abab2 abab2 unheard 0 1 7 <unk>", " ".join(f"ab{n}" for n
 
 
 def opened(config, layers=(), vocabulary=WORDS, break_mode="none", lexical=None):
-    """A run of fresh parameters, whose words differ much in probability."""
+    """A run of random parameters, whose words differ much in probability."""
     config = config(**{"body.features": 16, "body.feed_forward": 16, "batches.sequence_length": WINDOW,
                        "batches.break_mode": break_mode, "input.cutoffs": (10, 30), "tokens_per_device": 64})
     config |= dict(layers)
     model = build(config, len(vocabulary))
     words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.wants()))
-    params = jax.tree.map(lambda a: 1.5 * a, jax.jit(lambda: init_params(model, 0))())
+    params = random_params(parameter_shapes(model), 1.5)
     return LoadedModel(Run(model, params, words, sharding.device_mesh(), vocabulary, config, 0))
 
 

@@ -138,9 +138,9 @@ with hosts.stopping("that is done first") as stop:
 """
 
 
-def test_a_second_interruption_ends_at_once(command):
+def test_a_second_interruption_ends_at_once(quick_command):
     """Without a traceback; a second SIGTERM, which schedulers send, is not one; Ctrl-C after it is."""
-    done = command("-c", TWICE)
+    done = quick_command("-c", TWICE)
     assert done.returncode == 130
     assert done.stderr == (
         "\nstopping: that is done first; Ctrl-C again stops at once\n"

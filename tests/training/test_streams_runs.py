@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_resumes_bit_for_bit(whole, streams, tmp_path):
     assert max(np.abs(a).max() for a in jax.tree.leaves(state.carry)) > 0.01
 
 
-def test_microbatches_and_devices_change_nothing(whole, streams, command, tmp_path):
+def test_microbatches_and_devices_change_nothing(whole, streams, quick_command, tmp_path):
     """Rows are split, never time: 12 updates in 4 microbatches, or half of them on 4 devices, end with the same state and carry."""
     last = {"steps": 12, "evaluate_every": 0, "checkpoint_every": 0}
     reference = streams(**last)
@@ -82,7 +82,7 @@ def test_microbatches_and_devices_change_nothing(whole, streams, command, tmp_pa
     (tmp_path / "config.py").write_text(f"from ml_collections import ConfigDict\n\ndef get_config():\n    return {small}\n")
     for steps in 6, 12:
         arguments = [f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'four'}", f"--config.steps={steps}"]
-        done = command("train.py", *arguments, devices=4 if steps == 12 else 1)
+        done = quick_command("train.py", *arguments, devices=4 if steps == 12 else 1)
         assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "parts" / "plan.json").read_text())["accumulation"] == 4
     one = state_of(tmp_path / "one", reference)

@@ -80,6 +80,10 @@ def test_a_config_of_before_is_read_in_the_keys_of_today(tmp_path):
     assert read_config(tmp_path) == today.to_dict()
     (tmp_path / "config.json").write_text(to_json(today.to_dict()))
     assert read_config(tmp_path) == today.to_dict()
+    for was, name in (False, "none"), (True, "all"):
+        today.body.unroll = name
+        (tmp_path / "config.json").write_text(to_json(today.to_dict() | {"body": today.to_dict()["body"] | {"unroll": was}}))
+        assert read_config(tmp_path) == today.to_dict()
     old = config_of_before()
     del old["data"]["rows"]
     (tmp_path / "config.json").write_text(json.dumps(old))

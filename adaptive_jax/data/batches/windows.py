@@ -96,12 +96,12 @@ def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator
     check_split(ids)
     if name == "streams":
         return _continued(ids, eos, settings)
-    rows = -(-rows // multiple) * multiple
     alone, longest = break_mode in ALONE, max(1, min(window - context, len(ids)))  # a row need not be longer than the split
     starts, lengths = examples(ids, eos, break_mode, longest)
     layout = (LAYOUTS[name][1] if alone else Single)(starts, lengths, longest, rows)
 
     def read(numbers, rows, time):
+        rows = -(-rows // multiple) * multiple
         scored = layout.spans(np.asarray(numbers), None, 0)
         before = np.minimum(scored.starts, context)
         shown = Spans(scored.starts - before, scored.lengths + before, scored.rows)
