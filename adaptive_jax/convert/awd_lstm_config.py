@@ -7,7 +7,6 @@ import numpy as np
 from adaptive_jax.convert import awd_lstm
 from adaptive_jax.convert.config import completed
 from adaptive_jax.convert.tensors import fitting
-from adaptive_jax.errors import InputError
 
 # How the public main.py trains if no option is given: recorded, because its checkpoints do not say it.
 TRAINING = {
@@ -31,14 +30,14 @@ def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: i
         vocabulary_size: number of words.
 
     Raises:
-        InputError: tensors that are no AWD-LSTM, or a split softmax with rows of its own.
+        InputError: tensors that are no AWD-LSTM.
     """
     rates = {ours: float(options[name]) for name, ours in RATES.items() if isinstance(options.get(name), int | float)}
     settings = awd_lstm.settings_of(_without_tombstones(state))
     if any(name in state for name in TOMBSTONES):
-        if settings["output.table.name"] != "tied":
-            raise InputError("the checkpoint's softmax is split and not tied to the encoder: give a model with tied weights")
         settings |= {"output.name": "adaptive", "output.table.cutoffs": tuple(options.get("splits", ())[1:-1])}
+        if settings["output.table.name"] == "own":
+            settings["output.table.factor"] = 1  # all classes have vectors of one width
     return completed(TRAINING | settings | rates | {"data.vocabulary_size": vocabulary_size})
 
 
@@ -52,9 +51,11 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     for name, ours in TOMBSTONES.items():
         if name in state:
             parameters["output"][ours] = state[name][::-1]  # split k has the k-th tombstone from the end
-    width = config["body"]["features"]
-    for i in range(len(config["output"]["table"]["cutoffs"])):
-        parameters["output"]["table"][f"projection_{i + 1}"] = np.eye(width, dtype=np.float32)  # tails have none
+    table, cutoffs = parameters["output"]["table"], config["output"]["table"]["cutoffs"]
+    if cutoffs and "table_0" in table:
+        table |= {f"table_{i}": rows for i, rows in enumerate(np.split(table["table_0"], cutoffs))}
+    for i in range(len(cutoffs)):
+        table[f"projection_{i + 1}"] = np.eye(config["body"]["widths"][-1], dtype=np.float32)  # tails have none
     return fitting(parameters, config)
 
 

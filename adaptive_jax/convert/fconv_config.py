@@ -27,8 +27,8 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
     """
     options = DEFAULTS | {name: value for name, value in options.items() if value is not None}
     adaptive = any(name.startswith("decoder.adaptive_softmax.") for name in state)
-    required = {"decoder_attention": ("False", False), "add_bos_token": (False,)}
-    wrong = [name for name, right in required.items() if options[name] not in right]
+    wrong = [name for name in ("decoder_attention",) if "True" in str(options[name])]  # one word for all layers, or a list
+    wrong += [name for name in ("add_bos_token",) if options[name]]
     wrong += [name for name in ("dropout", "adaptive_softmax_dropout") if not isinstance(options[name], int | float)]
     wrong += [name for name in ("adaptive_softmax_cutoff",) if adaptive and not options[name]]
     if wrong:

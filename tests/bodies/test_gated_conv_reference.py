@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,11 @@ import optax
 import pytest
 from flax import linen as nn
 
+from adaptive_jax import dropout
 from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.convolution import Convolution
 from adaptive_jax.convert import torch_files
+from adaptive_jax.convert.config import list_of
 from adaptive_jax.convert.fconv import blocks_of, layers_of, parameters_of
 from adaptive_jax.dropout import Dropout
 from adaptive_jax.model import build, parameter_shapes
@@ -40,13 +43,15 @@ def config_of(options, vocabulary_size, blocks):
     full, width = options["criterion"] == "cross_entropy", options["decoder_embed_dim"]
     table = {"bias": True, "weight_norm": True, "cutoffs": ()}
     if not full:
-        table = {"cutoffs": tuple(map(int, options["adaptive_softmax_cutoff"].split(",")))}
-    body = {"features": width, "blocks": blocks, "form": "fairseq", "dropout": options["dropout"]}
+        table = {"cutoffs": tuple(cut for cut in list_of(options, "adaptive_softmax_cutoff") if cut != vocabulary_size)}
+    body, rate = {"features": width, "blocks": blocks, "form": "fairseq", "dropout": options["dropout"]}, 0.0
+    if not full:
+        rate = options.get("adaptive_softmax_dropout", 0.0)
     return {
         "dtype": "float32", "data": {"vocabulary_size": vocabulary_size}, "input": {"name": "lookup"},
         "body": {"name": "gated_conv", "output_width": width if full else 0} | body,
-        "output": {"name": "softmax" if full else "adaptive", "table": {"name": "own"} | table,
-                   "input_dropout": options.get("adaptive_softmax_dropout", 0.0)}}
+        "output": {"name": "softmax" if full else "adaptive", "table": {"name": "own"} | table, "input_dropout": rate,
+                   "tail_dropout": rate}}
 
 
 def close(ours, theirs, tolerance=2e-5):
@@ -102,43 +107,43 @@ def one_by_one(model, params, tokens):
     return jnp.swapaxes(hidden, 0, 1), carries
 
 
-def with_masks(model, params, batch, masks):
-    """Hidden states in training where `Dropout` keeps what `masks` say, in the order of the calls."""
+def keeping(masks):
+    """`Dropout` keeps what `masks` say, in the order of the calls."""
     masks = iter(masks)
 
     def keep(call, given, how, context):
-        return given[0] * next(masks) / (1 - context.module.rate) if isinstance(context.module, Dropout) else call(*given, **how)
+        if not isinstance(context.module, Dropout) or not context.module.rate:
+            return call(*given, **how)
+        return given[0] * next(masks) / (1 - context.module.rate)
 
-    with nn.intercept_methods(keep):
+    return nn.intercept_methods(keep)
+
+
+def with_masks(model, params, batch, masks):
+    """Hidden states in training with these masks."""
+    with keeping(masks):
         hidden, _ = model.apply({"params": params}, batch, train=True, method="hidden")
     return hidden
 
 
-def log_softmax(logits):
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+def loss_with_masks(model, params, hidden, targets, masks):
+    """The training loss of the output where it keeps what `masks` say: of its input, and of each tail's own tokens in turn."""
+    inputs, *tails = masks or [None]
+    bands = np.searchsorted(model.output.table.cutoffs, targets.ravel(), side="right")
+    tables = {}  # by the width of a tail: what each token keeps
+    for i, mask in enumerate(tails, start=1):
+        tables[mask.shape[1]] = np.zeros((targets.size, mask.shape[1]), bool)
+        tables[mask.shape[1]][bands == i] = mask
 
+    def look_up(seeds, positions, rate):
+        return jnp.asarray(tables[len(positions)])[seeds[:, 0]]
 
-def loss_with_masks(output, hidden, targets, masks):
-    """The loss of all tokens in numpy, dropping by given masks: of the softmax's input, and of each tail's own tokens."""
-    table, rate = output["table"], 0.2
-    hidden, targets = np.float64(hidden).reshape(-1, hidden.shape[-1]), targets.ravel()
-    if "bias" in table:
-        weights = table["table_0"] * (table["norm_0"] / np.linalg.norm(table["table_0"], axis=1))[:, None]
-        return -log_softmax(hidden @ weights.T + table["bias"])[np.arange(len(targets)), targets].sum()
-    inputs, *tails = masks or [np.full(1, 1 - rate)] * len(table)
-    hidden = hidden * inputs / (1 - rate)
-    head = log_softmax(hidden @ np.concatenate([table["table_0"], output["clusters"]]).T)
-    first = words = len(table["table_0"])
-    in_head = np.flatnonzero(targets < first)
-    total = head[in_head, targets[in_head]].sum()
-    for i in range(len(output["clusters"])):
-        rows = table[f"table_{i + 1}"]
-        own = np.flatnonzero((targets >= first) & (targets < first + len(rows)))
-        tail = log_softmax((hidden[own] @ table[f"projection_{i + 1}"].T * tails[i] / (1 - rate)) @ rows.T)
-        total += tail[np.arange(len(own)), targets[own] - first].sum() + head[own, words + i].sum()
-        first += len(rows)
-    return -total
+    numbered = mock.patch.multiple(dropout, row_seeds=lambda key, numbers: jnp.stack([numbers, numbers], -1), keep_mask=look_up)
+    with keeping([] if inputs is None else [inputs.reshape(hidden.shape)]), numbered:
+        loss = model.apply(
+            {"params": params}, hidden, jnp.asarray(targets, jnp.int32), train=True, rngs={"dropout": jax.random.key(0)},
+            method=lambda m, *given, **how: m.output.loss(*given, **how))
+    return loss.total
 
 
 @functools.cache
@@ -158,21 +163,19 @@ def computed(name):
     calls = [where for _, _, where in case["dropout_calls (call, p, where)"]]
     masks = [arrays[f"dropout/keep/{i}"] for i in range(len(calls))]
     masks = [mask.swapaxes(0, 1) if "[T,B,C]" in where else mask for mask, where in zip(masks, calls, strict=True)]
-    of_body = len(layers) + 1 + (options["criterion"] == "cross_entropy")
+    of_body = (len(layers) + 1 + (options["criterion"] == "cross_entropy")) * bool(options["dropout"])
 
     def program(params, single_params):
         losses = jax.value_and_grad(lambda params, weights: criterion(model, params, both._replace(weights=weights)), has_aux=True)
         (loss, (hidden, log_probs, inner)), gradients = jax.lax.map(functools.partial(losses, params), weights)
         hidden, log_probs, inner = jax.tree.map(lambda a: a[0], (hidden, log_probs, inner))
+        dropped = with_masks(unrepeated, single_params, first, masks[:of_body])
         return {
             "loss": loss, "gradients": gradients, "hidden": hidden, "log_probs": log_probs, "inner": inner,
-            "steps": one_by_one(model, params, first.inputs),
-            "dropped": with_masks(unrepeated, single_params, first, masks[:of_body])}
+            "steps": one_by_one(model, params, first.inputs), "dropped": dropped,
+            "loss_dropped": loss_with_masks(model, params, dropped, arrays["batch0/target"], masks[of_body:])}
 
-    params = parameters_of(state, config)
-    found = hurried(program, params, parameters_of(state, single))
-    loss = loss_with_masks(params["output"], found["dropped"], arrays["batch0/target"], masks[of_body:])
-    return config, model, arrays, found | {"loss_dropped": loss}
+    return config, model, arrays, hurried(program, parameters_of(state, config), parameters_of(state, single))
 
 
 def blocks_single(blocks):
@@ -249,7 +252,7 @@ def test_one_token_at_a_time(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_dropout(name):
-    """Training with fairseq's masks: on the embedding, on the input of each convolution, and after `fc2`."""
+    """Training with fairseq's masks: of the embedding, of the input of each convolution, after `fc2`, in an adaptive softmax."""
     _, model, arrays, found = computed(name)
     tolerance = 5e-5 if name == "bottleneck_adaptive" else 2e-5
     if not model.body.output_width:

@@ -222,21 +222,21 @@ def saved_with_splits(state, tombstones, splits):
     return [Module("model\nRNNModel", state), Module("splitcross\nSplitCrossEntropyLoss", tombstones, splits=[0, *splits, 10**8])]
 
 
-@pytest.mark.parametrize("case", ["one_split", "three_splits"])
-def test_splitcross(case, tmp_path):
-    """A softmax that the loss splits: full log-probabilities, with the words in the order of their classes."""
+@pytest.mark.parametrize("case, tied", [("one_split", True), ("three_splits", True), ("three_splits", False)])
+def test_splitcross(case, tied, tmp_path):
+    """A softmax that the loss splits, tied or not: full log-probabilities, with the words in the order of their classes."""
     file = np.load(FIXTURES / "splitcross.npz")
     arrays = {name.removeprefix(f"{case}/"): file[name] for name in file.files if name.startswith(f"{case}/")}
     splits = json.loads((FIXTURES / "splitcross.json").read_text())["cases"][case]["splits"]
     state = state_dict("tied") | {
-        "encoder.weight": arrays["weight"], "decoder.weight": arrays["weight"], "decoder.bias": arrays["bias"]}
+        "encoder.weight": arrays["weight"] * (1 if tied else 2), "decoder.weight": arrays["weight"], "decoder.bias": arrays["bias"]}
     content = saved_with_splits(state, {name: arrays[name] for name in ("tail_vectors", "tail_bias")}, splits)
     loaded = read(save(content, tmp_path / "model.pt"))
     words = write_words(tmp_path / "words.txt", [*WORDS, "a", "b", "c"])
     vocabulary, state = awd_lstm_words(words, loaded.state)
     assert vocabulary.words == (*WORDS, "a", "b", "c")
     config = config_of(loaded.options, state, 40)
-    assert config["output"]["table"]["cutoffs"] == tuple(splits)
+    assert (config["output"]["table"]["cutoffs"], config["output"]["table"]["name"]) == (tuple(splits), "tied" if tied else "own")
     model, params = build(config, 40), parameters_of(state, config)
     hidden = jnp.asarray(arrays["hiddens"], jnp.float32)
     found = jax.jit(lambda hidden: model.apply({"params": params}, hidden, method=lambda m, h: m.output.log_probs(h)))(hidden)
@@ -250,7 +250,7 @@ GRU = {name: array[: len(array) * 3 // 4] if "rnns" in name else array for name,
 @pytest.mark.parametrize("content, words, says", [
     (saved_with_splits(state_dict("tied"), TAILS, [5]), WORDS, ["output/clusters [2, 6], not [1, 6]"]),
     (saved_with_splits(state_dict("tied"), {"tail_bias": np.zeros(1, np.float32)}, [5]), WORDS, ["output/clusters [], not [1, 6]"]),
-    (saved_with_splits(state_dict("untied"), TAILS, [5, 9]), WORDS, ["not tied to the encoder", "with tied weights"]),
+    (saved_with_splits(state_dict("untied"), TAILS, [5, 9]), WORDS, ["output/clusters [2, 6], not [2, 10]"]),
     (saved_with_splits(state_dict("tied"), TAILS, [9, 40]), WORDS, ["cutoff 40"]),
     (saved_with_splits(state_dict("tied"), {"other": np.ones(3, np.float32)}, []), WORDS, ["other [3] has no place"]),
     (changed(encoder__weight=np.zeros((75_001, 1), np.float32)), WORDS, ["75,001 words and no loss", "give the model.pt"]),

@@ -108,7 +108,8 @@ def test_the_order_of_norms_before_version_2():
     ({"decoder_layers": "[(16, 4, 2)]"}, ["a residual of 2"]),
     ({"decoder_layers": "[(16, 4, 0)] * 5 + [(16, 4, 6)]"}, ["no block of 1 to 5 layers"]),
     ({"decoder_layers": "[('a', 4)]"}, ["[('a', 4)]", "no list of layers"]),
-    ({"decoder_attention": "True"}, ["decoder_attention='True'"]), ({"add_bos_token": True}, ["add_bos_token=True"]),
+    ({"decoder_attention": "[False, True, False]"}, ["decoder_attention='[False, True, False]'"]),
+    ({"add_bos_token": True}, ["add_bos_token=True"]),
     ({"dropout": "0.1"}, ["dropout='0.1'"]),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_converted(changes, says):
