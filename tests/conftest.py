@@ -156,16 +156,20 @@ def server(compiled):
 def quick_command(server, tmp_path_factory):
     """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax.score": as `command`, without the seconds of imports.
 
-    A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its stdin.
+    A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its stdin. until: called while it
+    runs; when it returns, the script is killed.
     """
 
-    def quick_command(*arguments, devices=1, cwd=ROOT, env=None, given=""):
+    def quick_command(*arguments, devices=1, cwd=ROOT, env=None, given="", until=None):
         directory = tmp_path_factory.mktemp("quick")
         (directory / "in").write_text(given)
         env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}"} | (env or {})
         job = {"argv": list(map(str, arguments)), "cwd": str(cwd), "env": env, "directory": str(directory)}
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
+        if until:
+            until()
+            (directory / "kill").touch()
         status = int(server.stdout.readline())
         out, err = ((directory / name).read_text(errors="replace") for name in ("out", "err"))
         return subprocess.CompletedProcess(arguments, status, out, err)

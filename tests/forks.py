@@ -1,9 +1,9 @@
 """Runs scripts quickly: imports what they import once, then forks for each line of stdin, and prints its exit status.
 
 A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`, where argv may also begin with "-m",
-MODULE or "-c", CODE; the directory has the file in, which is
-stdin, and gets the files out and err. Of a script that takes longer than LIMIT seconds the status is -9. JAX must not have started
-when a process is forked: nothing here may use a device.
+MODULE or "-c", CODE; the directory has the file in, which is stdin, and gets the files out and err. A script is killed when the
+directory gets a file kill, and after LIMIT seconds: its status is -9. JAX must not have started when a process is forked: nothing
+here may use a device.
 """
 
 import importlib
@@ -60,10 +60,10 @@ def child(job):
     return 0
 
 
-def wait(pid):
-    """The exit status of a process that has LIMIT seconds."""
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
+def wait(pid, directory):
+    """The exit status of a process that has LIMIT seconds, or until there is a file `directory/kill`."""
+    end, kill = time.monotonic() + LIMIT, Path(directory, "kill")
+    while time.monotonic() < end and not kill.exists():
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
@@ -89,7 +89,7 @@ def main():
                 sys.stderr.flush()
             finally:
                 os._exit(status)
-        print(wait(pid), flush=True)
+        print(wait(pid, job["directory"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.composition import encoded_shapes
 from adaptive_jax.devices import sharding
-from adaptive_jax.model import LanguageModel, init_params
+from adaptive_jax.model import LanguageModel, init_params, parameter_shapes
 from adaptive_jax.training.nt_asgd import NtAsgdState
 from adaptive_jax.training.optim import Optimizer
 
@@ -59,7 +59,7 @@ def shape_of_state(
     rows: microbatches, and rows of each, of which the body carries a state; None where rows stand alone. sparse: whether the state
     has tables.
     """
-    shapes = jax.eval_shape(lambda: _start(model, optimizer, 0, rows))
+    shapes = jax.eval_shape(lambda params: _first(model, optimizer, params, rows), parameter_shapes(model))
     tables = encoded_shapes(model) if sparse else ()
     specs = sharding.parameter_specs(shapes._replace(carry=()), mesh)
     specs = specs._replace(
@@ -82,7 +82,7 @@ def initial_state(
 
     def start():
         tables = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), layout.tables)
-        return _start(model, optimizer, seed, rows)._replace(tables=tables)
+        return _first(model, optimizer, init_params(model, seed), rows)._replace(tables=tables)
 
     return jax.jit(start, out_shardings=jax.tree.map(lambda a: a.sharding, layout))()
 
@@ -112,8 +112,8 @@ def _reshaper(shape, sharding):
     return jax.jit(lambda a: a.reshape(shape), out_shardings=sharding)
 
 
-def _start(model, optimizer, seed, rows):
-    params, carry = init_params(model, seed), ()
+def _first(model, optimizer, params, rows):
+    carry = ()
     if rows is not None:
         microbatches, count = rows
         carry = jax.tree.map(lambda a: jnp.stack([a] * microbatches), model.body.initial_carry(count))

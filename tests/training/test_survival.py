@@ -12,7 +12,7 @@ from adaptive_jax import defaults
 from adaptive_jax.workdir.settings import flat, read_config
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
-from tests.training.test_stopping import saved, until
+from tests.training.test_stopping import saved
 
 KILLS = 12
 RUN = {
@@ -39,7 +39,7 @@ def moment(workdir, cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", RUNS)
-def test_a_run_killed_again_and_again(start, quick_command, flags, body, tmp_path, capsys):
+def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path, capsys):
     """At random moments, with the cache deleted in between; continued on four devices, losses are within 1e-5.
 
     With dropout, accumulation, and packed rows or streams; half of the kills come at any time, half while updates are made.
@@ -57,15 +57,14 @@ def test_a_run_killed_again_and_again(start, quick_command, flags, body, tmp_pat
         if number % 3 == 0:
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)  # at first there is none
         before = max(saved(killed), default=0)
-        with start("train.py", *flags_of(killed), start_new_session=True) as process:
-            if number % 2:
-                until(lambda before=before: max(saved(killed), default=0) > before, process)
-                time.sleep(bits.uniform(0, 0.6))
-            else:
-                time.sleep(bits.uniform(0.5, 5))
-            assert process.poll() is None, process.communicate()
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+
+        def until(number=number, before=before):
+            while number % 2 and max(saved(killed), default=0) <= before:
+                time.sleep(0.005)
+            time.sleep(bits.uniform(0, 0.6 if number % 2 else 3))
+
+        done = quick_command("train.py", *flags_of(killed), until=until)
+        assert done.returncode == -signal.SIGKILL, done.stderr
         survived[moment(killed, tmp_path / "cache")] += 1
     step = max(saved(killed))
     shutil.copytree(killed, moved)
