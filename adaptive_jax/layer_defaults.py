@@ -84,7 +84,7 @@ GATED_CONV = {
 }
 LAYERS = {
     "input": {
-        "lookup": {"width": 0, "word_dropout": 0.0, "init_range": 0.0},
+        "lookup": {"width": 0, "word_dropout": 0.0, "init_range": 0.0, "init_deviation": 0.0},
         "adaptive": {"cutoffs": (), "factor": 4, "width": 0, "word_dropout": 0.0, "scaled": False},
         "char_cnn": CHAR_CNN,
         "groc": GROC,

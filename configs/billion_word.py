@@ -89,7 +89,7 @@ def _gcnn(blocks, table, test, form="paper", cutoffs=CUTOFFS):
         "body.blocks": blocks,
         "body.form": form,
         "output.table.cutoffs": cutoffs,
-    }
+    } | ({"input.init_deviation": 0.1} if form == "fairseq" else {})
     return Row("gcnn", changes, Paper(test=test, parameters=428 if form == "fairseq" else None, table=table))
 
 

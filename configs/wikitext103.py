@@ -132,7 +132,7 @@ ROWS = {
         37.2,
         ((3, 6, 850), (1, 1, 850), (4, 5, 850), (1, 1, 850), (3, 4, 850), (1, 4, 1024), (1, 4, 2048)),
         (10_000, 20_000, 200_000),
-        {"body.form": "fairseq", "body.dropout": 0.2, "optimizer.decoupled_decay": 5e-6},
+        {"body.form": "fairseq", "input.init_deviation": 0.1, "body.dropout": 0.2, "optimizer.decoupled_decay": 5e-6},
         229,
     ),
     "lstm_1024": Row(

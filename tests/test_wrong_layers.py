@@ -255,6 +255,8 @@ WRONG = {
     "gated_conv, whole dtype": (lambda: gated(dtype=jnp.int32), "dtype=int32"),
     "lookup, word dropout 1": (lambda: lookup(word_dropout=1), "word_dropout=1"),
     "lookup, negative init_range": (lambda: lookup(init_range=-0.1), "init_range=-0.1"),
+    "lookup, deviation 1": (lambda: lookup(init_deviation=1.0), "init_deviation=1.0"),
+    "lookup, two starts": (lambda: lookup(init_range=0.1, init_deviation=0.2), "init_range=0.1 and init_deviation=0.2"),
     "adaptive, word dropout 1.5": (lambda: adaptive(word_dropout=1.5), "word_dropout=1.5"),
     "dropout 2": (lambda: Dropout(2), "rate=2"),
     # token ids

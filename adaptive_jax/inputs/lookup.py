@@ -8,7 +8,7 @@ from adaptive_jax.arrays import check_dtype, ids, look_up
 from adaptive_jax.bands import Band
 from adaptive_jax.devices.products import product
 from adaptive_jax.dropout import WordDropout
-from adaptive_jax.errors import check_at_least, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_rates
 
 
 class Lookup(nn.Module):
@@ -22,12 +22,13 @@ class Lookup(nn.Module):
         width: width of a word's vector; 0 means `features`.
         word_dropout: rate at which words are dropped in training, the same ones in a whole update (Merity et al. 2018, section
             4.3). A table that an output shares is not touched.
-        init_range: the table starts uniform between -init_range and init_range; 0: normal, of deviation width^-0.5.
+        init_range: the table starts uniform between -init_range and init_range; 0: normal.
+        init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated convolutional network; 0: width^-0.5.
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
-        InputError: a number out of range, a dtype that is no float, or token ids that do not exist. Inside `jax.jit`, where ids
-            are not known, those that do not exist have vectors of NaN.
+        InputError: a number out of range, both init_range and init_deviation, a dtype that is no float, or token ids that do not
+            exist. Inside `jax.jit`, where ids are not known, those that do not exist have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -35,18 +36,21 @@ class Lookup(nn.Module):
     width: int = 0
     word_dropout: float = 0.0
     init_range: float = 0.0
+    init_deviation: float = 0.0
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
         super().__post_init__()
         check_at_least(1, vocabulary_size=self.vocabulary_size, features=self.features)
         check_at_least(0, width=self.width)
-        check_rates(self, "word_dropout", "init_range")
+        check_rates(self, "word_dropout", "init_range", "init_deviation")
+        if self.init_range and self.init_deviation:
+            raise InputError(f"init_range={self.init_range} and init_deviation={self.init_deviation} exclude each other: give one")
         check_dtype(self.dtype)
 
     def setup(self):
         width = self.width or self.features
-        init = _uniform(self.init_range) if self.init_range else nn.initializers.normal(width**-0.5)
+        init = _uniform(self.init_range) if self.init_range else nn.initializers.normal(self.init_deviation or width**-0.5)
         self.table = self.param("table", init, (self.vocabulary_size, width))
         self.drop = WordDropout(self.word_dropout)
         shape = (width, self.features)

@@ -48,7 +48,8 @@ FREE = {
 }
 
 # Keys of later versions, whose defaults compute what runs that lack them computed.
-ADDED = {"input.word_dropout", "input.init_range", "output.table.bias", "output.table.weight_norm", "output.clusters"}
+ADDED = {"input.word_dropout", "input.init_range", "input.init_deviation"}
+ADDED |= {"output.table.bias", "output.table.weight_norm", "output.clusters"}
 ADDED |= {"output.table.own_head", "optimizer.decoupled_decay", "output.table.projected"}
 ADDED |= {f"{group}.{key}" for group in ("input", "output.table") for key in ("strides", "activation", "letters")}
 ADDED |= {"input.scaled", "output.table.cutoffs"}
