@@ -27,6 +27,7 @@ from adaptive_jax import command
 from adaptive_jax.devices.hlo import read
 from adaptive_jax.devices.programs import Program, report
 from adaptive_jax.devices.targets import topology
+from adaptive_jax.errors import check_at_least
 from adaptive_jax.model import build
 from adaptive_jax.plans.traced import output_bands
 from adaptive_jax.training.targets import compile_for, plan_for
@@ -81,6 +82,7 @@ def counts(config: dict, rows: int, name: str, cublas: bool = False) -> dict:
 
 def main(settings) -> None:
     """Prints the counts, and the largest arrays and loops; writes the JSON."""
+    check_at_least(1, **{"--rows": settings.rows})
     found = counts(command.config()[0] if settings.config else published(), settings.rows, settings.target, settings.cublas)
     text = found.pop("text")
     print(f"{found['target']}, {found['tokens']:,} tokens a device\n")

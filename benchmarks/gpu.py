@@ -8,7 +8,7 @@ is told and passed over. The same command goes on with the variants that are lef
 minutes: `--minutes=9`.
 
     step                                                                    minutes
-    0  versions; is attention right, the output layer, the sums into tables       3
+    0  versions; is attention right, the output layer, the sums into tables       5
     1  an update of wikitext103:adp_t, 64 rows of 512; its profile                8
     2  attention at 512 and 3,072 tokens, beside torch; blocks of its kernels     5
     3  the output layer in bfloat16, 32,768 tokens, each band; beside torch       5
@@ -87,7 +87,7 @@ def steps(out: Path, tiny: bool) -> list[Step]:
 
     lengths = (12, 20) if tiny else (512, 3072)
     return [
-        Step("check", 3, [part("check")]),
+        Step("check", 5, [part("check")]),
         Step("an update of adp_t, 64 rows of 512", 8, [
             update("adp_t", "adp_t", 64, f"--profile={out / 'profile'}"),
             update("adp_t, blocks in a loop", "adp_t", 64, "--config.body.unroll=none"),
@@ -158,7 +158,7 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
 def _reason(text, status, late):
     if late:
         return "out of time"
-    if "RESOURCE_EXHAUSTED" in text or "OutOfMemoryError" in text:
+    if re.search("RESOURCE_EXHAUSTED|OutOfMemoryError|out of memory", text):  # JAX's, torch's, and what our commands make of both
         return "out of memory"
     if missing := MISSING.search(text):
         return f"the package {missing[1]} is missing"

@@ -8,13 +8,13 @@
   band alone, as a softmax of its own over the tokens that it gets.
 - `blocks`: the kernels of attention's path `triton` at 512 and 3,072 tokens, cut in six ways, with dropout 0.1.
 - `torch_output`: torch.nn.AdaptiveLogSoftmaxWithLoss over the same targets, under autocast to bfloat16, and in TF32.
-- `restart`: train.py is killed and resumed; its losses are those of a run that was not.
+- `restart`: train.py is killed and resumed; its losses are those of a run that was not. On a GPU up to rounding, because sums into
+  rows of a table there come in any order.
 
 Every number is printed as it comes.
 """
 
 import functools
-import itertools
 import json
 import os
 import signal
@@ -42,6 +42,7 @@ from benchmarks.timing import first_line, interleaved, torch_device
 CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
 TINY = Case(64, 700, (100, 300), 256)
 ROUNDING = {"float32": 2e-2, "bfloat16": 6e-2}  # of products in TF32, and in bfloat16, relative to the largest value
+CLOSE = 1e-2  # nats between losses of a run and of the same run resumed, after 200 updates
 REPEATS = 7
 CUTS = {  # of the forward and of the backward kernel
     "128 x 64, 4 warps": (Blocks(128, 64, 4), Blocks(64, 64, 4)),
@@ -65,7 +66,7 @@ def check(found: list, case: Case) -> None:
     device = jax.devices()[0]
     versions = {package: __import__(package).__version__ for package in ("jax", "jaxlib", "flax", "optax", "numpy")}
     note(found, device.device_kind, python=sys.version.split()[0], **versions)
-    _check_attention(found)
+    _check_attention(found, "bfloat16")
     _check_output(found, case)
     words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
     more = jnp.ones((len(words), 64))
@@ -73,15 +74,16 @@ def check(found: list, case: Case) -> None:
         add = jax.jit(lambda table, ids, more: table.at[ids].add(more)).lower(table, ids, more).compile()
         run = functools.partial(lambda add, *values: jax.block_until_ready(add(*values)), add, table, ids, more)
         note(found, f"{len(ids):,} rows added to a table, {name}", milliseconds=1e3 * interleaved({"": run}, 5)[""][0])
+    _check_attention(found, "float32")  # last: in float32, Triton may take a minute to compile a kernel
 
 
-def _check_attention(found):
+def _check_attention(found, dtype):
     arrays = [jax.random.normal(jax.random.key(i), (2, 128, 4, 64)) for i in range(4)]
     seeds = row_seeds(jax.random.key(0), jnp.arange(2))
     for rate in 0.0, 0.1:
         attend = functools.partial(attention, pairs=Pairs(dropout=rate, seeds=seeds))
         exact = _pulled(functools.partial(attend, path="plain"), arrays, "float32", "highest")
-        for dtype, path in itertools.product(ROUNDING, PATHS[1:]):
+        for path in PATHS[1:]:
             name = f"attention {path}, {dtype}, dropout {rate}"
             try:
                 _compare(found, name, _pulled(functools.partial(attend, path=path), arrays, dtype), exact, dtype)
@@ -217,7 +219,8 @@ def restart(found: list, _: Case) -> None:
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             losses[name] = {line["step"]: line["train/nll"] for line in lines if "train/nll" in line}
         far = max(abs(losses["whole"][step] - loss) for step, loss in losses["killed"].items())
-        note(found, "killed and resumed", updates=max(losses["killed"]), largest_difference=far, equal=far == 0)
+        verdict = "right" if far < CLOSE else "WRONG"
+        note(found, "killed and resumed", updates=max(losses["killed"]), largest_difference=far, verdict=verdict)
 
 
 PARTS = {"check": check, "blocks": blocks, "output": output, "torch_output": torch_output, "restart": restart}
@@ -232,7 +235,7 @@ def main(part: str, settings) -> None:
     finally:
         if settings.json:
             Path(settings.json).write_text(json.dumps(found, indent=2) + "\n")
-    if any(each.get("verdict") == "WRONG" or each.get("equal") is False for each in found):
+    if any(each.get("verdict") == "WRONG" for each in found):
         raise InputError(f"{part} found wrong numbers, see above")
 
 

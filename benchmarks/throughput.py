@@ -17,6 +17,7 @@ import gzip
 import json
 import os
 import platform
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -171,8 +172,11 @@ def profile(update, directory: str) -> list[tuple[str, float]]:
     return seconds.most_common(LONGEST)
 
 
-def measure(config: dict, settings) -> dict:
-    """Device, versions and sizes; and `rows`, one for each peer: seconds an update, tokens a second, its time relative to ours."""
+def measure(config: dict, settings) -> tuple[dict, dict]:
+    """Device, versions and sizes; and `rows`, one for each peer: seconds an update, tokens a second, its time relative to ours.
+
+    With them the peers: functions by name.
+    """
     rows, length, words = settings.rows, config["batches"]["sequence_length"], config["data"]["vocabulary_size"]
     peers, memory, wanted = {}, None, settings.peers
     if not wanted or OURS in wanted:
@@ -199,14 +203,13 @@ def measure(config: dict, settings) -> dict:
              "utilisation": work / median / whole, "times_ours": of_ours and median / of_ours[0]}
             for name, (median, least) in measured.items()
         ],
-        "longest": profile(peers[OURS], settings.profile) if settings.profile and OURS in peers else [],
-    }  # fmt: skip
+    }, peers  # fmt: skip
 
 
 def main(settings) -> None:
-    """Prints a table of the peers and writes the JSON."""
+    """Prints a table of the peers and writes the JSON; then, if asked, the operations of our update that take longest."""
     check_at_least(1, rows=settings.rows, repeats=settings.repeats, updates=settings.updates)
-    result = measure(command.config()[0] if settings.config else laptop(), settings)
+    result, peers = measure(command.config()[0] if settings.config else laptop(), settings)
     print(f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']}; median of {settings.repeats}")
     print(
         f"a large product runs at {result['matrix_flops_per_second'] / 1e12:,.2f} TFLOP/s; an update takes "
@@ -218,10 +221,18 @@ def main(settings) -> None:
             f"{row['peer']:18} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f} {row['tokens_per_second']:10,.0f} "
             f"{row['utilisation']:14.1%} " + (f"{row['times_ours']:12.2f}" if row["times_ours"] else "")
         )
-    for name, seconds in result["longest"]:
-        print(f"{seconds * 1e3:9.2f} ms  {name[:110]}")
-    if settings.json:
-        Path(settings.json).write_text(json.dumps(result, indent=2) + "\n")
+    _write(settings.json, result)  # now: a profile can fail, and take what was measured with it
+    if settings.profile and OURS in peers:
+        sys.stdout.flush()
+        result["longest"] = profile(peers[OURS], settings.profile)
+        for name, seconds in result["longest"]:
+            print(f"{seconds * 1e3:9.2f} ms  {name[:110]}")
+        _write(settings.json, result)
+
+
+def _write(file, result):
+    if file:
+        Path(file).write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from adaptive_jax.bodies.chunked import causal_mask, chunked, scaled
 from adaptive_jax.bodies.dense import added
 from adaptive_jax.bodies.positions import biases
 from adaptive_jax.bodies.remat import keep
-from adaptive_jax.devices.platforms import capability, platform, present
+from adaptive_jax.devices.platforms import capability, platform, present, roomy
 from adaptive_jax.dropout import keep_mask, masked, positions, tied
 from adaptive_jax.errors import InputError, check_known
 
@@ -135,8 +135,11 @@ def _choose(path, shape, dtype, pairs):
         raise InputError(f"body.attention={path!r} {refusal}: choose body.attention='chunked'")
     if path != "auto":
         return path
-    # Up to 64 tokens are one chunk, which has no keys to skip. Nobody has measured cuDNN and splash here: for those who ask.
-    return "triton" if not refusals["triton"] else "plain" if time <= 64 else "chunked"
+    # Triton computes float32 products without matrix units, and takes a minute to compile them. Nobody has measured cuDNN and
+    # splash here: for those who ask. Up to 64 tokens are one chunk, which has no keys to skip.
+    if not refusals["triton"] and dtype != jnp.float32:
+        return "triton"
+    return "plain" if time <= 64 else "chunked"
 
 
 def _triton_refusal(time, width, dtype):
@@ -147,9 +150,9 @@ def _triton_refusal(time, width, dtype):
         return "needs an NVIDIA GPU of compute capability 8.0 or more"
     if time % 64:
         return f"takes rows of 64, 128, 192 ... tokens, not {time}"
-    # Float32 blocks of wider heads exceed the shared memory of an A100.
-    if width not in (16, 32, 64, 128)[: 3 if dtype == jnp.float32 else 4]:
-        return f"takes heads of 16, 32, 64 or, in 16 bits, 128 features, not {width}"
+    # Float32 blocks of wider heads exceed the shared memory of an A100, or of a GPU for desktops.
+    if width not in (16, 32, 64, 128)[: 4 if dtype != jnp.float32 else 3 if roomy() else 2]:
+        return f"takes heads of 16, 32, 64 or 128 features, or in float32 of up to {64 if roomy() else 32}, not {width}"
     if dtype not in (jnp.float16, jnp.bfloat16, jnp.float32):
         return f"computes in float16, bfloat16 and float32, not {dtype}"
     return ""

@@ -8,6 +8,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from adaptive_jax.devices.gpus import GPUS
 
 NAMES = {"cuda": "gpu", "rocm": "gpu"}
+# Compute capabilities whose blocks of threads can have 163 or 227 KiB of shared memory; from 8.0 on, the others give 99.
+ROOMY = (8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0)
 
 
 def platform() -> str:
@@ -31,6 +33,11 @@ def capability() -> tuple[int, int]:
         return next((gpu.capability for gpu in GPUS.values() if gpu.kind == kind), (0, 0))
     major, _, minor = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)  # AMD's are names
+
+
+def roomy() -> bool:
+    """Whether this code is traced for an NVIDIA GPU with the shared memory of those for servers, see `ROOMY`."""
+    return capability() in ROOMY
 
 
 def tracing_for(platform: str, kind: str) -> contextlib.AbstractContextManager:

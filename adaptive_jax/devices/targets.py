@@ -57,8 +57,8 @@ def topology(name: str) -> Target:
         )
     if sys.version_info < (3, 12):
         raise InputError(
-            f"--target={name} needs Python 3.12 or newer, and this is {sys.version.split()[0]}: JAX's compilers for other devices "
-            f"come with versions that older Pythons lack. Install those with {CURE}"
+            f"--target={name} needs Python 3.12 or newer, and this is {sys.version.split()[0]}, which lacks JAX's compilers for "
+            f"other devices: {CURE}"
         )
     platform = "gpu" if kind in GPUS else "tpu"
     devices = (_gpus if platform == "gpu" else _tpus)(name, kind, grid)

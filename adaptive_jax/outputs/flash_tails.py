@@ -16,7 +16,7 @@ from jax import lax
 
 from adaptive_jax import dropout
 from adaptive_jax.bands import Band
-from adaptive_jax.devices.platforms import capability, platform
+from adaptive_jax.devices.platforms import capability, platform, roomy
 from adaptive_jax.devices.products import wide
 from adaptive_jax.outputs.chunks import Settings, Tokens, project
 
@@ -25,6 +25,7 @@ ROWS = 64  # tokens of a block
 SPLITS = 8  # programs that share the words of a block of tokens
 LOW = -1e30  # the logit of a row that is no word
 WIDTHS = 16, 32, 64, 128, 256
+WIDEST = 128  # where shared memory is small
 
 
 def fits(settings: Settings, band: Band, tails: int) -> bool:
@@ -33,7 +34,7 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
     wanted = settings.tails == "auto" and settings.axis_name is None
     plain = not settings.label_smoothing and not settings.soft_cap and band.bias is None
     shaped = tails == 1 and width in WIDTHS and rows % WORDS == 0 and band.table.dtype in (jnp.bfloat16, jnp.float16)
-    return wanted and plain and shaped and capability() >= (8, 0)
+    return wanted and plain and shaped and capability() >= (8, 0) and (width <= WIDEST or roomy())
 
 
 def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gradients: bool):

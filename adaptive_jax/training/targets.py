@@ -78,10 +78,11 @@ def counts(target: Target, plan: Plan, compiled: jax.stages.Compiled) -> dict:
     """What plan.json says of a target: its `name`, its `devices`, `programs.report`, and the `tokens` that a device can hold.
 
     tokens: in a microbatch, about: memory that the compiled microbatch takes beside its gradients is scaled to all that is free.
+    Where gradients are planned as most of what the compiler takes, the planned activations are scaled instead.
     """
     found, length = report(compiled), plan.tokens_per_update // plan.rows_per_update
     fixed = sum(plan.memory_per_device.get(use, 0) for use in ("gradients", "gathered", "composed"))
-    of_row = max(found["temp_bytes"] - fixed, 1) / plan.rows_per_device
+    of_row = max(found["temp_bytes"] - fixed, plan.memory_per_device["activations"]) / plan.rows_per_device
     rows = max(0, target.memory - found["state_bytes"] - fixed) / of_row
     return {"name": target.name, "devices": len(target.devices), **found, "tokens": int(rows) * length}
 

@@ -19,6 +19,8 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     """Out of memory, a missing package, out of time, and any status; the one after them runs, and only they run again."""
     scripts = {
         "hungry": "print('RESOURCE_EXHAUSTED: 90 GB'); exit(1)",
+        "told": "from absl import flags\nfrom adaptive_jax import command\nflags.DEFINE_string('json', None, '')\n"
+                "def main():\n    raise RuntimeError('RESOURCE_EXHAUSTED: 90 GB')\ncommand.run(main)",
         "bare": "import no_such_package",
         "slow": "print('begun', flush=True)\nimport time; time.sleep(60)",
         "broken": "exit(7)",
@@ -35,11 +37,12 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
         gpu.main(settings(tmp_path / "out", steps=[]))
     parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
     assert {name: part["ended"] for name, part in parts.items()} == {
-        "hungry": "out of memory", "bare": "the package no_such_package is missing", "slow": "out of time", "broken": "status 7",
+        "hungry": "out of memory", "told": "out of memory", "bare": "the package no_such_package is missing",
+        "slow": "out of time", "broken": "status 7",
         "good": "ok"}
     assert parts["slow"]["printed"] == "begun\n" and parts["good"]["numbers"] == [1]
     printed = capfd.readouterr().out
-    assert printed.count("passed over: ") == 8 and printed.count("1 ms") == 1
+    assert printed.count("passed over: ") == 10 and printed.count("1 ms") == 1
     assert re.search(r"### slow \(\d+ s, out of time\)", (tmp_path / "out/gpu.md").read_text())
 
 

@@ -1,6 +1,7 @@
 """The benchmarks of whole updates: that they run, need no more than they say, compare equal models, and end when time is up."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -43,6 +44,21 @@ def test_the_gpu_parts_need_few_packages(command, tmp_path):
     assert all(row["seconds"] >= row["fastest"] > 0 for row in result["rows"])
     assert result["rows"][0]["times_ours"] == 1 and result["flops_per_update"] > 0
     assert list((tmp_path / "profile").rglob("perfetto_trace.json.gz"))
+
+
+def test_a_profile_that_fails_loses_no_number(monkeypatch, tmp_path, capsys):
+    """Times are printed and written before it."""
+    def profile(*_):
+        raise RuntimeError("no tool for profiles")
+
+    row = {"peer": throughput.OURS, "seconds": 0.5, "fastest": 0.4, "tokens_per_second": 64.0, "utilisation": 0.1, "times_ours": 1}
+    told = {"device": "GPU", "python": "3", "jax": "0", "model": "small", "matrix_flops_per_second": 1e12, "flops_per_update": 1e9}
+    monkeypatch.setattr(throughput, "measure", lambda *_: (told | {"bytes": None, "rows": [row]}, {throughput.OURS: None}))
+    monkeypatch.setattr(throughput, "profile", profile)
+    flags = SimpleNamespace(rows=1, repeats=1, updates=1, config=None, json=tmp_path / "out.json", profile=str(tmp_path))
+    with pytest.raises(RuntimeError, match="no tool"):
+        throughput.main(flags)
+    assert "500.0" in capsys.readouterr().out and json.loads((tmp_path / "out.json").read_text())["rows"] == [row]
 
 
 def test_parts_of_an_update(tiny, monkeypatch):

@@ -15,6 +15,7 @@ from adaptive_jax.bodies.attention import Pairs, attention
 from adaptive_jax.bodies.positions import alibi_slopes, biases
 from adaptive_jax.bodies.splash import splash
 from adaptive_jax.bodies.transformer import Transformer
+from adaptive_jax.devices.gpus import GPUS
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.errors import InputError
@@ -146,7 +147,8 @@ def test_auto_takes_the_fastest_path_that_can(monkeypatch):
     assert chosen(monkeypatch) == ["chunked"]
     assert chosen(monkeypatch, time=64) == ["plain"]
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
-        assert chosen(monkeypatch) == chosen(monkeypatch, time=64) == chosen(monkeypatch, dtype=jnp.float32) == ["triton"]
+        assert chosen(monkeypatch) == chosen(monkeypatch, time=64) == chosen(monkeypatch, dtype=jnp.float16) == ["triton"]
+        assert chosen(monkeypatch, dtype=jnp.float32) == ["chunked"]
         assert chosen(monkeypatch, dropout=0.1, seeds=seeds_of(1), segment_ids=segments(1, 128)) == ["triton"]
         assert chosen(monkeypatch, slopes=alibi_slopes(2)) == ["triton"]
         assert chosen(monkeypatch, time=100) == chosen(monkeypatch, width=12) == ["chunked"]
@@ -206,7 +208,8 @@ def test_a_model_may_name_the_path_of_its_device(path, on):
         ({"path": "triton"}, "triton' needs a GPU, and this is a cpu: choose body.attention='chunked'"),
         ({"path": "triton", "backend": "h100", "time": 100}, "64, 128, 192 .* not 100: choose"),
         ({"path": "triton", "backend": "h100", "width": 48}, "not 48: choose"),
-        ({"path": "triton", "backend": "h100", "width": 128}, "in 16 bits, 128 features, not 128: choose"),
+        ({"path": "triton", "backend": "h100", "width": 128}, "or in float32 of up to 64, not 128: choose"),
+        ({"path": "triton", "backend": "rtx4090", "width": 64}, "or in float32 of up to 32, not 64: choose"),
         ({"path": "triton", "backend": "h100", "dtype": jnp.int8}, "not int8: choose"),
         ({"path": "triton", "backend": "gpu"}, "compute capability 8.0 or more: choose"),
         ({"path": "cudnn", "backend": "h100"}, "needs its own library and GPU"),
@@ -230,7 +233,7 @@ def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
     backend = asked.pop("backend")
     pairs = Pairs(**{key: asked.pop(key) for key in Pairs._fields if key in asked})
     monkeypatch.setattr(jax, "default_backend", lambda: backend if backend in ("gpu", "tpu") else "cpu")
-    on = tracing_for("gpu", "NVIDIA H100 80GB HBM3") if backend == "h100" else contextlib.nullcontext()
+    on = tracing_for("gpu", GPUS[backend].kind) if backend in GPUS else contextlib.nullcontext()
     like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
     with on, pytest.raises(InputError, match=says):
         jax.eval_shape(functools.partial(attention, pairs=pairs, **asked), like, like, like)

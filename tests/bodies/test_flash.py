@@ -86,7 +86,7 @@ def test_programs_for_a_gpu(dtype):
     ids, seeds = jax.ShapeDtypeStruct((4, 256), jnp.int32), jax.ShapeDtypeStruct((4, 2), jnp.uint32)
 
     def loss(joint, bias, ids, seeds):
-        mixed = joint_attention(joint, bias, 8, Pairs(ids, alibi_slopes(8), RATE, seeds))
+        mixed = joint_attention(joint, bias, 8, Pairs(ids, alibi_slopes(8), RATE, seeds), path="triton")
         return (mixed.astype(jnp.float32) ** 2).sum()
 
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):

@@ -7,6 +7,7 @@ import pytest
 
 from adaptive_jax import dropout
 from adaptive_jax.bands import Band
+from adaptive_jax.devices.gpus import GPUS
 from adaptive_jax.devices.platforms import tracing_for
 from adaptive_jax.outputs import banded, flash_tails
 from adaptive_jax.outputs.chunks import Settings, Tokens
@@ -56,6 +57,7 @@ def test_kernels_equal_chunks(monkeypatch, projected, settings):
 def test_where_kernels_are_used():
     """For a tail in 16 bits on a GPU; never for the head, for groups of tails and for what they do not compute."""
     band = Band(jnp.zeros((256, 64), jnp.bfloat16), jnp.zeros((64, 128), jnp.bfloat16), None)
+    wide = Band(jnp.zeros((256, 256), jnp.bfloat16), None, None)
     refused = [
         (Settings(label_smoothing=0.1), band, 1), (Settings(soft_cap=3.0), band, 1), (Settings(axis_name="words"), band, 1),
         (Settings(), band, 5), (Settings(), band._replace(table=band.table[:200]), 1),
@@ -67,6 +69,9 @@ def test_where_kernels_are_used():
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
         assert flash_tails.fits(Settings(z_loss=0.1, tail_dropout=0.2), band, 1)
         assert not any(flash_tails.fits(*each) for each in refused)
+        assert flash_tails.fits(Settings(), wide, 1)
+    with tracing_for("gpu", GPUS["rtx4090"].kind):  # it has half of the shared memory
+        assert flash_tails.fits(Settings(), band, 1) and not flash_tails.fits(Settings(), wide, 1)
     like = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((300, 64), (500, 64), (1000, 64), (1, 64))]
 
     def loss(hidden, head, tail, clusters):

@@ -8,7 +8,8 @@ import pytest
 
 from adaptive_jax.devices.targets import topology
 from adaptive_jax.errors import InputError
-from adaptive_jax.training import dry_run
+from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.training import dry_run, targets
 from adaptive_jax.training.targets import plan_for
 
 MISSING = [module for module in ("jax_plugins", "nvidia", "libtpu") if importlib.util.find_spec(module) is None]
@@ -57,6 +58,16 @@ def test_what_is_refused(quick_command, flags, tmp_path, flag, says):
     done = quick_command("train.py", *flags(tmp_path / "run", **SMALL), *flag)
     assert done.returncode == 2 and done.stderr.startswith(f"error: {says}") and done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("temporary, tokens", [(500, 14_400), (150, 57_600), (40, 57_600)])
+def test_tokens_that_a_device_can_hold(config, monkeypatch, temporary, tokens):
+    """Beside gradients, in proportion to rows; by the planned activations where the compiler takes no more than for gradients."""
+    plan = make_plan(config(**SMALL), 700, 1)._replace(
+        memory_per_device={"gradients": 100, "activations": 100}, rows_per_device=4, tokens_per_update=64, rows_per_update=4)
+    monkeypatch.setattr(targets, "report", lambda _: {"temp_bytes": temporary, "state_bytes": 1_900})
+    found = targets.counts(targets.Target("gpu", "h100", [None], 92_000), plan, None)
+    assert found["tokens"] == tokens and (found["name"], found["devices"]) == ("h100", 1)
 
 
 def test_a_dry_run_says_what_bfloat16_would_bring(monkeypatch):
