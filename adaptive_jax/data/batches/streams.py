@@ -93,7 +93,7 @@ def lattice(base: int, lengths: np.ndarray) -> np.ndarray:
     """
     step = max(min(base, SHORTEST), round(base / 10))
     rounded = base + step * np.rint((np.asarray(lengths) - base) / step).astype(np.int64)
-    return np.maximum(rounded, base % step or step)
+    return np.maximum(rounded, base - (base - min(SHORTEST, base)) // step * step)  # never below the shortest that is drawn
 
 
 def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int, itertools.chain]:
