@@ -10,7 +10,7 @@ with a download or with a local copy of the corpus:
 The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
 
 - `awd_lstm`: as Merity et al. 2018 trained it, for 500 epochs, with dropout 0.4 and 0.25 in the places of 0.65 and 0.2. Their
-  60.0 / 57.3 is after finetuning; the public code's README gives 61.2 / 58.8 without it, which is what this row can reach.
+  60.0 / 57.3 is after finetuning, see configs/wikitext2.py; the public code's README gives 61.2 / 58.8 without it.
 - `groc_…`: the output layers of Pappas et al. 2020 over an LSTM of 2 layers. `groc` reads WordNet, see docs/lexicon.md:
 
       python train.py --config=configs/penn_treebank.py:groc --workdir=runs/groc --config.input.lexicon=DIR

@@ -1,4 +1,4 @@
-"""WikiText-2 (2.1M words, vocabulary 33,278): the eight rows of Baevski & Auli 2019, Table 3, on a corpus that suits one small
+r"""WikiText-2 (2.1M words, vocabulary 33,278): the eight rows of Baevski & Auli 2019, Table 3, on a corpus that suits one small
 device.
 
 No numbers are published for these models of 6 to 13M parameters, and none has been trained to the end here yet.
@@ -10,8 +10,11 @@ or with a local copy of the corpus:
 
 AWD-LSTM: 3 layers of 1150, 1150 and 400, tied words with a bias, streams in windows of about 70 words; 33.6M parameters.
 
-- `awd_lstm`: as Merity et al. 2018 trained it, 750 epochs. Their 68.6 / 65.8 is after finetuning, a second run that is not here;
-  the README of the public code has 68.7 / 65.6 without it.
+- `awd_lstm`: as Merity et al. 2018 trained it, 750 epochs. Their 68.6 / 65.8 is after finetuning; the README of the public code has
+  68.7 / 65.6 without it. Finetuning is a second run, from the averages of the first, that takes averages from its first update:
+
+      python train.py --config=configs/wikitext2.py:awd_lstm --workdir=runs/finetuned --init_from=runs/awd_lstm \
+          --config.optimizer.nonmono=0 --config.early_stopping=5
 - `awd_sm`: as Apostoae 2019 did, by Adam (Tables 4.1, 4.2 and 4.4). 45 epochs are what it did in its 1.5 hours on a GTX 1070. Its
   alpha is 1 and its beta 2, those of Merity et al. 2 and 1. It stops after some number of divisions of the rate; 3 is ours. The
   other rows of its Table 4.4 are in docs/rows.md.

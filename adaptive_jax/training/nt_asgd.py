@@ -22,7 +22,7 @@ class NtAsgdState(NamedTuple):
     switched: jax.Array  # whether averages are taken
     averaged: jax.Array  # updates since the switch; a float, because an update that is left out must not count
     rate: jax.Array  # the rate of the last update
-    recent: jax.Array  # the last `nonmono` validation losses before the switch
+    recent: jax.Array  # the last `nonmono` validation losses before the switch; one if that is 0, which is never read
     best: jax.Array  # the lowest one before those; infinite if there is none
 
 
@@ -43,8 +43,8 @@ class NtAsgd(Optimizer):
     def init(self, params) -> NtAsgdState:
         """The state before the first update."""
         plain, average = super().init(params), jax.tree.map(jnp.copy, params)
-        recent, zero = jnp.full((self.nonmono,), math.inf), jnp.zeros(())
-        return NtAsgdState(plain, average, jnp.asarray(False), zero, jnp.zeros(()), recent, jnp.asarray(math.inf))
+        switched, recent, zero = jnp.asarray(not self.nonmono), jnp.full((max(1, self.nonmono),), math.inf), jnp.zeros(())
+        return NtAsgdState(plain, average, switched, zero, jnp.zeros(()), recent, jnp.asarray(math.inf))
 
     def update(self, gradients, state: NtAsgdState, params, scale=1.0) -> tuple[Any, NtAsgdState]:
         """The changes of the parameters, to be added to them, and the next state, with the averages after the update."""

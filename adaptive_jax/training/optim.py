@@ -95,7 +95,8 @@ def nt_asgd(schedule: Schedule, *, nonmono: int, form: str, clip_norm: float | N
 
     Args:
         learning_rate: the highest; the schedule says when.
-        nonmono: evaluations that a loss may be above an older one before averages are taken, at least 1.
+        nonmono: evaluations that a loss may be above an older one before averages are taken; 0: averages from the first update on,
+            as the public code finetunes.
         form: "paper", or "torch" for the trajectories of the public code: a rate that lags, and averages from the second update.
         clip_norm: the largest norm of all gradients together, as PyTorch clips: 1e-6 is added to the norm; None does not clip.
         l2_decay: share of every parameter that is added to its gradient after clipping, as PyTorch does.
@@ -103,7 +104,7 @@ def nt_asgd(schedule: Schedule, *, nonmono: int, form: str, clip_norm: float | N
     Raises:
         InputError: a number out of range, or an unknown form.
     """
-    check_at_least(1, **{"optimizer.nonmono": nonmono})
+    check_at_least(0, **{"optimizer.nonmono": nonmono})
     check_known(f"optimizer.form={form!r}", form, FORMS)
     return NtAsgd(_clipped(clip_norm, l2_decay), schedule, nonmono, form)
 

@@ -49,7 +49,7 @@ def optimizer_of(settings):
     if name == "sgd":
         return optim.sgd(constant(rate), **shared)
     if not settings["lambd"]:
-        return optim.nt_asgd(constant(rate), nonmono=1, form="torch", **shared)
+        return optim.nt_asgd(constant(rate), nonmono=0, form="torch", **shared)
     # PyTorch's lambd is a decoupled decay, with a rate that falls by a power of the updates done; after `t0` updates and one more,
     # it averages as the paper says.
     falling = schedules.Schedule(lambda count: rate / (1 + settings["lambd"] * rate * jnp.asarray(count, float)) ** 0.75)
@@ -64,10 +64,10 @@ def test_optim(case):
         tolerance = 1e-10 if settings["dtype"] == "float64" else 2e-6
         optimizer = optimizer_of(settings)
         params = [jnp.asarray(data[name], settings["dtype"]) for name in ("p0_init", "p1_init")]
-        state, switch = optimizer.init(params), settings.get("t0", 0) + 2 * bool(settings.get("lambd"))
+        state, switch = optimizer.init(params), settings.get("lambd") and settings["t0"] + 2
         update = jax.jit(optimizer.update)
         for step in range(settings["steps"]):
-            if settings["optimizer"] == "asgd" and step == switch:
+            if switch and step == switch:
                 state = state._replace(switched=jnp.asarray(True))
             gradients = [jnp.asarray(data[name][step], settings["dtype"]) for name in ("g0", "g1")]
             changes, state = update(gradients, state, params, jnp.asarray(data["seq_len"][step] / settings["bptt"]))
