@@ -130,7 +130,7 @@ def check_model(file, case, given):
             if name in arrays:
                 np.testing.assert_allclose(terms.get(ours, 0.0), arrays[name], rtol=1e-5)
         expected = parameters_of(part(file, f"{case}/win{window}/grad/"))
-        if case == "last_word":
+        if np.any(tokens == settings["ntoken"] - 1):
             expected["input"]["table"] = with_last_word(model, params, batch, carry, expected["input"]["table"], gradients)
         assert jax.tree.structure(gradients) == jax.tree.structure(expected)
         jax.tree.map(close_to_largest, gradients, expected)
@@ -138,7 +138,6 @@ def check_model(file, case, given):
 
 def with_last_word(model, params, batch, carry, theirs, gradients):
     """Their gradient of the table, with ours for the last word: their lookup leaves it out, which is a defect of the code."""
-    assert np.any(batch.inputs == len(theirs) - 1)
     ours = np.asarray(gradients["input"]["table"])
     assert np.abs(ours[-1] - theirs[-1]).max() > 1e-2 * np.abs(theirs).max()
     return np.concatenate([theirs[:-1], ours[-1:]])

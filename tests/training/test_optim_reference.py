@@ -116,7 +116,6 @@ def test_plateau_lr(case):
 
 
 TRAJECTORY = json.loads((FIXTURES / "awd_lstm" / "train_trajectory.json").read_text())["cases"]
-SEEN = {"after_1": 1, "after_asgd1": 13, "after_asgd2": 14, "after_asgd3": 15}  # what is stored: after which update
 
 
 class Trajectory:
@@ -217,11 +216,12 @@ def close_to_largest(ours, theirs):
 def test_train_trajectory(case, given):
     """Losses, norms, parameters, averages and validation losses of the public code, on its windows; it switches by itself."""
     ours, losses, switched = Trajectory(case, given), [], None
-    epochs, updates = ours.data["epoch"], ours.settings["updates"]
+    epochs, updates, switch = (ours.data["epoch"], *(ours.settings[name] for name in ("updates", "switch_after_update")))
+    seen = {"after_1": 1} | {f"after_asgd{n}": switch + n for n in (1, 2, 3) if switch}  # what is stored: after which update
     for number in range(updates):
         for name, value in ours.advance(number).items():
             assert float(value) == pytest.approx(ours.data[name][number], rel=1e-4), (name, number)
-        for place in [place for place, after in SEEN.items() if after == number + 1 and f"{place}/decoder.bias" in ours.data]:
+        for place in [place for place, after in seen.items() if after == number + 1 and f"{place}/decoder.bias" in ours.data]:
             ours.check(place)
         if number + 1 < updates and epochs[number + 1] > epochs[number]:
             losses.append(ours.validate())
@@ -229,4 +229,4 @@ def test_train_trajectory(case, given):
                 switched = number + 1
     ours.check("after_final")
     assert losses == pytest.approx(ours.settings["val_losses"], rel=1e-4)
-    assert switched == ours.settings["switch_after_update"]
+    assert switched == switch
