@@ -329,10 +329,12 @@ def counts():
 
 @pytest.mark.parametrize("row", counts())
 def test_parameter_counts(row):
-    """Of fairseq's three architectures, and of the paper's Table 1 written as its layers, with either softmax."""
+    """Of fairseq's three architectures, and of the paper's Table 1 written as its layers, with either softmax; and what they see."""
     options = {"adaptive_softmax_cutoff": ",".join(map(str, (row["cutoffs"] or [])[:-1])), "dropout": 0.1} | row
     config = config_of(options, row["vocab_size"], blocks_of(layers_of(row["decoder_layers"])))
-    shapes = parameter_shapes(build(config, row["vocab_size"]))
+    model = build(config, row["vocab_size"])
+    assert model.body.receptive_field == row["receptive_field"]
+    shapes = parameter_shapes(model)
     body = [part for part in row["parts"] if part.startswith(("fc1", "convolutions", "residual", "fc2"))]
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["body"]))
     assert count == sum(row["parts"][part] for part in body)
