@@ -329,7 +329,7 @@ def counts():
 
 @pytest.mark.parametrize("row", counts())
 def test_parameter_counts(row):
-    """Of fairseq's three architectures, and of the paper's Table 1 written as its layers, with either softmax; and what they see."""
+    """Of fairseq's three architectures, and of the paper's Table 1 as its layers, with either softmax; and how far they see."""
     options = {"adaptive_softmax_cutoff": ",".join(map(str, (row["cutoffs"] or [])[:-1])), "dropout": 0.1} | row
     config = config_of(options, row["vocab_size"], blocks_of(layers_of(row["decoder_layers"])))
     model = build(config, row["vocab_size"])
