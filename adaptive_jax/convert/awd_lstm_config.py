@@ -16,7 +16,7 @@ TRAINING = {
 }  # fmt: skip
 # Dropout rates that a model which was saved as a module has as attributes, by their names here.
 RATES = {"dropout": "body.dropout", "dropouti": "body.input_dropout", "dropouth": "body.hidden_dropout",
-         "dropoute": "input.word_dropout"}  # fmt: skip
+         "dropoute": "input.word_dropout", "wdrop": "body.weight_drop"}  # fmt: skip
 
 # Parameters of the split softmax: a row and a bias for each class of words, "tombstones".
 TOMBSTONES = {"tail_vectors": "clusters", "tail_bias": "cluster_bias"}
@@ -32,7 +32,8 @@ def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: i
     Raises:
         InputError: tensors that are no AWD-LSTM.
     """
-    rates = {ours: float(options[name]) for name, ours in RATES.items() if isinstance(options.get(name), int | float)}
+    given = {**options, "wdrop": _weight_drop(options)}
+    rates = {ours: float(given[name]) for name, ours in RATES.items() if isinstance(given.get(name), int | float)}
     settings = awd_lstm.settings_of(_without_tombstones(state))
     if any(name in state for name in TOMBSTONES):
         settings |= {"output.name": "adaptive", "output.table.cutoffs": tuple(options.get("splits", ())[1:-1])}
@@ -57,6 +58,12 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     for i in range(len(cutoffs)):
         table[f"projection_{i + 1}"] = np.eye(config["body"]["widths"][-1], dtype=np.float32)  # tails have none
     return fitting(parameters, config)
+
+
+def _weight_drop(options):
+    """The rate on the recurrent matrices, which each layer of a saved module has; None if there is no module."""
+    layers = getattr(options.get("_modules", {}).get("rnns"), "_modules", {})
+    return next((getattr(layer, "dropout", None) for layer in layers.values()), None)
 
 
 def _without_tombstones(state):

@@ -179,6 +179,7 @@ def test_model_pt(quick_command, tmp_path):
     assert f"({nll:.4f} nats a word) over 11 words" in done.stdout, done.stderr
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["body"]["widths"] == [10, 10, 6] and config["body"]["input_dropout"] == 0.3  # as an attribute of the model
+    assert config["body"]["weight_drop"] == 0.5  # as one of its layers
     assert config["batches"]["layout"] == "streams" and config["output"]["table"]["bias"]
 
 
