@@ -12,7 +12,6 @@ attention needs: for every pair of tokens two products forward and four backward
 results: as the compiler counts it for JAX, as `benchmarks.outputs` measures it for torch.
 """
 
-import contextlib
 import functools
 import json
 from pathlib import Path
@@ -34,7 +33,7 @@ PEERS = (*PATHS[1:], "torch")  # the path "auto" is one of the others
 
 
 def jax_peers(arrays, dropout, paths):
-    """Compiled functions of `arrays` by path, for those of the paths that this machine supports."""
+    """Compiled functions of `arrays` by path, for those of the paths that this machine supports; why not, if none does."""
 
     def both(path, queries, keys, values, gradient):
         seeds = row_seeds(jax.random.key(0), jnp.arange(len(queries))) if dropout else None
@@ -42,10 +41,14 @@ def jax_peers(arrays, dropout, paths):
         attended, pull = jax.vjp(attend, queries, keys, values)
         return attended, *pull(gradient)
 
-    compiled = {}
+    compiled, refused = {}, []
     for path in paths:
-        with contextlib.suppress(InputError):
+        try:
             compiled[path] = jax.jit(functools.partial(both, path)).lower(*arrays).compile()
+        except InputError as error:
+            refused.append(f"left out: {error}")
+    if not compiled and refused:
+        print("\n".join(refused))
     return compiled
 
 

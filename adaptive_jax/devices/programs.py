@@ -24,6 +24,7 @@ AROUND = ("while", "call", "conditional", "async-start")  # they run others
 FUSIONS = ("fusion", "fusion-start")
 SLICES, WRITES = ("dynamic-slice", "slice", "gather"), ("dynamic-update-slice", "scatter")
 PRODUCTS = {"dot", "convolution", "ragged-dot", "scaled-dot"}
+ON_CHIP = re.compile(r"\w+\[[\d,<=]*\]\{[^}]*T\([^}]*S\(1\)\}")  # an array that a TPU keeps beside its cores, not in its memory
 PRODUCT_CALLS = re.compile(r"gemm|matmul|cublas|cudnn\$conv|onednn")
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 LONG = 256  # characters of a name
@@ -129,14 +130,14 @@ class Program:
                     yield from self.runs(called, times * (self.trips(one) or 1))
 
     def largest(self, most: int = 8) -> list[dict]:
-        """The largest arrays that the program makes, other than parts of its arguments; equal ones once."""
+        """The largest arrays in memory that the program makes, other than parts of its arguments; equal ones once."""
         found = defaultdict(list)
         for one, _, _ in self.runs():
             if one.opcode not in (*FREE, "while", "call", "conditional") and not one.opcode.endswith("-done"):
                 roots = _results(self.computations[one.called[0]]) if one.opcode in FUSIONS else [one]
                 # What writes into an array that is there makes none.
                 shapes = [root.shape for root in roots if root.opcode not in WRITES]
-                for dtype, size in ARRAY.findall(" ".join(shapes)):
+                for dtype, size in ARRAY.findall(ON_CHIP.sub("", " ".join(shapes))):
                     found[f"{dtype}[{size}]"].append(one.source)
         first = sorted(found, key=lambda shape: -sizes(shape)[0])[:most]
         names = {shape: Counter(filter(None, found[shape])).most_common(1) for shape in first}

@@ -109,6 +109,8 @@ def test_counts_by_hand():
     first, *_ = program.largest()
     assert first == {"bytes": 256, "shape": "s8[256]", "count": 1, "source": ""}
     assert "f32[3,8,4]" not in [one["shape"] for one in program.largest(99)]  # an argument
+    for layout, largest in ("0:T(1024)", 256), ("0:T(1024)S(1)", 128), ("0S(1)", 256):  # a TPU keeps the second beside its cores
+        assert Program(*read(TEXT.replace("s8[256]{0}", f"s8[256]{{{layout}}}"))).largest()[0]["bytes"] == largest
 
 
 def test_sizes_of_every_dtype():
