@@ -1,9 +1,11 @@
 """What the end-to-end tests share: a small corpus, a small config of it, a trained run, and the two scripts as commands."""
 
+import contextlib
 import gc
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +130,35 @@ def start(compiled):
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    """`free_port()`: a port on loopback that nobody uses."""
+
+    def free_port():
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
+            return server.getsockname()[1]
+
+    return free_port
+
+
+@pytest.fixture
+def start_hosts(start, free_port):
+    """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the end of the test."""
+    started = []
+
+    def start_hosts(*arguments, devices=1):
+        address = f"127.0.0.1:{free_port()}"
+        pair = [start(*arguments, f"--coordinator={address}", "--hosts=2", f"--host={host}", devices=devices)
+                for host in range(2)]
+        started.extend(pair)
+        return pair
+
+    yield start_hosts
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="session")

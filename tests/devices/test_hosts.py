@@ -1,10 +1,8 @@
 """Several hosts: real processes on loopback that train, evaluate, fail and stop together, against one process alone."""
 
-import contextlib
 import json
 import re
 import signal
-import socket
 import time
 
 import numpy as np
@@ -84,12 +82,7 @@ def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def free_port():
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return server.getsockname()[1]
-
-
-def test_hosts_that_nobody_meets(start):
+def test_hosts_that_nobody_meets(start, free_port):
     """Each of two that wait at different places says where, for how long, and ends."""
     program = """
 from adaptive_jax import command
@@ -104,24 +97,6 @@ command.run(main, ["COORDINATOR", "HOST"])
         _, err = process.communicate(timeout=100)
         assert process.returncode == 2
         assert f"error: host {host} has not met the others at 127.0.0.1:" in err and "within 1 seconds: start all" in err
-
-
-@pytest.fixture
-def start_hosts(start):
-    """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the end of the test."""
-    started = []
-
-    def start_hosts(*arguments, devices=1):
-        address = f"127.0.0.1:{free_port()}"
-        pair = [start(*arguments, f"--coordinator={address}", "--hosts=2", f"--host={host}", devices=devices)
-                for host in range(2)]
-        started.extend(pair)
-        return pair
-
-    yield start_hosts
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def ended(processes):

@@ -14,11 +14,13 @@ from adaptive_jax.batch import Batch
 from adaptive_jax.convert.awd_lstm import parameters_of
 from adaptive_jax.data.batches.windows import WindowBatch, Windows
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as defaults
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.caches import Cache, log_chances, mixed
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, open_run, put_lexicon
 from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer
@@ -31,9 +33,12 @@ from adaptive_jax.evaluation.vocabularies import (
     with_uniform,
 )
 from adaptive_jax.model import build, init_params
+from tests.inputs import test_groc
 from tests.training.test_finetuning import saved_run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
+SHARED = Path(__file__).parents[3] / "shared"
+as_the_code = test_groc.as_the_code
 CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.length": 12}
 COMPOSED = CNN | {"output.name": "softmax", "output.table.name": "tied"}
 GROC = COMPOSED | {
@@ -81,6 +86,58 @@ def test_cross_domain_of_a_tied_model():
     mixed = with_uniform(np.asarray(nll), 0.01, 47)
     np.testing.assert_allclose(-mixed, arrays["tied_uniform/logprob_target"].T, rtol=2e-5)
     np.testing.assert_allclose(mixed[targets >= len(own)], -math.log(0.01 / 47))
+
+
+@pytest.mark.skipif(not (SHARED / "data" / "wordnet-3.0").exists(), reason="needs ../shared")
+@pytest.mark.parametrize("name", ["groc", "groc_word_bias"])
+def test_cross_domain_of_composed_models(name, as_the_code):
+    """From the letters and WordNet's words of a union vocabulary to scores of new words, down-weighted or not.
+
+    The public code sets the biases of words to 0 in another vocabulary.
+    """
+    about = json.loads((FIXTURES / "cross_domain.json").read_text())
+    with np.load(SHARED / "reference" / "groc" / "cross_domain.npz") as arrays:
+        arrays = dict(arrays)
+    tensors = {key.split("/", 2)[2]: a for of in ("groc", name) for key, a in arrays.items() if key.startswith(f"model_{of}/param")}
+    new, words = arrays[f"adapted_{name}/new_words"], about["vocabularies"]["d_eval"]
+    order = [*(i for i in range(47) if i not in new), *new]  # new words last
+    places, vocabulary = np.argsort(order).astype(np.int32), Vocabulary(tuple(words[i] for i in order), np.ones(47, np.int64))
+    whole = name == "groc"
+    model = build(defaults({
+        "input.name": "groc", "input.lexicon": str(SHARED / "data" / "wordnet-3.0"), "input.form": "code", "input.combine": "add",
+        "input.mean": "most", "input.filters": test_groc.FILTERS, "body.name": "lstm", "body.features": 12,
+        "body.widths": (14, 12), "body.biases": 2, "output.name": "softmax", "output.table.name": "mapped",
+        "output.table.depth": int(whole), "output.table.activation": "relu",
+        "output.table.bias": "predicted" if whole else "none"}).to_dict(), 47)
+    body = parameters_of({key.replace("_prefix_network", "rnns"): a for key, a in tensors.items() if "_prefix" in key}
+                         | {"encoder.weight": np.zeros((1, 12)), "decoder.bias": np.zeros(1)})["body"]
+    params = {"input": test_groc.of_code({key: a for key, a in tensors.items() if key.startswith("_char")}), "body": body}
+    if whole:
+        kernel, bias = (tensors[f"_output_network.0.{kind}"].T for kind in ("weight", "bias"))
+        predicted = {"bias_weights": tensors["_bias.weight"].T, "bias": tensors["_bias.bias"][0]}
+        params |= {"output": {"table": predicted | {"kernel_0": kernel, "kernel_bias_0": bias}}}
+    known = lexicon(vocabulary, model.wants())
+
+    def compose(params):
+        return model.apply({"params": params, "lexicon": known}, jnp.arange(47), method="compose", mutable=["tables"])[1]["tables"]
+
+    tables = jax.jit(compose)(params)
+    np.testing.assert_allclose(tables["output"]["table"]["vectors"], arrays[f"adapted_{name}/E_out"][order], atol=2e-5)
+    inputs = places[arrays[f"adapted_{name}/input"].T]
+    for case, weight in (("groc_uniform", 1.0), ("groc_neural_dw", 0.1)) if whole else (("groc_word_bias_uniform", 1.0),):
+        targets = places[arrays[f"{case}/target"].T]
+        batch = Batch(inputs, targets, np.ones(inputs.shape, np.float32), np.arange(2, dtype=np.int32), reset=np.ones(2, bool))
+        scorer = make_scorer(model, sharding.device_mesh(), 0, (47 - len(new), 47, Extras(True, weight)))
+        carry = model.body.initial_carry(2)
+        (nll, hidden), _ = scorer(params, known, tables, WindowBatch(batch, np.zeros(2, np.int32)), carry)
+        settings = about["cases"][case]
+        for stream in range(2):
+            scored = with_uniform(np.asarray(nll[stream]), 0.01, 47)
+            if "neural" in case:
+                cache = Cache(theta=(settings["theta"],), cache_size=settings["cache_size"])
+                [chances] = log_chances(cache, np.asarray(hidden[stream]), targets[stream], 47, quiet)
+                scored = mixed(scored, chances, settings["lam"])
+            np.testing.assert_allclose(-scored, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5)
 
 
 @pytest.fixture(scope="module")

@@ -103,14 +103,15 @@ def of_file(name, case):
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs shared/reference/groc")
 @pytest.mark.parametrize("case, file", [
     ("k0_word_bias", "output"), ("k0_predicted_bias", "output"), ("k0_train_output_dropout", "output"),
-    ("k4_train_locked", "output"), ("lookup_table", "baselines"), ("lookup_table_train", "baselines"), ("tied", "baselines"),
-    ("tied_train", "baselines"), ("adaptive_tied", "baselines"), ("adaptive_tied_train", "baselines"),
-    ("adaptive_untied", "baselines")])
+    ("k4_train_locked", "output"), ("k2_train_unlocked", "output"), ("lookup_table", "baselines"),
+    ("lookup_table_train", "baselines"), ("tied", "baselines"), ("tied_train", "baselines"), ("adaptive_tied", "baselines"),
+    ("adaptive_tied_train", "baselines"), ("adaptive_untied", "baselines")])
 def test_output(case, file, monkeypatch):
     """Tables of the reference files that the fixture leaves out: from the hidden states to the losses, masks given.
 
     In training, the public code also drops entries of the vectors that predict biases, so there only vectors are compared; and it
-    draws masks of layers anew for every chunk of words, here for every 25, whose last has no relations and definition there.
+    draws masks of layers anew for every chunk of words, here for every 25, whose last has no relations and definition there. An
+    "unlocked" mask is of all entries: the function is the same, though no option here draws it.
     """
     arrays, train = of_file(file, case), "_train" in case
     own = {"lookup_table": "_decoder", "tied": "_lookup"}.get(case.removesuffix("_train"))  # no composed table
@@ -118,8 +119,8 @@ def test_output(case, file, monkeypatch):
     if file == "output":  # all its cases are of one E; some have it after dropout
         plain = of_file(file, "k0_predicted_bias")["E_in"]
     words, features = plain.shape
-    masks = [arrays[name].ravel() > 0 for name in ("mask_3", "mask_4", "mask_5", "mask_6") if case == "k4_train_locked"]
-    masks = iter(masks or [arrays[name].ravel() > 0 for name in ("mask_0",) if train])
+    drawn = {"k4_train_locked": ("mask_3", "mask_4", "mask_5", "mask_6"), "k2_train_unlocked": ("mask_3", "mask_4")}
+    masks = iter([arrays[name].squeeze() > 0 for name in drawn.get(case, ("mask_0",) if train else ())])
     monkeypatch.setattr(dropout, "keep_mask", lambda *_: next(masks))
     bias = "own" if arrays["param/_decoder.bias" if own else "param/_bias.weight"].size == words else "predicted"
     if case.startswith("adaptive"):
@@ -130,8 +131,9 @@ def test_output(case, file, monkeypatch):
         table = AssembledTable(source, features, dropout=0.2 if train else 0.0, bias="own")
     else:
         rates = {"k0_train_output_dropout": {"dropout": 0.3}, "k4_train_locked": {"layer_dropout": 0.5}}
+        rates |= {"k2_train_unlocked": {"layer_dropout": 0.25}}
         rates = {"dropout": 0.2} if own and train else rates.get(case, {})
-        depth, given = (4, {"activation": "sigmoid"}) if case.startswith("k4") else (0, {})
+        depth, given = int(case[1]) if case[0] == "k" else 0, {"activation": "sigmoid"} if case.startswith("k4") else {}
         source, params = Lookup(words, features), {"table": plain}
         table = MappedTable(source, features, depth=depth, bias=bias, **rates | given)
     weights = {name.removeprefix("param/"): array for name, array in arrays.items() if name.startswith("param/")}
@@ -149,6 +151,32 @@ def test_output(case, file, monkeypatch):
         read = AdaptiveInput(words, features, (12, 40), scaled=True)
         embedded = read.apply({"params": params["source"]}, arrays["input"])
         np.testing.assert_allclose(embedded, arrays["embedded"], atol=2e-5)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs shared/reference/groc")
+@pytest.mark.parametrize("case, fields", [
+    ("bilinear", {"form": "bilinear"}), ("deep_residual", {"depth": 2}), ("convolutional_correction", {"correction": 16}),
+    ("groc_predict_bias", {"depth": 0, "bias": "predicted"})])
+def test_init(case, fields):
+    """Fresh parameters lie where the public code's do. What belongs to a word, bias or correction, starts at 0 here."""
+    theirs = json.loads((SHARED / "init.json").read_text())["cases"][case]
+    source = Lookup(500, 64, init_range=0.05)
+    table = ComposedTable(source, 64, **fields) if "correction" in fields else MappedTable(source, 64, **fields)
+    params = jax.jit(lambda: table.init(jax.random.key(0), method="bands")["params"])()
+    names = {"_lookup.weight": "source", "_cnnsoftmax_M.weight": "correction_map", "_bias.weight": "bias_weights"}
+    for i in range(2):
+        names |= {f"_output_network.{i}.weight": f"kernel_{i}", f"_output_network.{i}.bias": f"kernel_bias_{i}"}
+    compared = 0
+    for name, ours in names.items():
+        if name not in theirs or (ours not in params and ours != "source"):  # a bias for each word
+            continue
+        array = params.get(ours, params.get("cnn", {}))
+        array = np.asarray(array["table"] if isinstance(array, dict) else array)
+        bound = max(-theirs[name]["min"], theirs[name]["max"])
+        assert 0.85 * bound < np.abs(array).max() < 1.1 * bound, name
+        assert array.std() == pytest.approx(theirs[name]["std"], rel=0.05 if array.size > 1000 else 0.25), name
+        compared += 1
+    assert compared == {"bilinear": 3, "deep_residual": 5, "convolutional_correction": 2, "groc_predict_bias": 1}[case]
 
 
 def test_an_update_shares_one_mask_a_layer():

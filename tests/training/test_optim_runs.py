@@ -17,7 +17,6 @@ from adaptive_jax.plans.checks import check_settings
 from adaptive_jax.progress import Bar
 from adaptive_jax.training.loop import Stopped, train
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from tests.devices.test_hosts import free_port
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
 from tests.training.test_stopping import hosts_stop_at, saved
@@ -142,7 +141,7 @@ for first, second in (1.5, 0.5), (0.5, 1.5):
 """
 
 
-def test_the_first_host_decides_when_time_is_over(start):
+def test_the_first_host_decides_when_time_is_over(start, free_port):
     """All hosts hear the same, whatever their own clocks say, and only where they meet."""
     address = f"127.0.0.1:{free_port()}"
     pair = [start("-c", CLOCKS, address, host) for host in range(2)]

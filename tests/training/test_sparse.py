@@ -190,25 +190,34 @@ WAYS = {  # to score a text
     "unbounded": {"method": "cache", "options": {"cache": "unbounded"}},
     "dynamic": {"method": "dynamic", "window": 9, "rows": 2, "options": {"rule": "sgd", "rate": 0.1}},
 }
-ON_DEVICES = """
-import json, sys
-from pathlib import Path
-from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.training.loop import train
-folder = Path(sys.argv[1])
-config, tuned, ways = json.loads((folder / "given.json").read_text())
-train(config, folder / "devices")
-train(tuned, folder / "tuned_devices")
-scores = {name: evaluate(folder / "devices", Request("test", checkpoint="latest", **way))["nll"] for name, way in ways.items()}
-(folder / "scores.json").write_text(json.dumps(scores))
+ON_HOSTS = """
+import json
+from adaptive_jax import command
+command.define_workdir("")
+def main():
+    from adaptive_jax.devices import hosts
+    from adaptive_jax.evaluation.evaluate import Request, evaluate
+    from adaptive_jax.training.loop import train
+    folder, others = command.workdir()
+    hosts.initialize(*others)
+    config, tuned, ways = json.loads((folder / "given.json").read_text())
+    with hosts.together():
+        train(config, folder / "devices")
+        train(tuned, folder / "tuned_devices")
+        requests = {name: Request("test", checkpoint="latest", **way) for name, way in ways.items()}
+        scores = {name: evaluate(folder / "devices", request)["nll"] for name, request in requests.items()}
+    if hosts.first():
+        (folder / "scores.json").write_text(json.dumps(scores))
+command.run(main)
 """
 
 
-def test_a_run_resumes_exactly_and_on_other_devices(sparse, quick_command, tmp_path):
+@pytest.mark.slow
+def test_a_run_resumes_exactly_and_on_other_hosts(sparse, start_hosts, tmp_path):
     """Stopped between updates that share tables, it ends bit for bit as one never stopped.
 
-    On 8 devices of which two share the parameters it does so up to rounding, and so does a run that starts from it. Caches and
-    dynamic evaluation give the scores of one device.
+    On two hosts of two devices, where two share the parameters, it does so up to rounding, and so does a run that starts from it.
+    Caches and dynamic evaluation give the scores of one device.
     """
     assert [composes(7, step, 0.3) for step in range(1, 6)] == [True, False, False, True, False]
     train(sparse(), tmp_path / "whole")
@@ -222,11 +231,12 @@ def test_a_run_resumes_exactly_and_on_other_devices(sparse, quick_command, tmp_p
     tuned = sparse(steps=1, seed=3, init_from=str(tmp_path / "whole"), init_checkpoint="latest", init_words="both")
     train(tuned, tmp_path / "tuned")
     (tmp_path / "given.json").write_text(json.dumps([sparse(fsdp=2), tuned | {"fsdp": 2}, WAYS]))
-    done = quick_command("-c", ON_DEVICES, tmp_path, devices=8)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("8 device(s), parameters sharded over 2") == 2
-    for one, eight in ("whole", "devices"), ("tuned", "tuned_devices"):
-        states = (saved(tmp_path / name, sparse()) for name in (eight, one))
+    processes = start_hosts("-c", ON_HOSTS, f"--workdir={tmp_path}", devices=2)
+    (out, err), (_, other_err) = (process.communicate(timeout=200) for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], err + other_err
+    assert out.count("4 device(s), parameters sharded over 2") == 2
+    for one, four in ("whole", "devices"), ("tuned", "tuned_devices"):
+        states = (saved(tmp_path / name, sparse()) for name in (four, one))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-5), *states)
     scores = {name: evaluate(tmp_path / "whole", Request("test", checkpoint="latest", **way))["nll"] for name, way in WAYS.items()}
     assert json.loads((tmp_path / "scores.json").read_text()) == pytest.approx(scores, rel=1e-6)
