@@ -3,10 +3,37 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = ["AWDLSTM", "LSTM", "NCE", "AdaptiveInput", "AdaptiveSoftmax", "AssembledTable", "Band", "Batch", "CharacterCNN",
-           "ComposedTable", "Differentiated", "GatedConv", "GroC", "Hierarchical", "InputError", "LanguageModel", "LoadedModel",
-           "Lookup", "Loss", "MappedTable", "OwnTable", "Sampled", "Softmax", "TiedTable", "Transformer", "adaptive_cross_entropy",
-           "build", "linear_cross_entropy", "load"]  # fmt: skip
+__all__ = [
+    "AWDLSTM",
+    "LSTM",
+    "NCE",
+    "AdaptiveInput",
+    "AdaptiveSoftmax",
+    "AssembledTable",
+    "Band",
+    "Batch",
+    "CharacterCNN",
+    "ComposedTable",
+    "Differentiated",
+    "GatedConv",
+    "GroC",
+    "Hierarchical",
+    "InputError",
+    "LanguageModel",
+    "LoadedModel",
+    "Lookup",
+    "Loss",
+    "MappedTable",
+    "OwnTable",
+    "Sampled",
+    "Softmax",
+    "TiedTable",
+    "Transformer",
+    "adaptive_cross_entropy",
+    "build",
+    "linear_cross_entropy",
+    "load",
+]
 
 if TYPE_CHECKING:
     from adaptive_jax.bands import Band
@@ -52,7 +79,9 @@ else:  # a type checker that saw this function would believe that every name exi
     }
 
     def __getattr__(name: str) -> object:
-        """Imports an export when it is first used: processes that prepare text should not wait for JAX or load it."""
+        """Imports an export when it is first used: processes that prepare text should not wait
+        for JAX or load it.
+        """
         for module, names in _MODULES.items():
             if name in names:
                 return getattr(importlib.import_module(f"{__name__}.{module}"), name)

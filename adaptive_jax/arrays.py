@@ -1,7 +1,9 @@
-"""Arrays that a caller gives to a layer: numpy arrays and lists become JAX arrays, and what does not fit fails in one line.
+"""Arrays that a caller gives to a layer: numpy arrays and lists become JAX arrays, and what does
+not fit fails in one line.
 
-Sizes are written as `"rows", "time", 16`: a name stands for any size, and `...` in front for any axes. Shapes and dtypes are
-known inside `jax.jit` too; values are not, so there an id that does not exist becomes NaN where others fail.
+Sizes are written as `"rows", "time", 16`: a name stands for any size, and `...` in front for any
+axes. Shapes and dtypes are known inside `jax.jit` too; values are not, so there an id that does not
+exist becomes NaN where others fail.
 """
 
 import reprlib
@@ -43,7 +45,8 @@ def whole_numbers(what: str, values, *sizes) -> jax.Array:
 
 
 def ids(what: str, values, count: int, *sizes, weights=None) -> jax.Array:
-    """`values` as an array of ids of these sizes; ids from 0 to `count - 1` exist. Those of weight 0 are not checked.
+    """`values` as an array of ids of these sizes; ids from 0 to `count - 1` exist. Those of weight
+    0 are not checked.
 
     Values that are not known yet, or whose weights are not, are not checked: see `exists`.
 
@@ -52,12 +55,16 @@ def ids(what: str, values, count: int, *sizes, weights=None) -> jax.Array:
     """
     known, weights = _known(values), np.ones(()) if weights is None else _known(weights)
     # Numbers beyond 32 bits are checked before JAX cuts them; of lists, it refuses them.
-    array = whole_numbers(what, known if isinstance(values, Sequence) and known is not None else values, *sizes)
+    array = whole_numbers(
+        what, known if isinstance(values, Sequence) and known is not None else values, *sizes
+    )
     if known is not None and weights is not None and weights.shape in ((), known.shape):
         wrong = ((known < 0) | (known >= count)) & (weights != 0)
         if wrong.any():
             place = tuple(map(int, np.argwhere(wrong)[0]))
-            raise InputError(f"{what}{list(place)}={known[place]} does not exist: give ids from 0 to {count - 1}")
+            raise InputError(
+                f"{what}{list(place)}={known[place]} does not exist: give ids from 0 to {count - 1}"
+            )
     return array if array.dtype in (jnp.int32, jnp.int64) else array.astype(jnp.int32)
 
 
@@ -67,8 +74,14 @@ def exists(array: jax.Array, count: int) -> jax.Array:
 
 
 def look_up(table: jax.Array, array: jax.Array) -> jax.Array:
-    """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`: NaN for an id that does not exist."""
-    return jnp.asarray(table).at[array].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`: NaN for an id that
+    does not exist.
+    """
+    return (
+        jnp.asarray(table)
+        .at[array]
+        .get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+    )
 
 
 def check_dtype(dtype) -> None:
@@ -82,20 +95,30 @@ def check_dtype(dtype) -> None:
     except TypeError:
         known = False
     if not known:
-        raise InputError(f"dtype={getattr(dtype, '__name__', dtype)} is no type of floats: give float32 or bfloat16")
+        raise InputError(
+            f"dtype={getattr(dtype, '__name__', dtype)} is no type of floats: give float32 or"
+            " bfloat16"
+        )
 
 
 def _array(what, values):
     try:
         return jnp.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{what}={reprlib.repr(values)} is no array of numbers: give an array or equally long lists") from error
+        raise InputError(
+            f"{what}={reprlib.repr(values)} is no array of numbers: give an array or equally long"
+            " lists"
+        ) from error
 
 
 def _check_sizes(what, array, sizes):
     wanted = sizes[1:] if sizes[:1] == (...,) else sizes
-    found = array.shape[max(array.ndim - len(wanted), 0) :] if len(wanted) < len(sizes) else array.shape
-    if len(found) != len(wanted) or any(isinstance(b, int) and a != b for a, b in zip(found, wanted, strict=True)):
+    found = (
+        array.shape[max(array.ndim - len(wanted), 0) :] if len(wanted) < len(sizes) else array.shape
+    )
+    if len(found) != len(wanted) or any(
+        isinstance(b, int) and a != b for a, b in zip(found, wanted, strict=True)
+    ):
         names = ", ".join("..." if size is ... else str(size) for size in sizes)
         raise InputError(f"{what} of shape {list(array.shape)} do not fit: give [{names}]")
     if not array.size:
@@ -103,7 +126,9 @@ def _check_sizes(what, array, sizes):
 
 
 def _known(values):
-    """The values on the host, or None where they are not known before the program runs or not held by this process."""
+    """The values on the host, or None where they are not known before the program runs or not
+    held by this process.
+    """
     if isinstance(values, jax.core.Tracer) or not getattr(values, "is_fully_addressable", True):
         return None
     try:

@@ -1,4 +1,6 @@
-"""Bands: a vocabulary in order of frequency, cut into ranges of words, each with a table of its own."""
+"""Bands: a vocabulary in order of frequency, cut into ranges of words, each with a table of its
+own.
+"""
 
 import itertools
 import numbers
@@ -11,7 +13,8 @@ if TYPE_CHECKING:  # processes that only read text should not wait for JAX
     import jax
 
 
-# From so many bands of one kind on, the core visits them in one loop, and an own table of one width is one array.
+# From so many bands of one kind on, the core visits them in one loop, and an own table of one width
+# is one array.
 MANY_BANDS = 8
 
 
@@ -32,7 +35,8 @@ class Band(NamedTuple):
 
 
 def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
-    """Words in each band: cutoffs 20,000 and 60,000 of 267,735 words give 20,000, 40,000 and 207,735.
+    """Words in each band: cutoffs 20,000 and 60,000 of 267,735 words give 20,000, 40,000 and
+    207,735.
 
     A cutoff is the id of the first word of the next band, so n cutoffs make n + 1 bands.
 
@@ -40,8 +44,12 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
         InputError: cutoffs that are no whole numbers, do not increase, or leave a band empty.
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
-    if not isinstance(cutoffs, Sequence) or not all(isinstance(cut, numbers.Integral) for cut in cutoffs):
-        raise InputError(f"cutoffs {cutoffs} are not whole numbers in a list: give them as (20_000, 60_000)")
+    if not isinstance(cutoffs, Sequence) or not all(
+        isinstance(cut, numbers.Integral) for cut in cutoffs
+    ):
+        raise InputError(
+            f"cutoffs {cutoffs} are not whole numbers in a list: give them as (20_000, 60_000)"
+        )
     ends = [0, *cutoffs, vocabulary_size]
     for before, after in itertools.pairwise(ends):
         if before >= after and after == vocabulary_size:
@@ -51,13 +59,15 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
             )
         if before >= after:
             raise InputError(
-                f"cutoffs {tuple(cutoffs)} do not increase from 1: {after:,} follows {before:,}; give them in rising order"
+                f"cutoffs {tuple(cutoffs)} do not increase from 1: {after:,} follows {before:,};"
+                " give them in rising order"
             )
     return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def band_widths(width: int, factor: int, bands: int) -> list[int]:
-    """Width of the vectors of each band, `width / factor^i` (Baevski & Auli 2019, section 3): 1024, 256, 64.
+    """Width of the vectors of each band, `width / factor^i` (Baevski & Auli 2019, section 3): 1024,
+    256, 64.
 
     Raises:
         InputError: a factor that is no whole number, or a band would be left without any width.
@@ -73,7 +83,8 @@ def band_widths(width: int, factor: int, bands: int) -> list[int]:
 
 
 def band_shapes(layer) -> list[tuple[int, int]]:
-    """`(words, width)` of each band of a layer with the fields vocabulary_size, features, cutoffs, factor and width.
+    """`(words, width)` of each band of a layer with the fields vocabulary_size, features, cutoffs,
+    factor and width.
 
     Raises:
         InputError: as `band_sizes` and `band_widths`, or a width that is no whole number.
@@ -81,26 +92,38 @@ def band_shapes(layer) -> list[tuple[int, int]]:
     check_at_least(1, features=layer.features)
     check_at_least(0, width=layer.width)
     sizes = band_sizes(layer.vocabulary_size, layer.cutoffs)
-    return list(zip(sizes, band_widths(layer.width or layer.features, layer.factor, len(sizes)), strict=True))
+    return list(
+        zip(
+            sizes, band_widths(layer.width or layer.features, layer.factor, len(sizes)), strict=True
+        )
+    )
 
 
 def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
-    """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …; `initializer(width)` gives their start.
+    """The tables of a flax layer's bands, its parameters `table_0`, `table_1` …;
+    `initializer(width)` gives their start.
 
-    The layer is one that `band_shapes` takes. A table of `MANY_BANDS` or more of one width is one parameter, `table`, which starts
-    as the table of a full softmax does.
+    The layer is one that `band_shapes` takes. A table of `MANY_BANDS` or more of one width is one
+    parameter, `table`, which starts as the table of a full softmax does.
     """
     import jax.numpy as jnp  # processes that only read text should not wait for JAX
 
     shapes = band_shapes(layer)
     sizes, widths = zip(*shapes, strict=True)
     if len(sizes) < MANY_BANDS or len(set(widths)) > 1:
-        return [jnp.asarray(layer.param(f"table_{i}", initializer(shape[1]), shape)) for i, shape in enumerate(shapes)]
-    return split_rows(layer.param("table", initializer(widths[0]), (layer.vocabulary_size, widths[0])), sizes)
+        return [
+            jnp.asarray(layer.param(f"table_{i}", initializer(shape[1]), shape))
+            for i, shape in enumerate(shapes)
+        ]
+    return split_rows(
+        layer.param("table", initializer(widths[0]), (layer.vocabulary_size, widths[0])), sizes
+    )
 
 
 def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":
-    """An array's rows as several arrays of so many; their gradients are put together in one operation."""
+    """An array's rows as several arrays of so many; their gradients are put together in one
+    operation.
+    """
     from jax import lax  # processes that only read text should not wait for JAX
 
     return lax.split(array, sizes)

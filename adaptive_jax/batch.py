@@ -14,12 +14,14 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: token ids, int32 `[rows, time]`. Padding has ids of words too.
-        targets: the token after each input, int32 `[rows, time]`. Where the weight is 0, any number may stand, such as -1.
-        weights: float32 `[rows, time]`: how much each target counts in the loss, 0 for padding. None: all 1.
-        row_ids: int32 `[rows]`, the number of each row in its update. Dropout is a function of it, so no layout of devices and
-            microbatches changes what is dropped.
-        segment_ids: int32 `[rows, time]`, or None where each row is one example. A token sees tokens of its own segment only;
-            0 is padding.
+        targets: the token after each input, int32 `[rows, time]`. Where the weight is 0, any number
+            may stand, such as -1.
+        weights: float32 `[rows, time]`: how much each target counts in the loss, 0 for padding.
+            None: all 1.
+        row_ids: int32 `[rows]`, the number of each row in its update. Dropout is a function of it,
+            so no layout of devices and microbatches changes what is dropped.
+        segment_ids: int32 `[rows, time]`, or None where each row is one example. A token sees
+            tokens of its own segment only; 0 is padding.
         reset: bool `[rows]`, or None where no row does: the row starts anew and ignores the carry.
 
     The batches of one update have one more axis in front, `[microbatches, rows, ...]`.

@@ -1,4 +1,6 @@
-"""How the scripts start and end: they parse flags, and print one line for an error that a user can fix."""
+"""How the scripts start and end: they parse flags, and print one line for an error that a user
+can fix.
+"""
 
 import errno
 import logging as standard_logging
@@ -23,7 +25,10 @@ from adaptive_jax.stores import check_reachable, path_of
 DENIED = {errno.EACCES, errno.EPERM}
 OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-NO_FILES = "/proc", "/sys"  # file systems of the kernel, which answer "no such file" to whoever creates one
+NO_FILES = (
+    "/proc",
+    "/sys",
+)  # file systems of the kernel, which answer "no such file" to whoever creates one
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, or have no value"}
 INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
@@ -33,26 +38,33 @@ _changed: list[str] = []
 
 
 def define_config(what: str = "Config file, with :row where it has rows") -> None:
-    """Defines the flag --config, and --config.KEY=VALUE for every key; `config` has their result."""
+    """Defines the flag --config, and --config.KEY=VALUE for every key; `config` has their
+    result.
+    """
     keys = [key for key, value in DEFAULTS.items() if not isinstance(value, dict)]
     groups = [key for key in DEFAULTS if key not in keys]
     flags.DEFINE_string(
         "config",
         None,
-        f"{what}. --config.KEY=VALUE changes a setting: KEY is {', '.join(keys)}; or GROUP.KEY of the groups "
-        f"{', '.join(groups)}. docs/configuration.md explains all, and so does train.py --explain.",
+        f"{what}. --config.KEY=VALUE changes a setting: KEY is {', '.join(keys)}; or GROUP.KEY of"
+        f" the groups {', '.join(groups)}. docs/configuration.md explains all, and so does train.py"
+        " --explain.",
     )
 
 
 def config() -> tuple[dict, list[str]]:
-    """The config that --config and the flags --config.KEY describe, and lines that say which classes the flags switched."""
+    """The config that --config and the flags --config.KEY describe, and lines that say which
+    classes the flags switched.
+    """
     if not _config[0]:
         raise InputError(f"--config is missing: {config_file.CURE}")
     return _config
 
 
 def published() -> tuple[dict | None, list[str]]:
-    """What a paper prints of the row that --config names, see `config_file.published`, and the keys of the flags --config.KEY."""
+    """What a paper prints of the row that --config names, see `config_file.published`, and the
+    keys of the flags --config.KEY.
+    """
     return config_file.published(flags.FLAGS["config"].value), _changed
 
 
@@ -61,13 +73,20 @@ def define_workdir(what: str, several_hosts: bool = True) -> None:
     flags.DEFINE_string("workdir", None, what)
     if not several_hosts:
         return
-    flags.DEFINE_string("coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM.")
-    flags.DEFINE_integer("hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM.")
-    flags.DEFINE_integer("host", None, "Number of this host, from 0; not on TPU pods and under SLURM.")
+    flags.DEFINE_string(
+        "coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM."
+    )
+    flags.DEFINE_integer(
+        "hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM."
+    )
+    flags.DEFINE_integer(
+        "host", None, "Number of this host, from 0; not on TPU pods and under SLURM."
+    )
 
 
 def workdir() -> tuple[Path, tuple]:
-    """The values of these flags: the workdir, and the arguments of `hosts.initialize`, none for a command of one host.
+    """The values of these flags: the workdir, and the arguments of `hosts.initialize`, none for a
+    command of one host.
 
     Raises:
         InputError: no workdir, or one in a store that cannot be reached.
@@ -80,14 +99,19 @@ def workdir() -> tuple[Path, tuple]:
         check_reachable(place)
         return place, (given.coordinator, given.hosts, given.host) if "coordinator" in given else ()
     except RuntimeError:
-        raise InputError(f"--workdir={given.workdir} is in the home of an unknown user: give another directory") from None
+        raise InputError(
+            f"--workdir={given.workdir} is in the home of an unknown user: give another directory"
+        ) from None
 
 
-def run(main: Callable[..., None], positional: Sequence[str] = (), stopped: str = "stopped") -> None:
-    """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after Ctrl-C or SIGTERM.
+def run(
+    main: Callable[..., None], positional: Sequence[str] = (), stopped: str = "stopped"
+) -> None:
+    """Parses the flags, calls `main()` and exits: status 0, 2 after bad input, 130 after Ctrl-C or
+    SIGTERM.
 
-    positional: names of required arguments without a flag; `main` gets them in this order. A last one that ends in "..." stands
-        for one or more, in "...]" for any number.
+    positional: names of required arguments without a flag; `main` gets them in this order. A last
+        one that ends in "..." stands for one or more, in "...]" for any number.
     stopped: the line after an interruption, unless the KeyboardInterrupt has a text of its own.
     """
     for name in ("stdout", "stderr"):  # None where the user has closed it
@@ -106,12 +130,20 @@ class _Lines(standard_logging.Handler):
     """Prints `warning: …`, one line each."""
 
     def emit(self, record):
-        print(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}", file=sys.stderr, flush=True)
+        print(
+            f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _quiet():
-    """Libraries log nothing and warn of nothing; this project's own warnings look like its other lines."""
-    logging.set_verbosity(logging.FATAL)  # Orbax warns about ordinary events, and logs the errors that it also raises
+    """Libraries log nothing and warn of nothing; this project's own warnings look like its
+    other lines.
+    """
+    logging.set_verbosity(
+        logging.FATAL
+    )  # Orbax warns about ordinary events, and logs the errors that it also raises
     own = standard_logging.getLogger("adaptive_jax")
     own.setLevel(standard_logging.WARNING)
     own.handlers, own.propagate = [_Lines()], False
@@ -123,12 +155,15 @@ def _quiet():
 def _unraisable(unraisable):
     """What Python cannot raise where it happens, such as in a callback of the garbage collector.
 
-    An interruption there must not be lost: it comes again a moment later. Threads of a checkpoint that could not be read print that
+    An interruption there must not be lost: it comes again a moment later. Threads of a checkpoint
+        that could not be read print that
     nobody waits for them any more: no news.
     """
     if unraisable.exc_type is KeyboardInterrupt:
         _interruptible()
-        threading.Timer(0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        threading.Timer(
+            0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+        ).start()
     elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
@@ -139,7 +174,9 @@ def _no_warnings_of_libraries(message, category, filename, lineno, file=None, li
 
 
 def _interruptible():
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt; another one while the program ends leaves it at once."""
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt; another one while the program ends leaves it
+    at once.
+    """
     process = os.getpid()
 
     def interrupted(*_):
@@ -153,7 +190,9 @@ def _interruptible():
 
 
 def _next_leaves():
-    """The next interruption ends the process at once: what libraries do at its end would answer with tracebacks."""
+    """The next interruption ends the process at once: what libraries do at its end would answer
+    with tracebacks.
+    """
     for number in INTERRUPTIONS:
         signal.signal(number, _leave)
 
@@ -176,13 +215,22 @@ def _parse(argv, positional):
     last = "".join(positional[-1:])
     found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
     if found < needed:
-        raise InputError(f"{positional[found]} is missing: give {' '.join(positional)}; --help explains them")
+        raise InputError(
+            f"{positional[found]} is missing: give {' '.join(positional)}; --help explains them"
+        )
     if found > needed and not last.endswith(("...", "...]")):
-        raise InputError(f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags")
+        raise InputError(
+            f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags"
+        )
     if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
-        _config, _changed = config_file.read(flags.FLAGS["config"].value, given), [key for key, _ in given]
+        _config, _changed = (
+            config_file.read(flags.FLAGS["config"].value, given),
+            [key for key, _ in given],
+        )
     elif given:
-        raise InputError(f"--config.{given[0].key} changes a config, and --config is missing: {config_file.CURE}")
+        raise InputError(
+            f"--config.{given[0].key} changes a config, and --config is missing: {config_file.CURE}"
+        )
     return rest
 
 
@@ -191,10 +239,16 @@ def _told(error):
     if found := re.match(r"flag (--(\w+)=.*?): (.*)", error):
         flag = flags.FLAGS[found[2]]
         allowed = f"must be one of {', '.join(getattr(flag.parser, 'enum_values', []))}"
-        says = {"string": found[3], "string enum": allowed}.get(flag.flag_type()) or f"must be {KINDS[flag.flag_type()]}"
+        says = {"string": found[3], "string enum": allowed}.get(
+            flag.flag_type()
+        ) or f"must be {KINDS[flag.flag_type()]}"
         return f"{found[1]} {says}"
     if found := re.match(r"Unknown command line flag '(.*)'\.?(?: Did you mean: (.*) \?)?", error):
-        own = [name for name in re.findall(r"\w+", found[2] or "") if name in flags.FLAGS and not _of_absl(name)]
+        own = [
+            name
+            for name in re.findall(r"\w+", found[2] or "")
+            if name in flags.FLAGS and not _of_absl(name)
+        ]
         close = own and f". Did you mean --{own[0]}?"
         return f"--{found[1]} is no flag of this command{close or '; --help lists the flags'}"
     if found := re.match(r"Missing value for flag (\S+)", error):
@@ -207,7 +261,9 @@ def _of_absl(name):
 
 
 def _guarded(call, stopped):
-    """Calls; one line and the end for bad input, for files that cannot be used, and for an interruption."""
+    """Calls; one line and the end for bad input, for files that cannot be used, and for an
+    interruption.
+    """
     try:
         result = call()
         sys.stdout.flush()
@@ -219,7 +275,10 @@ def _guarded(call, stopped):
     except OSError as error:
         name, reason = error.filename or "a file", os.strerror(error.errno or 0)
         if error.errno in DENIED and not _readable(name):
-            _fail(f"cannot read {name}: {reason}; give yourself permission to read it, or choose another place")
+            _fail(
+                f"cannot read {name}: {reason}; give yourself permission to read it, or choose"
+                " another place"
+            )
         if error.errno in OCCUPIED:
             _fail(f"cannot use {name}: {reason}; choose another place")
         if error.errno == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES):
@@ -232,17 +291,25 @@ def _guarded(call, stopped):
         )
     except Exception as error:
         if str(error).startswith("Unable to initialize backend"):
-            _fail(f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')} has no devices here: unset it, or install JAX for them")
+            _fail(
+                f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')} has no devices here: unset"
+                " it, or install JAX for them"
+            )
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        _fail("out of memory: make the model or tokens_per_device smaller, or set body.remat=all, then run the same command")
+        _fail(
+            "out of memory: make the model or tokens_per_device smaller, or set body.remat=all,"
+            " then run the same command"
+        )
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)
         sys.exit(130)
 
 
 def _readable(name):
-    """Whether this user may read a file or list a directory; for a file that does not exist, the directory it would be in."""
+    """Whether this user may read a file or list a directory; for a file that does not exist,
+    the directory it would be in.
+    """
     path = Path(os.path.abspath(name))
     while not os.path.lexists(path):
         path = path.parent

@@ -1,7 +1,9 @@
-"""Word vectors that are composed from other parameters: computed once an update or an evaluation, and shared by devices.
+"""Word vectors that are composed from other parameters: computed once an update or an evaluation,
+and shared by devices.
 
-A character CNN, and an output table tied to one, have no table among their parameters. Their vectors are a function of few
-parameters and of the spelling; computed here, they become the collection "tables", which layers then only look up:
+A character CNN, and an output table tied to one, have no table among their parameters. Their
+vectors are a function of few parameters and of the spelling; computed here, they become the
+collection "tables", which layers then only look up:
 
     an update       its microbatches look up the same tables and add up the gradient of the tables; one backward pass through
                     the composition ends the update
@@ -22,10 +24,11 @@ from adaptive_jax.model import LanguageModel, variable_shapes
 
 
 class Compose(NamedTuple):
-    """`compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in `params`, for use under `shard_map`.
+    """`compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in
+    `params`, for use under `shard_map`.
 
-    key: of the dropout of tables in training; None: none. stored: the part of the tables of all words that is given, see `encoded`;
-    only the others are computed and returned.
+    key: of the dropout of tables in training; None: none. stored: the part of the tables of all
+    words that is given, see `encoded`; only the others are computed and returned.
 
     Attributes:
         model, gather: see `sharding.gathering`.
@@ -44,15 +47,25 @@ class Compose(NamedTuple):
     def reads(self, words, stored) -> bool:
         """Whether all words are composed of what each of them, and others, have been read for."""
         model = self.model
-        return hasattr(model.input, "read") and len(words) >= model.input.vocabulary_size and "input" not in (stored or {})
+        return (
+            hasattr(model.input, "read")
+            and len(words) >= model.input.vocabulary_size
+            and "input" not in (stored or {})
+        )
 
     def read(self, params, lexicon, words):
-        """What `words` are read for, in the collection "tables": see the method `read` of inputs."""
+        """What `words` are read for, in the collection "tables": see the method `read` of
+        inputs.
+        """
         return self._run("read", params, lexicon, words, {}, None)
 
     def _run(self, method, params, lexicon, words, tables, key):
         variables = {"params": self.gather(params), "lexicon": lexicon, "tables": tables}
-        how = {"method": method, "train": key is not None, "rngs": {} if key is None else {"dropout": key}}
+        how = {
+            "method": method,
+            "train": key is not None,
+            "rngs": {} if key is None else {"dropout": key},
+        }
         return self.model.apply(variables, words, mutable=["tables"], **how)[1]["tables"]
 
 
@@ -62,10 +75,12 @@ def make_compose(model: LanguageModel, gather: Callable) -> Compose:
 
 
 def compose_shared(compose: Compose, mesh) -> Callable:
-    """Returns `compose` for words that all devices need: each device composes its share and gathers those of the others.
+    """Returns `compose` for words that all devices need: each device composes its share and gathers
+    those of the others.
 
-    Where the vectors of words rest on those of other words, each device first reads its share of them, so that none is read twice.
-    Tables are padded to a multiple of the devices; nothing looks up the padding.
+    Where the vectors of words rest on those of other words, each device first reads its share of
+    them, so that none is read twice. Tables are padded to a multiple of the devices; nothing looks
+    up the padding.
     """
     axes = tuple(axis for axis in sharding.BATCH_AXES if mesh.shape[axis] > 1)
     if not axes:
@@ -85,11 +100,13 @@ def compose_shared(compose: Compose, mesh) -> Callable:
 
 
 def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable:
-    """Returns `tables_for(params, lexicon, inputs, key, stored=None) -> (tables, inputs, pull)`, for use under `shard_map`.
+    """Returns `tables_for(params, lexicon, inputs, key, stored=None) -> (tables, inputs, pull)`,
+    for use under `shard_map`.
 
-    `key` is that of the update's dropout. `inputs` are a device's token ids of a whole update, in any shape; those returned are
-    rows of the tables. `pull` takes a gradient of the tables to one of the parameters. A model that composes nothing has no tables
-    and no `pull`. stored: what `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
+    `key` is that of the update's dropout. `inputs` are a device's token ids of a whole update, in
+    any shape; those returned are rows of the tables. `pull` takes a gradient of the tables to one
+    of the parameters. A model that composes nothing has no tables and no `pull`. stored: what
+    `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
     """
     which = model.composed_words()
     compose = make_compose(model, gather)
@@ -124,8 +141,10 @@ def encoders(model: LanguageModel, params: dict) -> dict:
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
         {
-            path: (whole and path[0] == "input")
-            or (own and path[:2] == ("output", "table") and not path[2].startswith("bias"))
+            path: (
+                (whole and path[0] == "input")
+                or (own and path[:2] == ("output", "table") and not path[2].startswith("bias"))
+            )
             for path in flat
         }
     )
@@ -133,7 +152,9 @@ def encoders(model: LanguageModel, params: dict) -> dict:
 
 def joined(*tables: dict) -> dict:
     """Parts of tables as one."""
-    return traverse_util.unflatten_dict({path: a for part in tables for path, a in traverse_util.flatten_dict(part).items()})
+    return traverse_util.unflatten_dict(
+        {path: a for part in tables for path, a in traverse_util.flatten_dict(part).items()}
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -146,16 +167,21 @@ def encoded_shapes(model: LanguageModel) -> dict:
     if (which := model.composed_words()) != "all":
         what = "composes only the words it reads" if which == "inputs" else "composes none"
         raise InputError(
-            f"compose_share below 1 stores the composed vectors of all words, and this model {what}: use compose_share=1, or an "
-            "output table that is composed, such as output.table.name='tied' with input.name='char_cnn'"
+            "compose_share below 1 stores the composed vectors of all words, and this model"
+            f" {what}: use compose_share=1, or an output table that is composed, such as"
+            " output.table.name='tied' with input.name='char_cnn'"
         )
 
     def compose(variables):
-        return model.apply(variables, jnp.arange(model.input.vocabulary_size), method="compose", mutable=["tables"])[1]["tables"]
+        return model.apply(
+            variables, jnp.arange(model.input.vocabulary_size), method="compose", mutable=["tables"]
+        )[1]["tables"]
 
     return encoded(model, jax.eval_shape(compose, variable_shapes(model)))
 
 
 def _part(tables, keep):
     """The arrays of nested dicts whose paths `keep` takes."""
-    return traverse_util.unflatten_dict({path: a for path, a in traverse_util.flatten_dict(tables).items() if keep(path)})
+    return traverse_util.unflatten_dict(
+        {path: a for path, a in traverse_util.flatten_dict(tables).items() if keep(path)}
+    )

@@ -1,4 +1,6 @@
-"""From `--config=FILE:ROW --config.KEY=VALUE` to a config: it runs the file, checks every key, and sets the values of the flags."""
+"""From `--config=FILE:ROW --config.KEY=VALUE` to a config: it runs the file, checks every key,
+and sets the values of the flags.
+"""
 
 import ast
 import contextlib
@@ -32,9 +34,11 @@ class Given(NamedTuple):
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[Given]]:
-    """Takes the flags `--config.KEY` out of a command line: the other arguments, and these flags in order.
+    """Takes the flags `--config.KEY` out of a command line: the other arguments, and these flags in
+    order.
 
-    Both `--config.KEY=VALUE` and `--config.KEY VALUE` are read; a flag without a value is true, and `--noconfig.KEY` false.
+    Both `--config.KEY=VALUE` and `--config.KEY VALUE` are read; a flag without a value is true, and
+    `--noconfig.KEY` false.
 
     Raises:
         InputError: as absl has them after "--noconfig.KEY=VALUE".
@@ -51,7 +55,9 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[Given]]:
         no, key, value = found.groups()
         if no:
             if value is not None:
-                raise InputError(f"{argument} has a value: write --config.{key}={value} or --noconfig.{key}")
+                raise InputError(
+                    f"{argument} has a value: write --config.{key}={value} or --noconfig.{key}"
+                )
             value = "false"
         elif value is None and arguments and not arguments[0].startswith("--"):
             value = arguments.pop(0)
@@ -60,11 +66,12 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[Given]]:
 
 
 def read(place: str, given: Sequence[Given] = ()) -> tuple[dict, list[str]]:
-    """The config of `FILE` or `FILE:ROW` with the values of the flags; and a line for each class that a flag switches.
+    """The config of `FILE` or `FILE:ROW` with the values of the flags; and a line for each class
+    that a flag switches.
 
     Raises:
-        InputError: with the file, and the line where that is known: the file is missing or raises an error, has no such row,
-            or gives no complete config; or a flag is wrong.
+        InputError: with the file, and the line where that is known: the file is missing or raises
+            an error, has no such row, or gives no complete config; or a flag is wrong.
     """
     path, row = _place(place)
     config = _run(os.path.expanduser(path), row)
@@ -72,13 +79,18 @@ def read(place: str, given: Sequence[Given] = ()) -> tuple[dict, list[str]]:
 
 
 def set_values(config: Mapping, given: Sequence[Given]) -> tuple[dict, list[str]]:
-    """The config with the values of flags, names first; and a line for each class that a flag switches.
+    """The config with the values of flags, names first; and a line for each class that a flag
+    switches.
 
     Raises:
         InputError: an unknown key or name, a value of another type, or a tuple that is given twice.
     """
     config, said = check_keys(config), []
-    names = {key.removesuffix(".name"): value for key, value in given if key.removesuffix(".name") in NAMED and key[-5:] == ".name"}
+    names = {
+        key.removesuffix(".name"): value
+        for key, value in given
+        if key.removesuffix(".name") in NAMED and key[-5:] == ".name"
+    }
     for group in NAMED:  # outer groups before inner ones
         if group in names and (line := switch(config, group, names.pop(group))):
             said.append(line)
@@ -90,28 +102,41 @@ def set_values(config: Mapping, given: Sequence[Given]) -> tuple[dict, list[str]
             check_known(f"config.{'.'.join(outer[: depth + 1])}", name, default)
             group, default = group[name], default[name]
             if not isinstance(default, dict):
-                raise InputError(f"--config.{key}: config.{'.'.join(outer[: depth + 1])} is no group, but {group!r}")
+                raise InputError(
+                    f"--config.{key}: config.{'.'.join(outer[: depth + 1])} is no group, but"
+                    f" {group!r}"
+                )
         check_known(f"config.{key}", last, default)
         if isinstance(default[last], tuple) and key in seen:
-            raise InputError(f"--config.{key} is given twice: give it once, such as --config.{key}=10,20")
+            raise InputError(
+                f"--config.{key} is given twice: give it once, such as --config.{key}=10,20"
+            )
         seen.add(key)
         group[last] = _value(key, text, default[last])
     return check_keys(config), said
 
 
 def published(place: str) -> dict | None:
-    """What a paper prints of `FILE:ROW`: `validation`, `test` (perplexities, or None), `table` and `row`.
+    """What a paper prints of `FILE:ROW`: `validation`, `test` (perplexities, or None), `table` and
+    `row`.
 
-    As in configs/, a file has a dict `ROWS` whose rows have a `paper` with `valid`, `test` and `table`, and `get_config` has a
-    default row. None where the file or the row has no such numbers.
+    As in configs/, a file has a dict `ROWS` whose rows have a `paper` with `valid`, `test` and
+    `table`, and `get_config` has a default row. None where the file or the row has no such numbers.
     """
     path, row = _place(place)
     module = _module(os.path.expanduser(path))
-    with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):  # a file of the user's own need have none of it
+    with contextlib.suppress(
+        AttributeError, KeyError, IndexError, TypeError
+    ):  # a file of the user's own need have none of it
         row = row or inspect.signature(module.get_config).parameters["row"].default
         paper = module.ROWS[row].paper
         if paper.valid is not None or paper.test is not None:
-            return {"validation": paper.valid, "test": paper.test, "table": paper.table, "row": f"{Path(path).name}:{row}"}
+            return {
+                "validation": paper.valid,
+                "test": paper.test,
+                "table": paper.table,
+                "row": f"{Path(path).name}:{row}",
+            }
     return None
 
 
@@ -121,9 +146,14 @@ def _place(place):
 
 
 def _value(key, text, default):
-    """The text as a value of the default's type; a text that is none stays text, which `check_keys` refuses."""
+    """The text as a value of the default's type; a text that is none stays text, which
+    `check_keys` refuses.
+    """
     if isinstance(default, dict):
-        raise InputError(f"--config.{key} is a group: give --config.{key}.KEY=VALUE, KEY one of {', '.join(default)}")
+        raise InputError(
+            f"--config.{key} is a group: give --config.{key}.KEY=VALUE, KEY one of"
+            f" {', '.join(default)}"
+        )
     if text is None:
         if not isinstance(default, bool):
             raise InputError(f"--config.{key} has no value: write --config.{key}=VALUE")
@@ -162,7 +192,10 @@ def _run(path, row):
     with _importing(Path(path).resolve().parent):
         get_config = getattr(module, "get_config", None)
         if not callable(get_config):
-            raise InputError(f"{path} has no function get_config(): it must return the config, see configs/quickstart.py")
+            raise InputError(
+                f"{path} has no function get_config(): it must return the config, see"
+                " configs/quickstart.py"
+            )
         _check_row(path, row, get_config)
         try:
             config = get_config() if row is None else get_config(row)
@@ -172,11 +205,16 @@ def _run(path, row):
     code = getattr(get_config, "__code__", None)
     where = f"{path}, line {code.co_firstlineno}" if code else path
     if not isinstance(config, Mapping):
-        raise InputError(f"{where}: get_config returns {_short(config)}, no config: return configs.base.config(...)")
+        raise InputError(
+            f"{where}: get_config returns {_short(config)}, no config: return"
+            " configs.base.config(...)"
+        )
     try:
         return check_keys(config)
     except InputError as error:
-        raise InputError(f"{where}: get_config returns no config that is complete and right: {error}") from None
+        raise InputError(
+            f"{where}: get_config returns no config that is complete and right: {error}"
+        ) from None
 
 
 def _source(path):
@@ -196,16 +234,24 @@ def _check_row(path, row, get_config):
         parameters = inspect.signature(get_config).parameters.values()
     except (TypeError, ValueError):
         return
-    takes = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    takes = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
+    ]
     if row is not None and not takes:
         raise InputError(f"--config={path}:{row}: {path} has no rows; give --config={path}")
     if row is None and any(p.default is p.empty and p.kind != p.VAR_POSITIONAL for p in takes):
-        raise InputError(f"--config={path} names no row, and get_config needs one; give --config={path}:ROW")
+        raise InputError(
+            f"--config={path} names no row, and get_config needs one; give --config={path}:ROW"
+        )
 
 
 @contextlib.contextmanager
 def _importing(directory: Path) -> Iterator[None]:
-    """While a file of `directory` runs, it can import its neighbours, and `configs` from beside this package."""
+    """While a file of `directory` runs, it can import its neighbours, and `configs` from beside
+    this package.
+    """
     before = list(sys.path)
     sys.path[:] = [str(directory), *before, str(HERE.parent)]
     try:
@@ -222,7 +268,11 @@ def _told(path, error):
     own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
     if isinstance(error, InputError):
         shared = own and Path(own[-1].filename) == HERE.parent / "configs" / "base.py"
-        return str(error) if shared and path in str(error) else f"{path if shared or not own else _at(own[-1])}: {error}"
+        return (
+            str(error)
+            if shared and path in str(error)
+            else f"{path if shared or not own else _at(own[-1])}: {error}"
+        )
     return f"{_at(own[-1]) if own else path}: {type(error).__name__}: {one_line(error)}"
 
 

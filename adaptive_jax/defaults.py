@@ -1,4 +1,6 @@
-"""Every key of a config with its default; configs that differ from the defaults by dotted keys; the check of keys and types."""
+"""Every key of a config with its default; configs that differ from the defaults by dotted keys;
+the check of keys and types.
+"""
 
 import copy
 import numbers
@@ -10,14 +12,27 @@ from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.layer_defaults import LAYERS
 
 WARM_UP = {"warmup_from": 1e-7, "warmup_steps": 500}
-# Groups whose key "name" picks a class or function; the other keys are its arguments, and its docstring says what they mean.
+# Groups whose key "name" picks a class or function; the other keys are its arguments, and its
+# docstring says what they mean.
 NAMED = LAYERS | {
     "optimizer": {
         "nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decoupled_decay": 0.0},
         "sgd": {"learning_rate": 1.0, "clip_norm": 0.25, "l2_decay": 0.0},
-        "adam": {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "clip_norm": 0.25}
+        "adam": {
+            "learning_rate": 1e-3,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "epsilon": 1e-8,
+            "clip_norm": 0.25,
+        }
         | {"l2_decay": 0.0, "decoupled_decay": 0.0},
-        "nt_asgd": {"learning_rate": 30.0, "nonmono": 5, "form": "paper", "clip_norm": 0.25, "l2_decay": 1.2e-6},
+        "nt_asgd": {
+            "learning_rate": 30.0,
+            "nonmono": 5,
+            "form": "paper",
+            "clip_norm": 0.25,
+            "l2_decay": 1.2e-6,
+        },
     },
     "schedule": {
         "cosine_cycles": {
@@ -32,48 +47,98 @@ NAMED = LAYERS | {
         "plateau": WARM_UP | {"factor": 2.0, "patience": 1, "threshold": 1e-4, "divisions": 0},
     },
 }
-BY_LOSS = {"nt_asgd", "plateau"}  # optimizers and schedules that go by the validation losses that evaluate_every asks for
+BY_LOSS = {
+    "nt_asgd",
+    "plateau",
+}  # optimizers and schedules that go by the validation losses that evaluate_every asks for
 # Keys that belong to no class: the default and the meaning.
 GENERAL = {
     "steps": (7_500, "updates in all"),
     "seed": (0, "of the initial parameters, the order of the examples and dropout"),
-    "dtype": ("float32", "of activations and matrix products: float32 or bfloat16; parameters are float32"),
-    "tokens_per_update": (8_192, "tokens of an update, over all devices; a multiple of batches.sequence_length"),
+    "dtype": (
+        "float32",
+        "of activations and matrix products: float32 or bfloat16; parameters are float32",
+    ),
+    "tokens_per_update": (
+        8_192,
+        "tokens of an update, over all devices; a multiple of batches.sequence_length",
+    ),
     "tokens_per_device": (
         8_192,
-        "tokens that a device holds at a time, at most; an update accumulates gradients over as many microbatches as it needs; 0: "
-        "as many as its memory holds, by an estimate, and 4,096 where memory is not known, as on CPUs",
+        (
+            "tokens that a device holds at a time, at most; an update accumulates gradients over as"
+            " many microbatches as it needs; 0: as many as its memory holds, by an estimate, and"
+            " 4,096 where memory is not known, as on CPUs"
+        ),
     ),
     "compose_share": (
         1.0,
-        "share of updates that compose word vectors anew, the first one among them; the others use those of the last such update "
-        "and train the rest of the model",
+        (
+            "share of updates that compose word vectors anew, the first one among them; the others"
+            " use those of the last such update and train the rest of the model"
+        ),
     ),
-    "init_from": ("", "workdir of a run whose parameters this one starts from; empty: fresh parameters"),
-    "init_checkpoint": ("best", "with init_from: best by validation, latest, or the number of updates"),
-    "init_words": ("new", "with init_from: the vocabulary: new, words of the new corpus alone; both, those of that run, too"),
+    "init_from": (
+        "",
+        "workdir of a run whose parameters this one starts from; empty: fresh parameters",
+    ),
+    "init_checkpoint": (
+        "best",
+        "with init_from: best by validation, latest, or the number of updates",
+    ),
+    "init_words": (
+        "new",
+        (
+            "with init_from: the vocabulary: new, words of the new corpus alone; both, those of"
+            " that run, too"
+        ),
+    ),
     "gradient_sums": (
         "float32",
-        "dtype in which gradients are summed over devices: float32, or bfloat16, which moves half the bytes and rounds to 8 bits",
+        (
+            "dtype in which gradients are summed over devices: float32, or bfloat16, which moves"
+            " half the bytes and rounds to 8 bits"
+        ),
     ),
     "fsdp": (0, "devices that share one copy of the parameters; 0: as few as hold the model"),
     "log_every": (50, "updates between two lines of metrics; 0: only at the end"),
-    "evaluate_every": (500, "updates between two evaluations on the validation split; 0: only with checkpoints"),
+    "evaluate_every": (
+        500,
+        "updates between two evaluations on the validation split; 0: only with checkpoints",
+    ),
     "checkpoint_every": (500, "updates between two checkpoints; 0: only at the end"),
     "keep": (1, "latest checkpoints that are kept; the best one is kept beside them"),
-    "keep_every_hours": (0.0, "hours of training after which one more checkpoint is kept for good; 0: none"),
-    "hours": (0.0, "hours of training, over all starts of the run, after which it evaluates, saves and ends; 0: no limit"),
-    "early_stopping": (0, "evaluations in a row without a lower validation loss that end training; 0: never"),
+    "keep_every_hours": (
+        0.0,
+        "hours of training after which one more checkpoint is kept for good; 0: none",
+    ),
+    "hours": (
+        0.0,
+        (
+            "hours of training, over all starts of the run, after which it evaluates, saves and"
+            " ends; 0: no limit"
+        ),
+    ),
+    "early_stopping": (
+        0,
+        "evaluations in a row without a lower validation loss that end training; 0: never",
+    ),
     "divergence.policy": (
         "stop",
-        "after an update that is not finite: stop, skip (leave it out) or rewind (to the last checkpoint, for other batches)",
+        (
+            "after an update that is not finite: stop, skip (leave it out) or rewind (to the last"
+            " checkpoint, for other batches)"
+        ),
     ),
     "divergence.loss": (100.0, "nats a token, from which a loss counts as not finite"),
     "divergence.spike": (2.0, "nats a token above the recent mean, from which a loss is reported"),
     "divergence.rewinds": (3, "times that a run rewinds, at most; then it stops"),
     "metrics.tensorboard": (True, "whether to write files for TensorBoard"),
     "metrics.wandb": (False, "whether to log to Weights & Biases; needs the package wandb"),
-    "metrics.norms": (False, "whether to log norms of gradients and changes, by group of parameters"),
+    "metrics.norms": (
+        False,
+        "whether to log norms of gradients and changes, by group of parameters",
+    ),
 }
 
 
@@ -112,18 +177,42 @@ DEFAULTS = _nested({key: default for key, (default, _) in GENERAL.items()}) | {
     "schedule": {"name": "cosine_cycles"} | NAMED["schedule"]["cosine_cycles"],
 }
 OPTIONAL = {"config.optimizer.clip_norm"}  # may be None
-# What a config with the group CHOOSE, which only configs/own_text.py has, may leave None: adaptive_jax/plans/choose.py fills it in.
+# What a config with the group CHOOSE, which only configs/own_text.py has, may leave None:
+# adaptive_jax/plans/choose.py fills it in.
 CHOOSE = {"hours": 1.0}
 CHOSEN = (
-    *("steps", "dtype", "tokens_per_update", "tokens_per_device", "log_every", "evaluate_every", "checkpoint_every"),
-    *("data.threshold", "data.limit", "data.codes", "data.vocabulary_size", "batches.sequence_length", "input.cutoffs"),
-    *("body.layers", "body.features", "body.heads", "body.feed_forward", "body.dropout", "body.attention_dropout"),
+    *(
+        "steps",
+        "dtype",
+        "tokens_per_update",
+        "tokens_per_device",
+        "log_every",
+        "evaluate_every",
+        "checkpoint_every",
+    ),
+    *(
+        "data.threshold",
+        "data.limit",
+        "data.codes",
+        "data.vocabulary_size",
+        "batches.sequence_length",
+        "input.cutoffs",
+    ),
+    *(
+        "body.layers",
+        "body.features",
+        "body.heads",
+        "body.feed_forward",
+        "body.dropout",
+        "body.attention_dropout",
+    ),
     *("optimizer.learning_rate", "schedule.warmup_steps", "schedule.cycle_steps"),
 )
 
 
 def config(*changes: Mapping[str, object]) -> ConfigDict:
-    """The defaults with changes by dotted key, later ones last. Setting a group's `name` gives the group its defaults.
+    """The defaults with changes by dotted key, later ones last. Setting a group's `name` gives the
+    group its defaults.
 
     Raises:
         InputError: a key or a name that does not exist.
@@ -166,7 +255,8 @@ def defaults_of(config: Mapping) -> dict:
 
 
 def check_keys(config: Mapping) -> dict:
-    """The config as plain values, lists as tuples; the check that every key is known, none is missing and all types are right.
+    """The config as plain values, lists as tuples; the check that every key is known, none is
+    missing and all types are right.
 
     Raises:
         InputError: names the first key that is not so, and the closest known one.
@@ -176,10 +266,11 @@ def check_keys(config: Mapping) -> dict:
 
 
 def switch(config: dict, group: str, name: str) -> str | None:
-    """Chooses another class for a group of `config`, such as "output.table"; None, or a line that says what became of the keys.
+    """Chooses another class for a group of `config`, such as "output.table"; None, or a line that
+    says what became of the keys.
 
-    Keys that both classes have keep values that are not the old class's defaults; the others take the new one's defaults. The
-    full softmax, which has no bands, loses the cutoffs of its table.
+    Keys that both classes have keep values that are not the old class's defaults; the others take
+    the new one's defaults. The full softmax, which has no bands, loses the cutoffs of its table.
 
     Raises:
         InputError: a name that does not exist.
@@ -197,7 +288,11 @@ def switch(config: dict, group: str, name: str) -> str | None:
         config["output"]["table"]["cutoffs"] = ()
         unused.append("table.cutoffs")
     new = {key: value for key, value in after.items() if key not in before}
-    takes = [f"{key}={value}" for key, value in new.items() if value or not isinstance(value, bool | float)]
+    takes = [
+        f"{key}={value}"
+        for key, value in new.items()
+        if value or not isinstance(value, bool | float)
+    ]
     parts = [
         f"keeps {', '.join(f'{key}={value}' for key, value in kept.items() if key != 'table')}",
         f"takes {', '.join(takes)}",
@@ -210,7 +305,10 @@ def switch(config: dict, group: str, name: str) -> str | None:
 def _group(config, path):
     for depth, name in enumerate(path.split(".")):
         if not isinstance(config, Mapping) or name not in config:
-            raise InputError(f"config.{'.'.join(path.split('.')[: depth + 1])} is missing: --explain shows all keys")
+            raise InputError(
+                f"config.{'.'.join(path.split('.')[: depth + 1])} is missing: --explain shows all"
+                " keys"
+            )
         config = config[name]
     if not isinstance(config, Mapping):
         raise InputError(f"config.{path}={config!r} must be a group of keys, among them name")
@@ -218,21 +316,30 @@ def _group(config, path):
 
 
 def _checked(path, value, default, optional):
-    """`value`, with tuples for lists, if its keys and types are those of `default`; those in `optional` may be None."""
+    """`value`, with tuples for lists, if its keys and types are those of `default`; those in
+    `optional` may be None.
+    """
     if isinstance(default, dict):
         if not isinstance(value, Mapping):
             raise InputError(f"{path}={value!r} must be a group of keys: {', '.join(default)}")
         for key in value:
             check_known(f"{path}.{key}", key, default)
         if missing := [key for key in default if key not in value]:
-            raise InputError(f"{path}.{missing[0]} is missing: its default is {default[missing[0]]!r}")
-        return {key: _checked(f"{path}.{key}", value[key], default[key], optional) for key in default}
+            raise InputError(
+                f"{path}.{missing[0]} is missing: its default is {default[missing[0]]!r}"
+            )
+        return {
+            key: _checked(f"{path}.{key}", value[key], default[key], optional) for key in default
+        }
     if value is None and path in optional:
         return None
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if isinstance(default, tuple):
         nested = any(isinstance(item, tuple) for item in default)
-        right, what = _is_tuple(value, nested), "a tuple " + ("of pairs " if nested else "") + "of whole numbers"
+        right, what = (
+            _is_tuple(value, nested),
+            "a tuple " + ("of pairs " if nested else "") + "of whole numbers",
+        )
     elif isinstance(default, bool):
         right, what = isinstance(value, bool), "True or False"
     elif isinstance(default, int):
@@ -243,7 +350,11 @@ def _checked(path, value, default, optional):
         right, what = isinstance(value, str), "text"
     if not right:
         raise InputError(f"{path}={value!r} must be {what}, such as {default!r}")
-    return tuple(tuple(item) if nested else item for item in value) if isinstance(default, tuple) else type(default)(value)
+    return (
+        tuple(tuple(item) if nested else item for item in value)
+        if isinstance(default, tuple)
+        else type(default)(value)
+    )
 
 
 def _is_tuple(value, nested):

@@ -1,8 +1,10 @@
-"""Dropout whose masks are a function of the key and of each row's number in the update, and of nothing else.
+"""Dropout whose masks are a function of the key and of each row's number in the update, and of
+nothing else.
 
-A row drops the same entries on one device or on 64, in one microbatch or in sixteen, in whatever order a kernel visits it: a
-mask is a hash of the row's seeds and of the entry's position in the row. So the backward pass can also compute masks again, bit
-for bit, where keeping them would cost more memory than a few integer operations cost time.
+A row drops the same entries on one device or on 64, in one microbatch or in sixteen, in whatever
+order a kernel visits it: a mask is a hash of the row's seeds and of the entry's position in the
+row. So the backward pass can also compute masks again, bit for bit, where keeping them would cost
+more memory than a few integer operations cost time.
 """
 
 import math
@@ -19,7 +21,9 @@ from adaptive_jax.errors import check_rates
 def row_seeds(key: jax.Array, row_ids: jax.Array) -> jax.Array:
     """Two seed words for every row: int32 `[rows]` to uint32 `[rows, 2]`, by threefry."""
     row_ids = whole_numbers("row_ids", row_ids, "rows")
-    return jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)).astype(jnp.uint32)
+    return jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)).astype(
+        jnp.uint32
+    )
 
 
 def shared_seeds(key: jax.Array) -> jax.Array:
@@ -32,19 +36,25 @@ def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
 
     Args:
         seeds: uint32 `[rows, 2]`, or `[2]` for one row.
-        positions: uint32 `[...]`, the entries' positions in a row, below 2^32, the same for every row.
+        positions: uint32 `[...]`, the entries' positions in a row, below 2^32, the same for every
+            row.
         rate: the probability that an entry is dropped.
 
     Returns:
         bool `[rows, ...]`, or `[...]` for one row.
     """
-    first, second = (seeds[..., i].reshape(seeds.shape[:-1] + (1,) * positions.ndim) for i in range(2))
+    first, second = (
+        seeds[..., i].reshape(seeds.shape[:-1] + (1,) * positions.ndim) for i in range(2)
+    )
     return stays(first, second, positions.reshape((1,) * (seeds.ndim - 1) + positions.shape), rate)
 
 
 def stays(first: jax.Array, second: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
-    """`keep_mask` of two seed words and positions that broadcast: the hash itself, for kernels too."""
-    # Multiply and shift, as integer hashes do: every bit of position and seeds reaches every bit of the result.
+    """`keep_mask` of two seed words and positions that broadcast: the hash itself, for kernels
+    too.
+    """
+    # Multiply and shift, as integer hashes do: every bit of position and seeds reaches every bit of
+    # the result.
     x = positions ^ first
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = ((x ^ (x >> 15)) + second) * jnp.uint32(0x846CA68B)
@@ -52,7 +62,9 @@ def stays(first: jax.Array, second: jax.Array, positions: jax.Array, rate: float
 
 
 def positions(shape: tuple[int, ...], start=0) -> jax.Array:
-    """The positions of the entries of a row of this shape, in row-major order: uint32 `shape`; the first is `start`."""
+    """The positions of the entries of a row of this shape, in row-major order: uint32 `shape`;
+    the first is `start`.
+    """
     total = jnp.asarray(start, jnp.uint32)
     for axis, size in enumerate(shape):
         counts = jnp.arange(size, dtype=jnp.uint32).reshape((1,) * axis + (size,))
@@ -63,9 +75,9 @@ def positions(shape: tuple[int, ...], start=0) -> jax.Array:
 def tied(value: jax.Array, to: jax.Array) -> jax.Array:
     """The scalar `value`, as if it were computed from the array `to`; it has no gradient.
 
-    What depends on no variable of a loop, JAX computes once, before the loop, and keeps it in memory: the positions of a mask, or
-    the zeros of a `where`, as large as what they are for, which every step then reads. What starts from a tied scalar is
-    computed in the loop.
+    What depends on no variable of a loop, JAX computes once, before the loop, and keeps it in
+    memory: the positions of a mask, or the zeros of a `where`, as large as what they are for, which
+    every step then reads. What starts from a tied scalar is computed in the loop.
     """
     to = jax.lax.stop_gradient(to)
     return jax.lax.optimization_barrier((value, to[(0,) * to.ndim]))[0]
@@ -73,11 +85,16 @@ def tied(value: jax.Array, to: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def masked(x: jax.Array, mask: jax.Array, fill: jax.Array) -> jax.Array:
-    """`jnp.where(mask, x, fill)` of a tied `fill`; its gradient makes no zeros for the fill either."""
+    """`jnp.where(mask, x, fill)` of a tied `fill`; its gradient makes no zeros for the fill
+    either.
+    """
     return jnp.where(mask, x, fill)
 
 
-masked.defvjp(lambda x, mask, fill: (jnp.where(mask, x, fill), mask), lambda mask, slope: (jnp.where(mask, slope, 0), None, None))
+masked.defvjp(
+    lambda x, mask, fill: (jnp.where(mask, x, fill), mask),
+    lambda mask, slope: (jnp.where(mask, slope, 0), None, None),
+)
 
 
 class Mask(NamedTuple):
@@ -88,18 +105,22 @@ class Mask(NamedTuple):
 
 
 def drop(x: jax.Array, mask: Mask | None, rate: float) -> jax.Array:
-    """`x` with the entries that `mask` leaves out zeroed and the others divided by 1 - rate; without a mask, `x`."""
+    """`x` with the entries that `mask` leaves out zeroed and the others divided by 1 - rate;
+    without a mask, `x`.
+    """
     return x if mask is None else masked(x / (1 - rate), mask.stays, mask.zero)
 
 
 class Dropout(nn.Module):
-    """Zeroes entries with probability `rate` and divides the others by 1 - rate (Srivastava et al. 2014).
+    """Zeroes entries with probability `rate` and divides the others by 1 - rate (Srivastava et al.
+    2014).
 
     The key comes from the rng stream "dropout".
 
     Attributes:
         rate: the probability.
-        locked: draw one mask for all steps of `x [rows, time, ...]` (Gal & Ghahramani 2016; Merity et al. 2018, section 4.2).
+        locked: draw one mask for all steps of `x [rows, time, ...]` (Gal & Ghahramani 2016; Merity
+            et al. 2018, section 4.2).
 
     Raises:
         InputError: a rate outside [0, 1), or `row_ids` that are not one whole number for each row.
@@ -114,28 +135,36 @@ class Dropout(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> jax.Array:
-        """Drops entries of `x [rows, ...]`; `row_ids [rows]` are the rows' numbers in the update, by default 0, 1, 2 …"""
+        """Drops entries of `x [rows, ...]`; `row_ids [rows]` are the rows' numbers in the
+        update, by default 0, 1, 2 …
+        """
         x = floats("x", x, ...)
         return drop(x, self.mask(x, row_ids, train=train), self.rate)
 
     def mask(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> Mask | None:
-        """The mask for `x`, to be given to `drop`, if something else is done in the same place; None if nothing is dropped."""
+        """The mask for `x`, to be given to `drop`, if something else is done in the same place;
+        None if nothing is dropped.
+        """
         if not train or not self.rate:
             return None
-        row_ids = jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
+        row_ids = (
+            jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
+        )
         shape = (1, *x.shape[2:]) if self.locked else x.shape[1:]
         seeds = row_seeds(self.make_rng("dropout"), row_ids)
         return Mask(
-            keep_mask(seeds, positions(shape, tied(jnp.uint32(0), seeds)), self.rate), tied(jnp.zeros((), x.dtype), seeds)
+            keep_mask(seeds, positions(shape, tied(jnp.uint32(0), seeds)), self.rate),
+            tied(jnp.zeros((), x.dtype), seeds),
         )
 
 
 class WordDropout(nn.Module):
-    """Drops words: all vectors of a word, wherever it stands, become 0 with probability `rate`; the others are divided by 1 - rate.
+    """Drops words: all vectors of a word, wherever it stands, become 0 with probability `rate`; the
+    others are divided by 1 - rate.
 
-    Gal & Ghahramani 2016, as the embedding dropout of Merity et al. 2018, section 4.3. The mask is a hash of the word's id, so it
-    never exists for the whole vocabulary. Its key, from the rng stream "dropout", knows no rows: all rows of an update drop the
-    same words.
+    Gal & Ghahramani 2016, as the embedding dropout of Merity et al. 2018, section 4.3. The mask is
+    a hash of the word's id, so it never exists for the whole vocabulary. Its key, from the rng
+    stream "dropout", knows no rows: all rows of an update drop the same words.
 
     Raises:
         InputError: a rate outside [0, 1).
@@ -149,18 +178,24 @@ class WordDropout(nn.Module):
 
     @nn.compact
     def __call__(self, vectors: jax.Array, tokens: jax.Array, *, train: bool) -> jax.Array:
-        """Drops from `vectors [..., features]` those of the words `tokens [...]` that the mask leaves out."""
+        """Drops from `vectors [..., features]` those of the words `tokens [...]` that the mask
+        leaves out.
+        """
         if not train or not self.rate:
             return vectors
-        mask = keep_mask(shared_seeds(self.make_rng("dropout")), tokens.astype(jnp.uint32), self.rate)
+        mask = keep_mask(
+            shared_seeds(self.make_rng("dropout")), tokens.astype(jnp.uint32), self.rate
+        )
         # A product: NaN, the vector of an id that does not exist, stays NaN.
         return vectors * jnp.where(mask, 1 / (1 - self.rate), 0).astype(vectors.dtype)[..., None]
 
 
 class WeightDropout(nn.Module):
-    """Drops entries of a matrix of parameters with probability `rate` and divides the others by 1 - rate.
+    """Drops entries of a matrix of parameters with probability `rate` and divides the others by 1 -
+    rate.
 
-    DropConnect (Wan et al. 2013), as in Merity et al. 2018, section 2: one mask for all rows of an update and all time steps.
+    DropConnect (Wan et al. 2013), as in Merity et al. 2018, section 2: one mask for all rows of an
+    update and all time steps.
 
     Raises:
         InputError: a rate outside [0, 1).

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 
 class InputError(ValueError):
-    """Bad input: a setting, a file or a corpus. The message is one line with the value and the cure.
+    """Bad input: a setting, a file or a corpus. The message is one line with the value and the
+    cure.
 
     The scripts print it without a traceback and exit with status 2.
     """
@@ -25,7 +26,8 @@ def check_rates(layer: object, *fields: str) -> None:
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Checks that values are whole numbers and none is below `least`: `check_at_least(1, steps=0)` fails.
+    """Checks that values are whole numbers and none is below `least`: `check_at_least(1, steps=0)`
+    fails.
 
     Raises:
         InputError: names the value.
@@ -37,20 +39,26 @@ def check_at_least(least: int, **values: int) -> None:
             raise InputError(f"{name}={value} must be {least} or more")
 
 
-def check_known(what: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> None:
+def check_known(
+    what: str, name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None
+) -> None:
     """Checks that `name` is known, and suggests the closest known name if it is not.
 
-    aliases: other names of known ones, to be suggested for, without regard to upper case, spaces, "-" and "_".
+    aliases: other names of known ones, to be suggested for, without regard to upper case, spaces,
+        "-" and "_".
 
     Raises:
-        InputError: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`, where `what` starts the line.
+        InputError: `config.body.layrs is not one of layers, heads. Did you mean "layers"?`, where
+            `what` starts the line.
     """
     known = list(known)
     if name in known:
         return
     close = {_plain(alias): meant for alias, meant in (aliases or {}).items()}.get(_plain(name))
     close = close or next(iter(difflib.get_close_matches(str(name), known, n=1)), None)
-    raise InputError(f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close}"?' if close else ""))
+    raise InputError(
+        f"{what} is not one of {', '.join(known)}" + (f'. Did you mean "{close}"?' if close else "")
+    )
 
 
 def one_line(error: BaseException) -> str:

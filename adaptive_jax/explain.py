@@ -1,6 +1,6 @@
 """What every key of a config means, from the docstrings of the classes that the groups choose.
 
-    python -m adaptive_jax.explain > docs/configuration.md
+python -m adaptive_jax.explain > docs/configuration.md
 """
 
 import importlib
@@ -49,7 +49,9 @@ keeps the values of keys that both classes have, and says what it drops.
 
 
 def config(settings: Mapping) -> str:
-    """Every key of a config: its value, its default if that is another, and its meaning, by group."""
+    """Every key of a config: its value, its default if that is another, and its meaning, by
+    group.
+    """
     defaults, lines = defaults_of(settings), []
     for group in [group for group in TITLES if group != "choose" or group in settings]:
         lines += ["", f"{group or 'config'}: {TITLES[group]}"]
@@ -63,8 +65,14 @@ def config(settings: Mapping) -> str:
             meaning = meaning_of(group, key, _at(settings, group).get("name"))
             lines += textwrap.wrap(meaning, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
     if "choose" in settings:
-        lines += ["", "choose: keys above that are None are chosen for the text when training begins"]
-        lines += [f"  --config.choose.hours={settings['choose']['hours']!r}", "      hours that training may take; --hours sets it"]
+        lines += [
+            "",
+            "choose: keys above that are None are chosen for the text when training begins",
+        ]
+        lines += [
+            f"  --config.choose.hours={settings['choose']['hours']!r}",
+            "      hours that training may take; --hours sets it",
+        ]
     return "\n".join(lines[1:])
 
 
@@ -76,14 +84,19 @@ def page() -> str:
         for name in NAMED.get(group, [None]):
             if name:
                 about = inspect.getdoc(CHOICES[group][name]).split("\n\n")[0].replace("\n", " ")
-                lines.append(f"### `{group}.name={name}`{' (the default)' * (name == _at(DEFAULTS, group)['name'])}\n\n{about}\n")
+                lines.append(
+                    f"### `{group}.name={name}`{' (the default)' * (name == _at(DEFAULTS, group)['name'])}\n\n{about}\n"
+                )
             keys = NAMED[group][name] if name else _at(DEFAULTS | {"choose": CHOOSE}, group)
             rows = [
-                f"| `{f'{group}.{key}'.lstrip('.')}` | `{default!r}` | {meaning_of(group, key, name).replace('|', '/')} |"
+                f"| `{f'{group}.{key}'.lstrip('.')}` | `{default!r}` |"
+                f" {meaning_of(group, key, name).replace('|', '/')} |"
                 for key, default in keys.items()
                 if not isinstance(default, dict)
             ]
-            lines.append("\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows]) + "\n")
+            lines.append(
+                "\n".join(["| key | default | meaning |", "| --- | --- | --- |", *rows]) + "\n"
+            )
     return "\n".join(lines).rstrip()
 
 
@@ -101,7 +114,10 @@ def meaning_of(group: str, key: str, name: str | None = None) -> str:
     if path == "output.clusters":
         return _documented(model.LanguageModel, key)
     if path == "choose.hours":
-        return "hours that training may take, where a config leaves settings None: they are chosen for the text and this time"
+        return (
+            "hours that training may take, where a config leaves settings None: they are chosen for"
+            " the text and this time"
+        )
     if path == "data.corpus":
         return f"one of {', '.join(CORPORA)}"
     return _documented(GROUPS[group] if group in GROUPS else CHOICES[group][name], key)
@@ -114,7 +130,9 @@ def _at(settings, group):
 
 
 def _documented(what, key):
-    """What the docstring of a class or function says of an argument, or the docstrings that it refers to."""
+    """What the docstring of a class or function says of an argument, or the docstrings that it
+    refers to.
+    """
     for owner in (what, *getattr(what, "__bases__", ())):
         text = inspect.getdoc(owner) or ""
         entry = rf"^( *)(?:\w+, )*{key}(?:, \w+)*: (.+(?:\n\1 +\S.*)*)"
@@ -128,7 +146,9 @@ def _documented(what, key):
 
 
 def _named(owner, path):
-    """What a docstring of `owner` calls `path`: a name of its module, or one with the module before it."""
+    """What a docstring of `owner` calls `path`: a name of its module, or one with the module
+    before it.
+    """
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module or owner.__module__), name)
 

@@ -1,4 +1,6 @@
-"""Loss and gradients of a batch, over microbatches and devices: what an update of training starts from."""
+"""Loss and gradients of a batch, over microbatches and devices: what an update of training
+starts from.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,25 +26,34 @@ class Sums(NamedTuple):
 
 
 def make_gradients(model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32") -> Callable:
-    """Returns `gradients(params, lexicon, step, batch, carry) -> (gradients, carry, Sums)`, to be called under `jax.jit`.
+    """Returns `gradients(params, lexicon, step, batch, carry) -> (gradients, carry, Sums)`, to be
+    called under `jax.jit`.
 
-    `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's state of as many rows, `[microbatches, rows,
-    ...]`, both sharded by rows; `params` and gradients are sharded as `sharding.parameter_specs` says, `lexicon` is replicated.
-    Gradients are those of `Sums.loss`: of the weighted sum over tokens of the loss and of what layers sow as "penalties".
+    `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's state of as many
+    rows, `[microbatches, rows, ...]`, both sharded by rows; `params` and gradients are sharded as
+    `sharding.parameter_specs` says, `lexicon` is replicated. Gradients are those of `Sums.loss`: of
+    the weighted sum over tokens of the loss and of what layers sow as "penalties".
 
-    Each device sums the gradients of its own rows, microbatch after microbatch; they cross devices once, in the dtype `sums` (see
-    `sharding.sum_over_devices`): at the end, or on accelerators, if there is one microbatch, those of a block as soon as they are
-    known. Dropout is a function of seed, step and row id, so no layout of devices and microbatches changes it.
+    Each device sums the gradients of its own rows, microbatch after microbatch; they cross devices
+    once, in the dtype `sums` (see `sharding.sum_over_devices`): at the end, or on accelerators, if
+    there is one microbatch, those of a block as soon as they are known. Dropout is a function of
+    seed, step and row id, so no layout of devices and microbatches changes it.
     """
     gradients = _on_devices(model, mesh, seed, sums, stores=False)
-    return lambda params, lexicon, step, batch, carry: gradients(params, lexicon, step, batch, carry, {})[:3]
+    return lambda params, lexicon, step, batch, carry: gradients(
+        params, lexicon, step, batch, carry, {}
+    )[:3]
 
 
-def make_sparse_gradients(model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32") -> Callable:
-    """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry, Sums, stored)`, as `make_gradients`.
+def make_sparse_gradients(
+    model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32"
+) -> Callable:
+    """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry, Sums,
+    stored)`, as `make_gradients`.
 
-    `stored` is the costly part of the composed tables (`composition.encoded`), of all words and replicated. With `{}` it is
-    computed anew; otherwise it is used as it is, and parameters that serve nothing else have gradients of 0.
+    `stored` is the costly part of the composed tables (`composition.encoded`), of all words and
+    replicated. With `{}` it is computed anew; otherwise it is used as it is, and parameters that
+    serve nothing else have gradients of 0.
     """
     return _on_devices(model, mesh, seed, sums, stores=True)
 
@@ -62,13 +73,18 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
         return loss.total + penalties, (carry, jnp.sum(loss.nll * batch.weights))
 
     def on_one_device(params, lexicon, step, batch, carry, stored):
-        axes = axes_of(batch.inputs)  # every device computes with parameters of its own, whose gradients are summed at the end
+        axes = axes_of(
+            batch.inputs
+        )  # every device computes with parameters of its own, whose gradients are summed at the end
         params, lexicon, stored, carry = vary((params, lexicon, stored, carry), axes)
         key = jax.random.fold_in(jax.random.key(seed), step)
-        # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as varying.
+        # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as
+        # varying.
         by_block = len(batch.inputs) == 1 and platform() != "cpu" and not axes
         local = sharding.gathering(model, parameter_shapes(model), mesh, dtype, by_block)
-        tables, inputs, pull = compose_for_update(*local, mesh)(params, lexicon, batch.inputs, key, stored)
+        tables, inputs, pull = compose_for_update(*local, mesh)(
+            params, lexicon, batch.inputs, key, stored
+        )
 
         def add(total, part):
             microbatch, carry = part
@@ -78,13 +94,21 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
             sums = Sums(loss, nll, jnp.sum(microbatch.weights))
             return jax.tree.map(jnp.add, total, (gradients, sums)), carry
 
-        zeros = vary((jax.tree.map(jnp.zeros_like, (params, tables)), Sums(*[jnp.zeros(())] * 3)), axes)
-        ((gradients, of_tables), sums), carry = jax.lax.scan(add, zeros, (batch._replace(inputs=inputs), carry))
+        zeros = vary(
+            (jax.tree.map(jnp.zeros_like, (params, tables)), Sums(*[jnp.zeros(())] * 3)), axes
+        )
+        ((gradients, of_tables), sums), carry = jax.lax.scan(
+            add, zeros, (batch._replace(inputs=inputs), carry)
+        )
         if tables:
             gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
-        gradients, sums = sharding.sum_over_devices(mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), dtype, by_block)
+        gradients, sums = sharding.sum_over_devices(
+            mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), dtype, by_block
+        )
         if stores and not stored:  # without the rows that filled up the last device's share
-            stored = jax.tree.map(lambda a: a[: model.input.vocabulary_size], encoded(model, tables))
+            stored = jax.tree.map(
+                lambda a: a[: model.input.vocabulary_size], encoded(model, tables)
+            )
         return gradients, carry, sums, stored
 
     whole, by_rows = PartitionSpec(), sharding.batch_spec(1)

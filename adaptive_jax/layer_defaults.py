@@ -1,6 +1,16 @@
-"""The arguments of every layer with their defaults: what config groups with a key `name` hold beside it."""
+"""The arguments of every layer with their defaults: what config groups with a key `name` hold
+beside it.
+"""
 
-FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))  # (characters spanned, features)
+FILTERS = (
+    (1, 128),
+    (2, 256),
+    (3, 384),
+    (4, 512),
+    (5, 512),
+    (6, 512),
+    (7, 512),
+)  # (characters spanned, features)
 CHAR_CNN = {"width": 128, "filters": FILTERS, "highway_layers": 1, "length": 50}
 CHAR_CNN |= {"strides": (), "activation": "relu", "letters": "bytes"}
 GROC = {
@@ -49,8 +59,21 @@ AWD_LSTM = {  # as the authors' code, on their sizes
     "path": "auto",
 }
 TABLES = {
-    "own": {"cutoffs": (), "factor": 4, "width": 0, "bias": False, "weight_norm": False, "projected": True},
-    "tied": {"share_projections": True, "share_head_projection": False, "cutoffs": (), "bias": False, "own_head": False},
+    "own": {
+        "cutoffs": (),
+        "factor": 4,
+        "width": 0,
+        "bias": False,
+        "weight_norm": False,
+        "projected": True,
+    },
+    "tied": {
+        "share_projections": True,
+        "share_head_projection": False,
+        "cutoffs": (),
+        "bias": False,
+        "own_head": False,
+    },
     "mapped": {
         "cutoffs": (),
         "form": "residual",
@@ -72,7 +95,13 @@ OUTPUT = {
     "z_loss": 0.0,
     "tails": "auto",
 }
-SAMPLED = {"clusters": "", "table": OUTPUT["table"], "samples": 1024, "proposal": "log_uniform", "input_dropout": 0.0}
+SAMPLED = {
+    "clusters": "",
+    "table": OUTPUT["table"],
+    "samples": 1024,
+    "proposal": "log_uniform",
+    "input_dropout": 0.0,
+}
 GATED_CONV = {
     "features": 256,
     "blocks": ((8, 4, 256),),
@@ -102,7 +131,12 @@ LAYERS = {
         "hierarchical": OUTPUT | {"classes": 0},
         "sampled": SAMPLED,
         "nce": SAMPLED,
-        "differentiated": {"clusters": "", "table": OUTPUT["table"], "form": "projections", "input_dropout": 0.0},
+        "differentiated": {
+            "clusters": "",
+            "table": OUTPUT["table"],
+            "form": "projections",
+            "input_dropout": 0.0,
+        },
     },
     "output.table": TABLES,
 }

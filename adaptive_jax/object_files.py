@@ -1,7 +1,9 @@
-"""Files of gs:// and s3:// for fsspec, by tensorstore: etils.epath, and so Orbax and JAX, read and write them.
+"""Files of gs:// and s3:// for fsspec, by tensorstore: etils.epath, and so Orbax and JAX, read and
+write them.
 
-fsspec's own implementations need a package for each store, and credentials in other places than tensorstore, which writes the
-arrays of checkpoints. Objects are read and written whole, in memory: they are settings, metadata, metrics and programs.
+fsspec's own implementations need a package for each store, and credentials in other places than
+tensorstore, which writes the arrays of checkpoints. Objects are read and written whole, in memory:
+they are settings, metadata, metrics and programs.
 """
 
 import functools
@@ -24,11 +26,15 @@ def kvstore(url: str) -> str | dict:
 
 
 def of_s3() -> dict:
-    """What tensorstore has to be told of S3 besides a bucket and a path: what it does not read of AWS's variables."""
+    """What tensorstore has to be told of S3 besides a bucket and a path: what it does not read
+    of AWS's variables.
+    """
     told, address = {}, os.environ.get("AWS_ENDPOINT_URL")
     if address:
         told |= {"endpoint": address, "aws_region": os.environ.get("AWS_REGION", "us-east-1")}
-    if "AWS_ACCESS_KEY_ID" in os.environ:  # otherwise it logs five lines about files that are not there
+    if (
+        "AWS_ACCESS_KEY_ID" in os.environ
+    ):  # otherwise it logs five lines about files that are not there
         told |= {"aws_credentials": {"type": "environment"}}
     return told
 
@@ -56,15 +62,23 @@ class ObjectFiles(fsspec.AbstractFileSystem):
     scheme = ""
 
     def open(self, path: str, mode: str = "rb", **_):
-        """A file of an object: to read it, to write it anew, or to write it with more at its end, whole when it is closed."""
+        """A file of an object: to read it, to write it anew, or to write it with more at its
+        end, whole when it is closed.
+        """
         store, key = self._place(path)
         if "w" in mode:
             file = _New(lambda content: store.write(key, content).result())
         else:
             found = store.read(key).result()
             if found.state != "value" and "r" in mode:
-                raise FileNotFoundError(2, "No such object", f"{self.scheme}://{self._strip_protocol(path)}")
-            file = io.BytesIO(found.value) if "r" in mode else _New(lambda content: store.write(key, content).result(), found.value)
+                raise FileNotFoundError(
+                    2, "No such object", f"{self.scheme}://{self._strip_protocol(path)}"
+                )
+            file = (
+                io.BytesIO(found.value)
+                if "r" in mode
+                else _New(lambda content: store.write(key, content).result(), found.value)
+            )
         return file if "b" in mode else io.TextIOWrapper(file, "utf-8")
 
     def ls(self, path: str, detail: bool = True, **_) -> list:
@@ -73,11 +87,17 @@ class ObjectFiles(fsspec.AbstractFileSystem):
         if not names:
             raise FileNotFoundError(2, "No such folder", f"{self.scheme}://{here}")
         children = {name.partition("/")[0]: "/" in name for name in reversed(names)}
-        found = [self._entry(f"{here}/{name}", folder) for name, folder in sorted(children.items()) if name]
+        found = [
+            self._entry(f"{here}/{name}", folder)
+            for name, folder in sorted(children.items())
+            if name
+        ]
         return found if detail else [entry["name"] for entry in found]
 
     def info(self, path: str, **_) -> dict:
-        """The name and type of an object or a folder. Raises FileNotFoundError if there is neither."""
+        """The name and type of an object or a folder. Raises FileNotFoundError if there is
+        neither.
+        """
         (store, key), here = self._place(path), self._strip_protocol(path)
         if key and key.encode() in store.list(Range(key, key + "\0")).result():
             return self._entry(here, False)
@@ -97,7 +117,9 @@ class ObjectFiles(fsspec.AbstractFileSystem):
             store.write(key, None).result()
 
     def mkdir(self, path: str, create_parents: bool = True, **_) -> None:
-        """Makes an empty folder: an object without content whose name ends with a slash, as the stores' own tools do."""
+        """Makes an empty folder: an object without content whose name ends with a slash, as the
+        stores' own tools do.
+        """
         store, key = self._place(path)
         if key:
             store.write(f"{key}/", b"").result()

@@ -1,6 +1,6 @@
 """A progress line at the foot of the terminal that fits its width.
 
-    123/600 ━━━━━━━━━━━━━━━━━━━━  loss 4.412  perplexity 82.5  14,300 words/s  ETA 0:00:36
+123/600 ━━━━━━━━━━━━━━━━━━━━  loss 4.412  perplexity 82.5  14,300 words/s  ETA 0:00:36
 """
 
 import datetime
@@ -21,13 +21,17 @@ def clock(seconds: float) -> str:
 
 
 class Bar:
-    """What is done of a total, what is known of it, and the time: left while it runs, passed when it has ended.
+    """What is done of a total, what is known of it, and the time: left while it runs, passed when
+    it has ended.
 
-    On a terminal that is too narrow the bar shrinks and goes first, then the last parts; no part is cut.
+    On a terminal that is too narrow the bar shrinks and goes first, then the last parts; no part is
+    cut.
 
     total, done: steps in all, and at the beginning.
-    console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or with `shown=False`.
-    limit: seconds after which it ends before its last step, counted from its start; None: it does not.
+    console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or with
+        `shown=False`.
+    limit: seconds after which it ends before its last step, counted from its start; None: it does
+        not.
     """
 
     def __init__(
@@ -42,16 +46,22 @@ class Bar:
         self.console = console or Console(stderr=True)
         self.shown = shown and self.console.is_terminal
         self.progress = _Line(console=self.console, disable=not self.shown)
-        self.task = self.progress.add_task("", total=total, completed=done, parts=parts, ended=False, limit=limit)
+        self.task = self.progress.add_task(
+            "", total=total, completed=done, parts=parts, ended=False, limit=limit
+        )
         self.progress.start()
 
     def show(self, done: int | None = None, parts: Sequence[str] | None = None) -> None:
-        """Shows that `done` steps are done, and other `parts`, the most important first; None changes nothing."""
+        """Shows that `done` steps are done, and other `parts`, the most important first; None
+        changes nothing.
+        """
         fields = {} if parts is None else {"parts": parts}
         self.progress.update(self.task, completed=done, **fields)
 
     def say(self, line: str) -> None:
-        """Prints a line above the bar, or to stdout where there is none. It may be longer than the terminal is wide."""
+        """Prints a line above the bar, or to stdout where there is none. It may be longer than
+        the terminal is wide.
+        """
         if self.shown:
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
         else:
@@ -64,7 +74,9 @@ class Bar:
 
 
 class _Line(Progress):
-    """The line as one text, because a narrow terminal would cut columns of rich in the middle of a number."""
+    """The line as one text, because a narrow terminal would cut columns of rich in the middle
+    of a number.
+    """
 
     def get_renderables(self) -> Iterator[Text]:
         """The line of each task, for the console's width now."""

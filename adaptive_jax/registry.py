@@ -1,18 +1,25 @@
-"""Objects from config groups: a group's `name` picks a class or function, its other keys are that one's arguments."""
+"""Objects from config groups: a group's `name` picks a class or function, its other keys are
+that one's arguments.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
 
 from adaptive_jax.errors import InputError, check_known
 
-INTERNAL = ("parent", "name", "gather")  # fields that flax and devices/sharding.py fill in, never a config
+INTERNAL = (
+    "parent",
+    "name",
+    "gather",
+)  # fields that flax and devices/sharding.py fill in, never a config
 
 
 def make(group: str, registry: Mapping[str, Callable], settings: Mapping, **given):
-    """Calls the entry of `registry` that `settings["name"]` names with the other settings and with `given`.
+    """Calls the entry of `registry` that `settings["name"]` names with the other settings and with
+    `given`.
 
-    group: the group's name in the config, for messages. Lists become tuples: JSON knows lists only, and flax modules must be
-    hashable.
+    group: the group's name in the config, for messages. Lists become tuples: JSON knows lists only,
+    and flax modules must be hashable.
 
     Raises:
         InputError: a name or key that does not exist, or a key that is missing.
@@ -23,7 +30,9 @@ def make(group: str, registry: Mapping[str, Callable], settings: Mapping, **give
     name = settings.pop("name")
     check_known(f"config.{group}.name={name!r}", name, registry)
     parameters = inspect.signature(registry[name]).parameters
-    fields = {key: p.default is p.empty for key, p in parameters.items() if key not in (*INTERNAL, *given)}
+    fields = {
+        key: p.default is p.empty for key, p in parameters.items() if key not in (*INTERNAL, *given)
+    }
     for key in settings:
         check_known(f"config.{group}.{key}, for {name!r},", key, fields)
     for key, required in fields.items():

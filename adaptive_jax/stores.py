@@ -3,7 +3,8 @@
     path_of("~/runs/a")             # a pathlib.Path
     path_of("gs://bucket/runs/a")   # an etils.epath.Path, with the methods of a pathlib.Path; Orbax and JAX use the same
 
-In a store an object is written whole or not at all. Nothing is renamed, appended to or locked, and folders are only parts of names.
+In a store an object is written whole or not at all. Nothing is renamed, appended to or locked, and
+folders are only parts of names.
 """
 
 import io
@@ -16,7 +17,8 @@ from pathlib import Path
 from adaptive_jax.errors import InputError, one_line
 
 SCHEMES = "gs", "s3"
-PATIENCE = 60.0  # seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
+# Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
+PATIENCE = 60.0
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,10 @@ def path_of(place: str | os.PathLike) -> Path:
         return place
     scheme, _, rest = place.partition("://")
     if scheme not in SCHEMES or not rest.strip("/"):
-        raise InputError(f"{place} is no place to write to: give a directory, gs://BUCKET/NAME or s3://BUCKET/NAME")
+        raise InputError(
+            f"{place} is no place to write to: give a directory, gs://BUCKET/NAME or"
+            " s3://BUCKET/NAME"
+        )
     from etils import epath  # these imports take a second, which runs on a disk save
 
     from adaptive_jax import object_files
@@ -70,8 +75,14 @@ def check_reachable(path: Path) -> None:
         try:
             object_files.answer(str(path), PATIENCE)
         except Exception as error:  # tensorstore raises many kinds
-            said = f"no answer within {PATIENCE:g} seconds" if isinstance(error, TimeoutError) else _said(error)
-            raise InputError(f"cannot reach {path}: {said}; check its name and your credentials") from error
+            said = (
+                f"no answer within {PATIENCE:g} seconds"
+                if isinstance(error, TimeoutError)
+                else _said(error)
+            )
+            raise InputError(
+                f"cannot reach {path}: {said}; check its name and your credentials"
+            ) from error
 
 
 def put(path: Path, content: bytes) -> None:
@@ -84,8 +95,8 @@ def put(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except Exception as error:  # tensorstore raises many kinds
         raise InputError(
-            f"cannot write {path}: {_said(error)}; what was saved before is intact. Check your permission to write there, "
-            "then run the same command to resume"
+            f"cannot write {path}: {_said(error)}; what was saved before is intact. Check your"
+            " permission to write there, then run the same command to resume"
         ) from error
 
 
@@ -108,13 +119,17 @@ def move_tree(directory: Path, to: Path) -> None:
 
 
 def _said(error):
-    return one_line(error).partition(" [tensorstore_spec")[0][:300]  # what follows is for tensorstore's own authors
+    return one_line(error).partition(" [tensorstore_spec")[0][
+        :300
+    ]  # what follows is for tensorstore's own authors
 
 
 class Rewritten:
-    """A file in a store that grows: nothing can be appended there, so every `flush` writes all of it.
+    """A file in a store that grows: nothing can be appended there, so every `flush` writes all of
+    it.
 
-    A store that does not take it gives a warning, and the next `flush` tries again: only a log is lost.
+    A store that does not take it gives a warning, and the next `flush` tries again: only a log is
+    lost.
     """
 
     def __init__(self, path: Path):

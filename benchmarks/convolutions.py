@@ -1,17 +1,20 @@
-"""Causal convolutions, forward and backward: the one product of adaptive_jax, and other ways to compute the same, in one run.
+"""Causal convolutions, forward and backward: the one product of adaptive_jax, and other ways to
+compute the same, in one run.
 
-    python -m benchmarks.convolutions [--layers=6x850x1700,5x256x512] [--rows=4] [--time=256] [--repeats=9] [--json=FILE]
+    python -m benchmarks.convolutions [--layers=6x850x1700,5x256x512] [--rows=4] [--time=256]
+    [--repeats=9] [--json=FILE]
 
-A layer is kernel x inputs x outputs; a layer that is gated has twice as many outputs as units. Peers:
+A layer is kernel x inputs x outputs; a layer that is gated has twice as many outputs as units.
+Peers:
 
 - `product`: adaptive_jax.bodies.convolution, one product of the last k inputs side by side;
 - `sum`: a product for each of the k shifts, summed;
 - `xla`: jax.lax.conv_general_dilated;
 - `torch`: torch.nn.functional.conv1d where torch is installed, on the same device.
 
-The peers take turns, so that a busy machine slows all of them alike; times are medians. GFLOP/s counts three products of the
-layer's matrix with all tokens for forward and backward together. Memory is the peak beside arguments and results, as the compiler
-counts it.
+The peers take turns, so that a busy machine slows all of them alike; times are medians. GFLOP/s
+counts three products of the layer's matrix with all tokens for forward and backward together.
+Memory is the peak beside arguments and results, as the compiler counts it.
 """
 
 import json
@@ -41,25 +44,37 @@ def padded(x, kernel):
 def one_product(v, bias, x):
     """The convolution as this project's body computes it."""
     layer = Convolution(len(v), v.shape[2], 1.0, x.dtype)
-    return layer.apply({"params": {"v": v, "bias": bias}}, x, jnp.zeros((len(x), len(v) - 1, x.shape[2]), x.dtype))
+    return layer.apply(
+        {"params": {"v": v, "bias": bias}}, x, jnp.zeros((len(x), len(v) - 1, x.shape[2]), x.dtype)
+    )
 
 
 def sum_of_products(v, bias, x):
     """A product for each shift."""
     long = padded(x, len(v))
-    return sum(product(long[:, shift : shift + x.shape[1]], matrix) for shift, matrix in enumerate(v)) + bias
+    return (
+        sum(product(long[:, shift : shift + x.shape[1]], matrix) for shift, matrix in enumerate(v))
+        + bias
+    )
 
 
 def xla(v, bias, x):
     """XLA's own convolution."""
-    return jax.lax.conv_general_dilated(x, v, (1,), [(len(v) - 1, 0)], dimension_numbers=("NWC", "WIO", "NWC")) + bias
+    return (
+        jax.lax.conv_general_dilated(
+            x, v, (1,), [(len(v) - 1, 0)], dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        + bias
+    )
 
 
 PEERS = {"product": one_product, "sum": sum_of_products, "xla": xla}
 
 
 def both(peer):
-    """A function of the arguments and a gradient of the outputs: outputs and gradients of all arguments."""
+    """A function of the arguments and a gradient of the outputs: outputs and gradients of all
+    arguments.
+    """
 
     def run(arguments, gradient):
         outputs, pull = jax.vjp(peer, *arguments)
@@ -81,7 +96,9 @@ def torch_peers(arguments, gradient, device):
     gradient = torch.tensor(np.asarray(gradient), device=device).transpose(1, 2).contiguous()
 
     def forward():
-        return torch.nn.functional.conv1d(torch.nn.functional.pad(inputs, (v.shape[0] - 1, 0)), weights, bias)
+        return torch.nn.functional.conv1d(
+            torch.nn.functional.pad(inputs, (v.shape[0] - 1, 0)), weights, bias
+        )
 
     def quiet():
         with torch.no_grad():
@@ -95,11 +112,17 @@ def torch_peers(arguments, gradient, device):
 
 
 def measure(layer, settings):
-    """Measures all peers on one layer: for each the median and least seconds of both passes, and peak bytes."""
+    """Measures all peers on one layer: for each the median and least seconds of both passes,
+    and peak bytes.
+    """
     kernel, inputs, outputs = map(int, layer.split("x"))
     keys, shape = jax.random.split(jax.random.key(0), 4), (settings.rows, settings.time)
     v = jax.random.normal(keys[0], (kernel, inputs, outputs)) / (kernel * inputs) ** 0.5
-    arguments = v, jax.random.normal(keys[1], (outputs,)), jax.random.normal(keys[2], (*shape, inputs))
+    arguments = (
+        v,
+        jax.random.normal(keys[1], (outputs,)),
+        jax.random.normal(keys[2], (*shape, inputs)),
+    )
     gradient = jax.random.normal(keys[3], (*shape, outputs))
     forward, train, memory = {}, {}, {}
     for name, peer in PEERS.items():
@@ -110,33 +133,53 @@ def measure(layer, settings):
         memory[name] = together.memory_analysis().temp_size_in_bytes
     if device := torch_device():
         forward["torch"], train["torch"] = torch_peers(arguments, gradient, device)
-    of_forward, of_train = interleaved(forward, settings.repeats), interleaved(train, settings.repeats)
+    of_forward, of_train = (
+        interleaved(forward, settings.repeats),
+        interleaved(train, settings.repeats),
+    )
     gflop = 2e-9 * settings.rows * settings.time * kernel * inputs * outputs
     return [
-        {"layer": layer, "peer": name, "forward": of_forward[name], "both": of_train[name], "peak_bytes": memory.get(name),
-         "gflops_per_second": 3 * gflop / of_train[name][0]}
+        {
+            "layer": layer,
+            "peer": name,
+            "forward": of_forward[name],
+            "both": of_train[name],
+            "peak_bytes": memory.get(name),
+            "gflops_per_second": 3 * gflop / of_train[name][0],
+        }
         for name in of_train
-    ]  # fmt: skip
+    ]
 
 
 def main(settings):
     """Prints a table of all layers and writes the JSON."""
     for layer in settings.layers:
-        if len(layer.split("x")) != 3 or not all(part.isdecimal() and int(part) for part in layer.split("x")):
-            raise InputError(f"--layers={layer}: give kernel x inputs x outputs, such as --layers=6x850x1700")
-    check_at_least(1, **{"--rows": settings.rows, "--time": settings.time, "--repeats": settings.repeats})
-    print(f"{machine()}, {settings.rows} rows of {settings.time} tokens, median (least) ms of {settings.repeats}")
+        if len(layer.split("x")) != 3 or not all(
+            part.isdecimal() and int(part) for part in layer.split("x")
+        ):
+            raise InputError(
+                f"--layers={layer}: give kernel x inputs x outputs, such as --layers=6x850x1700"
+            )
+    check_at_least(
+        1, **{"--rows": settings.rows, "--time": settings.time, "--repeats": settings.repeats}
+    )
+    print(
+        f"{machine()}, {settings.rows} rows of {settings.time} tokens, median (least) ms of"
+        f" {settings.repeats}"
+    )
     print(f"{'layer':>12} {'peer':8} {'forward':>15} {'both':>17} {'GFLOP/s':>8} {'peak MB':>8}")
     found = []
     for layer in settings.layers:
         for row in measure(layer, settings):
             found.append(row)
             times = [
-                "{:7.1f} ({:.1f})".format(*(1e3 * seconds for seconds in row[part])) for part in ("forward", "both")
+                "{:7.1f} ({:.1f})".format(*(1e3 * seconds for seconds in row[part]))
+                for part in ("forward", "both")
             ]
             peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:,.1f}"
             print(
-                f"{layer:>12} {row['peer']:8} {times[0]:>15} {times[1]:>17} {row['gflops_per_second']:8,.0f} {peak:>8}",
+                f"{layer:>12} {row['peer']:8} {times[0]:>15} {times[1]:>17}"
+                f" {row['gflops_per_second']:8,.0f} {peak:>8}",
                 flush=True,
             )
     if settings.json:

@@ -1,17 +1,21 @@
-"""Figures 3, 5 and 6 of Dauphin et al. 2017 in small: activations, and what weight normalisation and clipping do.
+"""Figures 3, 5 and 6 of Dauphin et al. 2017 in small: activations, and what weight normalisation
+and clipping do.
 
-    python -m benchmarks.figures [--figures=activations,training] [--data_path=DIR] [--steps=600] [--workdir=runs/figures]
+    python -m benchmarks.figures [--figures=activations,training] [--data_path=DIR] [--steps=600]
+    [--workdir=runs/figures]
 
-Each run trains a network of 4 convolutions of width 4 on the Penn Treebank, by Nesterov's momentum of 0.99 at a constant rate.
+Each run trains a network of 4 convolutions of width 4 on the Penn Treebank, by Nesterov's momentum
+of 0.99 at a constant rate.
 
-- `activations` (Figures 3 and 5): glu, gtu, relu, tanh, linear and bilinear, with weight normalisation and clipping at 0.1. The
-  gated ones and bilinear compute two maps for each unit, so the others have more units, and all nearly as many parameters.
-- `training` (Figure 6): glu with both, without clipping, and without weight normalisation. As in the paper, each has the rate that
-  suits it best: of 1, 0.1 and 0.01.
+- `activations` (Figures 3 and 5): glu, gtu, relu, tanh, linear and bilinear, with weight
+  normalisation and clipping at 0.1. The gated ones and bilinear compute two maps for each unit, so
+  the others have more units, and all nearly as many parameters.
+- `training` (Figure 6): glu with both, without clipping, and without weight normalisation. As in
+  the paper, each has the rate that suits it best: of 1, 0.1 and 0.01.
 
-It prints a table and, with both figures, writes it into benchmarks/RESULTS.md and draws the curves. The 15 runs take about 15
-minutes on 2 cores. When started again, it keeps the runs that are finished. The paper trains for 100 hours on a thousand times the
-text.
+It prints a table and, with both figures, writes it into benchmarks/RESULTS.md and draws the curves.
+The 15 runs take about 15 minutes on 2 cores. When started again, it keeps the runs that are
+finished. The paper trains for 100 hours on a thousand times the text.
 """
 
 import importlib.util
@@ -51,7 +55,8 @@ TRAINING = {
 RATES = (1.0, 0.1, 0.01)
 FIGURES = {
     "activations": {
-        name: {"body.activation": name, "body.blocks": ((4, 4, units),)} for name, units in ACTIVATIONS.items()
+        name: {"body.activation": name, "body.blocks": ((4, 4, units),)}
+        for name, units in ACTIVATIONS.items()
     },
     "training": {
         f"{name}, {rate:g}": changes | {"optimizer.learning_rate": rate}
@@ -87,7 +92,9 @@ def config_of(figure: str, run: str, steps: int, data_path: str) -> dict:
 
 
 def measure(config: dict, workdir: Path) -> dict:
-    """Trains a run, or reads its numbers. One that diverges has no perplexity, and the curve up to there."""
+    """Trains a run, or reads its numbers. One that diverges has no perplexity, and the curve up
+    to there.
+    """
     check_same_run(workdir, config)
     result = workdir / "run.json"
     if result.exists():
@@ -99,7 +106,11 @@ def measure(config: dict, workdir: Path) -> dict:
         diverged = True
     seconds = time.perf_counter() - start
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    curve = [(line["step"], line["validation/perplexity"]) for line in lines if "validation/perplexity" in line]
+    curve = [
+        (line["step"], line["validation/perplexity"])
+        for line in lines
+        if "validation/perplexity" in line
+    ]
     numbers = {
         "validation": None if diverged else curve[-1][1],
         "seconds": seconds,
@@ -124,7 +135,9 @@ def table(runs: dict[str, dict]) -> str:
     lines = ["| run | validation perplexity | seconds | parameters |", "|---|---:|---:|---:|"]
     for name, run in runs.items():
         perplexity = f"{run['validation']:.1f}" if run["validation"] else "diverged"
-        lines.append(f"| {name} | {perplexity} | {run['seconds']:.0f} | {run['parameters'] / 1e6:.2f}M |")
+        lines.append(
+            f"| {name} | {perplexity} | {run['seconds']:.0f} | {run['parameters'] / 1e6:.2f}M |"
+        )
     return "\n".join(lines)
 
 
@@ -174,7 +187,10 @@ def main(settings) -> None:
     check_at_least(1, **{"--steps": settings.steps})
     everything = set(settings.figures) == set(FIGURES)
     if everything and not importlib.util.find_spec("matplotlib"):
-        raise InputError("with both figures benchmarks.figures draws a plot: pip install -r requirements-bench.txt")
+        raise InputError(
+            "with both figures benchmarks.figures draws a plot: pip install -r"
+            " requirements-bench.txt"
+        )
     found = {}
     for figure in settings.figures:
         found[figure] = {}
@@ -190,7 +206,9 @@ def main(settings) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_list("figures", list(FIGURES), "Figures to make.")
-    flags.DEFINE_string("data_path", "", "Directory with a local copy of the Penn Treebank; empty: download it.")
+    flags.DEFINE_string(
+        "data_path", "", "Directory with a local copy of the Penn Treebank; empty: download it."
+    )
     flags.DEFINE_integer("steps", 600, "Updates of a run.")
     flags.DEFINE_string("workdir", "runs/figures", "Directory for the runs.")
     command.run(lambda: main(flags.FLAGS))

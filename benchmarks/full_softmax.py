@@ -1,15 +1,19 @@
-"""The size `llm` of `python -m benchmarks.outputs`: loss and gradients of a full softmax, at the sizes of sub-word language models.
+"""The size `llm` of `python -m benchmarks.outputs`: loss and gradients of a full softmax, at the
+sizes of sub-word language models.
 
-Peers, each passed over with a line where it is not installed, does not fit into the memory that is free, or fails:
+Peers, each passed over with a line where it is not installed, does not fit into the memory that is
+free, or fails:
 
 - `linear_cross_entropy`: this library's.
 - `optax`: softmax_cross_entropy_with_integer_labels of all logits at once.
 - `scan`: the same for 512 tokens at a time, under jax.checkpoint, which computes logits twice.
 - `jax-cce`, `tokamax`: packages for JAX (`pip install jax-cce tokamax`).
-- `torch`: torch.nn.functional.cross_entropy of all logits; `apple`: cut-cross-entropy for torch, on GPUs alone.
+- `torch`: torch.nn.functional.cross_entropy of all logits; `apple`: cut-cross-entropy for torch, on
+  GPUs alone.
 
-Before they are timed, each computes 8 tokens of width 64, in float32 and in bfloat16, with 4,100 words and with those of the size.
-The table shows how far loss (in nats) and gradients (relative, in norm) are from float64 at most, and WRONG beyond `BOUNDS`.
+Before they are timed, each computes 8 tokens of width 64, in float32 and in bfloat16, with 4,100
+words and with those of the size. The table shows how far loss (in nats) and gradients (relative, in
+norm) are from float64 at most, and WRONG beyond `BOUNDS`.
 """
 
 import functools
@@ -29,7 +33,10 @@ from benchmarks.timing import first_line, interleaved, torch_device, torch_memor
 
 SIZES = "4096,2048,151936,262144"  # tokens, width, and the words of Qwen 2.5 and Gemma 3
 CHUNK = 512
-BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (1e-2, 3e-2)}  # nats of the loss, relative error of a gradient
+BOUNDS = {
+    "float32": (1e-4, 1e-3),
+    "bfloat16": (1e-2, 3e-2),
+}  # nats of the loss, relative error of a gradient
 
 
 def arguments(tokens: int, width: int, words: int, dtype: str, seed: int = 0):
@@ -56,7 +63,9 @@ def of_chunks(hidden, table, targets):
     def one(total, part):
         return total + of_all_logits(part[0], table, part[1]) * chunk / len(targets), None
 
-    return jax.lax.scan(one, 0.0, (hidden.reshape(-1, chunk, hidden.shape[1]), targets.reshape(-1, chunk)))[0]
+    return jax.lax.scan(
+        one, 0.0, (hidden.reshape(-1, chunk, hidden.shape[1]), targets.reshape(-1, chunk))
+    )[0]
 
 
 def jax_cce(hidden, table, targets):
@@ -90,14 +99,16 @@ TORCH = {"torch": torch_loss, "apple": apple}
 
 
 def prepared(name: str, values) -> tuple[Callable, int | None]:
-    """A function that computes loss and gradients of a peer once, and the bytes it needs beside arguments and results.
+    """A function that computes loss and gradients of a peer once, and the bytes it needs beside
+    arguments and results.
 
     Raises:
         ImportError: the peer is not installed, or does not run on this device.
         MemoryError: it does not fit.
     """
     if name in JAX:
-        # Arguments of the program: values that a program contains are computed with by the compiler.
+        # Arguments of the program: values that a program contains are computed with by the
+        # compiler.
         program = jax.jit(jax.value_and_grad(JAX[name], (0, 1))).lower(*values).compile()
         need = program.memory_analysis().temp_size_in_bytes
         _check_free(need + values[1].nbytes)
@@ -108,7 +119,9 @@ def prepared(name: str, values) -> tuple[Callable, int | None]:
     import torch
 
     _check_free(3 * 4 * len(values[0]) * len(values[1]) + 2 * values[1].nbytes)
-    hidden, table = (torch.from_dlpack(jnp.asarray(a)).requires_grad_() for a in values[:2])  # the same memory
+    hidden, table = (
+        torch.from_dlpack(jnp.asarray(a)).requires_grad_() for a in values[:2]
+    )  # the same memory
     targets = torch.tensor(np.asarray(values[2]), dtype=torch.long, device=device)
 
     def run():
@@ -140,11 +153,17 @@ def exact(words: int, dtype: str):
     places = np.arange(len(hidden)), values[2]
     loss = -np.log(probabilities[places]).mean()
     probabilities[places] -= 1
-    return values, loss, (probabilities @ table / len(hidden), probabilities.T @ hidden / len(hidden))
+    return (
+        values,
+        loss,
+        (probabilities @ table / len(hidden), probabilities.T @ hidden / len(hidden)),
+    )
 
 
 def errors(name: str, words: int) -> dict[str, tuple[float, float]]:
-    """By dtype, how far the loss of a peer is from float64, in nats, and its gradients, relative: the most of two vocabularies."""
+    """By dtype, how far the loss of a peer is from float64, in nats, and its gradients,
+    relative: the most of two vocabularies.
+    """
     found = {}
     for dtype in BOUNDS:
         pairs = []
@@ -152,16 +171,25 @@ def errors(name: str, words: int) -> dict[str, tuple[float, float]]:
             values, loss, gradients = exact(size, dtype)
             ours, mine = prepared(name, values)[0]()
             mine = [np.asarray(a if name in JAX else a.float().cpu(), np.float64) for a in mine]
-            off = [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(mine, gradients, strict=True)]
+            off = [
+                np.linalg.norm(a - b) / np.linalg.norm(b)
+                for a, b in zip(mine, gradients, strict=True)
+            ]
             pairs.append((abs(float(ours) - loss), max(off)))
         found[dtype] = tuple(map(max, zip(*pairs, strict=True)))
     return found
 
 
 def measure(case, repeats: int, skip=()) -> list[dict]:
-    """Prints and returns a row for each peer: errors, median and least seconds, peak bytes. case: a `benchmarks.outputs.Case`."""
+    """Prints and returns a row for each peer: errors, median and least seconds, peak bytes.
+    case: a `benchmarks.outputs.Case`.
+    """
     width, words, _, tokens = case
-    values, runs, rows = jax.tree.map(jnp.asarray, arguments(tokens, width, words, "float32")), {}, {}
+    values, runs, rows = (
+        jax.tree.map(jnp.asarray, arguments(tokens, width, words, "float32")),
+        {},
+        {},
+    )
     print(f"full softmax of {words:,} words, d {width:,}, {tokens:,} tokens, float32")
     for name in [name for name in (*JAX, *TORCH) if name not in skip]:
         try:
@@ -172,13 +200,32 @@ def measure(case, repeats: int, skip=()) -> list[dict]:
             print(f"{name} is passed over: {first_line(error)}", flush=True)
             continue
         runs[name] = run
-        wrong = any(error > bound for dtype, pair in found.items() for error, bound in zip(pair, BOUNDS[dtype], strict=True))
-        rows[name] = {"size": "llm", "peer": name, "words": words, "tokens": tokens, "width": width, "peak_bytes": peak,
-                      "errors": found, "wrong": wrong}  # fmt: skip
+        wrong = any(
+            error > bound
+            for dtype, pair in found.items()
+            for error, bound in zip(pair, BOUNDS[dtype], strict=True)
+        )
+        rows[name] = {
+            "size": "llm",
+            "peer": name,
+            "words": words,
+            "tokens": tokens,
+            "width": width,
+            "peak_bytes": peak,
+            "errors": found,
+            "wrong": wrong,
+        }
     for name, (median, least) in interleaved(runs, repeats).items():
         row = rows[name]
         row |= {"seconds": median, "fastest": least, "tokens_per_second": tokens / median}
         peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:,.0f} MB"
-        off = "; ".join(f"{dtype} {nats:.0e} nats, {share:.0e}" for dtype, (nats, share) in row["errors"].items())
-        print(f"{name:21} {median:9.3f} s {peak:>10}   off by {off}{'   WRONG' if row['wrong'] else ''}", flush=True)
+        off = "; ".join(
+            f"{dtype} {nats:.0e} nats, {share:.0e}"
+            for dtype, (nats, share) in row["errors"].items()
+        )
+        print(
+            f"{name:21} {median:9.3f} s {peak:>10}   off by"
+            f" {off}{'   WRONG' if row['wrong'] else ''}",
+            flush=True,
+        )
     return list(rows.values())

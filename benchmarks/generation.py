@@ -1,9 +1,11 @@
-"""Words a second that a trained model writes: with a cache and closed tails, with a cache alone, and without a cache.
+"""Words a second that a trained model writes: with a cache and closed tails, with a cache alone,
+and without a cache.
 
     python -m benchmarks.generation --workdir=runs/quickstart [--words=60] [--repeats=3]
 
-All draw at temperature 1, one row. Without a cache, each word reads a whole window anew, as a plain loop over the model does. The
-peers take turns, and times are medians. Below, what share of the tails each way to choose words opens at a step.
+All draw at temperature 1, one row. Without a cache, each word reads a whole window anew, as a plain
+loop over the model does. The peers take turns, and times are medians. Below, what share of the
+tails each way to choose words opens at a step.
 """
 
 import jax
@@ -22,13 +24,19 @@ from benchmarks.timing import interleaved
 WORDS = flags.DEFINE_integer("words", 60, "Words to write.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Times that each peer writes them.")
 WAYS = {
-    "draws": {}, "temperature 0.7": {"temperature": 0.7}, "top p 0.9": {"top_p": 0.9}, "top k 10": {"top_k": 10},
-    "most probable word": {"temperature": 0.0}, "4 beams": {"beams": 4},
-}  # fmt: skip
+    "draws": {},
+    "temperature 0.7": {"temperature": 0.7},
+    "top p 0.9": {"top_p": 0.9},
+    "top k 10": {"top_k": 10},
+    "most probable word": {"temperature": 0.0},
+    "4 beams": {"beams": 4},
+}
 
 
 def without_cache(loaded: LoadedModel, words: int):
-    """A function that writes so many words, reading the last window of tokens anew for each, and all probabilities."""
+    """A function that writes so many words, reading the last window of tokens anew for each,
+    and all probabilities.
+    """
     run, length = loaded.run, loaded.run.config["batches"]["sequence_length"]
 
     @jax.jit
@@ -44,7 +52,10 @@ def without_cache(loaded: LoadedModel, words: int):
         for number in range(words):
             seen = np.zeros((1, length), np.int32)
             seen[0, : min(length, len(tokens))] = tokens[-length:]
-            last, key = np.int32(min(length, len(tokens)) - 1), jax.random.fold_in(jax.random.key(0), number)
+            last, key = (
+                np.int32(min(length, len(tokens)) - 1),
+                jax.random.fold_in(jax.random.key(0), number),
+            )
             tokens.append(int(draw(run.params, run.lexicon, loaded.tables, seen, last, key)))
 
     return write
@@ -58,7 +69,9 @@ def with_all_probabilities(loaded: LoadedModel, words: int):
     def draw(params, lexicon, tables, token, carry, key):
         variables = {"params": params, "lexicon": lexicon, "tables": tables}
         hidden, carry = run.model.apply(variables, token[None, None], carry, method="step")
-        log_probs = run.model.apply(variables, hidden[:, 0], method=lambda model, hidden: model.output.log_probs(hidden))
+        log_probs = run.model.apply(
+            variables, hidden[:, 0], method=lambda model, hidden: model.output.log_probs(hidden)
+        )
         return jax.random.categorical(key, log_probs[0]).astype(jnp.int32), carry
 
     def write():
@@ -92,7 +105,9 @@ def main() -> None:
     for name, (median, _) in interleaved(peers, repeats).items():
         print(f"| {name} | {words / median:,.0f} |", flush=True)
     if loaded.decoder.tails:
-        print(f"\n| words chosen by | tails opened at a step, of {loaded.decoder.tails} |\n|---|---:|")
+        print(
+            f"\n| words chosen by | tails opened at a step, of {loaded.decoder.tails} |\n|---|---:|"
+        )
         for name, options in WAYS.items():
             print(f"| {name} | {opened(loaded, words, **options):.1%} |", flush=True)
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu [--out=DIR] [--minutes=50] [--steps=0,1]
 
-Each variant runs in a process of its own, torch too, which frees the memory of the GPU when it ends. Every number is printed and
-written as it comes, to DIR/gpu.json and DIR/gpu.md. A variant that fails, runs out of memory, lacks a package or overruns its time
-is told and passed over. The same command goes on with the variants that are left, so all of it can be cut into commands of ten
+Each variant runs in a process of its own, torch too, which frees the memory of the GPU when it
+ends. Every number is printed and written as it comes, to DIR/gpu.json and DIR/gpu.md. A variant
+that fails, runs out of memory, lacks a package or overruns its time is told and passed over. The
+same command goes on with the variants that are left, so all of it can be cut into commands of ten
 minutes: `--minutes=9`.
 
     step                                                                    minutes
@@ -17,8 +18,9 @@ minutes: `--minutes=9`.
     6  best, rows of 3,072; a vocabulary of a million words                       4
     7  train.py killed and resumed                                                4
 
-It needs jax, flax, optax, orbax-checkpoint, ml_collections and numpy of the project's requirements, torch to compare with, and no
-corpus; step 7 needs all requirements. `--tiny` runs models of a few thousand parameters, as a test: it takes minutes on a CPU.
+It needs jax, flax, optax, orbax-checkpoint, ml_collections and numpy of the project's requirements,
+torch to compare with, and no corpus; step 7 needs all requirements. `--tiny` runs models of a few
+thousand parameters, as a test: it takes minutes on a CPU.
 """
 
 import contextlib
@@ -40,10 +42,16 @@ from adaptive_jax import command
 from adaptive_jax.errors import InputError
 
 SMALL = (
-    "--config.data.vocabulary_size=700", "--config.batches.sequence_length=16", "--config.input.cutoffs=(100,300)",
-    "--config.body.layers=2", "--config.body.features=32", "--config.body.heads=2", "--config.body.feed_forward=32",
-    "--repeats=1", "--updates=1",
-)  # fmt: skip
+    "--config.data.vocabulary_size=700",
+    "--config.batches.sequence_length=16",
+    "--config.input.cutoffs=(100,300)",
+    "--config.body.layers=2",
+    "--config.body.features=32",
+    "--config.body.heads=2",
+    "--config.body.feed_forward=32",
+    "--repeats=1",
+    "--updates=1",
+)
 MILLION = ("--config.data.vocabulary_size=1000000", "--config.input.cutoffs=(20000,60000,260000)")
 XLA = {
     "without command buffers": "--xla_gpu_enable_command_buffer=",
@@ -73,9 +81,18 @@ def steps(out: Path, tiny: bool) -> list[Step]:
     """All steps, the most valuable first."""
 
     def update(name, row, rows, *more, peer="adaptive_jax", xla=""):
-        small = SMALL + ("--config.output.table.cutoffs=(100,300)",) * (row == "adp") if tiny else ()
-        line = ["benchmarks.throughput", f"--config=configs/wikitext103.py:{row}", f"--rows={2 if tiny else rows}", "--repeats=5"]
-        return Variant(name, [*line, f"--peers={peer}", "--config.dtype=bfloat16", *small, *more], xla)
+        small = (
+            SMALL + ("--config.output.table.cutoffs=(100,300)",) * (row == "adp") if tiny else ()
+        )
+        line = [
+            "benchmarks.throughput",
+            f"--config=configs/wikitext103.py:{row}",
+            f"--rows={2 if tiny else rows}",
+            "--repeats=5",
+        ]
+        return Variant(
+            name, [*line, f"--peers={peer}", "--config.dtype=bfloat16", *small, *more], xla
+        )
 
     def part(name):
         return Variant(name, ["benchmarks.gpu_parts", name, *["--tiny"] * tiny])
@@ -88,35 +105,69 @@ def steps(out: Path, tiny: bool) -> list[Step]:
     lengths = (12, 20) if tiny else (512, 3072)
     return [
         Step("check", 5, [part("check")]),
-        Step("an update of adp_t, 64 rows of 512", 8, [
-            update("adp_t", "adp_t", 64, f"--profile={out / 'profile'}"),
-            update("adp_t, blocks in a loop", "adp_t", 64, "--config.body.unroll=none"),
-            update("adp_t, tails in chunks", "adp_t", 64, "--config.output.tails=chunks"),
-            update("adp_t, attention chunked", "adp_t", 64, "--config.body.attention=chunked"),
-            update("adp_t, nothing recomputed", "adp_t", 64, "--config.body.remat=none"),
-            update("adp_t, output alone", "adp_t", 64, peer="its output alone"),
-            update("adp_t, no dropout", "adp_t", 64, *[f"--config.body.{name}=0.0" for name in
-                                                      ("dropout", "attention_dropout", "activation_dropout")]),
-        ]),
-        Step("attention", 5, [attention(length, peer) for length in lengths for peer in ("triton", "torch", "chunked", "cudnn")]
-             + [part("blocks")]),
+        Step(
+            "an update of adp_t, 64 rows of 512",
+            8,
+            [
+                update("adp_t", "adp_t", 64, f"--profile={out / 'profile'}"),
+                update("adp_t, blocks in a loop", "adp_t", 64, "--config.body.unroll=none"),
+                update("adp_t, tails in chunks", "adp_t", 64, "--config.output.tails=chunks"),
+                update("adp_t, attention chunked", "adp_t", 64, "--config.body.attention=chunked"),
+                update("adp_t, nothing recomputed", "adp_t", 64, "--config.body.remat=none"),
+                update("adp_t, output alone", "adp_t", 64, peer="its output alone"),
+                update(
+                    "adp_t, no dropout",
+                    "adp_t",
+                    64,
+                    *[
+                        f"--config.body.{name}=0.0"
+                        for name in ("dropout", "attention_dropout", "activation_dropout")
+                    ],
+                ),
+            ],
+        ),
+        Step(
+            "attention",
+            5,
+            [
+                attention(length, peer)
+                for length in lengths
+                for peer in ("triton", "torch", "chunked", "cudnn")
+            ]
+            + [part("blocks")],
+        ),
         Step("output layer", 5, [part("output"), part("torch_output")]),
-        Step("rows and flags", 7, [update(f"adp_t, {rows} rows", "adp_t", rows) for rows in (8, 32, 128)]
-             + [update(f"adp_t, {name}", "adp_t", 64, xla=flag) for name, flag in XLA.items()]),
-        Step("adp beside torch", 7, [update(f"adp, {peer}", "adp", 64, peer=peer)
-                                     for peer in ("adaptive_jax", "torch.compile", "torch")]),
-        Step("best and a million words", 4, [
-            update("best, rows of 3072", "best", 8),
-            update("adp_t, a million words", "adp_t", 64, *([] if tiny else MILLION)),
-        ]),
+        Step(
+            "rows and flags",
+            7,
+            [update(f"adp_t, {rows} rows", "adp_t", rows) for rows in (8, 32, 128)]
+            + [update(f"adp_t, {name}", "adp_t", 64, xla=flag) for name, flag in XLA.items()],
+        ),
+        Step(
+            "adp beside torch",
+            7,
+            [
+                update(f"adp, {peer}", "adp", 64, peer=peer)
+                for peer in ("adaptive_jax", "torch.compile", "torch")
+            ],
+        ),
+        Step(
+            "best and a million words",
+            4,
+            [
+                update("best, rows of 3072", "best", 8),
+                update("adp_t, a million words", "adp_t", 64, *([] if tiny else MILLION)),
+            ],
+        ),
         Step("restart", 4, [part("restart")]),
-    ]  # fmt: skip
+    ]
 
 
 def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
     """Runs a variant for so many seconds at most, and shows its output as it comes.
 
-    Returns how it `ended` ("ok", or why it was passed over), its seconds, command, output and numbers.
+    Returns how it `ended` ("ok", or why it was passed over), its seconds, command, output and
+    numbers.
     """
     file = out / f"{re.sub(r'[^a-z0-9.]+', '_', variant.name.lower())}.json"
     file.unlink(missing_ok=True)
@@ -124,13 +175,22 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
     print(f"## {variant.name}\n   {variant.xla} {' '.join(whole[1:])}", flush=True)
     torch = any(word.startswith(("--peers=torch", "torch_")) for word in variant.command)
     environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {variant.xla}".strip(), "TF_CPP_MIN_LOG_LEVEL": "2",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false" if torch else "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {variant.xla}".strip(),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false" if torch else "true",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92",
         "JAX_COMPILATION_CACHE_DIR": str(out / "programs"),
-    }  # fmt: skip
+    }
     start, printed = time.monotonic(), []
-    with subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment,
-                          start_new_session=True) as process:  # fmt: skip
+    with subprocess.Popen(
+        whole,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    ) as process:
         late = threading.Event()
 
         def stop():
@@ -150,15 +210,20 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
     if ended != "ok":
         print(f"passed over: {ended}", flush=True)
     return {
-        "ended": ended, "seconds": round(time.monotonic() - start, 1), "command": " ".join([variant.xla, *whole[1:]]).strip(),
-        "printed": text, "numbers": json.loads(file.read_text()) if file.exists() else None,
-    }  # fmt: skip
+        "ended": ended,
+        "seconds": round(time.monotonic() - start, 1),
+        "command": " ".join([variant.xla, *whole[1:]]).strip(),
+        "printed": text,
+        "numbers": json.loads(file.read_text()) if file.exists() else None,
+    }
 
 
 def _reason(text, status, late):
     if late:
         return "out of time"
-    if re.search("RESOURCE_EXHAUSTED|OutOfMemoryError|out of memory", text):  # JAX's, torch's, and what our commands make of both
+    if re.search(
+        "RESOURCE_EXHAUSTED|OutOfMemoryError|out of memory", text
+    ):  # JAX's, torch's, and what our commands make of both
         return "out of memory"
     if missing := MISSING.search(text):
         return f"the package {missing[1]} is missing"
@@ -170,7 +235,12 @@ def table(parts: dict) -> str:
     lines = []
     for name, part in parts.items():
         ended = "" if part["ended"] == "ok" else f", {part['ended']}"
-        lines += [f"### {name} ({part['seconds']:.0f} s{ended})", "", f"    python {part['command']}", ""]
+        lines += [
+            f"### {name} ({part['seconds']:.0f} s{ended})",
+            "",
+            f"    python {part['command']}",
+            "",
+        ]
         lines += ["    " + line for line in part["printed"].splitlines()[-60:]] + [""]
     return "\n".join(lines)
 
@@ -183,7 +253,10 @@ def chosen(given: list[str], count: int) -> list[int]:
     """
     for each in given:
         if not each.isdecimal() or int(each) >= count:
-            raise InputError(f"--steps={','.join(given)}: give numbers from 0 to {count - 1}, such as --steps=0,1")
+            raise InputError(
+                f"--steps={','.join(given)}: give numbers from 0 to {count - 1}, such as"
+                " --steps=0,1"
+            )
     return [int(each) for each in given] or list(range(count))
 
 
@@ -205,7 +278,11 @@ def main(settings) -> None:
                 print(f"## {variant.name}: no time left in step {number}, {step.title}", flush=True)
                 continue
             parts[variant.name] = run_variant(variant, out, left)
-            done = {"date": datetime.date.today().isoformat(), "command": "python -m benchmarks.gpu", "parts": parts}
+            done = {
+                "date": datetime.date.today().isoformat(),
+                "command": "python -m benchmarks.gpu",
+                "parts": parts,
+            }
             kept.write_text(json.dumps(done, indent=2) + "\n")
             (out / "gpu.md").write_text(table(parts) + "\n")
     print(f"{kept} and gpu.md hold all results")

@@ -1,16 +1,19 @@
-"""What `benchmarks.gpu` runs beside the other benchmarks: is it right, the output layer band by band, and a run that is killed.
+"""What `benchmarks.gpu` runs beside the other benchmarks: is it right, the output layer band by
+band, and a run that is killed.
 
     python -m benchmarks.gpu_parts PART [--tiny] [--json=FILE]
 
-- `check`: versions; every path of attention and the output layer in bfloat16 and float32 against plain float32; gradients of a
-  word table, whose sum into repeated rows is slow in some versions of XLA.
-- `output`: loss and gradient of the output layer of `wikitext103:adp_t`, 32,768 Zipf-distributed targets in bfloat16; then each
-  band alone, as a softmax of its own over the tokens that it gets.
-- `blocks`: the kernels of attention's path `triton` at 512 and 3,072 tokens, cut in six ways, with dropout 0.1.
-- `torch_output`: torch.nn.AdaptiveLogSoftmaxWithLoss over the same targets, in TF32, under autocast to bfloat16, which torch 2.13
-  refuses, and with parameters, too, in bfloat16.
-- `restart`: train.py is killed and resumed; its losses are those of a run that was not. On a GPU up to rounding, because sums into
-  rows of a table there come in any order.
+- `check`: versions; every path of attention and the output layer in bfloat16 and float32 against
+  plain float32; gradients of a word table, whose sum into repeated rows is slow in some versions of
+  XLA.
+- `output`: loss and gradient of the output layer of `wikitext103:adp_t`, 32,768 Zipf-distributed
+  targets in bfloat16; then each band alone, as a softmax of its own over the tokens that it gets.
+- `blocks`: the kernels of attention's path `triton` at 512 and 3,072 tokens, cut in six ways, with
+  dropout 0.1.
+- `torch_output`: torch.nn.AdaptiveLogSoftmaxWithLoss over the same targets, in TF32, under autocast
+  to bfloat16, which torch 2.13 refuses, and with parameters, too, in bfloat16.
+- `restart`: train.py is killed and resumed; its losses are those of a run that was not. On a GPU up
+  to rounding, because sums into rows of a table there come in any order.
 
 Every number is printed as it comes.
 """
@@ -42,7 +45,10 @@ from benchmarks.timing import first_line, interleaved, torch_device
 
 CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
 TINY = Case(64, 700, (100, 300), 256)
-ROUNDING = {"float32": 2e-2, "bfloat16": 6e-2}  # of products in TF32, and in bfloat16, relative to the largest value
+ROUNDING = {
+    "float32": 2e-2,
+    "bfloat16": 6e-2,
+}  # of products in TF32, and in bfloat16, relative to the largest value
 CLOSE = 1e-2  # nats between losses of a run and of the same run resumed, after 100 updates
 REPEATS = 7
 CUTS = {  # of the forward and of the backward kernel
@@ -57,25 +63,48 @@ CUTS = {  # of the forward and of the backward kernel
 
 def note(found: list, name: str, **numbers) -> None:
     """Prints a line and keeps its numbers."""
-    shown = ", ".join(f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers.items())
+    shown = ", ".join(
+        f"{key} {value:,.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in numbers.items()
+    )
     print(f"{name:40} {shown}", flush=True)
     found.append({"name": name} | numbers)
 
 
 def check(found: list, case: Case) -> None:
-    """Versions, and how far results are from plain float32, relative to the largest value: `off`."""
+    """Versions, and how far results are from plain float32, relative to the largest value:
+    `off`.
+    """
     device = jax.devices()[0]
-    versions = {package: __import__(package).__version__ for package in ("jax", "jaxlib", "flax", "optax", "numpy")}
+    versions = {
+        package: __import__(package).__version__
+        for package in ("jax", "jaxlib", "flax", "optax", "numpy")
+    }
     note(found, device.device_kind, python=sys.version.split()[0], **versions)
     _check_attention(found, "bfloat16")
     _check_output(found, case)
     words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
     more = jnp.ones((len(words), 64))
-    for name, ids in ("as they come", words), ("all different", jnp.arange(len(words)) % case.vocabulary):
-        add = jax.jit(lambda table, ids, more: table.at[ids].add(more)).lower(table, ids, more).compile()
-        run = functools.partial(lambda add, *values: jax.block_until_ready(add(*values)), add, table, ids, more)
-        note(found, f"{len(ids):,} rows added to a table, {name}", milliseconds=1e3 * interleaved({"": run}, 5)[""][0])
-    _check_attention(found, "float32")  # last: in float32, Triton may take a minute to compile a kernel
+    for name, ids in (
+        ("as they come", words),
+        ("all different", jnp.arange(len(words)) % case.vocabulary),
+    ):
+        add = (
+            jax.jit(lambda table, ids, more: table.at[ids].add(more))
+            .lower(table, ids, more)
+            .compile()
+        )
+        run = functools.partial(
+            lambda add, *values: jax.block_until_ready(add(*values)), add, table, ids, more
+        )
+        note(
+            found,
+            f"{len(ids):,} rows added to a table, {name}",
+            milliseconds=1e3 * interleaved({"": run}, 5)[""][0],
+        )
+    _check_attention(
+        found, "float32"
+    )  # last: in float32, Triton may take a minute to compile a kernel
 
 
 def _check_attention(found, dtype):
@@ -87,19 +116,33 @@ def _check_attention(found, dtype):
         for path in PATHS[1:]:
             name = f"attention {path}, {dtype}, dropout {rate}"
             try:
-                _compare(found, name, _pulled(functools.partial(attend, path=path), arrays, dtype), exact, dtype)
+                _compare(
+                    found,
+                    name,
+                    _pulled(functools.partial(attend, path=path), arrays, dtype),
+                    exact,
+                    dtype,
+                )
             except Exception as error:  # a kernel may fail in any way
                 note(found, name, passed_over=first_line(error))
 
 
 def _check_output(found, case):
-    hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case._replace(tokens=min(case.tokens, 2048))))
+    hidden, targets, bands, clusters = jax.tree.map(
+        jnp.asarray, arguments(case._replace(tokens=min(case.tokens, 2048)))
+    )
     weights = jnp.ones(len(targets))
     with jax.default_matmul_precision("highest"):
         exact = _loss_of(lambda h, b, c: masked_dense(h, targets, b, c))(hidden, bands, clusters)
     ours = _loss_of(lambda h, b, c: banded.loss(h, targets, weights, b, c)[0])
     for dtype in "float32", "bfloat16":
-        _compare(found, f"output layer, {dtype}", ours(hidden.astype(dtype), bands, clusters), exact, dtype)
+        _compare(
+            found,
+            f"output layer, {dtype}",
+            ours(hidden.astype(dtype), bands, clusters),
+            exact,
+            dtype,
+        )
 
 
 def _pulled(attend, arrays, dtype, precision=None):
@@ -123,27 +166,54 @@ def output(found: list, case: Case) -> None:
     """Milliseconds of the whole layer and of each band."""
     hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
     hidden = hidden.astype(jnp.bfloat16)
-    _timed(found, "output layer", _loss_of(lambda h, b, c: banded.loss(h, targets, jnp.ones(len(targets)), b, c)[0]), hidden, bands,
-           clusters)  # fmt: skip
+    _timed(
+        found,
+        "output layer",
+        _loss_of(lambda h, b, c: banded.loss(h, targets, jnp.ones(len(targets)), b, c)[0]),
+        hidden,
+        bands,
+        clusters,
+    )
     starts = (0, *case.cutoffs)
     for i, band in enumerate(bands):
-        here = np.flatnonzero(np.digitize(np.asarray(targets), case.cutoffs) == i) if i else np.arange(len(targets))
-        columns = jnp.where((targets[here] - starts[i]) < len(band.table), targets[here] - starts[i], 0)
+        here = (
+            np.flatnonzero(np.digitize(np.asarray(targets), case.cutoffs) == i)
+            if i
+            else np.arange(len(targets))
+        )
+        columns = jnp.where(
+            (targets[here] - starts[i]) < len(band.table), targets[here] - starts[i], 0
+        )
         alone = Band(band.table, None) if band.projection is None else band
-        loss = _loss_of(lambda h, b, _, columns=columns: banded.loss(h, columns, jnp.ones(len(columns)), [b])[0])
-        _timed(found, f"band {i}, {len(band.table):,} words, {len(here):,} tokens", loss, hidden[here], alone, jnp.zeros(()))
+        loss = _loss_of(
+            lambda h, b, _, columns=columns: banded.loss(h, columns, jnp.ones(len(columns)), [b])[0]
+        )
+        _timed(
+            found,
+            f"band {i}, {len(band.table):,} words, {len(here):,} tokens",
+            loss,
+            hidden[here],
+            alone,
+            jnp.zeros(()),
+        )
 
 
 def blocks(found: list, case: Case) -> None:
     """Milliseconds of forward and backward pass, for each cut."""
     tiny = case == TINY
     for rows, length in ((1, 128),) if tiny else ((64, 512), (8, 3072)):
-        joint = jax.random.normal(jax.random.key(0), (rows, length, 3, *((1, 16) if tiny else (16, 64)))).astype(jnp.bfloat16)
+        joint = jax.random.normal(
+            jax.random.key(0), (rows, length, 3, *((1, 16) if tiny else (16, 64)))
+        ).astype(jnp.bfloat16)
         seeds = row_seeds(jax.random.key(1), jnp.arange(rows))
         for name, cut in list(CUTS.items())[: 2 if tiny else None]:
 
             def loss(joint, cut=cut, seeds=seeds):
-                return flash(joint, Pairs(dropout=0.1, seeds=seeds), blocks=cut).astype(jnp.float32).sum()
+                return (
+                    flash(joint, Pairs(dropout=0.1, seeds=seeds), blocks=cut)
+                    .astype(jnp.float32)
+                    .sum()
+                )
 
             try:
                 _timed(found, f"{length} tokens, {name}", jax.jit(jax.value_and_grad(loss)), joint)
@@ -153,8 +223,16 @@ def blocks(found: list, case: Case) -> None:
 
 def _timed(found, name, loss, *values):
     compiled = loss.lower(*values).compile()
-    seconds, least = interleaved({name: lambda: jax.block_until_ready(compiled(*values))}, REPEATS)[name]
-    note(found, name, milliseconds=1e3 * seconds, least=1e3 * least, peak_MB=compiled.memory_analysis().temp_size_in_bytes / 1e6)
+    seconds, least = interleaved({name: lambda: jax.block_until_ready(compiled(*values))}, REPEATS)[
+        name
+    ]
+    note(
+        found,
+        name,
+        milliseconds=1e3 * seconds,
+        least=1e3 * least,
+        peak_MB=compiled.memory_analysis().temp_size_in_bytes / 1e6,
+    )
 
 
 def torch_output(found: list, case: Case) -> None:
@@ -166,9 +244,15 @@ def torch_output(found: list, case: Case) -> None:
 
     hidden, targets, *_ = arguments(case)
     torch.set_float32_matmul_precision("high")
-    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=4.0).to(device)
+    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(
+        case.width, case.vocabulary, list(case.cutoffs), div_value=4.0
+    ).to(device)
     targets = torch.tensor(targets, dtype=torch.long, device=device)
-    ways = ("TF32", torch.float32, False), ("autocast to bfloat16", torch.float32, True), ("all bfloat16", torch.bfloat16, False)
+    ways = (
+        ("TF32", torch.float32, False),
+        ("autocast to bfloat16", torch.float32, True),
+        ("all bfloat16", torch.bfloat16, False),
+    )
     for name, dtype, autocast in ways:
         layer.to(dtype)
         x = torch.tensor(hidden, device=device, dtype=dtype, requires_grad=True)
@@ -196,37 +280,66 @@ def restart(found: list, _: Case) -> None:
         texts.mkdir()
         for split in "train", "valid", "test":
             words = rng.zipf(1.3, (2_000, 12)) % 500
-            (texts / f"{split}.txt").write_text("\n".join(" ".join(f"w{word}" for word in line) for line in words) + "\n")
+            (texts / f"{split}.txt").write_text(
+                "\n".join(" ".join(f"w{word}" for word in line) for line in words) + "\n"
+            )
         settings = [
-            "--config=configs/quickstart.py", "--config.data.corpus=text_files", f"--config.data.path={texts}",
-            "--config.input.cutoffs=(50,200)", "--config.data.threshold=2",
-            f"--config.data.cache={directory}/cache", "--config.steps=100",
-            "--config.checkpoint_every=20", "--config.evaluate_every=100",
-        ]  # fmt: skip
+            "--config=configs/quickstart.py",
+            "--config.data.corpus=text_files",
+            f"--config.data.path={texts}",
+            "--config.input.cutoffs=(50,200)",
+            "--config.data.threshold=2",
+            f"--config.data.cache={directory}/cache",
+            "--config.steps=100",
+            "--config.checkpoint_every=20",
+            "--config.evaluate_every=100",
+        ]
         train = [sys.executable, "train.py", *settings]
         losses = {}
         for name in "whole", "killed":
             run = Path(directory) / name
             with open(Path(directory) / f"{name}.log", "ab") as log:
                 process = subprocess.Popen([*train, f"--workdir={run}"], stdout=log, stderr=log)
-                while name == "killed" and process.poll() is None and not list(run.glob("checkpoints/[2-9]*")):
+                while (
+                    name == "killed"
+                    and process.poll() is None
+                    and not list(run.glob("checkpoints/[2-9]*"))
+                ):
                     time.sleep(0.1)
                 if name == "killed":
                     process.send_signal(signal.SIGKILL)
                 status = process.wait()
                 if name == "killed":
-                    status = subprocess.run([*train, f"--workdir={run}"], stdout=log, stderr=log).returncode
+                    status = subprocess.run(
+                        [*train, f"--workdir={run}"], stdout=log, stderr=log
+                    ).returncode
             if status:
-                last = (Path(directory) / f"{name}.log").read_text(errors="replace").splitlines()[-1:]
+                last = (
+                    (Path(directory) / f"{name}.log").read_text(errors="replace").splitlines()[-1:]
+                )
                 raise InputError(f"train.py ended with status {status}: {' '.join(last)[:150]}")
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            losses[name] = {line["step"]: line["train/nll"] for line in lines if "train/nll" in line}
+            losses[name] = {
+                line["step"]: line["train/nll"] for line in lines if "train/nll" in line
+            }
         far = max(abs(losses["whole"][step] - loss) for step, loss in losses["killed"].items())
         verdict = "right" if far <= (0 if jax.default_backend() == "cpu" else CLOSE) else "WRONG"
-        note(found, "killed and resumed", updates=max(losses["killed"]), largest_difference=far, verdict=verdict)
+        note(
+            found,
+            "killed and resumed",
+            updates=max(losses["killed"]),
+            largest_difference=far,
+            verdict=verdict,
+        )
 
 
-PARTS = {"check": check, "blocks": blocks, "output": output, "torch_output": torch_output, "restart": restart}
+PARTS = {
+    "check": check,
+    "blocks": blocks,
+    "output": output,
+    "torch_output": torch_output,
+    "restart": restart,
+}
 
 
 def main(part: str, settings) -> None:

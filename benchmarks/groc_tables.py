@@ -1,4 +1,6 @@
-"""The tables of Pappas et al. 2020: output embeddings over one LSTM, the parts of GroC, and texts of other domains."""
+"""The tables of Pappas et al. 2020: output embeddings over one LSTM, the parts of GroC, and
+texts of other domains.
+"""
 
 from benchmarks.lines import CORPORA, Line, Table
 from configs import news_crawl, penn_treebank
@@ -6,12 +8,29 @@ from configs.base import Paper
 
 # One epoch of the Penn Treebank: little dropout, and the rate falls once.
 GROC_CPU = {
-    "steps": 1_330, "evaluate_every": 266, "checkpoint_every": 266, "early_stopping": 0, "tokens_per_update": 700,
-    "tokens_per_device": 700, "body.features": 100, "body.widths": (200, 100), "body.input_dropout": 0.1,
-    "body.hidden_dropout": 0.1, "body.dropout": 0.1, "optimizer.learning_rate": 0.003, "schedule.name": "cosine_cycles",
-    "schedule.warmup_steps": 100, "schedule.cycle_steps": 1_230, "schedule.cycles": 1,
-}  # fmt: skip
-FIVE_EPOCHS = {"steps": 6_650, "evaluate_every": 665, "checkpoint_every": 665, "schedule.cycle_steps": 6_550}
+    "steps": 1_330,
+    "evaluate_every": 266,
+    "checkpoint_every": 266,
+    "early_stopping": 0,
+    "tokens_per_update": 700,
+    "tokens_per_device": 700,
+    "body.features": 100,
+    "body.widths": (200, 100),
+    "body.input_dropout": 0.1,
+    "body.hidden_dropout": 0.1,
+    "body.dropout": 0.1,
+    "optimizer.learning_rate": 0.003,
+    "schedule.name": "cosine_cycles",
+    "schedule.warmup_steps": 100,
+    "schedule.cycle_steps": 1_230,
+    "schedule.cycles": 1,
+}
+FIVE_EPOCHS = {
+    "steps": 6_650,
+    "evaluate_every": 665,
+    "checkpoint_every": 665,
+    "schedule.cycle_steps": 6_550,
+}
 GROC_LETTERS = ((1, 16), (2, 16), (3, 32), (4, 64))  # 128 filters, of 1,024
 
 
@@ -19,19 +38,28 @@ def _in_small(file, compose_share=1.0):
     """Rows and layers for `GROC_CPU`: fewer filters and corrections, at most a rate of 0.1."""
     rows = {}
     for name in file.GROC:
-        changes = {key: min(value, 0.1) if key.endswith("dropout") else value for key, value in file.ROWS[name].changes.items()}
-        changes |= {"groc": {"compose_share": compose_share}, "groc_convolutional": {"output.table.correction": 32}}.get(
-            file.ROWS[name].layers, {}
-        )
+        changes = {
+            key: min(value, 0.1) if key.endswith("dropout") else value
+            for key, value in file.ROWS[name].changes.items()
+        }
+        changes |= {
+            "groc": {"compose_share": compose_share},
+            "groc_convolutional": {"output.table.correction": 32},
+        }.get(file.ROWS[name].layers, {})
         rows[name] = file.ROWS[name]._replace(changes=changes)
     layers = dict(file.LAYERS)
     for name, group in ("groc", "input"), ("groc_convolutional", "output.table"):
-        layers[name] = layers[name] | {f"{group}.filters": GROC_LETTERS, f"{group}.strides": (1, 1, 2, 3)}
+        layers[name] = layers[name] | {
+            f"{group}.filters": GROC_LETTERS,
+            f"{group}.strides": (1, 1, 2, 3),
+        }
     return rows, layers
 
 
 def _outputs(title, number):
-    """A table on the Penn Treebank and WikiText-2, in small on the former. Table 3 has the line `groc`, too."""
+    """A table on the Penn Treebank and WikiText-2, in small on the former. Table 3 has the line
+    `groc`, too.
+    """
     lines = {"penn_treebank": (), "wikitext2": ()}
     for corpus in lines:
         file = CORPORA[corpus]
@@ -49,7 +77,14 @@ def _outputs(title, number):
 
 # Table 5, test perplexity by what is added: 2008, 2009, 2010, 2011, web, wiki.
 # The unbounded cache is over the model of Grave, Cissé & Joulin 2017.
-TARGETS = ("news_crawl_2008", "news_crawl_2009", "news_crawl_2010", "news_crawl_2011", "common_crawl", "wikitext103_raw")
+TARGETS = (
+    "news_crawl_2008",
+    "news_crawl_2009",
+    "news_crawl_2010",
+    "news_crawl_2011",
+    "common_crawl",
+    "wikitext103_raw",
+)
 TABLE_5 = {
     ("groc_tied", ""): (199.8, 217.3, 221.6, 229.9, 660.6, 841.1),
     ("groc_tied", "unigram"): (203.6, 221.5, 225.9, 234.3, 577.5, 819.7),
@@ -64,18 +99,25 @@ OWN = {  # of 2007
     "groc_tied": {"": 184.3, "unigram": 187.8, "local": 181.8, "unbounded": 166.5},
     "groc": {"": 158.6, "unigram": 155.2, "local": 152.6, "unbounded": None},
 }
-FINETUNED = {"groc_tied": (172.8, 177.9, 180.7, 185.4, 212.7, 242.6), "groc": (153.7, 162.2, 167.0, 170.6, 239.5, 216.9)}
+FINETUNED = {
+    "groc_tied": (172.8, 177.9, 180.7, 185.4, 212.7, 242.6),
+    "groc": (153.7, 162.2, 167.0, 170.6, 239.5, 216.9),
+}
 TUNED = 150_000  # words of a target in small, of 2 million
 NEAR, FAR = "lm1b_heldout", "wikitext2_raw"  # in small: news and Wikipedia
 
 
 def _domains():
-    """Table 5: trained on news of 2007, in small on Europarl; then finetuned on each of the other texts."""
+    """Table 5: trained on news of 2007, in small on Europarl; then finetuned on each of the
+    other texts.
+    """
     small, full = (), ()
     for (row, cache), published in TABLE_5.items():
         weight = 0.1 if row == "groc" and cache else 1.0  # section 5.1
         given = {"cache": cache, "down_weight": weight}
-        full += (Line("news_crawl", row, Paper(test=OWN[row][cache]), target="news_crawl", **given),)
+        full += (
+            Line("news_crawl", row, Paper(test=OWN[row][cache]), target="news_crawl", **given),
+        )
         full += tuple(
             Line("news_crawl", row, Paper(test=test), target=target, **given)
             for target, test in zip(TARGETS, published, strict=True)
@@ -90,13 +132,16 @@ def _domains():
             for target, test in zip(TARGETS, published, strict=True)
         )
         small += tuple(
-            Line("europarl_2m", row, Paper(test=published[of]), target=target, tuned=TUNED) for target, of in ((NEAR, 3), (FAR, 5))
+            Line("europarl_2m", row, Paper(test=published[of]), target=target, tuned=TUNED)
+            for target, of in ((NEAR, 3), (FAR, 5))
         )
     return Table(
         "Texts of other domains (Pappas et al. 2020, Table 5; published: 2008, 2011 and wiki)",
         {"cpu": small, "gpu": small, "full": full},
         {"cpu": GROC_CPU},
-        {("cpu", "europarl_2m"): _in_small(news_crawl, compose_share=0.5)},  # its words take most of the time of `groc`
+        {
+            ("cpu", "europarl_2m"): _in_small(news_crawl, compose_share=0.5)
+        },  # its words take most of the time of `groc`
         {"optimizer.learning_rate": 0.001},
     )
 

@@ -1,15 +1,19 @@
-"""What composing word vectors costs: whole updates of GroC's rows over those of the tied row, in the same run.
+"""What composing word vectors costs: whole updates of GroC's rows over those of the tied row, in
+the same run.
 
-    python -m benchmarks.grounding --text=DIR --lexicon=DIR [--config=configs/wikitext2.py] [--repeats=5] [--json=FILE]
+    python -m benchmarks.grounding --text=DIR --lexicon=DIR [--config=configs/wikitext2.py]
+    [--repeats=5] [--json=FILE]
 
---text is a directory with the corpus's train.txt, valid.txt and test.txt: the words of all three are the vocabulary, as in GroC's
-public code. --lexicon is a directory of WordNet or a .jsonl file. Each of --rows of the config makes updates of its paper's size,
-20 rows of 35 tokens of the text, with its own dropout and optimizer. Rows take turns, so that a busy machine slows all of them
-alike; times are medians. An epoch has as many updates for every row, so the ratios are those of epochs (Table 10 of Pappas et al.
-2020).
+--text is a directory with the corpus's train.txt, valid.txt and test.txt: the words of all three
+are the vocabulary, as in GroC's public code. --lexicon is a directory of WordNet or a .jsonl file.
+Each of --rows of the config makes updates of its paper's size, 20 rows of 35 tokens of the text,
+with its own dropout and optimizer. Rows take turns, so that a busy machine slows all of them alike;
+times are medians. An epoch has as many updates for every row, so the ratios are those of epochs
+(Table 10 of Pappas et al. 2020).
 
-FLOPs are those of matrix products, counted from the layers: three times the forward pass, every word being counted as a long one.
-So counted, the public code's encoder does the same, for one more, empty, word: it reads each word once, too.
+FLOPs are those of matrix products, counted from the layers: three times the forward pass, every
+word being counted as a long one. So counted, the public code's encoder does the same, for one more,
+empty, word: it reads each word once, too.
 """
 
 import collections
@@ -44,25 +48,43 @@ def vocabulary_of(directory: str) -> tuple[Vocabulary, np.ndarray]:
     for split in ("train", "valid", "test"):
         path = Path(directory) / f"{split}.txt"
         if not path.is_file():
-            raise InputError(f"--text={directory} has no {split}.txt: give a directory with train.txt, valid.txt and test.txt")
+            raise InputError(
+                f"--text={directory} has no {split}.txt: give a directory with train.txt, valid.txt"
+                " and test.txt"
+            )
         lines[split] = path.read_text(encoding="utf-8").splitlines()
-    counts = collections.Counter(word for part in lines.values() for line in part for word in (*line.split(), EOS))
+    counts = collections.Counter(
+        word for part in lines.values() for line in part for word in (*line.split(), EOS)
+    )
     vocabulary = Vocabulary.build(counts)
     return vocabulary, vocabulary.encode_lines(lines["train"][:2000])
 
 
 def update_of(config: dict, vocabulary: Vocabulary, ids: np.ndarray):
-    """A function that makes an update, the bytes that it needs as the compiler counts them, and what the lexicon covers."""
-    model, optimizer, mesh = build(config, len(vocabulary)), optim.from_config(config), sharding.device_mesh()
+    """A function that makes an update, the bytes that it needs as the compiler counts them, and
+    what the lexicon covers.
+    """
+    model, optimizer, mesh = (
+        build(config, len(vocabulary)),
+        optim.from_config(config),
+        sharding.device_mesh(),
+    )
     time = config["batches"]["sequence_length"]
     rows = config["tokens_per_update"] // time
     ids = ids[: rows * (time + 1)].reshape(1, rows, time + 1)
     weights, reset = np.ones((1, rows, time), np.float32), np.zeros((1, rows), bool)
-    batch = Batch(ids[..., :-1], ids[..., 1:], weights, np.arange(rows, dtype=np.int32)[None], reset=reset)
+    batch = Batch(
+        ids[..., :-1], ids[..., 1:], weights, np.arange(rows, dtype=np.int32)[None], reset=reset
+    )
     arrays = lexicon(vocabulary, model.wants())
-    given = jax.device_put(arrays, sharding.replicated(mesh)), sharding.put_batch(mesh, batch, axis=1)
+    given = (
+        jax.device_put(arrays, sharding.replicated(mesh)),
+        sharding.put_batch(mesh, batch, axis=1),
+    )
     state = [initial_state(model, optimizer, 0, mesh, (1, rows))]
-    update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh, (1, rows)))
+    update = make_update(
+        model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh, (1, rows))
+    )
     program = update.lower(state[0], *given).compile()
 
     def run():
@@ -76,7 +98,9 @@ def update_of(config: dict, vocabulary: Vocabulary, ids: np.ndarray):
 def flops_of(config: dict, words: int) -> dict[str, float]:
     """FLOPs of an update: of its tokens, and of composing all words."""
     model = build(config, words)
-    tokens = config["tokens_per_update"] * traced.forward_flops(model, config["batches"]["sequence_length"])
+    tokens = config["tokens_per_update"] * traced.forward_flops(
+        model, config["batches"]["sequence_length"]
+    )
     return {"tokens": 3 * tokens, "composed": 3 * traced.composed_flops(model)}
 
 
@@ -94,29 +118,46 @@ def measure(settings) -> dict:
     first = settings.rows[0]
     work = {row: flops_of(config, len(vocabulary)) for row, config in configs.items()}
     return {
-        "machine": machine(), "words": len(vocabulary), "repeats": settings.repeats,
+        "machine": machine(),
+        "words": len(vocabulary),
+        "repeats": settings.repeats,
         "rows": [
-            {"row": row, "seconds": median, "fastest": least, "ratio": median / seconds[first][0], "bytes": made[row][1],
-             "flops": work[row], "flops_ratio": (work[row]["tokens"] + work[row]["composed"]) / work[first]["tokens"],
-             "coverage": made[row][2]}
+            {
+                "row": row,
+                "seconds": median,
+                "fastest": least,
+                "ratio": median / seconds[first][0],
+                "bytes": made[row][1],
+                "flops": work[row],
+                "flops_ratio": (
+                    (work[row]["tokens"] + work[row]["composed"]) / work[first]["tokens"]
+                ),
+                "coverage": made[row][2],
+            }
             for row, (median, least) in seconds.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def main(settings) -> None:
     """Prints a table of the rows and writes the JSON."""
     check_at_least(1, **{"--repeats": settings.repeats})
     if not settings.text:
-        raise InputError("--text is missing: give a directory with train.txt, valid.txt and test.txt")
+        raise InputError(
+            "--text is missing: give a directory with train.txt, valid.txt and test.txt"
+        )
     result = measure(settings)
     print(f"{result['machine']}; {result['words']:,} words; median of {settings.repeats}")
-    print(f"{'row':22} {'ms':>9} {'fastest':>9} {'ratio':>6} {'GFLOP of tokens':>15} {'of words':>9} {'ratio':>6} {'MB':>7}")
+    print(
+        f"{'row':22} {'ms':>9} {'fastest':>9} {'ratio':>6} {'GFLOP of tokens':>15} {'of words':>9}"
+        f" {'ratio':>6} {'MB':>7}"
+    )
     for row in result["rows"]:
         work = row["flops"]
         print(
-            f"{row['row']:22} {row['seconds'] * 1e3:9,.1f} {row['fastest'] * 1e3:9,.1f} {row['ratio']:6.2f} "
-            f"{work['tokens'] / 1e9:15,.1f} {work['composed'] / 1e9:9,.1f} {row['flops_ratio']:6.2f} {row['bytes'] / 1e6:7,.0f}"
+            f"{row['row']:22} {row['seconds'] * 1e3:9,.1f} {row['fastest'] * 1e3:9,.1f}"
+            f" {row['ratio']:6.2f} {work['tokens'] / 1e9:15,.1f} {work['composed'] / 1e9:9,.1f}"
+            f" {row['flops_ratio']:6.2f} {row['bytes'] / 1e6:7,.0f}"
         )
     if settings.json:
         Path(settings.json).write_text(json.dumps(result, indent=2) + "\n")

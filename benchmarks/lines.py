@@ -8,9 +8,20 @@ from adaptive_jax.evaluation.evaluate import Request
 from configs import europarl, news_crawl, penn_treebank, wikitext2, wikitext103
 from configs.base import Paper, Row, streams
 
-CORPORA = {"penn_treebank": penn_treebank, "wikitext2": wikitext2, "europarl": europarl, "wikitext103": wikitext103}
-WORDS = {"penn_treebank": 929_589, "wikitext2": 2_088_628, "europarl": 57_700_000, "wikitext103": 103_227_021}
-# The first two million words of News Crawl 2007, and of Europarl, as Pappas et al. 2020, section C.2, cut them: docs/corpora.md.
+CORPORA = {
+    "penn_treebank": penn_treebank,
+    "wikitext2": wikitext2,
+    "europarl": europarl,
+    "wikitext103": wikitext103,
+}
+WORDS = {
+    "penn_treebank": 929_589,
+    "wikitext2": 2_088_628,
+    "europarl": 57_700_000,
+    "wikitext103": 103_227_021,
+}
+# The first two million words of News Crawl 2007, and of Europarl, as Pappas et al. 2020, section
+# C.2, cut them: docs/corpora.md.
 CORPORA |= {"news_crawl": news_crawl, "europarl_2m": news_crawl}
 WORDS |= dict.fromkeys(("news_crawl", "europarl_2m"), 2_000_000)
 TUNED_EPOCHS = 3  # of the target's train text, section 5.1
@@ -27,8 +38,10 @@ class Line(NamedTuple):
         context: tokens that an evaluation gives before those that it scores.
         clusters: how words are clustered, such as ("kmeans", "pretrained"); (): not.
         memory: published megabytes.
-        target: text of another domain that is scored, with the words that training never saw; "": the corpus itself.
-        tuned: words of the target's train text, if the model is finetuned on it before it is scored; 0: it is not.
+        target: text of another domain that is scored, with the words that training never saw; "":
+            the corpus itself.
+        tuned: words of the target's train text, if the model is finetuned on it before it is
+            scored; 0: it is not.
         cache: kind of the cache that the model is mixed with, such as "unigram"; "": none.
         down_weight: factor of the probabilities of new words.
     """
@@ -47,7 +60,9 @@ class Line(NamedTuple):
 
     @property
     def trained(self) -> str:
-        """Name of the run of its corpus and row, from which the finetuned one starts, if there is one."""
+        """Name of the run of its corpus and row, from which the finetuned one starts, if there
+        is one.
+        """
         return f"{self.corpus}-{self.row}"
 
     @property
@@ -61,11 +76,15 @@ class Line(NamedTuple):
         return f"{self.target} {self.cache}".strip() if self.target else str(self.context)
 
     def request(self, directory: str | None) -> Request:
-        """What is scored. directory: that of the target's text; None: the text that the model was trained on."""
+        """What is scored. directory: that of the target's text; None: the text that the model
+        was trained on.
+        """
         if not self.target:
             return Request(split="test", context=self.context)
         method = {"method": "cache", "options": {"cache": self.cache}} if self.cache else {}
-        return Request("test", data_path=directory, vocabulary="union", down_weight=self.down_weight, **method)
+        return Request(
+            "test", data_path=directory, vocabulary="union", down_weight=self.down_weight, **method
+        )
 
 
 class Table(NamedTuple):
@@ -87,7 +106,14 @@ class Table(NamedTuple):
 
 
 # What a size decides rather than a row.
-BUDGET = {"steps", "evaluate_every", "checkpoint_every", "tokens_per_update", "tokens_per_device", "optimizer.learning_rate"}
+BUDGET = {
+    "steps",
+    "evaluate_every",
+    "checkpoint_every",
+    "tokens_per_update",
+    "tokens_per_device",
+    "optimizer.learning_rate",
+}
 
 
 def config_of(table: Table, line: Line, size: str) -> dict:
@@ -99,8 +125,12 @@ def config_of(table: Table, line: Line, size: str) -> dict:
     file = CORPORA[line.corpus]
     rows, layers = table.rows.get((size, line.corpus), (file.ROWS, file.LAYERS))
     row, settings = rows[line.row], table.settings.get(size, {})
-    changes = {key: value for key, value in row.changes.items() if key not in BUDGET or key not in settings}
-    return config(file.SETTINGS, layers[row.layers], settings | changes | tuning(table, line, size)).to_dict()
+    changes = {
+        key: value for key, value in row.changes.items() if key not in BUDGET or key not in settings
+    }
+    return config(
+        file.SETTINGS, layers[row.layers], settings | changes | tuning(table, line, size)
+    ).to_dict()
 
 
 def tuning(table: Table, line: Line, size: str) -> dict:

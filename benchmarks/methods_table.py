@@ -1,7 +1,9 @@
-"""Ways to score a text with small trained models: more context, a cache, neighbours, and parameters that learn from the text.
+"""Ways to score a text with small trained models: more context, a cache, neighbours, and parameters
+that learn from the text.
 
-`python -m benchmarks.tables methods` trains the models, chooses the options of each way on the first words of the validation
-split, and scores the first words of the test split. A way that is finished is kept in `methods.json` of its model's workdir.
+`python -m benchmarks.tables methods` trains the models, chooses the options of each way on the
+first words of the validation split, and scores the first words of the test split. A way that is
+finished is kept in `methods.json` of its model's workdir.
 """
 
 import json
@@ -26,7 +28,9 @@ from benchmarks.paper_tables import TABLES
 from configs import penn_treebank, quickstart
 
 WORDS = {"cpu": 10_000, "gpu": 0, "full": 0}  # of each split that are scored; 0: all
-ENTRIES = 10  # words of the train split, for each that is scored, that are neighbours; all where all words are scored
+# Words of the train split, for each that is scored, that are neighbours; all where all words are
+# scored
+ENTRIES = 10
 WARM = 2_500  # words that are scored first, to compile the programs
 REPEATS = 3  # times that the test text is scored
 FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
@@ -55,21 +59,38 @@ class Way(NamedTuple):
     def candidates(self) -> list[dict]:
         """Options to try on the validation split."""
         given = dict(self.options) | dict(self.grids)
-        return [given | {key: value} for key, values in self.tried.items() for value in values] or [given]
+        return [given | {key: value} for key, values in self.tried.items() for value in values] or [
+            given
+        ]
 
 
 WEIGHTS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 PLAIN = Way("the model alone")
-CONTEXTS = Way("half the window as context", context=0.5), Way("three quarters of the window as context", context=0.75)
+CONTEXTS = (
+    Way("half the window as context", context=0.5),
+    Way("three quarters of the window as context", context=0.75),
+)
 OTHERS = (
-    Way("cache of the last 10,000 words", "cache", {}, {"model_weight": WEIGHTS, "theta": (0.1, 0.3, 1.0, 3.0)}),
-    Way("1,024 nearest neighbours in the train text", "knn", {}, {"model_weight": WEIGHTS, "temperature": (0.3, 1.0, 3.0, 10.0)}),
+    Way(
+        "cache of the last 10,000 words",
+        "cache",
+        {},
+        {"model_weight": WEIGHTS, "theta": (0.1, 0.3, 1.0, 3.0)},
+    ),
+    Way(
+        "1,024 nearest neighbours in the train text",
+        "knn",
+        {},
+        {"model_weight": WEIGHTS, "temperature": (0.3, 1.0, 3.0, 10.0)},
+    ),
     Way("dynamic evaluation", "dynamic", {"rule": "sgd"}, {}, {"rate": (0.03, 0.1, 0.3, 1.0)}),
 )
 
 
 class Model(NamedTuple):
-    """A model: its name, the corpus as --corpora names it, its config, and the ways to score with it."""
+    """A model: its name, the corpus as --corpora names it, its config, and the ways to score
+    with it.
+    """
 
     name: str
     corpus: str
@@ -81,20 +102,36 @@ def models() -> tuple[Model, ...]:
     """An LSTM that reads a stream, and transformers that read windows."""
     lstm = config_of(TABLES["grave_table"](), Line("penn_treebank", "adaptive"), "cpu")
     data = {key: penn_treebank.SETTINGS[key] for key in ("data.corpus", "data.vocabulary_size")}
-    words = config(quickstart.SETTINGS, quickstart.LAYERS["adp_t"], data | {"data.threshold": 1}).to_dict()
+    words = config(
+        quickstart.SETTINGS, quickstart.LAYERS["adp_t"], data | {"data.threshold": 1}
+    ).to_dict()
     return (
         Model("Penn Treebank, LSTM of width 256", "penn_treebank", lstm, (PLAIN, *OTHERS)),
-        Model("Penn Treebank, transformer of 2 blocks of 192", "penn_treebank", words, (PLAIN, *CONTEXTS, *OTHERS)),
-        Model("quickstart (the Bible)", "", quickstart.get_config().to_dict(), (PLAIN, *CONTEXTS, *OTHERS)),
+        Model(
+            "Penn Treebank, transformer of 2 blocks of 192",
+            "penn_treebank",
+            words,
+            (PLAIN, *CONTEXTS, *OTHERS),
+        ),
+        Model(
+            "quickstart (the Bible)",
+            "",
+            quickstart.get_config().to_dict(),
+            (PLAIN, *CONTEXTS, *OTHERS),
+        ),
     )
 
 
 def write_sample(workdir: Path, folder: Path, words: int) -> None:
-    """Writes the first lines of the splits of a run's corpus that have so many words, 0 for all, as text files.
+    """Writes the first lines of the splits of a run's corpus that have so many words, 0 for all, as
+    text files.
 
     The train split has `ENTRIES` times as many.
     """
-    data, vocabulary = json.loads((workdir / "config.json").read_text())["data"], read_words(workdir)
+    data, vocabulary = (
+        json.loads((workdir / "config.json").read_text())["data"],
+        read_words(workdir),
+    )
     ids = load(data, vocabulary=vocabulary, splits=tuple(FILES)).ids
     for split, name in FILES.items():
         ends = np.flatnonzero(ids[split][:] == vocabulary.eos) + 1
@@ -102,12 +139,21 @@ def write_sample(workdir: Path, folder: Path, words: int) -> None:
         ends = ends[: np.searchsorted(ends, wanted) + 1] if words else ends
         lines = np.split(ids[split][: ends[-1]], ends[:-1])
         with replacing(folder / name) as file:
-            file.write("".join(" ".join(vocabulary.words[token] for token in line[:-1]) + "\n" for line in lines).encode())
+            file.write(
+                "".join(
+                    " ".join(vocabulary.words[token] for token in line[:-1]) + "\n"
+                    for line in lines
+                ).encode()
+            )
 
 
 def numbers_of(model: Model, way: Way, workdir: Path, words: int) -> dict:
-    """Of a way to score: the options chosen, the perplexities, and the least seconds and the words of the test text."""
-    request = Request(method=way.method, context=int(way.context * model.config["batches"]["sequence_length"]))
+    """Of a way to score: the options chosen, the perplexities, and the least seconds and the
+    words of the test text.
+    """
+    request = Request(
+        method=way.method, context=int(way.context * model.config["batches"]["sequence_length"])
+    )
     samples = {size: workdir / "samples" / str(size) for size in (WARM, words)}
     for size, folder in samples.items():
         if not (folder / FILES["test"]).exists():
@@ -122,8 +168,14 @@ def numbers_of(model: Model, way: Way, workdir: Path, words: int) -> dict:
     valid, options = best
     options = {key: (valid[key],) if key in way.grids else value for key, value in options.items()}
     folders = samples[WARM], *[samples[words]] * REPEATS
-    _, *tests = [evaluate(workdir, request._replace(data_path=str(folder), options=options)) for folder in folders]
-    chosen = {key: options[key][0] if key in way.grids else options[key] for key in (*way.grids, *way.tried)}
+    _, *tests = [
+        evaluate(workdir, request._replace(data_path=str(folder), options=options))
+        for folder in folders
+    ]
+    chosen = {
+        key: options[key][0] if key in way.grids else options[key]
+        for key in (*way.grids, *way.tried)
+    }
     return {
         "chosen": chosen,
         "valid": valid["perplexity"],
@@ -137,7 +189,10 @@ def cells(way: Way, numbers: Mapping) -> str:
     """A line of the table."""
     chosen = ", ".join(f"{key} {value:g}" for key, value in numbers["chosen"].items())
     shown = f"{numbers['valid']:.1f}", f"{numbers['test']:.1f}", f"{numbers['seconds']:,.1f}"
-    return f"| {way.label} | {chosen} | {' | '.join(shown)} | {numbers['words'] / numbers['seconds']:,.0f} |"
+    return (
+        f"| {way.label} | {chosen} | {' | '.join(shown)} |"
+        f" {numbers['words'] / numbers['seconds']:,.0f} |"
+    )
 
 
 def section(size: str, runs: Path, corpora: Mapping[str, str]) -> str:
@@ -151,11 +206,17 @@ def section(size: str, runs: Path, corpora: Mapping[str, str]) -> str:
     entries = f"the first {ENTRIES * words:,} words" if words else "all words"
     lines = [
         f"## Ways to score a text, {size} size\n",
-        f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax {jax.__version__}.\n",
+        (
+            f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax"
+            f" {jax.__version__}.\n"
+        ),
         "    python -m benchmarks.tables methods\n",
-        f"Perplexity of {scored}. Options are chosen on the validation text. Seconds are those of the test text, the least of "
-        f"{REPEATS} times, after programs have been compiled and the datastore of neighbours has been written: {entries} of the "
-        "train split. One run each.",
+        (
+            f"Perplexity of {scored}. Options are chosen on the validation text. Seconds are those"
+            f" of the test text, the least of {REPEATS} times, after programs have been compiled"
+            f" and the datastore of neighbours has been written: {entries} of the train split. One"
+            " run each."
+        ),
     ]
     for model in models():
         workdir = runs / f"{model.corpus or 'quickstart'}-{model.config['body']['name']}"

@@ -2,25 +2,30 @@
 
     python -m benchmarks.outputs [--sizes=small,large,bands,llm] [--repeats=15] [--json=FILE]
 
-Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states and all weights:
+Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states
+and all weights:
 
 - `banded`: adaptive_jax.outputs.banded.loss, the core of every output layer here.
 - `bfloat16`: `banded` with products in bfloat16; weights and their gradients are float32.
-- `masked dense`: every band evaluated for every token, then masked: the usual way to write an adaptive softmax with
-  static shapes. Differentiated by JAX.
+- `masked dense`: every band evaluated for every token, then masked: the usual way to write an
+  adaptive softmax with static shapes. Differentiated by JAX.
 - `full softmax`: one table [vocabulary, d], logits of all tokens at once. Differentiated by JAX.
-- the layers of `benchmarks.output_peers`: hierarchical and differentiated softmaxes, and losses of sampled candidates.
+- the layers of `benchmarks.output_peers`: hierarchical and differentiated softmaxes, and losses of
+  sampled candidates.
 - `torch`: torch.nn.AdaptiveLogSoftmaxWithLoss where torch is installed, on the same device.
-- `product`: a large float32 matrix product, the speed of the machine at that moment. The last line counts the work that the
-  targets need, and says at what share of that speed `banded` does it.
+- `product`: a large float32 matrix product, the speed of the machine at that moment. The last line
+  counts the work that the targets need, and says at what share of that speed `banded` does it.
 
-Peers take turns, so that a busy machine slows all of them alike; times are medians. Memory is the peak above the arguments and
-results: the compiler's count for JAX, the growth of the process' peak (CPU) or of the allocator's peak (GPU) for torch.
+Peers take turns, so that a busy machine slows all of them alike; times are medians. Memory is the
+peak above the arguments and results: the compiler's count for JAX, the growth of the process' peak
+(CPU) or of the allocator's peak (GPU) for torch.
 
-The size `llm` is a full softmax of sub-word language models, see `benchmarks.full_softmax`: each run takes minutes on a CPU, so
-give it `--repeats=1` there, or `--llm=TOKENS,WIDTH,WORDS` for another size.
+The size `llm` is a full softmax of sub-word language models, see `benchmarks.full_softmax`: each
+run takes minutes on a CPU, so give it `--repeats=1` there, or `--llm=TOKENS,WIDTH,WORDS` for
+another size.
 
-The size `bands` cuts 50,000 words into 5, 64 and 500 equal bands and tells for each how long the core takes to compile and to run.
+The size `bands` cuts 50,000 words into 5, 64 and 500 equal bands and tells for each how long the
+core takes to compile and to run.
 """
 
 import functools
@@ -46,7 +51,9 @@ from benchmarks.timing import interleaved, torch_device, torch_memory
 
 
 class Case(NamedTuple):
-    """Width of the hidden states, words, first words of the tails, and how many tokens are scored."""
+    """Width of the hidden states, words, first words of the tails, and how many tokens are
+    scored.
+    """
 
     width: int
     vocabulary: int
@@ -58,7 +65,10 @@ SIZES = {
     "small": Case(256, 33_278, (2_500, 10_000)),
     "large": Case(1024, 267_744, (20_000, 60_000)),
 }
-PRODUCT = {"small": 2048, "large": 4096}  # rows and columns of the matrices of `product`, which is to take about as long as banded
+PRODUCT = {
+    "small": 2048,
+    "large": 4096,
+}  # rows and columns of the matrices of `product`, which is to take about as long as banded
 
 
 def arguments(case, seed=0):
@@ -71,8 +81,14 @@ def arguments(case, seed=0):
     def normal(*shape):
         return (rng.standard_normal(shape) * width**-0.5).astype(np.float32)
 
-    shapes = [(after - before, width // 4**i) for i, (before, after) in enumerate(itertools.pairwise((0, *cutoffs, vocabulary)))]
-    bands = [Band(normal(*shape), normal(shape[1], width) if i else None) for i, shape in enumerate(shapes)]
+    shapes = [
+        (after - before, width // 4**i)
+        for i, (before, after) in enumerate(itertools.pairwise((0, *cutoffs, vocabulary)))
+    ]
+    bands = [
+        Band(normal(*shape), normal(shape[1], width) if i else None)
+        for i, shape in enumerate(shapes)
+    ]
     return normal(tokens, width) * width**0.5, targets, bands, Band(normal(len(cutoffs), width))
 
 
@@ -86,11 +102,15 @@ def masked_dense(hidden, targets, bands, clusters):
         if i == 0:
             logits = jnp.concatenate([hidden @ table.T, hidden @ clusters.table.T], axis=1)
             starts = jnp.cumsum(jnp.array([len(band.table) for band in bands]))[:-1]
-            column = jnp.where(inside, targets, words - 1 + jnp.searchsorted(starts, targets, side="right"))
+            column = jnp.where(
+                inside, targets, words - 1 + jnp.searchsorted(starts, targets, side="right")
+            )
             loss -= jnp.take_along_axis(jax.nn.log_softmax(logits), column[:, None], axis=1).sum()
         else:
             log_probs = jax.nn.log_softmax((hidden @ projection.T) @ table.T)
-            loss -= jnp.sum(jnp.where(inside, jnp.take_along_axis(log_probs, place[:, None], axis=1)[:, 0], 0.0))
+            loss -= jnp.sum(
+                jnp.where(inside, jnp.take_along_axis(log_probs, place[:, None], axis=1)[:, 0], 0.0)
+            )
         first += words
     return loss
 
@@ -103,19 +123,31 @@ def gflop(case):
 
 
 def jax_peers(case, skip=(), more=None):
-    """Name to (compiled function, arguments). `more(case, hidden, targets)` gives further losses and their arguments."""
+    """Name to (compiled function, arguments). `more(case, hidden, targets)` gives further
+    losses and their arguments.
+    """
     hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
     weights = jnp.ones(case.tokens)
 
     def full(hidden, table, targets):
-        return -jnp.take_along_axis(jax.nn.log_softmax(hidden @ table.T), targets[:, None], axis=1).sum()
+        return -jnp.take_along_axis(
+            jax.nn.log_softmax(hidden @ table.T), targets[:, None], axis=1
+        ).sum()
 
     peers = {
-        "banded": (lambda h, b, c, t: banded.loss(h, t, weights, b, c)[0], (hidden, bands, clusters, targets)),
-        "masked dense": (lambda h, b, c, t: masked_dense(h, t, b, c), (hidden, bands, clusters, targets)),
+        "banded": (
+            lambda h, b, c, t: banded.loss(h, t, weights, b, c)[0],
+            (hidden, bands, clusters, targets),
+        ),
+        "masked dense": (
+            lambda h, b, c, t: masked_dense(h, t, b, c),
+            (hidden, bands, clusters, targets),
+        ),
     }
     if "full softmax" not in skip:
-        table = jax.random.normal(jax.random.key(0), (case.vocabulary, case.width)) * case.width**-0.5
+        table = (
+            jax.random.normal(jax.random.key(0), (case.vocabulary, case.width)) * case.width**-0.5
+        )
         peers["full softmax"] = full, (hidden, table, targets)
     compiled = {}
     for name, (loss, values) in (peers | (more(case, hidden, targets) if more else {})).items():
@@ -133,7 +165,9 @@ def torch_peer(case):
     import torch
 
     hidden, targets, *_ = arguments(case)
-    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(case.width, case.vocabulary, list(case.cutoffs), div_value=4.0).to(device)
+    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(
+        case.width, case.vocabulary, list(case.cutoffs), div_value=4.0
+    ).to(device)
     hidden = torch.tensor(hidden, device=device, requires_grad=True)
     targets = torch.tensor(targets, dtype=torch.long, device=device)
 
@@ -155,14 +189,17 @@ def product_peer(n):
 
 
 def measure(case, repeats, skip=(), beside=None, more=None):
-    """A row for each peer: name, median and least seconds, tokens a second, peak bytes, ratio of its time to that of banded.
+    """A row for each peer: name, median and least seconds, tokens a second, peak bytes, ratio of
+    its time to that of banded.
 
-    beside: functions by name that run between the peers, to compare with; they have neither tokens nor a peak. more: see
-        `jax_peers`.
+    beside: functions by name that run between the peers, to compare with; they have neither tokens
+        nor a peak. more: see `jax_peers`.
     """
     peers, memory = {}, {}
     for name, (compiled, values) in jax_peers(case, skip, more).items():
-        peers[name] = lambda compiled=compiled, values=values: jax.block_until_ready(compiled(*values))
+        peers[name] = lambda compiled=compiled, values=values: jax.block_until_ready(
+            compiled(*values)
+        )
         memory[name] = compiled.memory_analysis().temp_size_in_bytes
     run_torch = None if "torch" in skip else torch_peer(case)
     if run_torch:
@@ -173,10 +210,16 @@ def measure(case, repeats, skip=(), beside=None, more=None):
     peers |= beside
     times = interleaved(peers, repeats)
     return [
-        {"peer": name, "seconds": median, "fastest": least, "peak_bytes": memory.get(name),
-         "tokens_per_second": None if name in beside else case.tokens / median, "times_banded": median / times["banded"][0]}
+        {
+            "peer": name,
+            "seconds": median,
+            "fastest": least,
+            "peak_bytes": memory.get(name),
+            "tokens_per_second": None if name in beside else case.tokens / median,
+            "times_banded": median / times["banded"][0],
+        }
         for name, (median, least) in times.items()
-    ]  # fmt: skip
+    ]
 
 
 def line(label, row):
@@ -185,40 +228,72 @@ def line(label, row):
     speed = "" if speed is None else f"{speed:,.0f}"
     peak = "" if peak is None else f"{peak / 1e6:,.0f}"
     milliseconds = f"{row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f}"
-    return f"{label:9} {row['peer']:29} {milliseconds} {speed:>10} {peak:>9} {row['times_banded']:14.2f}"
+    return (
+        f"{label:9} {row['peer']:29} {milliseconds} {speed:>10} {peak:>9}"
+        f" {row['times_banded']:14.2f}"
+    )
 
 
-TITLE = f"{'size':9} {'peer':29} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MB':>9} {'time / banded':>14}"
+TITLE = (
+    f"{'size':9} {'peer':29} {'ms':>9} {'least ms':>9} {'tokens/s':>10} {'peak MB':>9}"
+    f" {'time / banded':>14}"
+)
 
 
 def machine():
     """What runs here, in a line."""
     device, python = jax.devices()[0], platform.python_version()
-    return f"{device.platform} {device.device_kind}, {platform.machine()}, python {python}, jax {jax.__version__}"
+    return (
+        f"{device.platform} {device.device_kind}, {platform.machine()}, python {python}, jax"
+        f" {jax.__version__}"
+    )
 
 
 def equal_bands(repeats, counts=(5, 64, 500), vocabulary=50_000, width=256, tokens=2048):
-    """Prints and returns a row for each number of equal bands that are cut from one table: what it costs to compile and to run."""
-    hidden, targets, [(table, *_)], _ = jax.tree.map(jnp.asarray, arguments(Case(width, vocabulary, (), tokens)))
+    """Prints and returns a row for each number of equal bands that are cut from one table: what
+    it costs to compile and to run.
+    """
+    hidden, targets, [(table, *_)], _ = jax.tree.map(
+        jnp.asarray, arguments(Case(width, vocabulary, (), tokens))
+    )
     rows, peers = {}, {}
     for count in counts:
         sizes = [len(part) for part in np.array_split(np.arange(vocabulary), count)]
 
         def loss(hidden, table, clusters, sizes=sizes):
-            return banded.loss(hidden, targets, jnp.ones(tokens), list(map(Band, split_rows(table, sizes))), Band(clusters))[0]
+            return banded.loss(
+                hidden,
+                targets,
+                jnp.ones(tokens),
+                list(map(Band, split_rows(table, sizes))),
+                Band(clusters),
+            )[0]
 
         values = hidden, table, table[: count - 1]
         lowered = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).lower(*values)
         wall, cpu = time.perf_counter(), time.process_time()
         peers[count] = functools.partial(lowered.compile(), *values)
-        times = {"compile_seconds": time.perf_counter() - wall, "compile_cpu_seconds": time.process_time() - cpu}
-        rows[count] = {"size": "bands", "bands": count, "program_lines": lowered.as_text().count("\n")} | times
+        times = {
+            "compile_seconds": time.perf_counter() - wall,
+            "compile_cpu_seconds": time.process_time() - cpu,
+        }
+        rows[count] = {
+            "size": "bands",
+            "bands": count,
+            "program_lines": lowered.as_text().count("\n"),
+        } | times
     print(f"{vocabulary:,} words in equal bands, d {width}, {tokens:,} tokens")
-    running = interleaved({n: lambda run=run: jax.block_until_ready(run()) for n, run in peers.items()}, repeats)
+    running = interleaved(
+        {n: lambda run=run: jax.block_until_ready(run()) for n, run in peers.items()}, repeats
+    )
     for count, row in rows.items():
         row["seconds"] = running[count][0]
-        print(f"{count:4} bands: {row['program_lines']:,} lines, compiled in {row['compile_seconds']:.1f} s "
-              f"({row['compile_cpu_seconds']:.1f} s of CPU), {row['seconds'] * 1e3:.1f} ms", flush=True)  # fmt: skip
+        print(
+            f"{count:4} bands: {row['program_lines']:,} lines, compiled in"
+            f" {row['compile_seconds']:.1f} s ({row['compile_cpu_seconds']:.1f} s of CPU),"
+            f" {row['seconds'] * 1e3:.1f} ms",
+            flush=True,
+        )
     return list(rows.values())
 
 
@@ -233,9 +308,17 @@ def in_bfloat16(case, hidden, targets):
 
 
 def peers_at(size, settings):
-    """Prints and returns a row for each peer at a size, and tells how far the core is from the speed of the machine."""
+    """Prints and returns a row for each peer at a size, and tells how far the core is from the
+    speed of the machine.
+    """
     case, rows, beside = SIZES[size], [], {"product": product_peer(PRODUCT[size])}
-    for row in measure(case, settings.repeats, settings.skip, beside, lambda *of: in_bfloat16(*of) | output_peers.peers(*of)):
+    for row in measure(
+        case,
+        settings.repeats,
+        settings.skip,
+        beside,
+        lambda *of: in_bfloat16(*of) | output_peers.peers(*of),
+    ):
         print(line(size, row), flush=True)
         rows.append({"size": size} | row)
     seconds = {row["peer"]: row["seconds"] for row in rows}
@@ -243,7 +326,10 @@ def peers_at(size, settings):
         work = gflop(case)
         speed, top = work / seconds["banded"], 2e-9 * PRODUCT[size] ** 3 / seconds["product"]
         rows[-1] |= {"gflop": work, "banded_gflops": speed, "product_gflops": top}
-        print(f"{size:9} {work:,.1f} GFLOP: banded {speed:,.0f} GFLOP/s, {speed / top:.0%} of the product's {top:,.0f}")
+        print(
+            f"{size:9} {work:,.1f} GFLOP: banded {speed:,.0f} GFLOP/s, {speed / top:.0%} of the"
+            f" product's {top:,.0f}"
+        )
     return rows
 
 
@@ -260,7 +346,9 @@ def main(settings):
         if size == "llm":
             tokens, width, *vocabularies = map(int, settings.llm)
             for words in vocabularies:
-                rows += full_softmax.measure(Case(width, words, (), tokens), settings.repeats, settings.skip)
+                rows += full_softmax.measure(
+                    Case(width, words, (), tokens), settings.repeats, settings.skip
+                )
         else:
             rows += equal_bands(settings.repeats) if size == "bands" else peers_at(size, settings)
     if settings.json:

@@ -1,4 +1,6 @@
-"""The tables of the papers as rows that benchmarks.tables trains: models, published numbers, and what differs in small."""
+"""The tables of the papers as rows that benchmarks.tables trains: models, published numbers,
+and what differs in small.
+"""
 
 from benchmarks import groc_tables
 from benchmarks.lines import CORPORA, WORDS, Line, Table
@@ -7,55 +9,110 @@ from configs.base import Paper, Row
 
 # Half an epoch is too little to overfit, so dropout is low, and momentum forgets within 10 updates.
 TRANSFORMER_CPU = {
-    "steps": 500, "evaluate_every": 500, "checkpoint_every": 500, "tokens_per_update": 2_048, "tokens_per_device": 2_048,
-    "batches.sequence_length": 128, "body.layers": 3, "body.features": 128, "body.heads": 4, "body.feed_forward": 512,
-    "body.dropout": 0.1, "body.attention_dropout": 0.0, "body.activation_dropout": 0.0, "schedule.warmup_steps": 50,
-    "schedule.cycle_steps": 450, "schedule.cycles": 1, "optimizer.learning_rate": 1.0, "optimizer.momentum": 0.9,
+    "steps": 500,
+    "evaluate_every": 500,
+    "checkpoint_every": 500,
+    "tokens_per_update": 2_048,
+    "tokens_per_device": 2_048,
+    "batches.sequence_length": 128,
+    "body.layers": 3,
+    "body.features": 128,
+    "body.heads": 4,
+    "body.feed_forward": 512,
+    "body.dropout": 0.1,
+    "body.attention_dropout": 0.0,
+    "body.activation_dropout": 0.0,
+    "schedule.warmup_steps": 50,
+    "schedule.cycle_steps": 450,
+    "schedule.cycles": 1,
+    "optimizer.learning_rate": 1.0,
+    "optimizer.momentum": 0.9,
     "optimizer.clip_norm": 0.5,
-}  # fmt: skip
+}
 # About 15 epochs.
 TRANSFORMER_GPU = {
-    "steps": 2_000, "evaluate_every": 2_000, "checkpoint_every": 2_000, "tokens_per_update": 16_384,
-    "tokens_per_device": 16_384, "dtype": "bfloat16", "body.features": 512, "body.feed_forward": 2_048,
-    "schedule.warmup_steps": 200, "schedule.cycle_steps": 1_800, "schedule.cycles": 1,
-}  # fmt: skip
+    "steps": 2_000,
+    "evaluate_every": 2_000,
+    "checkpoint_every": 2_000,
+    "tokens_per_update": 16_384,
+    "tokens_per_device": 16_384,
+    "dtype": "bfloat16",
+    "body.features": 512,
+    "body.feed_forward": 2_048,
+    "schedule.warmup_steps": 200,
+    "schedule.cycle_steps": 1_800,
+    "schedule.cycles": 1,
+}
 # Two epochs of the Penn Treebank, or one of WikiText-2: little dropout, and the rate falls once.
 AWD_CPU = {
-    "steps": 1_500, "evaluate_every": 500, "checkpoint_every": 500, "tokens_per_update": 1_400, "tokens_per_device": 1_400,
-    "body.features": 200, "body.widths": (400, 200), "body.input_dropout": 0.2, "body.hidden_dropout": 0.2,
-    "body.dropout": 0.2, "body.weight_drop": 0.2, "optimizer.learning_rate": 0.003, "schedule.name": "cosine_cycles",
-    "schedule.warmup_steps": 100, "schedule.cycle_steps": 1_400, "schedule.cycles": 1,
-}  # fmt: skip
+    "steps": 1_500,
+    "evaluate_every": 500,
+    "checkpoint_every": 500,
+    "tokens_per_update": 1_400,
+    "tokens_per_device": 1_400,
+    "body.features": 200,
+    "body.widths": (400, 200),
+    "body.input_dropout": 0.2,
+    "body.hidden_dropout": 0.2,
+    "body.dropout": 0.2,
+    "body.weight_drop": 0.2,
+    "optimizer.learning_rate": 0.003,
+    "schedule.name": "cosine_cycles",
+    "schedule.warmup_steps": 100,
+    "schedule.cycle_steps": 1_400,
+    "schedule.cycles": 1,
+}
 LSTM_CPU = {
-    "steps": 1_500, "evaluate_every": 300, "checkpoint_every": 300, "tokens_per_update": 1_400, "tokens_per_device": 1_400,
-    "batches.sequence_length": 70, "body.features": 256, "body.widths": (256,), "body.dropout": 0.2,
-    "optimizer.learning_rate": 0.003, "schedule.name": "cosine_cycles", "schedule.warmup_steps": 100,
-    "schedule.cycle_steps": 1_400, "schedule.cycles": 1,
-}  # fmt: skip
+    "steps": 1_500,
+    "evaluate_every": 300,
+    "checkpoint_every": 300,
+    "tokens_per_update": 1_400,
+    "tokens_per_device": 1_400,
+    "batches.sequence_length": 70,
+    "body.features": 256,
+    "body.widths": (256,),
+    "body.dropout": 0.2,
+    "optimizer.learning_rate": 0.003,
+    "schedule.name": "cosine_cycles",
+    "schedule.warmup_steps": 100,
+    "schedule.cycle_steps": 1_400,
+    "schedule.cycles": 1,
+}
 SHORT = {"steps": 10, "evaluate_every": 10, "checkpoint_every": 10}
 
 
 def _in_small(rows, features):
-    """Rows of configs/wikitext103.py for WikiText-2 and a body of this width: cutoffs, widths and sub-words as much smaller."""
+    """Rows of configs/wikitext103.py for WikiText-2 and a body of this width: cutoffs, widths
+    and sub-words as much smaller.
+    """
     narrower = {"asm": features // 4 / 64, "sm": features // 2 / 512, "sm_t": features // 2 / 512}
 
     def smaller(row, key, value):
         if key.endswith("cutoffs"):
-            return tuple(round(cut * wikitext2.SETTINGS["data.vocabulary_size"] / 267_735) for cut in value)
+            return tuple(
+                round(cut * wikitext2.SETTINGS["data.vocabulary_size"] / 267_735) for cut in value
+            )
         if key.endswith("width"):
             return max(1, round(value * narrower[row.layers]))
         return wikitext2.BPE.get(key, value)
 
     return {
-        name: row._replace(changes={key: smaller(row, key, value) for key, value in row.changes.items()})
+        name: row._replace(
+            changes={key: smaller(row, key, value) for key, value in row.changes.items()}
+        )
         for name, row in rows.items()
     }
 
 
 def _small(rows, tail_dropout=0.0):
-    """The same rows on WikiText-2, at both sizes. Words of the full softmax are half as wide as the body, narrow ones a quarter."""
+    """The same rows on WikiText-2, at both sizes. Words of the full softmax are half as wide as
+    the body, narrow ones a quarter.
+    """
     cutoffs, found = wikitext2.LAYERS["adp"]["input.cutoffs"], {}
-    for size, features, dropout in ("cpu", TRANSFORMER_CPU["body.features"], tail_dropout), ("gpu", 512, 0.2):
+    for size, features, dropout in (
+        ("cpu", TRANSFORMER_CPU["body.features"], tail_dropout),
+        ("gpu", 512, 0.2),
+    ):
         layers = base.layers(cutoffs, features // 2, features // 4, dropout, wikitext2.CHARACTERS)
         found[size, "wikitext2"] = _in_small(rows, features), layers
     return found
@@ -63,7 +120,11 @@ def _small(rows, tail_dropout=0.0):
 
 def _transformers(title, table, rows=(), tail_dropout=0.0):
     """A table of Baevski & Auli 2019 on WikiText-103, in small on WikiText-2."""
-    published = {name: row for name, row in wikitext103.ROWS.items() if row.paper.table == table or name in rows}
+    published = {
+        name: row
+        for name, row in wikitext103.ROWS.items()
+        if row.paper.table == table or name in rows
+    }
     small = tuple(Line("wikitext2", name, row.paper) for name, row in published.items())
     full = tuple(line._replace(corpus="wikitext103") for line in small)
     return Table(
@@ -76,17 +137,30 @@ def _transformers(title, table, rows=(), tail_dropout=0.0):
 
 def _contexts():
     """Table 5: blocks of several lengths in training, with and without context in evaluation."""
-    blocks = {512: (128, 120), 2048: (256, 192), 3072: (384, 320)}  # the paper's, ours and our context
-    paper = {512: (480, (19.79, 20.51), (18.35, 19.03)), 2048: (1536, (18.96, 19.53), (18.23, 18.88))}
+    blocks = {
+        512: (128, 120),
+        2048: (256, 192),
+        3072: (384, 320),
+    }  # the paper's, ours and our context
+    paper = {
+        512: (480, (19.79, 20.51), (18.35, 19.03)),
+        2048: (1536, (18.96, 19.53), (18.23, 18.88)),
+    }
     paper[3072] = 2560, (18.63, 19.34), (17.97, 18.70)
     lines = {"wikitext2": (), "wikitext103": ()}
     rows = {corpus: {} for corpus in lines}
     for block, (short, context) in blocks.items():
-        for corpus, length, given in ("wikitext2", short, context), ("wikitext103", block, paper[block][0]):
+        for corpus, length, given in (
+            ("wikitext2", short, context),
+            ("wikitext103", block, paper[block][0]),
+        ):
             name = f"adp_t_{length}"
             rows[corpus][name] = Row("adp_t", {"batches.sequence_length": length})
             numbers = [Paper(*pair) for pair in paper[block][1:]]
-            lines[corpus] += Line(corpus, name, numbers[0]), Line(corpus, name, numbers[1], context=given)
+            lines[corpus] += (
+                Line(corpus, name, numbers[0]),
+                Line(corpus, name, numbers[1], context=given),
+            )
     return Table(
         "Context in training and in evaluation (Baevski & Auli 2019, Table 5)",
         {"cpu": lines["wikitext2"], "gpu": lines["wikitext2"], "full": lines["wikitext103"]},
@@ -95,12 +169,13 @@ def _contexts():
             "gpu": TRANSFORMER_GPU | {"tokens_per_update": 18_432, "tokens_per_device": 18_432},
             "full": {"tokens_per_update": 73_728, "tokens_per_device": 6_144},
         },
-        _small(rows["wikitext2"]) | {("full", "wikitext103"): (rows["wikitext103"], wikitext103.LAYERS)},
+        _small(rows["wikitext2"])
+        | {("full", "wikitext103"): (rows["wikitext103"], wikitext103.LAYERS)},
     )
 
 
-# Apostoae 2019, Table 5.1: rows awd_sm, hsm_frequency, awd_asm and awd_air; seconds an epoch, of Europarl and WikiText-103 mostly
-# estimates; megabytes. On a GTX 1070, from Europarl on a P100.
+# Apostoae 2019, Table 5.1: rows awd_sm, hsm_frequency, awd_asm and awd_air; seconds an epoch, of
+# Europarl and WikiText-103 mostly estimates; megabytes. On a GTX 1070, from Europarl on a P100.
 _TABLE_5_1 = {
     "penn_treebank": ((31.9, 28.7, 27.2, 27.6), (6221, 4359, 4283, 4271)),
     "wikitext2": ((115.4, 90.0, 80.5, 73.2), (6013, 3593, 2975, 2749)),
@@ -136,29 +211,50 @@ def _thesis_memory():
     lines, rows = {}, {}
     for corpus, published in _TABLE_5_1.items():
         file = CORPORA[corpus]
-        batch = {key: file.ROWS["awd_sm"].changes[key] for key in ("tokens_per_update", "tokens_per_device")}
-        for name, epoch, memory in zip(("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), *published, strict=True):
+        batch = {
+            key: file.ROWS["awd_sm"].changes[key]
+            for key in ("tokens_per_update", "tokens_per_device")
+        }
+        for name, epoch, memory in zip(
+            ("awd_sm", "hsm_frequency", "awd_asm", "awd_air"), *published, strict=True
+        ):
             row = file.ROWS[name]
             rows.setdefault(corpus, {})[name] = row._replace(changes=row.changes | batch | SHORT)
             paper = Paper(parameters=row.paper.parameters)
-            lines[corpus] = (*lines.get(corpus, ()), Line(corpus, name, paper, epoch, memory=memory))
+            lines[corpus] = (
+                *lines.get(corpus, ()),
+                Line(corpus, name, paper, epoch, memory=memory),
+            )
     small = lines["penn_treebank"] + lines["wikitext2"]
     return Table(
         "Memory, time and parameters of AWD-LSTM (Apostoae 2019, Table 5.1)",
         {"cpu": small, "gpu": small, "full": sum(lines.values(), ())},
         {},
-        {(size, corpus): (rows[corpus], CORPORA[corpus].LAYERS) for size in ("cpu", "gpu", "full") for corpus in rows},
+        {
+            (size, corpus): (rows[corpus], CORPORA[corpus].LAYERS)
+            for size in ("cpu", "gpu", "full")
+            for corpus in rows
+        },
     )
 
 
 def _grave():
-    """Every output over the same LSTM. The published numbers are those of Text8, which is not among the corpora here."""
+    """Every output over the same LSTM. The published numbers are those of Text8, which is not
+    among the corpora here.
+    """
     lines, rows = (), {}
     text8 = {  # perplexity and minutes; samples are a fifth of the vocabulary
-        "full": (144, 83), "sampled": (166, 41), "hierarchical": (166, 34), "d_softmax": (195, 53), "d_softmax_star": (147, 54),
+        "full": (144, 83),
+        "sampled": (166, 41),
+        "hierarchical": (166, 34),
+        "d_softmax": (195, 53),
+        "d_softmax_star": (147, 54),
         "adaptive": (147, 30),
-    }  # fmt: skip
-    published = {name: Paper(test=ppl, hours=round(minutes / 60, 2)) for name, (ppl, minutes) in text8.items()}
+    }
+    published = {
+        name: Paper(test=ppl, hours=round(minutes / 60, 2))
+        for name, (ppl, minutes) in text8.items()
+    }
     for corpus, cutoffs in ("penn_treebank", (1_000, 4_000)), ("wikitext2", (2_500, 10_000)):
         bands = {"output.table.cutoffs": cutoffs}
         outputs = {
@@ -166,19 +262,33 @@ def _grave():
             "sampled": {"output.name": "sampled", "output.samples": 1_024},
             "nce": {"output.name": "nce", "output.samples": 1_024},
             "hierarchical": {"output.name": "hierarchical"},
-            "d_softmax": {"output.name": "differentiated", "output.form": "slices", "output.table.projected": False} | bands,
-            "d_softmax_star": {"output.name": "differentiated", "output.form": "projections"} | bands,
+            "d_softmax": (
+                {
+                    "output.name": "differentiated",
+                    "output.form": "slices",
+                    "output.table.projected": False,
+                }
+                | bands
+            ),
+            "d_softmax_star": (
+                {"output.name": "differentiated", "output.form": "projections"} | bands
+            ),
             "adaptive": {"output.name": "adaptive"} | bands,
         }
         epochs = base.streams(20, WORDS[corpus], epochs=5, window=20)
-        for size, width in ("cpu", 195), ("gpu", 390), ("full", 390):  # slices of width, width / 4 and / 16 fill the hidden state
+        for size, width in (
+            ("cpu", 195),
+            ("gpu", 390),
+            ("full", 390),
+        ):  # slices of width, width / 4 and / 16 fill the hidden state
             layers = {name: base.LSTM | epochs | changes for name, changes in outputs.items()}
             layers["d_softmax"] |= {"output.table.width": width}
             rows[size, corpus] = {name: Row(name) for name in outputs}, layers
         lines += tuple(Line(corpus, name, published.get(name, Paper())) for name in outputs)
     full = {"body.features": 512, "body.widths": (512,)}
     return Table(
-        "Approximations of the softmax over one LSTM (Grave et al. 2017; published: Table 1, on Text8)",
+        "Approximations of the softmax over one LSTM (Grave et al. 2017; published: Table 1, on"
+        " Text8)",
         dict.fromkeys(("cpu", "gpu", "full"), lines),
         {"cpu": LSTM_CPU, "gpu": full, "full": full},
         rows,
@@ -188,9 +298,18 @@ def _grave():
 def _activations():
     """The learning curves of Figure 3, on WikiText-103 there."""
     names = "glu", "gtu", "relu", "tanh"
-    full = {name: Row("gcnn", wikitext103.ROWS["gcnn_8"].changes | {"body.activation": name}) for name in names}
-    small = {name: Row("adp_t", wikitext2.ROWS["gcnn_small"].changes | {"body.activation": name}) for name in names}
-    lines = {corpus: tuple(Line(corpus, name) for name in names) for corpus in ("wikitext2", "wikitext103")}
+    full = {
+        name: Row("gcnn", wikitext103.ROWS["gcnn_8"].changes | {"body.activation": name})
+        for name in names
+    }
+    small = {
+        name: Row("adp_t", wikitext2.ROWS["gcnn_small"].changes | {"body.activation": name})
+        for name in names
+    }
+    lines = {
+        corpus: tuple(Line(corpus, name) for name in names)
+        for corpus in ("wikitext2", "wikitext103")
+    }
     return Table(
         "Activations of gated convolutions (Dauphin et al. 2017, Figure 3)",
         {"cpu": lines["wikitext2"], "gpu": lines["wikitext2"], "full": lines["wikitext103"]},
@@ -206,8 +325,12 @@ def _activations():
 TABLES = {
     "adaptive_inputs_3": lambda: _transformers("Inputs and outputs", "Table 3"),
     "adaptive_inputs_5": _contexts,
-    "adaptive_inputs_6": lambda: _transformers("Dropout in the tails", "Table 6", ("sm", "asm"), 0.1),
-    "adaptive_inputs_7": lambda: _transformers("Widths and sharing", "Table 7", ("asm", "sm", "sm_t", "adp_t")),
+    "adaptive_inputs_6": lambda: _transformers(
+        "Dropout in the tails", "Table 6", ("sm", "asm"), 0.1
+    ),
+    "adaptive_inputs_7": lambda: _transformers(
+        "Widths and sharing", "Table 7", ("asm", "sm", "sm_t", "adp_t")
+    ),
     "adaptive_inputs_8": lambda: _transformers("Bands", "Table 8"),
     "gcnn_figure_3": _activations,
     "thesis_4_3": lambda: _thesis("penn_treebank"),

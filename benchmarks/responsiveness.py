@@ -1,16 +1,20 @@
-"""How fast models read text: Table 4 of Dauphin et al. 2017, whose models have about the same perplexity on Billion Word.
+"""How fast models read text: Table 4 of Dauphin et al. 2017, whose models have about the same
+perplexity on Billion Word.
 
-    python -m benchmarks.responsiveness [--models=lstm_2048,gcnn_9,gcnn_8b,transformer] [--tokens=15000] [--steps=100] [--json=FILE]
+    python -m benchmarks.responsiveness [--models=lstm_2048,gcnn_9,gcnn_8b,transformer]
+    [--tokens=15000] [--steps=100] [--json=FILE]
 
 - throughput: many sequences at a time, 750 of 20 tokens, each from its beginning.
-- responsiveness: one sequence of 15,000 contiguous tokens. All are known, so convolutions and attention read them at once, as
-  in the paper; the LSTM reads one after the other.
-- one by one: a token at a time, as text is written. Each call continues the memory of the body, and the next call waits for its
-  result. The transformer's cache has room for the whole sequence. The paper has no such numbers.
+- responsiveness: one sequence of 15,000 contiguous tokens. All are known, so convolutions and
+  attention read them at once, as in the paper; the LSTM reads one after the other.
+- one by one: a token at a time, as text is written. Each call continues the memory of the body, and
+  the next call waits for its result. The transformer's cache has room for the whole sequence. The
+  paper has no such numbers.
 
-All are in tokens a second: of input and body alone, and with the output layer, which scores the next word of 793,471. The LSTM and
-the GCNNs are the rows of configs/billion_word.py with random parameters; weight normalisation is computed beforehand, as is usual
-after training. The transformer has as many parameters in its body as the LSTM, and its words and output layer. The paper's numbers
+All are in tokens a second: of input and body alone, and with the output layer, which scores the
+next word of 793,471. The LSTM and the GCNNs are the rows of configs/billion_word.py with random
+parameters; weight normalisation is computed beforehand, as is usual after training. The transformer
+has as many parameters in its body as the LSTM, and its words and output layer. The paper's numbers
 hold with the output layer; it does not say which CPU it used.
 """
 
@@ -33,8 +37,17 @@ from benchmarks.outputs import machine
 from configs import billion_word
 
 # Tokens a second in Table 4: throughput on a CPU and on a GPU, responsiveness on a GPU.
-PAPER = {"lstm_2048": (169, 45_622, 2_282), "gcnn_9": (121, 29_116, 29_116), "gcnn_8b": (179, 45_878, 45_878)}
-TRANSFORMER = {"layers": 6, "features": 512, "heads": 8, "feed_forward": 2048}  # 18.9M, as many as the LSTM
+PAPER = {
+    "lstm_2048": (169, 45_622, 2_282),
+    "gcnn_9": (121, 29_116, 29_116),
+    "gcnn_8b": (179, 45_878, 45_878),
+}
+TRANSFORMER = {
+    "layers": 6,
+    "features": 512,
+    "heads": 8,
+    "feed_forward": 2048,
+}  # 18.9M, as many as the LSTM
 MODELS = (*PAPER, "transformer")
 SEQUENCES, LENGTH = 750, 20
 
@@ -64,12 +77,23 @@ def random_params(model) -> dict:
 def batch_of(rows: int, length: int, words: int) -> Batch:
     """Text of `rows` sequences; the word of rank r is as frequent as 1/r."""
     shares = 1 / np.arange(1, words + 1)
-    ids = np.random.default_rng(0).choice(words, (rows, length + 1), p=shares / shares.sum()).astype(np.int32)
-    return Batch(jnp.asarray(ids[:, :-1]), jnp.asarray(ids[:, 1:]), jnp.ones((rows, length)), jnp.arange(rows))
+    ids = (
+        np.random.default_rng(0)
+        .choice(words, (rows, length + 1), p=shares / shares.sum())
+        .astype(np.int32)
+    )
+    return Batch(
+        jnp.asarray(ids[:, :-1]),
+        jnp.asarray(ids[:, 1:]),
+        jnp.ones((rows, length)),
+        jnp.arange(rows),
+    )
 
 
 def at_once(model, params, batch: Batch, repeats: int) -> dict[str, float]:
-    """Tokens a second of reading a batch: of the body alone, and with the scores of the targets. The fastest run counts."""
+    """Tokens a second of reading a batch: of the body alone, and with the scores of the
+    targets. The fastest run counts.
+    """
 
     def body(model, batch):
         return model.hidden(batch)[0]
@@ -91,7 +115,9 @@ def at_once(model, params, batch: Batch, repeats: int) -> dict[str, float]:
 
 
 def one_by_one(model, params, ids: list[int], length: int) -> dict[str, float]:
-    """Tokens a second where each of `ids` is a call of its own; the transformer's memory holds `length` tokens."""
+    """Tokens a second where each of `ids` is a call of its own; the transformer's memory holds
+    `length` tokens.
+    """
 
     def body(model, token, target, carry):
         return model.step(token, carry)
@@ -104,7 +130,9 @@ def one_by_one(model, params, ids: list[int], length: int) -> dict[str, float]:
     tokens = [jnp.full((1, 1), word, jnp.int32) for word in ids]
     for name, read in ("body", body), ("whole", whole):
         call = jax.jit(functools.partial(model.apply, method=read), donate_argnums=3)
-        result, carry = call({"params": params}, tokens[0], tokens[0], model.body.cache(1, length))  # compiles
+        result, carry = call(
+            {"params": params}, tokens[0], tokens[0], model.body.cache(1, length)
+        )  # compiles
         jax.block_until_ready(result)
         start = time.perf_counter()
         for token, target in itertools.pairwise(tokens):
@@ -123,7 +151,9 @@ def measure(name: str, tokens: int, steps: int, repeats: int) -> dict:
     once = 1 if name == "lstm_2048" else repeats  # a minute or more on a CPU
     return {
         "model": name,
-        "parameters": {part: sum(leaf.size for leaf in jax.tree.leaves(params[part])) for part in params},
+        "parameters": {
+            part: sum(leaf.size for leaf in jax.tree.leaves(params[part])) for part in params
+        },
         "throughput": at_once(model, params, batch_of(SEQUENCES, LENGTH, words), repeats),
         "responsiveness": at_once(model, params, text, once),
         "one by one": one_by_one(model, params, text.inputs[0, : steps + 1].tolist(), tokens),
@@ -131,15 +161,30 @@ def measure(name: str, tokens: int, steps: int, repeats: int) -> dict:
 
 
 def table(found: list[dict]) -> str:
-    """Speeds; ratios of those with the output layer to the LSTM's, and the paper's ratios on a CPU and on a GPU."""
-    lines = ["| model | body | measure | body, tokens/s | with output | to the LSTM | paper, CPU | paper, GPU |"]
+    """Speeds; ratios of those with the output layer to the LSTM's, and the paper's ratios on a
+    CPU and on a GPU.
+    """
+    lines = [
+        "| model | body | measure | body, tokens/s | with output | to the LSTM | paper, CPU |"
+        " paper, GPU |"
+    ]
     lines.append("|---|---:|---|---:|---:|---:|---:|---:|")
     lstm = next((row for row in found if row["model"] == "lstm_2048"), None)
     for row in found:
         name = row["model"]
-        for measure, *columns in ("throughput", 0, 1), ("responsiveness", None, 2), ("one by one", None, None):
+        for measure, *columns in (
+            ("throughput", 0, 1),
+            ("responsiveness", None, 2),
+            ("one by one", None, None),
+        ):
             body, whole = row[measure]["body"], row[measure]["whole"]
-            cells = [name, f"{row['parameters']['body'] / 1e6:.1f}M", measure, f"{body:,.1f}", f"{whole:,.1f}"]
+            cells = [
+                name,
+                f"{row['parameters']['body'] / 1e6:.1f}M",
+                measure,
+                f"{body:,.1f}",
+                f"{whole:,.1f}",
+            ]
             cells.append(f"{whole / lstm[measure]['whole']:.2f}" if lstm else "")
             for at in columns:
                 known = name in PAPER and at is not None
@@ -154,7 +199,10 @@ def main(settings) -> None:
         check_known(f"--models={name}", name, MODELS)
     given = {"--tokens": settings.tokens, "--steps": settings.steps, "--repeats": settings.repeats}
     check_at_least(1, **given)
-    print(f"{machine()}; {SEQUENCES} sequences of {LENGTH} tokens; one of {settings.tokens:,}", flush=True)
+    print(
+        f"{machine()}; {SEQUENCES} sequences of {LENGTH} tokens; one of {settings.tokens:,}",
+        flush=True,
+    )
     found = []
     for name in settings.models:
         found.append(measure(name, settings.tokens, settings.steps, settings.repeats))

@@ -2,12 +2,13 @@
 
     python -m benchmarks.scaling
 
-Computed, not measured. Arithmetic is the plan's matrix work at half of the vendors' peak. Gradients cross devices once an update,
-in float32, after the last backward pass; none of it overlaps with arithmetic. In a sum over n devices each one sends and
-receives 2 · bytes · (n − 1) / n, at the bandwidth below: that of a device to all others when all communicate. Parameters
-sharded over 8 devices are gathered in both passes of every microbatch and their gradients scattered, 3 · bytes · 7/8; the sum over
-the other devices is then of an eighth of the bytes on each. Everything counts as float32; matrices of blocks that are gathered
-in bfloat16 take half.
+Computed, not measured. Arithmetic is the plan's matrix work at half of the vendors' peak. Gradients
+cross devices once an update, in float32, after the last backward pass; none of it overlaps with
+arithmetic. In a sum over n devices each one sends and receives 2 · bytes · (n − 1) / n, at the
+bandwidth below: that of a device to all others when all communicate. Parameters sharded over 8
+devices are gathered in both passes of every microbatch and their gradients scattered, 3 · bytes ·
+7/8; the sum over the other devices is then of an eighth of the bytes on each. Everything counts as
+float32; matrices of blocks that are gathered in bfloat16 take half.
 """
 
 from adaptive_jax import command
@@ -17,15 +18,23 @@ from configs import billion_word, wikitext103
 
 EFFICIENCY = 0.5  # of the peak, in arithmetic
 NEAR = 8  # devices of a machine, or of a TPU's neighbourhood
-# Bytes per second of a device: to its neighbours; and to all, if more than NEAR take part. NVLink within a machine and a 400 Gb/s
-# port for each GPU, with eight ports used at once for parts of one sum; a TPU's torus of two or three axes.
+# Bytes per second of a device: to its neighbours; and to all, if more than NEAR take part. NVLink
+# within a machine and a 400 Gb/s port for each GPU, with eight ports used at once for parts of one
+# sum; a TPU's torus of two or three axes.
 LINKS = {"H200": (450e9, 400e9), "TPU v5 lite": (180e9, 180e9), "TPU v5": (540e9, 540e9)}
 COUNTS = (8, 64, 512)
 
 
 def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
-    """An update on `devices` accelerators: seconds of `arithmetic` and of `communication`, and `tokens` for each device."""
-    plan = make_plan(config | {"fsdp": fsdp}, config["data"]["vocabulary_size"], 8, int(ACCELERATORS[name].memory))
+    """An update on `devices` accelerators: seconds of `arithmetic` and of `communication`, and
+    `tokens` for each device.
+    """
+    plan = make_plan(
+        config | {"fsdp": fsdp},
+        config["data"]["vocabulary_size"],
+        8,
+        int(ACCELERATORS[name].memory),
+    )
     work = plan.flops_per_token["training"] * plan.tokens_per_update
     parameters = 4 * plan.parameters["total"]
     near, far = LINKS[name]
@@ -37,7 +46,8 @@ def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
     microbatches = max(1, round(tokens / plan.tokens_per_device))
     if fsdp > 1:
         gathered = 3 * microbatches * parameters * (fsdp - 1) / fsdp / near
-        # All devices of a group send their eighth at the same time, through the same machine's ports.
+        # All devices of a group send their eighth at the same time, through the same machine's
+        # ports.
         communication = gathered + summed(parameters, devices // fsdp, far)
     else:
         communication = summed(parameters, devices, near if devices <= NEAR else far)
@@ -49,7 +59,10 @@ def main():
     """Prints a table."""
     rows = {"wikitext103:adp_t": (wikitext103, "adp_t", 1)}
     rows["billion_word:very_large, sharded over 8"] = billion_word, "very_large", 8
-    print("| config | accelerator | devices | tokens on each | arithmetic, ms | communication, ms | share of arithmetic |")
+    print(
+        "| config | accelerator | devices | tokens on each | arithmetic, ms | communication, ms |"
+        " share of arithmetic |"
+    )
     print("|---|---|---:|---:|---:|---:|---:|")
     for label, (module, row, fsdp) in rows.items():
         config = module.get_config(row).to_dict()

@@ -1,12 +1,16 @@
-"""A paper's table with our numbers beside the published ones: trains its rows one after the other, writes a table and a figure.
+"""A paper's table with our numbers beside the published ones: trains its rows one after the other,
+writes a table and a figure.
 
-    python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE] [--lexicon=DIR]
+    python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE]
+    [--lexicon=DIR]
 
-`cpu` takes at most two hours on 2 cores, GroC's tables 2 and 3 some four, and has the paper's corpus where that is small, else
-WikiText-2; `gpu` has not been run; `full` is the paper's own setting. Every row trains in a process of its own. The same command
-resumes, and keeps the rows that are finished. Once all are, it writes its section of benchmarks/RESULTS.md and a figure.
+`cpu` takes at most two hours on 2 cores, GroC's tables 2 and 3 some four, and has the paper's
+corpus where that is small, else WikiText-2; `gpu` has not been run; `full` is the paper's own
+setting. Every row trains in a process of its own. The same command resumes, and keeps the rows that
+are finished. Once all are, it writes its section of benchmarks/RESULTS.md and a figure.
 
-Rows with `pretrained` in their names cluster words by the vectors of the run of `awd_sm`, those with `glove` by vectors from
+Rows with `pretrained` in their names cluster words by the vectors of the run of `awd_sm`, those
+with `glove` by vectors from
 --glove; without that file they are left out.
 """
 
@@ -56,7 +60,11 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
 
     Peak memory is that of the accelerator, or on a CPU of this process, the libraries among it.
     """
-    table, runs, texts = TABLES[name](), runs_of(name, size, settings.workdir), _directories(settings.corpora)
+    table, runs, texts = (
+        TABLES[name](),
+        runs_of(name, size, settings.workdir),
+        _directories(settings.corpora),
+    )
     config, workdir = config_of(table, line, size), runs / line.run
     config["data"]["path"] = texts.get(line.target if line.tuned else line.corpus, "")
     if line.tuned:
@@ -67,7 +75,9 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
         config["input"]["lexicon"] = settings.lexicon
     train(config, workdir)
     tests = _scored(workdir)
-    for key, each in {each.scored: each for each in table.lines[size] if each.run == line.run}.items():
+    for key, each in {
+        each.scored: each for each in table.lines[size] if each.run == line.run
+    }.items():
         if key not in tests:
             directory = None if each.target == line.corpus else texts.get(each.target)
             tests[key] = evaluate(workdir, each.request(directory))["perplexity"]
@@ -77,7 +87,9 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
     device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "test": tests,
-        "curve": [(each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each],
+        "curve": [
+            (each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each
+        ],
         "epoch": (line.tuned or WORDS[line.corpus]) / statistics.median_high(speeds),
         "hours": checkpoints.hours(checkpoints.latest()),
         "parameters": json.loads((workdir / "plan.json").read_text())["parameters"]["total"],
@@ -86,7 +98,9 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
 
 
 def _scored(workdir):
-    """What a finished run was scored on already, by `Line.scored`: a table may have got new lines since."""
+    """What a finished run was scored on already, by `Line.scored`: a table may have got new
+    lines since.
+    """
     result = workdir / "row.json"
     return json.loads(result.read_text())["test"] if result.exists() else {}
 
@@ -106,14 +120,32 @@ def _directories(corpora):
 
 
 def _clusters(line, config, workdir, glove):
-    """The file of a line's clusters, made once; the autoencoder's are as large as those of the row without it."""
+    """The file of a line's clusters, made once; the autoencoder's are as large as those of the
+    row without it.
+    """
     method, vectors = line.clusters
-    path, trained = workdir.with_name(f"{workdir.name}.clusters.txt"), workdir.with_name(f"{line.corpus}-awd_sm")
+    path, trained = (
+        workdir.with_name(f"{workdir.name}.clusters.txt"),
+        workdir.with_name(f"{line.corpus}-awd_sm"),
+    )
     if not path.exists():
         if not (trained / "config.json").exists():
-            raise InputError(f"{line.row} needs the vocabulary of awd_sm: give --only={trained.name} first, or no --only")
-        make = [sys.executable, "-m", "adaptive_jax.data.clusters", f"--vocabulary={trained}", f"--method={method}"]
-        make += [f"--embeddings={glove if vectors == 'glove' else trained}", "--clusters=3", f"--output={path}"]
+            raise InputError(
+                f"{line.row} needs the vocabulary of awd_sm: give --only={trained.name} first, or"
+                " no --only"
+            )
+        make = [
+            sys.executable,
+            "-m",
+            "adaptive_jax.data.clusters",
+            f"--vocabulary={trained}",
+            f"--method={method}",
+        ]
+        make += [
+            f"--embeddings={glove if vectors == 'glove' else trained}",
+            "--clusters=3",
+            f"--output={path}",
+        ]
         cutoffs = config["output"]["table"]["cutoffs"] or config["input"].get("cutoffs", ())
         make += [f"--cutoffs={','.join(map(str, cutoffs))}"] if method == "autoencoder" else []
         if status := subprocess.run(make).returncode:
@@ -122,7 +154,8 @@ def _clusters(line, config, workdir, glove):
 
 
 def numbers_of(name: str, size: str, line: Line, settings) -> dict:
-    """A line's numbers: those that its run keeps as `row.json`, or those of a process that trains and scores it.
+    """A line's numbers: those that its run keeps as `row.json`, or those of a process that trains
+    and scores it.
 
     Raises:
         InputError: the process fails.
@@ -130,11 +163,21 @@ def numbers_of(name: str, size: str, line: Line, settings) -> dict:
     workdir = runs_of(name, size, settings.workdir) / line.run
     if line.scored not in _scored(workdir):
         print(f"{line.run}:", flush=True)
-        same = [f"--size={size}", f"--workdir={settings.workdir}", f"--glove={settings.glove}", f"--only={line.run}"]
+        same = [
+            f"--size={size}",
+            f"--workdir={settings.workdir}",
+            f"--glove={settings.glove}",
+            f"--only={line.run}",
+        ]
         same += [f"--corpora={','.join(settings.corpora)}"] if settings.corpora else []
         same += [f"--lexicon={settings.lexicon}"] if settings.lexicon else []
-        if status := subprocess.run([sys.executable, "-m", "benchmarks.tables", name, *same]).returncode:
-            raise InputError(f"{line.run} ended with status {status}: mend what it says; the same command resumes")
+        if status := subprocess.run(
+            [sys.executable, "-m", "benchmarks.tables", name, *same]
+        ).returncode:
+            raise InputError(
+                f"{line.run} ended with status {status}: mend what it says; the same command"
+                " resumes"
+            )
     return json.loads((workdir / "row.json").read_text())
 
 
@@ -164,50 +207,73 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
     where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
     lines = [
         f"## {table.title}, {size} size\n",
-        f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax {jax.__version__}.\n",
+        (
+            f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax"
+            f" {jax.__version__}.\n"
+        ),
         f"    python -m benchmarks.tables {name} --size={size}",
     ]
     for corpus in dict.fromkeys(line.corpus for line, _ in found):
         config = config_of(table, next(line for line, _ in found if line.corpus == corpus), size)
         body, tokens = config["body"], config["steps"] * config["tokens_per_update"]
         lines += [
-            f"\nOurs: {corpus}, {config['steps']:,} updates of {config['tokens_per_update']:,} tokens, "
-            f"{tokens / WORDS[corpus]:.1f} epochs; {body['name']} of width {body.get('widths', body['features'])}. One run each.\n",
+            (
+                f"\nOurs: {corpus}, {config['steps']:,} updates of {config['tokens_per_update']:,}"
+                f" tokens, {tokens / WORDS[corpus]:.1f} epochs; {body['name']} of width"
+                f" {body.get('widths', body['features'])}. One run each.\n"
+            ),
             TITLE,
             *(cells(line, numbers) for line, numbers in found if line.corpus == corpus),
         ]
         if tuned := next((line for line, _ in found if line.corpus == corpus and line.tuned), None):
             config = config_of(table, tuned, size)
             lines += [
-                f"\nFinetuned: {config['steps']:,} updates, {TUNED_EPOCHS} epochs of {tuned.tuned:,} words, at a rate of "
-                f"{config['optimizer']['learning_rate']:g}, with the words of both texts as vocabulary."
+                f"\nFinetuned: {config['steps']:,} updates, {TUNED_EPOCHS} epochs of"
+                f" {tuned.tuned:,} words, at a rate of {config['optimizer']['learning_rate']:g},"
+                " with the words of both texts as vocabulary."
             ]
     return "\n".join([*lines, ""])
 
 
 def plot(found: list[tuple[Line, dict]], path: Path) -> None:
-    """Draws curves of validation loss, and test perplexity against the time of an epoch, for each corpus."""
+    """Draws curves of validation loss, and test perplexity against the time of an epoch, for
+    each corpus.
+    """
     from matplotlib.figure import Figure
 
     corpora = list(dict.fromkeys(line.corpus for line, _ in found))
     figure = Figure((11, 4.2 * len(corpora)), layout="constrained")
-    for corpus, (left, right) in zip(corpora, figure.subplots(len(corpora), 2, squeeze=False), strict=True):
+    for corpus, (left, right) in zip(
+        corpora, figure.subplots(len(corpora), 2, squeeze=False), strict=True
+    ):
         for line, numbers in found:
-            if line.corpus == corpus and not line.context and not line.cache and line.target in ("", corpus):
+            if (
+                line.corpus == corpus
+                and not line.context
+                and not line.cache
+                and line.target in ("", corpus)
+            ):
                 (drawn,) = left.plot(*zip(*numbers["curve"], strict=True), label=line.row)
                 at = numbers["epoch"], numbers["test"][line.scored]
                 right.plot(*at, "o", color=drawn.get_color())
                 right.annotate(line.row, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
         left.set(xlabel="updates", ylabel="validation loss, nats a word", title=corpus)
         left.legend(fontsize=8)
-        right.set(xlabel="seconds an epoch", ylabel="test perplexity", title="perplexity against time", xmargin=0.2)
+        right.set(
+            xlabel="seconds an epoch",
+            ylabel="test perplexity",
+            title="perplexity against time",
+            xmargin=0.2,
+        )
         for axes in (left, right):
             axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
 
 
 def write_section(path: Path, text: str) -> None:
-    """Puts a section into a Markdown file: in place of the one with the same heading, or at the end."""
+    """Puts a section into a Markdown file: in place of the one with the same heading, or at the
+    end.
+    """
     parts = [part.rstrip("\n") + "\n" for part in path.read_text().split("\n## ")]
     text = text.removeprefix("## ")
     headings = [part.splitlines()[0] for part in parts]
@@ -218,25 +284,39 @@ def write_section(path: Path, text: str) -> None:
 
 
 def main(name: str, settings) -> None:
-    """Trains the rows of a table, or the one that --only names, then prints and writes the table."""
+    """Trains the rows of a table, or the one that --only names, then prints and writes the
+    table.
+    """
     check_known(f"TABLE={name}", name, [*TABLES, *MEASURED, METHODS])
     if name in MEASURED:
         raise InputError(f"TABLE={name} has nothing to train: use python -m {MEASURED[name]}")
-    size, given = settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu"), _directories(settings.corpora)
+    size, given = (
+        settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu"),
+        _directories(settings.corpora),
+    )
     if name == METHODS:
         text = methods_table.section(size, runs_of(name, size, settings.workdir), given)
         print(text)
         write_section(RESULTS, text)
         return
     table = TABLES[name]()
-    if missing := {line.target for line in table.lines[size]} - {"", *given, *(line.corpus for line in table.lines[size])}:
-        raise InputError(f"{name} is scored on {', '.join(sorted(missing))}: give --corpora={min(missing)}=DIR,…")
+    if missing := {line.target for line in table.lines[size]} - {
+        "",
+        *given,
+        *(line.corpus for line in table.lines[size]),
+    }:
+        raise InputError(
+            f"{name} is scored on {', '.join(sorted(missing))}: give --corpora={min(missing)}=DIR,…"
+        )
     lines = [line for line in table.lines[size] if settings.glove or "glove" not in line.clusters]
     if settings.only:
         names = {line.run: line for line in lines}
         check_known(f"--only={settings.only}", settings.only, names)
         line = names[settings.only]
-        write_json(runs_of(name, size, settings.workdir) / settings.only / "row.json", measure(name, size, line, settings))
+        write_json(
+            runs_of(name, size, settings.workdir) / settings.only / "row.json",
+            measure(name, size, line, settings),
+        )
         return
     if not importlib.util.find_spec("matplotlib"):
         raise InputError("benchmarks.tables draws a figure: pip install -r requirements-bench.txt")
@@ -246,14 +326,35 @@ def main(name: str, settings) -> None:
     text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
     print(text)
     plot(found, image)
-    write_section(RESULTS, f"{text}\n![validation loss, and perplexity against time]({image.name})\n")
+    write_section(
+        RESULTS, f"{text}\n![validation loss, and perplexity against time]({image.name})\n"
+    )
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum("size", None, ["cpu", "gpu", "full"], "Size of the models; the default depends on the machine.")
-    flags.DEFINE_list("corpora", [], "Local copies of corpora: penn_treebank=DIR,wikitext2=DIR; others are downloaded.")
-    flags.DEFINE_string("glove", "", "File of GloVe vectors, for the rows that cluster words by them.")
-    flags.DEFINE_string("lexicon", "", "WordNet's directory or a .jsonl file, for the rows of GroC; see docs/lexicon.md.")
-    flags.DEFINE_string("only", "", "Train and score this one run, such as penn_treebank-awd_sm, and write no table.")
+    flags.DEFINE_enum(
+        "size",
+        None,
+        ["cpu", "gpu", "full"],
+        "Size of the models; the default depends on the machine.",
+    )
+    flags.DEFINE_list(
+        "corpora",
+        [],
+        "Local copies of corpora: penn_treebank=DIR,wikitext2=DIR; others are downloaded.",
+    )
+    flags.DEFINE_string(
+        "glove", "", "File of GloVe vectors, for the rows that cluster words by them."
+    )
+    flags.DEFINE_string(
+        "lexicon",
+        "",
+        "WordNet's directory or a .jsonl file, for the rows of GroC; see docs/lexicon.md.",
+    )
+    flags.DEFINE_string(
+        "only",
+        "",
+        "Train and score this one run, such as penn_treebank-awd_sm, and write no table.",
+    )
     flags.DEFINE_string("workdir", "runs/tables", "Directory for the runs.")
     command.run(lambda table: main(table, flags.FLAGS), positional=["TABLE"])

@@ -1,15 +1,20 @@
-"""Whole updates: loss, gradients, clipping and optimizer, against the same model in PyTorch in the same run.
+"""Whole updates: loss, gradients, clipping and optimizer, against the same model in PyTorch in the
+same run.
 
     python -m benchmarks.throughput [--repeats=9] [--json=FILE]
-    python -m benchmarks.throughput --config=configs/wikitext103.py:adp --rows=32 --parts [--profile=DIR]
+    python -m benchmarks.throughput --config=configs/wikitext103.py:adp --rows=32 --parts
+    [--profile=DIR]
 
-The default is a model for a laptop: `configs/wikitext2.py:adp` without dropout, which has 6 blocks of width 256, adaptive input
-and adaptive softmax over 33,278 words; 8 rows of 256 Zipf-distributed tokens, float32. Any other config may be given. torch, where
-it is installed, takes part if it has the layers of the config, which is true of `adp`: adaptive input and adaptive softmax with
-tables of their own. It uses the same device and dtype, and on a GPU it runs both as it is and by torch.compile.
+The default is a model for a laptop: `configs/wikitext2.py:adp` without dropout, which has 6 blocks
+of width 256, adaptive input and adaptive softmax over 33,278 words; 8 rows of 256 Zipf-distributed
+tokens, float32. Any other config may be given. torch, where it is installed, takes part if it has
+the layers of the config, which is true of `adp`: adaptive input and adaptive softmax with tables of
+their own. It uses the same device and dtype, and on a GPU it runs both as it is and by
+torch.compile.
 
-The peers take turns, so that a busy machine slows all of them alike; times are medians. FLOPs are those of
-`adaptive_jax.plans.costs`. Utilisation is relative to the speed of a large matrix product, measured in the same run.
+The peers take turns, so that a busy machine slows all of them alike; times are medians. FLOPs are
+those of `adaptive_jax.plans.costs`. Utilisation is relative to the speed of a large matrix product,
+measured in the same run.
 """
 
 import contextlib
@@ -22,7 +27,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch needs memory of the same GPU
+os.environ.setdefault(
+    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+)  # torch needs memory of the same GPU
 
 import jax
 import jax.numpy as jnp
@@ -62,23 +69,36 @@ def zipf(config: dict, rows: int) -> np.ndarray:
     """Ids int32 `[rows, sequence_length + 1]`; the word of rank r is as frequent as 1/r."""
     words, length = config["data"]["vocabulary_size"], config["batches"]["sequence_length"]
     shares = 1 / np.arange(1, words + 1)
-    return np.random.default_rng(0).choice(words, (rows, length + 1), p=shares / shares.sum()).astype(np.int32)
+    return (
+        np.random.default_rng(0)
+        .choice(words, (rows, length + 1), p=shares / shares.sum())
+        .astype(np.int32)
+    )
 
 
 def model_and_lexicon(config: dict):
     """The model of a config, and the lexicon of as many words, which are spelt as numbers."""
     words = config["data"]["vocabulary_size"]
     model = build(config, words)
-    return model, lexicon(Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64)), model.wants())
+    return model, lexicon(
+        Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64)), model.wants()
+    )
 
 
 def our_update(config: dict, rows: int):
-    """A function that makes an update of `rows` rows and returns its loss; and the bytes it needs as the compiler counts them."""
+    """A function that makes an update of `rows` rows and returns its loss; and the bytes it
+    needs as the compiler counts them.
+    """
     (model, words), mesh = model_and_lexicon(config), sharding.device_mesh()
     optimizer, ids = optim.from_config(config), zipf(config, rows)[None]
     inputs, targets = ids[..., :-1], ids[..., 1:]
-    batch = Batch(inputs, targets, np.ones(inputs.shape, np.float32), np.arange(rows, dtype=np.int32)[None])
-    given = jax.device_put(words, sharding.replicated(mesh)), sharding.put_batch(mesh, batch, axis=1)
+    batch = Batch(
+        inputs, targets, np.ones(inputs.shape, np.float32), np.arange(rows, dtype=np.int32)[None]
+    )
+    given = (
+        jax.device_put(words, sharding.replicated(mesh)),
+        sharding.put_batch(mesh, batch, axis=1),
+    )
     state = [initial_state(model, optimizer, 0, mesh)]
     update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh))
     compiled = update.lower(state[0], *given).compile()
@@ -94,14 +114,20 @@ def our_update(config: dict, rows: int):
 def our_output(config: dict, rows: int):
     """A function that computes loss and gradients of the output layer alone, for as many tokens."""
     (model, words), targets = model_and_lexicon(config), jnp.asarray(zipf(config, rows)[:, 1:])
-    hidden = jax.random.normal(jax.random.key(0), (*targets.shape, config["body"]["features"]), config["dtype"])
+    hidden = jax.random.normal(
+        jax.random.key(0), (*targets.shape, config["body"]["features"]), config["dtype"]
+    )
     params = jax.jit(lambda: init_params(model, 0))()
     given = {name: params[name] for name in ("input", "output") if name in params}, hidden
 
     def loss(params, hidden):
         variables, rngs = {"params": params, "lexicon": words}, {"dropout": jax.random.key(1)}
         return model.apply(
-            variables, method=lambda m: m.output.loss(hidden, targets, jnp.ones(targets.shape), train=True).total, rngs=rngs
+            variables,
+            method=lambda m: (
+                m.output.loss(hidden, targets, jnp.ones(targets.shape), train=True).total
+            ),
+            rngs=rngs,
         )
 
     compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*given).compile()
@@ -112,7 +138,11 @@ def matrix_speed(dtype: str) -> float:
     """FLOP/s of a large matrix product on one device, the fastest of several runs."""
     size, times = (2048, 2) if jax.default_backend() == "cpu" else (8192, 20)
     x = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    chain = jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, y: product(x, y) * (size**-0.5), x)).lower(x).compile()
+    chain = (
+        jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, y: product(x, y) * (size**-0.5), x))
+        .lower(x)
+        .compile()
+    )
     seconds = []
     for _ in range(6):
         start = time.perf_counter()
@@ -122,7 +152,9 @@ def matrix_speed(dtype: str) -> float:
 
 
 def torch_peers(config: dict, rows: int, names=()) -> dict:
-    """torch's updates by name; none without torch for this device, or if torch lacks the config's layers. names: (): all."""
+    """torch's updates by name; none without torch for this device, or if torch lacks the
+    config's layers. names: (): all.
+    """
     device, layers = torch_device(), (config["input"]["name"], config["output"]["table"]["name"])
     if device is None or layers != ("adaptive", "own"):
         return {}
@@ -142,29 +174,47 @@ def torch_peers(config: dict, rows: int, names=()) -> dict:
 
 
 def our_parts(config: dict, rows: int) -> dict:
-    """Functions by name that show what the parts of an update cost: the output alone, no dropout, each path of attention."""
+    """Functions by name that show what the parts of an update cost: the output alone, no
+    dropout, each path of attention.
+    """
     parts = {OUTPUT: our_output(config, rows)}
     parts["without dropout"] = our_update(config | {"body": config["body"] | NO_DROPOUT}, rows)[0]
     for path in PATHS[1:]:
-        with contextlib.suppress(InputError, jax.errors.JaxRuntimeError):  # not on this device, or it has too little memory
-            parts[f"attention {path}"] = our_update(config | {"body": config["body"] | {"attention": path}}, rows)[0]
+        with contextlib.suppress(
+            InputError, jax.errors.JaxRuntimeError
+        ):  # not on this device, or it has too little memory
+            parts[f"attention {path}"] = our_update(
+                config | {"body": config["body"] | {"attention": path}}, rows
+            )[0]
     return parts
 
 
 def profile(update, directory: str) -> list[tuple[str, float]]:
-    """Writes a profile to `directory`; returns the operations of an update that take longest on the device, with their seconds."""
+    """Writes a profile to `directory`; returns the operations of an update that take longest on
+    the device, with their seconds.
+    """
     with jax.profiler.trace(directory, create_perfetto_trace=True):
         for _ in range(3):
             update()
-    trace = max(Path(directory).rglob("perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime)
+    trace = max(
+        Path(directory).rglob("perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime
+    )
     events = json.loads(gzip.decompress(trace.read_bytes()))
     events = events["traceEvents"] if isinstance(events, dict) else events
 
     def named(kind, text):
-        return [event for event in events if event.get("name") == kind and text in str(event.get("args"))]
+        return [
+            event
+            for event in events
+            if event.get("name") == kind and text in str(event.get("args"))
+        ]
 
     devices = {event["pid"] for event in named("process_name", "/device:")}
-    streams = {(event["pid"], event["tid"]) for event in named("thread_name", "Stream") if event["pid"] in devices}
+    streams = {
+        (event["pid"], event["tid"])
+        for event in named("thread_name", "Stream")
+        if event["pid"] in devices
+    }
     seconds = Counter()
     for event in events:
         if event.get("ph") == "X" and (event.get("pid"), event.get("tid")) in streams:
@@ -173,11 +223,16 @@ def profile(update, directory: str) -> list[tuple[str, float]]:
 
 
 def measure(config: dict, settings) -> tuple[dict, dict]:
-    """Device, versions and sizes; and `rows`, one for each peer: seconds an update, tokens a second, its time relative to ours.
+    """Device, versions and sizes; and `rows`, one for each peer: seconds an update, tokens a
+    second, its time relative to ours.
 
     With them the peers: functions by name.
     """
-    rows, length, words = settings.rows, config["batches"]["sequence_length"], config["data"]["vocabulary_size"]
+    rows, length, words = (
+        settings.rows,
+        config["batches"]["sequence_length"],
+        config["data"]["vocabulary_size"],
+    )
     peers, memory, wanted = {}, None, settings.peers
     if not wanted or OURS in wanted:
         peers[OURS], memory = our_update(config, rows)
@@ -187,39 +242,69 @@ def measure(config: dict, settings) -> tuple[dict, dict]:
     if settings.parts:
         peers |= our_parts(config, rows)
     if not peers:
-        raise InputError(f"none of --peers={','.join(wanted)} runs here: give {OURS}, torch, torch.compile or {OUTPUT!r}")
+        raise InputError(
+            f"none of --peers={','.join(wanted)} runs here: give {OURS}, torch, torch.compile or"
+            f" {OUTPUT!r}"
+        )
     measured = interleaved(peers, settings.repeats, settings.updates)
     tokens, speed, of_ours = rows * length, matrix_speed(config["dtype"]), measured.get(OURS)
-    plan = make_plan(config | {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}, words, 1)
+    plan = make_plan(
+        config | {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}, words, 1
+    )
     work = tokens * plan.flops_per_token["training"]
     body, device = config["body"], jax.devices()[0]
-    whole = speed if device.platform == "cpu" else speed * jax.device_count()  # devices of a CPU share its cores
+    whole = (
+        speed if device.platform == "cpu" else speed * jax.device_count()
+    )  # devices of a CPU share its cores
     return {
-        "device": device.device_kind, "jax": jax.__version__, "python": platform.python_version(),
-        "model": f"{body['layers']} blocks of {body['features']}, vocabulary {words:,}, {rows} rows of {length}, {config['dtype']}",
-        "matrix_flops_per_second": speed, "flops_per_update": work, "bytes": memory,
+        "device": device.device_kind,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "model": (
+            f"{body['layers']} blocks of {body['features']}, vocabulary {words:,}, {rows} rows of"
+            f" {length}, {config['dtype']}"
+        ),
+        "matrix_flops_per_second": speed,
+        "flops_per_update": work,
+        "bytes": memory,
         "rows": [
-            {"peer": name, "seconds": median, "fastest": least, "tokens_per_second": tokens / median,
-             "utilisation": work / median / whole, "times_ours": of_ours and median / of_ours[0]}
+            {
+                "peer": name,
+                "seconds": median,
+                "fastest": least,
+                "tokens_per_second": tokens / median,
+                "utilisation": work / median / whole,
+                "times_ours": of_ours and median / of_ours[0],
+            }
             for name, (median, least) in measured.items()
         ],
-    }, peers  # fmt: skip
+    }, peers
 
 
 def main(settings) -> None:
-    """Prints a table of the peers and writes the JSON; then, if asked, the operations of our update that take longest."""
+    """Prints a table of the peers and writes the JSON; then, if asked, the operations of our
+    update that take longest.
+    """
     check_at_least(1, rows=settings.rows, repeats=settings.repeats, updates=settings.updates)
     result, peers = measure(command.config()[0] if settings.config else laptop(), settings)
-    print(f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']}; median of {settings.repeats}")
     print(
-        f"a large product runs at {result['matrix_flops_per_second'] / 1e12:,.2f} TFLOP/s; an update takes "
-        f"{result['flops_per_update'] / 1e12:,.2f} TFLOP" + (f" and {result['bytes'] / 1e9:,.2f} GB" if result["bytes"] else "")
+        f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']};"
+        f" median of {settings.repeats}"
     )
-    print(f"{'peer':18} {'ms':>9} {'least':>9} {'tokens/s':>10} {'of the product':>14} {'time / ours':>12}")
+    print(
+        f"a large product runs at {result['matrix_flops_per_second'] / 1e12:,.2f} TFLOP/s; an"
+        f" update takes {result['flops_per_update'] / 1e12:,.2f} TFLOP"
+        + (f" and {result['bytes'] / 1e9:,.2f} GB" if result["bytes"] else "")
+    )
+    print(
+        f"{'peer':18} {'ms':>9} {'least':>9} {'tokens/s':>10} {'of the product':>14}"
+        f" {'time / ours':>12}"
+    )
     for row in result["rows"]:
         print(
-            f"{row['peer']:18} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f} {row['tokens_per_second']:10,.0f} "
-            f"{row['utilisation']:14.1%} " + (f"{row['times_ours']:12.2f}" if row["times_ours"] else "")
+            f"{row['peer']:18} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f}"
+            f" {row['tokens_per_second']:10,.0f} {row['utilisation']:14.1%} "
+            + (f"{row['times_ours']:12.2f}" if row["times_ours"] else "")
         )
     _write(settings.json, result)  # now: a profile can fail, and take what was measured with it
     if settings.profile and OURS in peers:
@@ -240,8 +325,20 @@ if __name__ == "__main__":
     flags.DEFINE_integer("rows", 8, "Rows of a batch.")
     flags.DEFINE_integer("repeats", 9, "Timed runs of each peer, of several updates each.")
     flags.DEFINE_integer("updates", 3, "Updates in a timed run.")
-    flags.DEFINE_list("peers", [], f"Only these of {OURS}, torch, torch.compile and {OUTPUT!r}; default: the first three.")
-    flags.DEFINE_bool("parts", False, "Also time the model without dropout, by every path of attention, and its output alone.")
-    flags.DEFINE_string("profile", None, "Directory for a profile of three updates; the longest operations are listed.")
+    flags.DEFINE_list(
+        "peers",
+        [],
+        f"Only these of {OURS}, torch, torch.compile and {OUTPUT!r}; default: the first three.",
+    )
+    flags.DEFINE_bool(
+        "parts",
+        False,
+        "Also time the model without dropout, by every path of attention, and its output alone.",
+    )
+    flags.DEFINE_string(
+        "profile",
+        None,
+        "Directory for a profile of three updates; the longest operations are listed.",
+    )
     flags.DEFINE_string("json", None, "File for the numbers.")
     command.run(lambda: main(flags.FLAGS))

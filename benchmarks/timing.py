@@ -1,4 +1,6 @@
-"""What the benchmarks share: times of several peers in one process and their errors, torch's name of JAX's device, its memory."""
+"""What the benchmarks share: times of several peers in one process and their errors, torch's
+name of JAX's device, its memory.
+"""
 
 import importlib.util
 import re
@@ -10,18 +12,23 @@ from pathlib import Path
 import jax
 
 
-def interleaved(peers: dict[str, Callable], repeats: int, runs: int = 1) -> dict[str, tuple[float, float]]:
+def interleaved(
+    peers: dict[str, Callable], repeats: int, runs: int = 1
+) -> dict[str, tuple[float, float]]:
     """Times functions that return when their work is done: for each its median and least seconds.
 
-    The peers take turns, `repeats` times, so that a busy machine slows all of them alike. In its turn a peer runs once untimed,
-    to get back the memory and the cache that the peer before it used, and then `runs` times; their mean is one time.
+    The peers take turns, `repeats` times, so that a busy machine slows all of them alike. In its
+    turn a peer runs once untimed, to get back the memory and the cache that the peer before it
+    used, and then `runs` times; their mean is one time.
     """
     seconds = {name: [] for name in peers}
     for run in peers.values():
         run()
     for _ in range(repeats):
         for name, run in peers.items():
-            time.sleep(0.3)  # the threads of the peer before may spin for a while, waiting for more work
+            time.sleep(
+                0.3
+            )  # the threads of the peer before may spin for a while, waiting for more work
             run()
             start = time.perf_counter()
             for _ in range(runs):
@@ -36,7 +43,9 @@ def first_line(error: Exception) -> str:
 
 
 def torch_device() -> str | None:
-    """The torch device of the same kind as JAX's: "cpu" or "cuda". None without torch, or if torch has no such device."""
+    """The torch device of the same kind as JAX's: "cpu" or "cuda". None without torch, or if
+    torch has no such device.
+    """
     if not importlib.util.find_spec("torch"):
         return None
     import torch
@@ -46,7 +55,9 @@ def torch_device() -> str | None:
 
 
 def torch_memory(run):
-    """Peak bytes of one run above what an earlier run left, gradients among it; None where the system does not count them."""
+    """Peak bytes of one run above what an earlier run left, gradients among it; None where the
+    system does not count them.
+    """
     import torch
 
     if torch_device() == "cuda":
@@ -59,7 +70,9 @@ def torch_memory(run):
         return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+        Path("/proc/self/clear_refs").write_text(
+            "5"
+        )  # the peak starts again from what is resident now
         before = kilobytes("VmRSS")
     except OSError:
         return None

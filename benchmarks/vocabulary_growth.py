@@ -1,14 +1,18 @@
-"""Loss and gradient of the output layer as the vocabulary grows from 33 thousand words to a million, against its peers.
+"""Loss and gradient of the output layer as the vocabulary grows from 33 thousand words to a
+million, against its peers.
 
-    python -m benchmarks.vocabulary_growth [--tokens=2048] [--repeats=5] [--json=FILE] [--plot=FILE.png]
+    python -m benchmarks.vocabulary_growth [--tokens=2048] [--repeats=5] [--json=FILE]
+    [--plot=FILE.png]
 
-The peers are those of `benchmarks.outputs`, at d 256. All adaptive ones have the same cutoffs: the head has 10,000 words, the
-smallest size that Baevski & Auli (2019, Table 8) found no worse, and each tail ends at four times as many words as the one before.
-Every token visits the head, so all work would grow with the vocabulary if the head did.
+The peers are those of `benchmarks.outputs`, at d 256. All adaptive ones have the same cutoffs: the
+head has 10,000 words, the smallest size that Baevski & Auli (2019, Table 8) found no worse, and
+each tail ends at four times as many words as the one before. Every token visits the head, so all
+work would grow with the vocabulary if the head did.
 
-`smallest`, which is adaptive_jax at the smallest size, runs beside the peers of every size, and growth is measured in its time,
-because the speed of a busy machine changes within minutes. A peer that computes logits of all tokens and words is left out where
-these, with their gradients, would need more than 8 GB or a minute.
+`smallest`, which is adaptive_jax at the smallest size, runs beside the peers of every size, and
+growth is measured in its time, because the speed of a busy machine changes within minutes. A peer
+that computes logits of all tokens and words is left out where these, with their gradients, would
+need more than 8 GB or a minute.
 """
 
 import importlib.util
@@ -25,12 +29,18 @@ from benchmarks import outputs
 VOCABULARIES = [267_735 * 2**k // 8 for k in range(6)]  # that of WikiText-103 is the fourth
 WIDTH, HEAD, TAIL = 256, 10_000, 4
 DENSE = ("masked dense", "full softmax")
-LABELS = {"banded": "adaptive_jax", "masked dense": "adaptive softmax with a mask", "torch": "torch, adaptive softmax"}
+LABELS = {
+    "banded": "adaptive_jax",
+    "masked dense": "adaptive softmax with a mask",
+    "torch": "torch, adaptive softmax",
+}
 BYTES, FLOP = 8e9, 60 * 100e9  # in a minute, at the speed of a small machine
 
 
 def cutoffs_of(vocabulary: int) -> tuple[int, ...]:
-    """10,000, 40,000, 160,000 and so on, below the vocabulary size; four fifths of a vocabulary of less than 12,500 words."""
+    """10,000, 40,000, 160,000 and so on, below the vocabulary size; four fifths of a vocabulary
+    of less than 12,500 words.
+    """
     cutoffs = [min(HEAD, vocabulary * 4 // 5)]
     while cutoffs[-1] * TAIL < vocabulary:
         cutoffs.append(cutoffs[-1] * TAIL)
@@ -38,7 +48,9 @@ def cutoffs_of(vocabulary: int) -> tuple[int, ...]:
 
 
 def too_large(vocabulary: int, tokens: int) -> list[str]:
-    """Peers to leave out: those that hold logits of all tokens and words, three times (JAX) in float32."""
+    """Peers to leave out: those that hold logits of all tokens and words, three times (JAX) in
+    float32.
+    """
     logits = vocabulary * tokens
     return list(DENSE) if 3 * 4 * logits > BYTES or 6 * logits * WIDTH > FLOP else []
 
@@ -50,7 +62,11 @@ def plot(rows: list[dict], path: Path, label: str) -> None:
     figure = Figure((11, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
     for peer in dict.fromkeys(row["peer"] for row in rows if row["peak_bytes"] is not None):
-        points = [(row["vocabulary"], row["times_smallest"], row["peak_bytes"] / 1e6) for row in rows if row["peer"] == peer]
+        points = [
+            (row["vocabulary"], row["times_smallest"], row["peak_bytes"] / 1e6)
+            for row in rows
+            if row["peer"] == peer
+        ]
         words, *values = zip(*points, strict=True)
         for axis, value in zip(axes, values, strict=True):
             axis.plot(words, value, "o-", label=LABELS.get(peer, peer))
@@ -58,7 +74,9 @@ def plot(rows: list[dict], path: Path, label: str) -> None:
     for axis, unit in zip(axes, units, strict=True):
         axis.set(xscale="log", yscale="log", xlabel="words in the vocabulary", ylabel=unit)
         axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
     figure.suptitle(f"Output layer, loss and gradient: {label}", fontsize=10)
     figure.savefig(path, dpi=110)
 
@@ -80,21 +98,35 @@ def main(settings):
     about = f"{settings.tokens:,} tokens, d {WIDTH}"
     print(f"{outputs.machine()}, {about}, median of {settings.repeats}")
     print(outputs.TITLE.replace("size ", "words"))
-    cases = [outputs.Case(WIDTH, words, cutoffs_of(words), settings.tokens) for words in map(int, settings.vocabularies)]
+    cases = [
+        outputs.Case(WIDTH, words, cutoffs_of(words), settings.tokens)
+        for words in map(int, settings.vocabularies)
+    ]
     [(compiled, values)] = outputs.jax_peers(cases[0], DENSE).values()
     beside = {"smallest": lambda: jax.block_until_ready(compiled(*values))}
     rows, growth = [], {}
     for case in cases:
-        found = outputs.measure(case, settings.repeats, [*settings.skip, *too_large(case.vocabulary, settings.tokens)], beside)
+        found = outputs.measure(
+            case,
+            settings.repeats,
+            [*settings.skip, *too_large(case.vocabulary, settings.tokens)],
+            beside,
+        )
         for row in found:
             print(outputs.line(f"{case.vocabulary:,}", row), flush=True)
             times = row["seconds"] / found[-1]["seconds"]
             growth.setdefault(row["peer"], []).append(f"{times:.2f}")
-            about_case = {"vocabulary": case.vocabulary, "cutoffs": case.cutoffs, "tokens": settings.tokens}
+            about_case = {
+                "vocabulary": case.vocabulary,
+                "cutoffs": case.cutoffs,
+                "tokens": settings.tokens,
+            }
             rows.append(about_case | row | {"times_smallest": times})
     del growth["smallest"]
     for peer, times in growth.items():
-        print(f"{peer}: {', '.join(times)} times the time of banded at {cases[0].vocabulary:,} words")
+        print(
+            f"{peer}: {', '.join(times)} times the time of banded at {cases[0].vocabulary:,} words"
+        )
     if settings.json:
         Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
     if settings.plot:

@@ -1,10 +1,13 @@
-"""What the config files share: rows of a paper's table, and their layers. adaptive_jax/defaults.py has every key.
+"""What the config files share: rows of a paper's table, and their layers. adaptive_jax/defaults.py
+has every key.
 
-A config file states what differs from the defaults, by dotted keys, and has a row for each model (see `config_of`):
+A config file states what differs from the defaults, by dotted keys, and has a row for each model
+(see `config_of`):
 
     SETTINGS = {"steps": 600, "data.corpus": "embedded", "body.layers": 2}
     LAYERS = base.layers(cutoffs=(1_000, 4_000), width=128, narrow=64)
-    ROWS = {"adp_t": Row("adp_t"), "adp": Row("adp", {"body.dropout": 0.2}, paper=Paper(valid=20.95, table="Table 3"))}
+    ROWS = {"adp_t": Row("adp_t"), "adp": Row("adp", {"body.dropout": 0.2}, paper=Paper(valid=20.95,
+    table="Table 3"))}
 """
 
 from collections.abc import Mapping
@@ -19,8 +22,8 @@ from adaptive_jax.errors import check_known
 class Paper(NamedTuple):
     """Published numbers of a row, None where the paper gives none.
 
-    valid, test: perplexity. parameters: millions, to the last digit printed. hours: training time, on the devices that the
-    file's docstring names. table: where they are printed.
+    valid, test: perplexity. parameters: millions, to the last digit printed. hours: training time,
+    on the devices that the file's docstring names. table: where they are printed.
     """
 
     valid: float | None = None
@@ -31,9 +34,11 @@ class Paper(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A model: the name of its settings in `layers`, the other settings that differ, the published numbers.
+    """A model: the name of its settings in `layers`, the other settings that differ, the published
+    numbers.
 
-    The settings in `layers` are those of input and output; for models of other papers than the file's, of body and training, too.
+    The settings in `layers` are those of input and output; for models of other papers than the
+    file's, of body and training, too.
     """
 
     layers: str
@@ -41,7 +46,9 @@ class Row(NamedTuple):
     paper: Paper = Paper()
 
 
-def config_of(row: str, file: str, rows: Mapping[str, Row], layers: Mapping[str, dict], settings: dict) -> ConfigDict:
+def config_of(
+    row: str, file: str, rows: Mapping[str, Row], layers: Mapping[str, dict], settings: dict
+) -> ConfigDict:
     """The config of a row of a file: the file's settings, the row's layers, the row's changes.
 
     Raises:
@@ -54,11 +61,15 @@ def config_of(row: str, file: str, rows: Mapping[str, Row], layers: Mapping[str,
 def layers(
     cutoffs, width: int, narrow: int, tail_dropout: float = 0.0, characters: Mapping | None = None
 ) -> dict[str, dict]:
-    """The input and output layers that Baevski & Auli 2019 compare, at any size: settings by the papers' names.
+    """The input and output layers that Baevski & Auli 2019 compare, at any size: settings by the
+    papers' names.
 
-    `sm`: words of `width`, full softmax. `bpe`: sub-words as wide as the body, full softmax. `asm`: words of `narrow`,
-    adaptive softmax. `cnn`: character CNN, adaptive softmax. `adp`: adaptive input, adaptive softmax. With `_t`, tied:
-    input and output share embeddings and, in `adp_t`, the projections of the tails. `asm_t` has words of `width` in all bands.
+    `sm`: words of `width`, full softmax. `bpe`: sub-words as wide as the body, full softmax. `asm`:
+        words of `narrow`,
+    adaptive softmax. `cnn`: character CNN, adaptive softmax. `adp`: adaptive input, adaptive
+        softmax. With `_t`, tied:
+    input and output share embeddings and, in `adp_t`, the projections of the tails. `asm_t` has
+    words of `width` in all bands.
 
     cutoffs: of every adaptive layer, whose bands narrow from the body's width by a factor of 4.
     characters: settings of the character CNN that differ from the defaults.
@@ -69,7 +80,9 @@ def layers(
     own_bands = own | to_bands | {"output.table.cutoffs": cutoffs}
     words, lookup = {"input.name": "lookup", "input.width": width}, {"input.name": "lookup"}
     adaptive = {"input.name": "adaptive", "input.cutoffs": cutoffs}
-    cnn = {"input.name": "char_cnn"} | {f"input.{key}": value for key, value in (characters or {}).items()}
+    cnn = {"input.name": "char_cnn"} | {
+        f"input.{key}": value for key, value in (characters or {}).items()
+    }
     return {
         "sm": words | own | {"output.table.width": width},
         "sm_t": words | tied,
@@ -84,7 +97,8 @@ def layers(
 
 
 # Layers and training of the other papers' models, for the `layers` of a file. Their rows add sizes.
-GCNN = {  # Dauphin et al. 2017, section 4.2 and 4.3; the division of the rate is that of fairseq's recipe
+# Dauphin et al. 2017, section 4.2 and 4.3; the division of the rate is that of fairseq's recipe
+GCNN = {
     "input.name": "lookup",
     "body.name": "gated_conv",
     "output.name": "adaptive",
@@ -142,11 +156,24 @@ AWD_SM = AWD | {  # Apostoae 2019, Table 4.1
     "schedule.divisions": 3,
 }
 AWD_HSM = AWD_SM | {"output.name": "hierarchical", "output.table.bias": False}
-AWD_ASM = AWD_SM | {"output.name": "adaptive", "output.table.bias": False, "output.table.own_head": True}
+AWD_ASM = AWD_SM | {
+    "output.name": "adaptive",
+    "output.table.bias": False,
+    "output.table.own_head": True,
+}
 AWD_AIR = {key: value for key, value in AWD_ASM.items() if not key.startswith("input.")}
 AWD_AIR |= {"input.name": "adaptive", "input.factor": 3, "output.tail_dropout": 0.2}
-THESIS = ["awd_sm", "awd_asm", "awd_asm_autoencoder", "awd_air", "awd_air_autoencoder", "hsm_frequency"] + [
-    f"hsm_{method}_{vectors}" for method in ("kmeans", "weighted_kmeans", "mixture") for vectors in ("pretrained", "glove")
+THESIS = [
+    "awd_sm",
+    "awd_asm",
+    "awd_asm_autoencoder",
+    "awd_air",
+    "awd_air_autoencoder",
+    "hsm_frequency",
+] + [
+    f"hsm_{method}_{vectors}"
+    for method in ("kmeans", "weighted_kmeans", "mixture")
+    for vectors in ("pretrained", "glove")
 ]
 LSTM = {  # Grave et al. 2017; their Adagrad is not here
     "dtype": "float32",
@@ -166,7 +193,9 @@ LSTM = {  # Grave et al. 2017; their Adagrad is not here
     "schedule.patience": 1,
 }
 
-GROC = {  # Pappas et al. 2020, appendix B.1, which names dropout "of hidden units": here after the input and after each layer
+# Pappas et al. 2020, appendix B.1, which names dropout "of hidden units": here after the input and
+# after each layer
+GROC = {
     "dtype": "float32",
     "early_stopping": 8,
     "batches.layout": "streams",
@@ -193,16 +222,22 @@ GROC = {  # Pappas et al. 2020, appendix B.1, which names dropout "of hidden uni
 }
 NO_RELATIONS, NO_DEFINITIONS = {"input.relations": 0}, {"input.definition": 0}  # Table 3
 LEXICON = "~/nltk_data/corpora/wordnet"  # where NLTK keeps WordNet
-GROC_CNN = {"width": 16, "filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512)), "highway_layers": 1, "length": 20}
+GROC_CNN = {
+    "width": 16,
+    "filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512)),
+    "highway_layers": 1,
+    "length": 20,
+}
 GROC_CNN |= {"strides": (1, 1, 2, 3, 4, 5), "activation": "selu", "letters": "elmo"}
 
 
 def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, int]:
-    """Settings of a run that reads a text in `count` parallel streams, and evaluates after every epoch.
+    """Settings of a run that reads a text in `count` parallel streams, and evaluates after every
+    epoch.
 
     words: of the text, `<eos>` included.
-    window: words that an update reads of each stream; 0.975 times that on average, less half a word: 1 window in 20 is half as
-        long and lengths are cut to whole words.
+    window: words that an update reads of each stream; 0.975 times that on average, less half a
+        word: 1 window in 20 is half as long and lengths are cut to whole words.
     """
     updates, tokens = round(words / count / (0.975 * window - 0.5)), window * count
     runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
@@ -212,14 +247,23 @@ def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, 
 def thesis_layers(cutoffs) -> dict[str, dict]:
     """The layers of Apostoae 2019 with these cut-offs."""
     cut = {"output.table.cutoffs": cutoffs}
-    return {"awd_sm": AWD_SM, "awd_hsm": AWD_HSM | cut, "awd_asm": AWD_ASM | cut, "awd_air": AWD_AIR | {"input.cutoffs": cutoffs}}
+    return {
+        "awd_sm": AWD_SM,
+        "awd_hsm": AWD_HSM | cut,
+        "awd_asm": AWD_ASM | cut,
+        "awd_air": AWD_AIR | {"input.cutoffs": cutoffs},
+    }
 
 
-def thesis_rows(corpus: str, words: int, setups: Mapping, table: str, results: Mapping, epochs: int = 1) -> dict[str, Row]:
-    """The rows `THESIS` of Apostoae 2019 for a text of so many words. Rows with clusters need their file, see docs/clusters.md.
+def thesis_rows(
+    corpus: str, words: int, setups: Mapping, table: str, results: Mapping, epochs: int = 1
+) -> dict[str, Row]:
+    """The rows `THESIS` of Apostoae 2019 for a text of so many words. Rows with clusters need their
+    file, see docs/clusters.md.
 
     setups: layers to (streams, learning rate, millions of parameters or None): Tables 4.2 and 5.1.
-    results: row to (perplexity on valid, on test, seconds an epoch, seconds in all), as printed in `table`.
+    results: row to (perplexity on valid, on test, seconds an epoch, seconds in all), as printed in
+        `table`.
     epochs: of rows that the thesis did not run.
     """
     rows = {}
@@ -229,7 +273,9 @@ def thesis_rows(corpus: str, words: int, setups: Mapping, table: str, results: M
         paper = Paper(parameters=parameters, table=parameters and "Apostoae 2019, Table 5.1")
         if name in results:
             valid, test, epoch, total = results[name]
-            paper = Paper(valid, test, parameters, round(total / 3600, 1), f"Apostoae 2019, Table {table}")
+            paper = Paper(
+                valid, test, parameters, round(total / 3600, 1), f"Apostoae 2019, Table {table}"
+            )
         times = round(total / epoch) if name in results else epochs
         changes = {**streams(count, words, times), "optimizer.learning_rate": rate}
         if name.endswith(("autoencoder", "pretrained", "glove")):
@@ -247,13 +293,19 @@ def groc_layers(width: int, cutoffs) -> dict[str, dict]:
     grounded = adaptive | {"input.name": "groc", "input.lexicon": LEXICON}
     return {
         "groc_lookup": groc | own | {"output.table.bias": True},
-        "groc_convolutional": groc | characters | {"output.table.name": "composed", "output.table.bias": "own"},
+        "groc_convolutional": (
+            groc | characters | {"output.table.name": "composed", "output.table.bias": "own"}
+        ),
         "groc_tied": groc | tied | {"output.table.bias": True},
-        "groc_bilinear": groc | mapped | {"output.table.form": "bilinear", "output.table.bias": "own"},
+        "groc_bilinear": (
+            groc | mapped | {"output.table.form": "bilinear", "output.table.bias": "own"}
+        ),
         "groc_deep_residual": groc | mapped | {"output.table.bias": "own"},
-        "groc_adaptive": adaptive
-        | {"input.name": "adaptive", "input.cutoffs": cutoffs, "input.scaled": True}
-        | {"output.table.name": "assembled", "output.table.bias": "own"},
+        "groc_adaptive": (
+            adaptive
+            | {"input.name": "adaptive", "input.cutoffs": cutoffs, "input.scaled": True}
+            | {"output.table.name": "assembled", "output.table.bias": "own"}
+        ),
         "groc": grounded | mapped | {"output.table.depth": 0, "output.table.bias": "predicted"},
     }
 
@@ -261,23 +313,31 @@ def groc_layers(width: int, cutoffs) -> dict[str, dict]:
 def groc_rows(words: int, rows: Mapping[str, tuple]) -> dict[str, Row]:
     """Rows of Pappas et al. 2020 for a text of so many words.
 
-    rows: row to (table, layers, changes, perplexity on valid, on test, millions of parameters, which the paper cuts: 13.8 to 13).
+    rows: row to (table, layers, changes, perplexity on valid, on test, millions of parameters,
+        which the paper cuts: 13.8 to 13).
     """
     epochs = streams(20, words, epochs=100, window=35)  # at most, see early_stopping
     return {
-        name: Row(layers, epochs | changes, Paper(*numbers, table=f"Pappas et al. 2020, Table {number}"))
+        name: Row(
+            layers, epochs | changes, Paper(*numbers, table=f"Pappas et al. 2020, Table {number}")
+        )
         for name, (number, layers, changes, *numbers) in rows.items()
     }
 
 
 def output_network(depth: int, rate: float, activation: str = "selu") -> dict[str, object]:
-    """Changes for an output network of k = `depth` layers with dropout r = `rate` (Pappas et al. 2020, Table 8).
+    """Changes for an output network of k = `depth` layers with dropout r = `rate` (Pappas et al.
+    2020, Table 8).
 
     Dropout falls between its layers (section 3.2), and without one on the word vectors.
     """
     if not depth:
         return {"output.table.depth": 0, "output.table.dropout": rate}
-    return {"output.table.depth": depth, "output.table.activation": activation, "output.table.layer_dropout": rate}
+    return {
+        "output.table.depth": depth,
+        "output.table.activation": activation,
+        "output.table.layer_dropout": rate,
+    }
 
 
 def table(rows: Mapping[str, Row]) -> str:
@@ -286,5 +346,12 @@ def table(rows: Mapping[str, Row]) -> str:
     lines.append(["---"] * len(lines[0]))
     for name, row in rows.items():
         changes = ", ".join(f"{key}={value}" for key, value in row.changes.items())
-        lines.append([f"`{name}`", row.layers, changes, *("" if value is None else str(value) for value in row.paper)])
+        lines.append(
+            [
+                f"`{name}`",
+                row.layers,
+                changes,
+                *("" if value is None else str(value) for value in row.paper),
+            ]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,25 +1,31 @@
-"""Billion Word (768M words, vocabulary 793,471): the rows of Baevski & Auli 2019, Tables 1 and 4, and of Dauphin et al. 2017.
+"""Billion Word (768M words, vocabulary 793,471): the rows of Baevski & Auli 2019, Tables 1 and 4,
+and of Dauphin et al. 2017.
 
-`ROWS` holds the published numbers; hours are those of 32 V100 GPUs in Table 4, of 64 in Table 1. To print them as a table:
+`ROWS` holds the published numbers; hours are those of 32 V100 GPUs in Table 4, of 64 in Table 1. To
+print them as a table:
 
     python -c "from configs import base, billion_word; print(base.table(billion_word.ROWS))"
 
-The text of the paper gives 24.14 where Table 1 has 23.91. None has been trained to the end here yet. The commands, with a
-directory of the corpus' train, valid and test text:
+The text of the paper gives 24.14 where Table 1 has 23.91. None has been trained to the end here
+yet. The commands, with a directory of the corpus' train, valid and test text:
 
     python train.py --config=configs/billion_word.py:adp_t --workdir=runs/bw --config.data.path=DIR
     python evaluate.py --workdir=runs/bw --split=test
 
-The corpus is shuffled sentences. Each is an example that sees no other, in training and in evaluation; a row of 512 tokens packs
-as many as fit, with less than 1 % of padding. The paper batches sentences of similar length: `--config.batches.layout=similar`.
-A sentence of more than 512 tokens is split into examples of 512.
+The corpus is shuffled sentences. Each is an example that sees no other, in training and in
+evaluation; a row of 512 tokens packs as many as fit, with less than 1 % of padding. The paper
+batches sentences of similar length: `--config.batches.layout=similar`. A sentence of more than 512
+tokens is split into examples of 512.
 
-Gated convolutional networks: `gcnn_13`, `gcnn_14b`, `gcnn_9`, `gcnn_8b` (Dauphin et al. 2017, Tables 1, 2 and 4). The model is
-given <S> at the start of a sentence and does not predict it. Examples here are just that: the first input is `<eos>`, the targets
-are the words and the `<eos>` at the end. Sentences are packed, as above; a convolution reads zeros before each.
+Gated convolutional networks: `gcnn_13`, `gcnn_14b`, `gcnn_9`, `gcnn_8b` (Dauphin et al. 2017,
+Tables 1, 2 and 4). The model is given <S> at the start of a sentence and does not predict it.
+Examples here are just that: the first input is `<eos>`, the targets are the words and the `<eos>`
+at the end. Sentences are packed, as above; a convolution reads zeros before each.
 
-The paper prints no numbers of parameters. `body.form=paper` is Table 1 and the text; `fairseq` adds what the released models have:
-a linear layer before Conv1, and residual sums times √½. Parameters in millions, here and with fairseq's few words more:
+The paper prints no numbers of parameters. `body.form=paper` is Table 1 and the text; `fairseq` adds
+what the released models have:
+a linear layer before Conv1, and residual sums times √½. Parameters in millions, here and with
+fairseq's few words more:
 
 | row | paper | fairseq | note |
 |---|---:|---:|---|
@@ -29,16 +35,17 @@ a linear layer before Conv1, and residual sums times √½. Parameters in millio
 | `gcnn_9` | 170.00 | 174.39 | 9 layers: one, and 4 blocks of two |
 | `gcnn_8b` | 182.49 | 182.88 | 8 blocks |
 
-Table 1 has 12 blocks of two layers in GCNN-13. That is 25 layers, and 470.06M parameters in fairseq's form. Yet the names GCNN-8, 9
-and 14 count layers, and fairseq's default model, with the same widths, has 13 layers and 315.64M.
+Table 1 has 12 blocks of two layers in GCNN-13. That is 25 layers, and 470.06M parameters in
+fairseq's form. Yet the names GCNN-8, 9 and 14 count layers, and fairseq's default model, with the
+same widths, has 13 layers and 315.64M.
 
-Momentum 0.99, clipping at 0.1 and a rate of 1 are the paper's, which draws rates from 1 to 2. It says nothing of batches, epochs
-and schedule: 32 rows of 512 tokens and 10 epochs are ours, and the rate is halved as in fairseq's recipe for WikiText-103, after
-one of four evaluations an epoch.
+Momentum 0.99, clipping at 0.1 and a rate of 1 are the paper's, which draws rates from 1 to 2. It
+says nothing of batches, epochs and schedule: 32 rows of 512 tokens and 10 epochs are ours, and the
+rate is halved as in fairseq's recipe for WikiText-103, after one of four evaluations an epoch.
 
-LSTMs: `lstm_2048` and `lstm_2048_2`, of 1 and 2 layers (Grave et al. 2017, as listed in Table 2), with words of 256 and the output
-layer of `gcnn_13`. They train on 128 streams of the shuffled sentences in windows of about 20 tokens, and by Adam, since Adagrad
-is not here.
+LSTMs: `lstm_2048` and `lstm_2048_2`, of 1 and 2 layers (Grave et al. 2017, as listed in Table 2),
+with words of 256 and the output layer of `gcnn_13`. They train on 128 streams of the shuffled
+sentences in windows of about 20 tokens, and by Adam, since Adagrad is not here.
 """
 
 from configs import base
@@ -67,7 +74,9 @@ SETTINGS = {
     "schedule.cycle_steps": 137_000,
     "schedule.shrink": 0.6,
 }
-LAYERS = base.layers(cutoffs=(60_000, 160_000), width=64, narrow=256, characters={"highway_layers": 2})
+LAYERS = base.layers(
+    cutoffs=(60_000, 160_000), width=64, narrow=256, characters={"highway_layers": 2}
+)
 BPE = {"data.threshold": 1, "data.codes": 32_000, "data.vocabulary_size": 32_347}
 OWN_PROJECTIONS = {"output.table.share_projections": False}
 MORE_TOKENS = {"tokens_per_update": 131_072}
@@ -90,7 +99,11 @@ def _gcnn(blocks, table, test, form="paper", cutoffs=CUTOFFS):
         "body.form": form,
         "output.table.cutoffs": cutoffs,
     } | ({"input.init_deviation": 0.1} if form == "fairseq" else {})
-    return Row("gcnn", changes, Paper(test=test, parameters=428 if form == "fairseq" else None, table=table))
+    return Row(
+        "gcnn",
+        changes,
+        Paper(test=test, parameters=428 if form == "fairseq" else None, table=table),
+    )
 
 
 def _lstm(layers, test):
@@ -111,9 +124,17 @@ ROWS = {
     "adp": Row("adp", paper=Paper(26.38, 26.49, 458.4, 65, "Table 4")),
     "adp_t": Row("adp_t", OWN_PROJECTIONS, Paper(25.51, 25.58, 330.8, 43, "Table 4")),
     "cnn_131k": Row("cnn", MORE_TOKENS, Paper(None, 25.88, 366, 79, "Table 1")),
-    "adp_t_131k": Row("adp_t", OWN_PROJECTIONS | MORE_TOKENS, Paper(None, 25.22, 331, 55, "Table 1")),
-    "large": Row("adp_t", OWN_PROJECTIONS | MORE_TOKENS | LARGE, Paper(None, 23.91, 465, 72, "Table 1")),
-    "very_large": Row("adp_t", OWN_PROJECTIONS | MORE_TOKENS | VERY_LARGE, Paper(None, 23.02, 1026, 145, "Table 1")),
+    "adp_t_131k": Row(
+        "adp_t", OWN_PROJECTIONS | MORE_TOKENS, Paper(None, 25.22, 331, 55, "Table 1")
+    ),
+    "large": Row(
+        "adp_t", OWN_PROJECTIONS | MORE_TOKENS | LARGE, Paper(None, 23.91, 465, 72, "Table 1")
+    ),
+    "very_large": Row(
+        "adp_t",
+        OWN_PROJECTIONS | MORE_TOKENS | VERY_LARGE,
+        Paper(None, 23.02, 1026, 145, "Table 1"),
+    ),
     "gcnn_13": _gcnn(((1, 4, 1268), (6, 4, 1268, 4, 1268)), "Dauphin et al. 2017, Table 2", 38.1),
     "gcnn_14b": _gcnn(
         (
@@ -129,10 +150,18 @@ ROWS = {
         (10_000, 50_000, 200_000),
     ),
     "gcnn_9": _gcnn(
-        ((1, 4, 807), (4, 4, 807, 4, 807)), "Dauphin et al. 2017, Table 4", 43.9, cutoffs=(4_000, 40_000, 200_000)
+        ((1, 4, 807), (4, 4, 807, 4, 807)),
+        "Dauphin et al. 2017, Table 4",
+        43.9,
+        cutoffs=(4_000, 40_000, 200_000),
     ),
     "gcnn_8b": _gcnn(
-        ((1, 1, 512), (3, 1, 128, 5, 128, 1, 512), (3, 1, 256, 5, 256, 1, 512), (1, 1, 1024, 1, 1024, 1, 2048)),
+        (
+            (1, 1, 512),
+            (3, 1, 128, 5, 128, 1, 512),
+            (3, 1, 256, 5, 256, 1, 512),
+            (1, 1, 1024, 1, 1024, 1, 2048),
+        ),
         "Dauphin et al. 2017, Table 4",
         43.9,
         cutoffs=(4_000, 40_000, 200_000),

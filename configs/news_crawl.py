@@ -1,15 +1,18 @@
-"""News Crawl 2007, 2 million words as Pappas et al. 2020, section C.2, cut them (vocabulary 81K): the models of their Table 5.
+"""News Crawl 2007, 2 million words as Pappas et al. 2020, section C.2, cut them (vocabulary 81K):
+the models of their Table 5.
 
 They are scored on texts of other domains.
 
-docs/corpora.md says how to make `DIR` and the directories of the other texts. The paper names no settings of these models, so they
-are those of the Penn Treebank in Table 8; the output network of `groc_out` is that of WikiText-2, whose vocabulary is nearer in
-size. Words that the training text has once become `<unk>`, which stands for unseen words in validation; the paper's vocabulary
-has all words. No row has been trained to the end here yet.
+docs/corpora.md says how to make `DIR` and the directories of the other texts. The paper names no
+settings of these models, so they are those of the Penn Treebank in Table 8; the output network of
+`groc_out` is that of WikiText-2, whose vocabulary is nearer in size. Words that the training text
+has once become `<unk>`, which stands for unseen words in validation; the paper's vocabulary has all
+words. No row has been trained to the end here yet.
 
-    python train.py --config=configs/news_crawl.py:groc --workdir=runs/news --config.data.path=DIR --config.input.lexicon=DIR
-    python evaluate.py --workdir=runs/news --split=test --data_path=OTHER --vocabulary=union
-    python evaluate.py --workdir=runs/news --split=test --data_path=OTHER --vocabulary=union --method=cache --down_weight=0.1
+    python train.py --config=configs/news_crawl.py:groc --workdir=runs/news --config.data.path=DIR
+    --config.input.lexicon=DIR python evaluate.py --workdir=runs/news --split=test --data_path=OTHER
+    --vocabulary=union python evaluate.py --workdir=runs/news --split=test --data_path=OTHER
+    --vocabulary=union --method=cache --down_weight=0.1
 """
 
 from configs import base

@@ -1,18 +1,21 @@
-"""Your own text: the vocabulary, the model and the training are chosen for the text, for this machine and for the time you have.
+"""Your own text: the vocabulary, the model and the training are chosen for the text, for this
+machine and for the time you have.
 
-    python train.py --config=configs/own_text.py --config.data.path=DIR --workdir=runs/mine --hours=1
-    python evaluate.py --workdir=runs/mine --split=test
+    python train.py --config=configs/own_text.py --config.data.path=DIR --workdir=runs/mine
+    --hours=1 python evaluate.py --workdir=runs/mine --split=test
 
-DIR holds train.txt, valid.txt and test.txt, or one text file, or is that file: of one file, the last tenth of the lines (at most
-10,000 + 10,000) is split into validation and test text. The copies lie in data.cache; your folder stays as it is. White space
-separates words, and a line ends a sentence or a paragraph.
+DIR holds train.txt, valid.txt and test.txt, or one text file, or is that file: of one file, the
+last tenth of the lines (at most 10,000 + 10,000) is split into validation and test text. The copies
+lie in data.cache; your folder stays as it is. White space separates words, and a line ends a
+sentence or a paragraph.
 
-Training prints what it chose and why; `--dry_run` prints it too. adaptive_jax/plans/choose.py has the rules. A setting of yours is
-kept, and the others are chosen around it: `--config.body.layers=4`, `--config.data.threshold=3`, `--config.data.codes=8000`. The
-choice is made once: the same command resumes the run with it.
+Training prints what it chose and why; `--dry_run` prints it too. adaptive_jax/plans/choose.py has
+the rules. A setting of yours is kept, and the others are chosen around it:
+`--config.body.layers=4`, `--config.data.threshold=3`, `--config.data.codes=8000`. The choice is
+made once: the same command resumes the run with it.
 
-Reproduces: nothing published. It is the model of Baevski & Auli 2019 (ADP-T: adaptive input, tied adaptive softmax), from 0.2M to
-some 700M parameters.
+Reproduces: nothing published. It is the model of Baevski & Auli 2019 (ADP-T: adaptive input, tied
+adaptive softmax), from 0.2M to some 700M parameters.
 """
 
 from ml_collections import ConfigDict
@@ -25,7 +28,9 @@ LAYERS = base.layers(cutoffs=(), width=0, narrow=0)["adp_t"]
 
 
 def get_config():
-    """The config: what is None is chosen when training begins. `choose.hours` is the time that it may take."""
+    """The config: what is None is chosen when training begins. `choose.hours` is the time that
+    it may take.
+    """
     config = base.config(SETTINGS, LAYERS, dict.fromkeys(CHOSEN))
     config.choose = ConfigDict(CHOOSE)
     return config

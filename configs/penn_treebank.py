@@ -1,22 +1,27 @@
-"""Penn Treebank (0.93M words, vocabulary 10,000): the eight rows of Baevski & Auli 2019, Table 3, on the smallest published
-corpus here. The models are those of configs/wikitext2.py.
+"""Penn Treebank (0.93M words, vocabulary 10,000): the eight rows of Baevski & Auli 2019, Table 3,
+on the smallest published corpus here. The models are those of configs/wikitext2.py.
 
-No numbers are published for these models of 5 to 8M parameters, and none has been trained to the end here yet. The commands,
-with a download or with a local copy of the corpus:
+No numbers are published for these models of 5 to 8M parameters, and none has been trained to the
+end here yet. The commands, with a download or with a local copy of the corpus:
 
-    python train.py --config=configs/penn_treebank.py:adp_t --workdir=runs/ptb [--config.data.path=DIR]
-    python evaluate.py --workdir=runs/ptb --split=test --window=128 --context=64
+    python train.py --config=configs/penn_treebank.py:adp_t --workdir=runs/ptb
+    [--config.data.path=DIR] python evaluate.py --workdir=runs/ptb --split=test --window=128
+    --context=64
 
 The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
 
-- `awd_lstm`: as Merity et al. 2018 trained it, for 500 epochs, with dropout 0.4 and 0.25 in the places of 0.65 and 0.2. Their
-  60.0 / 57.3 is after finetuning, see configs/wikitext2.py; the public code's README gives 61.2 / 58.8 without it.
-- `groc_…`: the output layers of Pappas et al. 2020 over an LSTM of 2 layers. `groc` reads WordNet, see docs/lexicon.md:
+- `awd_lstm`: as Merity et al. 2018 trained it, for 500 epochs, with dropout 0.4 and 0.25 in the
+  places of 0.65 and 0.2. Their
+  60.0 / 57.3 is after finetuning, see configs/wikitext2.py; the public code's README gives 61.2 /
+  58.8 without it.
+- `groc_…`: the output layers of Pappas et al. 2020 over an LSTM of 2 layers. `groc` reads WordNet,
+  see docs/lexicon.md:
 
-      python train.py --config=configs/penn_treebank.py:groc --workdir=runs/groc --config.input.lexicon=DIR
+      python train.py --config=configs/penn_treebank.py:groc --workdir=runs/groc
+      --config.input.lexicon=DIR
 
-- `awd_sm`: as Apostoae 2019 did (Table 4.3). The 83 epochs are what it did in its 45 minutes on a GTX 1070. The other rows of that
-  table are in docs/rows.md.
+- `awd_sm`: as Apostoae 2019 did (Table 4.3). The 83 epochs are what it did in its 45 minutes on a
+  GTX 1070. The other rows of that table are in docs/rows.md.
 """
 
 from configs import base, wikitext2
@@ -27,7 +32,9 @@ SETTINGS = wikitext2.SETTINGS | {
     "data.vocabulary_size": 10_000,
     "batches.sequence_length": 128,
 }
-LAYERS = base.layers(cutoffs=(2_000, 5_000), width=128, narrow=64, tail_dropout=0.2, characters=wikitext2.CHARACTERS)
+LAYERS = base.layers(
+    cutoffs=(2_000, 5_000), width=128, narrow=64, tail_dropout=0.2, characters=wikitext2.CHARACTERS
+)
 BPE = {"data.codes": 4_000, "data.vocabulary_size": 4_298}
 LAYERS |= {"awd_lstm": base.AWD_LSTM} | base.thesis_layers((1_000, 4_000))
 WORDS = 929_589
@@ -37,7 +44,11 @@ ROWS |= {
     "bpe_t": Row("bpe_t", BPE),
     "awd_lstm": Row(
         "awd_lstm",
-        {**base.streams(20, WORDS, epochs=500), "body.input_dropout": 0.4, "body.hidden_dropout": 0.25},
+        {
+            **base.streams(20, WORDS, epochs=500),
+            "body.input_dropout": 0.4,
+            "body.hidden_dropout": 0.25,
+        },
         Paper(61.2, 58.8, 24.2, table="Merity et al. 2018, the public code"),
     ),
 }
@@ -67,7 +78,14 @@ LAYERS |= base.groc_layers(300, (2_000, 7_000))
 NET = base.output_network
 GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, millions of parameters
     "groc_lookup": (2, "groc_lookup", {"output.input_dropout": 0.1}, 93.5, 90.8, 13),
-    "groc_convolutional": (2, "groc_convolutional", {"output.input_dropout": 0.1}, 104.0, 101.6, 13),
+    "groc_convolutional": (
+        2,
+        "groc_convolutional",
+        {"output.input_dropout": 0.1},
+        104.0,
+        101.6,
+        13,
+    ),
     "groc_tied": (2, "groc_tied", {}, 88.6, 86.2, 10),
     "groc_bilinear": (2, "groc_bilinear", {"output.table.layer_dropout": 0.5}, 87.0, 83.7, 10),
     "groc_deep_residual": (2, "groc_deep_residual", NET(4, 0.5), 84.0, 80.5, 10),
@@ -76,13 +94,34 @@ GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, mil
     "groc_no_relations": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS, 74.2, 70.8),
     "groc_no_definitions": (3, "groc", NET(0, 0.2) | base.NO_DEFINITIONS, 74.4, 71.1),
     "groc_surface": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 76.3, 73.2),
-    "groc_out": (3, "groc", NET(1, 0.2), 75.0, 71.4),  # Table 8 has no k, activation and r of these four: our choice
+    "groc_out": (
+        3,
+        "groc",
+        NET(1, 0.2),
+        75.0,
+        71.4,
+    ),  # Table 8 has no k, activation and r of these four: our choice
     "groc_out_no_relations": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS, 77.1, 72.7),
     "groc_out_no_definitions": (3, "groc", NET(1, 0.2) | base.NO_DEFINITIONS, 75.6, 72.0),
-    "groc_out_surface": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 79.8, 75.8),
+    "groc_out_surface": (
+        3,
+        "groc",
+        NET(1, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS,
+        79.8,
+        75.8,
+    ),
 }
-TRAINED = {0: 72.4, 16: 70.0, 32: 70.4, 48: 69.6, 64: 70.7}  # Table 4: test perplexity by coverage in percent
-GROC |= {f"groc_coverage_{n}": (4, "groc", NET(0, 0.2) | {"input.share": n / 100}, None, ppl) for n, ppl in TRAINED.items()}
+TRAINED = {
+    0: 72.4,
+    16: 70.0,
+    32: 70.4,
+    48: 69.6,
+    64: 70.7,
+}  # Table 4: test perplexity by coverage in percent
+GROC |= {
+    f"groc_coverage_{n}": (4, "groc", NET(0, 0.2) | {"input.share": n / 100}, None, ppl)
+    for n, ppl in TRAINED.items()
+}
 ROWS |= base.groc_rows(WORDS, GROC)
 
 

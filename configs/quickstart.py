@@ -1,14 +1,15 @@
 """A small adaptive-input transformer that learns on a laptop in minutes.
 
-Reproduces: nothing published. It is the model of Baevski & Auli 2019 (ADP-T: adaptive input, tied adaptive softmax) in small.
-Corpus: the American Standard Version of the Bible, from the package `pythonbible`, so nothing is downloaded.
-Result: test perplexity 79.87, where word counts alone give 291.70; 1.3M parameters, about 2 minutes on 2 CPU cores.
+Reproduces: nothing published. It is the model of Baevski & Auli 2019 (ADP-T: adaptive input, tied
+adaptive softmax) in small. Corpus: the American Standard Version of the Bible, from the package
+`pythonbible`, so nothing is downloaded. Result: test perplexity 79.87, where word counts alone give
+291.70; 1.3M parameters, about 2 minutes on 2 CPU cores.
 
     python train.py --config=configs/quickstart.py --workdir=runs/quickstart
     python evaluate.py --workdir=runs/quickstart --split=test
 
-The rows `learned` and `alibi` differ in positions alone. `python -m benchmarks.positions` evaluates them on longer windows than
-those of training.
+The rows `learned` and `alibi` differ in positions alone. `python -m benchmarks.positions` evaluates
+them on longer windows than those of training.
 """
 
 from configs import base
@@ -36,9 +37,13 @@ SETTINGS = {
 }
 LAYERS = base.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
 ROWS = {"adp_t": base.Row("adp_t")}
-# How the same model knows the order of its tokens, which decides what it can read beyond the 64 that it was trained on.
+# How the same model knows the order of its tokens, which decides what it can read beyond the 64
+# that it was trained on.
 ROWS |= {
-    "learned": base.Row("adp_t", {"body.positions": "learned", "body.max_positions": SETTINGS["batches.sequence_length"]}),
+    "learned": base.Row(
+        "adp_t",
+        {"body.positions": "learned", "body.max_positions": SETTINGS["batches.sequence_length"]},
+    ),
     "alibi": base.Row("adp_t", {"body.positions": "alibi"}),
 }
 

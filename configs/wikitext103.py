@@ -1,7 +1,8 @@
-"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3, 6, 7 and 8; of Dauphin et al. 2017,
-Table 3; of Apostoae 2019, Table 4.6.
+"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3, 6, 7
+and 8; of Dauphin et al. 2017, Table 3; of Apostoae 2019, Table 4.6.
 
-`ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`. To print them as a table:
+`ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`. To
+print them as a table:
 
     python -c "from configs import base, wikitext103; print(base.table(wikitext103.ROWS))"
 
@@ -12,32 +13,40 @@ None has been trained to the end here yet. The commands:
     python train.py --config=configs/wikitext103.py:best --workdir=runs/best
     python evaluate.py --workdir=runs/best --split=test --window=3072 --context=2560  # 18.70
 
-Where paper and released code differ, the configs follow the paper: 16 heads (released: 8), and tail dropout alone (the released
-code also drops the output's whole input at that rate: `--config.output.input_dropout=0.2`). As in the released code, the last
-hidden states are not normalised. An update of `best` has 73,728 tokens, 3 batches of 3072 on 8 devices, as in the released
-recipe.
+Where paper and released code differ, the configs follow the paper: 16 heads (released: 8), and tail
+dropout alone (the released code also drops the output's whole input at that rate:
+`--config.output.input_dropout=0.2`). As in the released code, the last hidden states are not
+normalised. An update of `best` has 73,728 tokens, 3 batches of 3072 on 8 devices, as in the
+released recipe.
 
-Table 6 calls its rows ADP, but its 21.23 is that of `asm` in Tables 3 and 7. Table 8 lists the bands 20K/40K/200K twice, with
-19.79 (`adp_t`) and 19.99. The published counts of parameters are those of a vocabulary padded to 267,744 words; with 267,735
-words `sm` and `sm_dropout_40` have 476.75M, which prints as 476.7M, and the other counts are the same.
+Table 6 calls its rows ADP, but its 21.23 is that of `asm` in Tables 3 and 7. Table 8 lists the
+bands 20K/40K/200K twice, with
+19.79 (`adp_t`) and 19.99. The published counts of parameters are those of a vocabulary padded to
+267,744 words; with 267,735 words `sm` and `sm_dropout_40` have 476.75M, which prints as 476.7M, and
+the other counts are the same.
 
-Gated convolutional networks: `gcnn_8` and `gcnn_14`. The paper's sequence is an article, of 4,000 words on average, with <S> in
-front. Here a row is 4,096 tokens of the running text. `complete_doc` would not give articles: WikiText has empty lines around each
-heading. A token depends on no more than 25 (`gcnn_8`) or 47 (`gcnn_14`) tokens before it, so few tokens of a row lack any; the
-following gives all of them to every token. The `<eos>` in front of the text stands for <S>, and is not predicted.
+Gated convolutional networks: `gcnn_8` and `gcnn_14`. The paper's sequence is an article, of 4,000
+words on average, with <S> in front. Here a row is 4,096 tokens of the running text. `complete_doc`
+would not give articles: WikiText has empty lines around each heading. A token depends on no more
+than 25 (`gcnn_8`) or 47 (`gcnn_14`) tokens before it, so few tokens of a row lack any; the
+following gives all of them to every token. The `<eos>` in front of the text stands for <S>, and is
+not predicted.
 
     python evaluate.py --workdir=runs/gcnn_14 --split=test --window=4096 --context=46
 
-`gcnn_14` is the released model, `body.form=fairseq`: 229.303M parameters, 229.305M with fairseq's 267,744 words; `paper` has
-223.49M. `gcnn_8` has 131.78M, and 136.24M in fairseq's form; Table 1 gives it 900 units, the text 800. Halving the rate, 35
-epochs, and for `gcnn_14` dropout and weight decay are those of fairseq's recipe; the paper mentions none of them. The batch is
-ours: 4 rows, as GCNN-14 had 4 GPUs.
+`gcnn_14` is the released model, `body.form=fairseq`: 229.303M parameters, 229.305M with fairseq's
+267,744 words; `paper` has
+223.49M. `gcnn_8` has 131.78M, and 136.24M in fairseq's form; Table 1 gives it 900 units, the text
+800. Halving the rate, 35 epochs, and for `gcnn_14` dropout and weight decay are those of fairseq's
+recipe; the paper mentions none of them. The batch is ours: 4 rows, as GCNN-14 had 4 GPUs.
 
-`lstm_1024` (Grave et al. 2016, as listed in Table 3) trains as `lstm_2048` of configs/billion_word.py. Table 3 tells neither the
-width of its words nor its output layer: 1,024, and the output layer of `gcnn_8`, are ours.
+`lstm_1024` (Grave et al. 2016, as listed in Table 3) trains as `lstm_2048` of
+configs/billion_word.py. Table 3 tells neither the width of its words nor its output layer: 1,024,
+and the output layer of `gcnn_8`, are ours.
 
-`awd_sm`: the AWD-LSTM of configs/wikitext2.py in 16 streams, for the one epoch that the thesis did in the 6 hours that it allowed.
-The other rows of its Table 4.6, and rows `hsm_…` that it left out, are in docs/rows.md.
+`awd_sm`: the AWD-LSTM of configs/wikitext2.py in 16 streams, for the one epoch that the thesis did
+in the 6 hours that it allowed. The other rows of its Table 4.6, and rows `hsm_…` that it left out,
+are in docs/rows.md.
 """
 
 from configs import base
@@ -91,7 +100,9 @@ def _gcnn(test, blocks, cutoffs, changes=None, parameters=None):
 
 
 def _valid(layers, changes, valid, parameters=None, table="Table 7"):
-    """A row of the tables that print no more than perplexity on the validation split, and perhaps parameters."""
+    """A row of the tables that print no more than perplexity on the validation split, and
+    perhaps parameters.
+    """
     return Row(layers, changes, Paper(valid=valid, parameters=parameters, table=table))
 
 
@@ -118,8 +129,12 @@ ROWS = {
     "sm_t_256": _valid("sm_t", {"input.width": 256}, 22.65, 270.6),
     "sm_256": _valid("sm", {"input.width": 256, "output.table.width": 256}, 24.13, 339.1),
     "sm_64_512": _valid("sm", {"input.width": 64}, 24.74, 356.3),
-    "adp_t_own_projections": _valid("adp_t", {"output.table.share_projections": False}, 20.06, 247.3),
-    "adp_t_head_projection": _valid("adp_t", {"output.table.share_head_projection": True}, 20.06, 246.9),
+    "adp_t_own_projections": _valid(
+        "adp_t", {"output.table.share_projections": False}, 20.06, 247.3
+    ),
+    "adp_t_head_projection": _valid(
+        "adp_t", {"output.table.share_head_projection": True}, 20.06, 246.9
+    ),
     "asm_t": _valid("asm_t", {}, 25.48, 340.2),
     # The names count thousands of words in each band.
     "bands_20_140_100": _bands(20.26, 20_000, 160_000),
@@ -130,9 +145,22 @@ ROWS = {
     "gcnn_8": _gcnn(44.9, ((1, 4, 900), (7, 4, 900)), (2_000, 10_000, 50_000)),
     "gcnn_14": _gcnn(
         37.2,
-        ((3, 6, 850), (1, 1, 850), (4, 5, 850), (1, 1, 850), (3, 4, 850), (1, 4, 1024), (1, 4, 2048)),
+        (
+            (3, 6, 850),
+            (1, 1, 850),
+            (4, 5, 850),
+            (1, 1, 850),
+            (3, 4, 850),
+            (1, 4, 1024),
+            (1, 4, 2048),
+        ),
         (10_000, 20_000, 200_000),
-        {"body.form": "fairseq", "input.init_deviation": 0.1, "body.dropout": 0.2, "optimizer.decoupled_decay": 5e-6},
+        {
+            "body.form": "fairseq",
+            "input.init_deviation": 0.1,
+            "body.dropout": 0.2,
+            "optimizer.decoupled_decay": 5e-6,
+        },
         229,
     ),
     "lstm_1024": Row(

@@ -1,23 +1,29 @@
-r"""WikiText-2 (2.1M words, vocabulary 33,278): the eight rows of Baevski & Auli 2019, Table 3, on a corpus that suits one small
-device.
+r"""WikiText-2 (2.1M words, vocabulary 33,278): the eight rows of Baevski & Auli 2019, Table 3, on a
+corpus that suits one small device.
 
-No numbers are published for these models of 6 to 13M parameters, and none has been trained to the end here yet.
-`python -m benchmarks.tables adaptive_inputs_3` compares all eight in small (benchmarks/RESULTS.md). The commands, with a download
-or with a local copy of the corpus:
+No numbers are published for these models of 6 to 13M parameters, and none has been trained to the
+end here yet. `python -m benchmarks.tables adaptive_inputs_3` compares all eight in small
+(benchmarks/RESULTS.md). The commands, with a download or with a local copy of the corpus:
 
-    python train.py --config=configs/wikitext2.py:adp_t --workdir=runs/wikitext2 [--config.data.path=DIR]
-    python evaluate.py --workdir=runs/wikitext2 --split=test --window=256 --context=128
+    python train.py --config=configs/wikitext2.py:adp_t --workdir=runs/wikitext2
+    [--config.data.path=DIR] python evaluate.py --workdir=runs/wikitext2 --split=test --window=256
+    --context=128
 
-AWD-LSTM: 3 layers of 1150, 1150 and 400, tied words with a bias, streams in windows of about 70 words; 33.6M parameters.
+AWD-LSTM: 3 layers of 1150, 1150 and 400, tied words with a bias, streams in windows of about 70
+words; 33.6M parameters.
 
-- `awd_lstm`: as Merity et al. 2018 trained it, 750 epochs. Their 68.6 / 65.8 is after finetuning; the README of the public code has
-  68.7 / 65.6 without it. Finetuning is a second run, from the averages of the first, that takes averages from its first update:
+- `awd_lstm`: as Merity et al. 2018 trained it, 750 epochs. Their 68.6 / 65.8 is after finetuning;
+  the README of the public code has
+  68.7 / 65.6 without it. Finetuning is a second run, from the averages of the first, that takes
+  averages from its first update:
 
-      python train.py --config=configs/wikitext2.py:awd_lstm --workdir=runs/finetuned --init_from=runs/awd_lstm \
+      python train.py --config=configs/wikitext2.py:awd_lstm --workdir=runs/finetuned
+      --init_from=runs/awd_lstm \
           --config.optimizer.nonmono=0 --config.early_stopping=5
-- `awd_sm`: as Apostoae 2019 did, by Adam (Tables 4.1, 4.2 and 4.4). 45 epochs are what it did in its 1.5 hours on a GTX 1070. Its
-  alpha is 1 and its beta 2, those of Merity et al. 2 and 1. It stops after some number of divisions of the rate; 3 is ours. The
-  other rows of its Table 4.4 are in docs/rows.md.
+- `awd_sm`: as Apostoae 2019 did, by Adam (Tables 4.1, 4.2 and 4.4). 45 epochs are what it did in
+  its 1.5 hours on a GTX 1070. Its alpha is 1 and its beta 2, those of Merity et al. 2 and 1. It
+  stops after some number of divisions of the rate; 3 is ours. The other rows of its Table 4.4 are
+  in docs/rows.md.
 
 - `groc_…`: the output layers of Pappas et al. 2020, see configs/penn_treebank.py.
 
@@ -26,9 +32,9 @@ Evaluation carries the state through the whole split:
     python train.py --config=configs/wikitext2.py:awd_sm --workdir=runs/awd_sm
     python evaluate.py --workdir=runs/awd_sm --split=test
 
-`awd_small`, `gcnn_small` and `transformer_small` are for comparing bodies on 2 CPU cores in 8 to 12 minutes each: 2M
-parameters in each body, the same adaptive input and tied softmax. They see 3 to 5 times the text, and that of the Penn Treebank 7
-to 10 times.
+`awd_small`, `gcnn_small` and `transformer_small` are for comparing bodies on 2 CPU cores in 8 to 12
+minutes each: 2M parameters in each body, the same adaptive input and tied softmax. They see 3 to 5
+times the text, and that of the Penn Treebank 7 to 10 times.
 """
 
 from configs import base
@@ -42,8 +48,13 @@ SETTINGS = {
     "optimizer.learning_rate": 0.5,
     "schedule.warmup_steps": 500,  # 500 + 1,000 (1 + 2 + 4) = 7,500 updates
 }
-CHARACTERS = {"width": 32, "filters": ((1, 32), (2, 64), (3, 96), (4, 128), (5, 128), (6, 128), (7, 128))}
-LAYERS = base.layers(cutoffs=(2_500, 10_000), width=128, narrow=64, tail_dropout=0.2, characters=CHARACTERS)
+CHARACTERS = {
+    "width": 32,
+    "filters": ((1, 32), (2, 64), (3, 96), (4, 128), (5, 128), (6, 128), (7, 128)),
+}
+LAYERS = base.layers(
+    cutoffs=(2_500, 10_000), width=128, narrow=64, tail_dropout=0.2, characters=CHARACTERS
+)
 BPE = {"data.codes": 8_000, "data.vocabulary_size": 8_389}
 ROWS = {name: Row(name) for name in ("sm", "sm_t", "asm", "cnn", "adp", "adp_t")}
 ROWS |= {"bpe": Row("bpe", BPE), "bpe_t": Row("bpe_t", BPE)}
@@ -51,7 +62,9 @@ LAYERS |= {"awd_lstm": base.AWD_LSTM} | base.thesis_layers((2_500, 10_000))
 WORDS = 2_088_628
 ROWS |= {
     "awd_lstm": Row(
-        "awd_lstm", base.streams(80, WORDS, epochs=750), Paper(68.6, 65.8, 33.6, table="Merity et al. 2018, Table 2")
+        "awd_lstm",
+        base.streams(80, WORDS, epochs=750),
+        Paper(68.6, 65.8, 33.6, table="Merity et al. 2018, Table 2"),
     ),
 }
 THESIS = {  # perplexity on valid and test, seconds an epoch and in all
@@ -90,10 +103,22 @@ GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, mil
     "groc_no_relations": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS, 90.2, 85.3),
     "groc_no_definitions": (3, "groc", NET(2, 0.3, "relu") | base.NO_DEFINITIONS, 88.6, 84.3),
     "groc_surface": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 94.3, 89.8),
-    "groc_plain": (3, "groc", NET(0, 0.2), 88.7, 84.1),  # without output network; Table 8 has no r of these four: our choice
+    "groc_plain": (
+        3,
+        "groc",
+        NET(0, 0.2),
+        88.7,
+        84.1,
+    ),  # without output network; Table 8 has no r of these four: our choice
     "groc_plain_no_relations": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS, 93.0, 88.0),
     "groc_plain_no_definitions": (3, "groc", NET(0, 0.3) | base.NO_DEFINITIONS, 87.6, 83.1),
-    "groc_plain_surface": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 94.5, 89.5),
+    "groc_plain_surface": (
+        3,
+        "groc",
+        NET(0, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS,
+        94.5,
+        89.5,
+    ),
 }
 ROWS |= base.groc_rows(WORDS, GROC)
 

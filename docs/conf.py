@@ -1,6 +1,8 @@
-"""The site: every page of docs/, the README and the results, and a reference from docstrings. `make docs` builds it.
+"""The site: every page of docs/, the README and the results, and a reference from docstrings. `make
+docs` builds it.
 
-Pages are the same files that people read in the repository, so the source directory is the root of the repository:
+Pages are the same files that people read in the repository, so the source directory is the root of
+the repository:
 
     python -m sphinx -c docs . docs/_build
 """
@@ -33,31 +35,52 @@ html_extra_path = ["site"]  # index.html, which leads to docs/index.html
 
 
 def contents(app, page, source):
-    """Makes the links of docs/index.md the site's table of contents, a part for each of its headings."""
+    """Makes the links of docs/index.md the site's table of contents, a part for each of its
+    headings.
+    """
     if page != root_doc:
         return
-    for heading, links in re.findall(r"^## (.*?)$(.*?)(?=^## |\Z)", source[0], re.MULTILINE | re.DOTALL):
-        entries = [f"{text} <{page}>" for text, page in re.findall(r"^- \[([^\]]+)\]\(([\w./]+\.md)\)", links, re.MULTILINE)]
-        source[0] += "\n".join(["\n```{toctree}", ":hidden:", f":caption: {heading}", *entries, "```\n"])
+    for heading, links in re.findall(
+        r"^## (.*?)$(.*?)(?=^## |\Z)", source[0], re.MULTILINE | re.DOTALL
+    ):
+        entries = [
+            f"{text} <{page}>"
+            for text, page in re.findall(r"^- \[([^\]]+)\]\(([\w./]+\.md)\)", links, re.MULTILINE)
+        ]
+        source[0] += "\n".join(
+            ["\n```{toctree}", ":hidden:", f":caption: {heading}", *entries, "```\n"]
+        )
 
 
 def arguments(app, what, name, thing, options, lines):
-    """Makes arguments of a class's attributes, as its signature has them, also of those after `as those of X, and`."""
+    """Makes arguments of a class's attributes, as its signature has them, also of those after
+    `as those of X, and`.
+    """
     for number, line in enumerate(lines):
-        if what in ("class", "exception") and (match := re.match(r"Attributes:(?: (as .*), and)?$", line)):
-            lines[number : number + 1] = [f"Arguments are {match[1]}, and these.", "", "Args:"] if match[1] else ["Args:"]
+        if what in ("class", "exception") and (
+            match := re.match(r"Attributes:(?: (as .*), and)?$", line)
+        ):
+            lines[number : number + 1] = (
+                [f"Arguments are {match[1]}, and these.", "", "Args:"] if match[1] else ["Args:"]
+            )
 
 
 def examples(app, what, name, thing, options, lines):
     """Makes blocks that are indented by four spaces literal, as Markdown does."""
     for number in range(len(lines) - 1, 1, -1):
-        first = lines[number].startswith("    ") and not lines[number - 1] and lines[number - 2][:1] not in ("", " ")
+        first = (
+            lines[number].startswith("    ")
+            and not lines[number - 1]
+            and lines[number - 2][:1] not in ("", " ")
+        )
         if first and not lines[number - 2].endswith("::"):
             lines[number:number] = ["::", ""]
 
 
 def signature(app, what, name, thing, options, given, result):
-    """Leaves out the fields that flax gives to every module, and shortens defaults that have no short form."""
+    """Leaves out the fields that flax gives to every module, and shortens defaults that have no
+    short form.
+    """
     if given:
         given = re.sub(r"(, )?parent=<.*?>, name=None", "", given)
         given = re.sub(r"<class 'jax\.numpy\.(\w+)'>", r"jnp.\1", given)
@@ -66,7 +89,9 @@ def signature(app, what, name, thing, options, given, result):
 
 
 def setup(app):
-    """Connects the functions; docstrings pass `arguments` before napoleon and `examples` after it."""
+    """Connects the functions; docstrings pass `arguments` before napoleon and `examples` after
+    it.
+    """
     app.connect("source-read", contents)
     app.connect("autodoc-process-docstring", arguments, priority=400)
     app.connect("autodoc-process-docstring", examples, priority=600)

@@ -1,6 +1,8 @@
-"""Log-probabilities of lines of text by an exported transformer with adaptive input and softmax, in NumPy:
+"""Log-probabilities of lines of text by an exported transformer with adaptive input and softmax, in
+NumPy:
 
-    python examples/numpy_scorer.py EXPORTED < text.txt      # prints the nats of each line with its <eos>, and the line"""
+python examples/numpy_scorer.py EXPORTED < text.txt      # prints the nats of each line with its <eos>, and the line
+"""
 
 import json
 import sys
@@ -11,13 +13,28 @@ from safetensors.numpy import load_file
 
 
 def load(folder):  # the parameters by name, the config, and the id of each word
-    p, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
-    kind = [config[group]["name"] for group in ("body", "input", "output")] + [config["body"].get("positions", "sinusoidal")]
-    kind += [config["output"]["clusters"], config["output"]["table"].get("share_head_projection", False), config["data"]["codes"]]
-    kind += [config["input"].get("scaled"), any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head"))]
+    p, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
+    kind = [config[group]["name"] for group in ("body", "input", "output")] + [
+        config["body"].get("positions", "sinusoidal")
+    ]
+    kind += [
+        config["output"]["clusters"],
+        config["output"]["table"].get("share_head_projection", False),
+        config["data"]["codes"],
+    ]
+    kind += [
+        config["input"].get("scaled"),
+        any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head")),
+    ]
     if kind != ["transformer", "adaptive", "adaptive", "sinusoidal", "", False, 0, False, False]:
         sys.exit(f"this example does not read such a model: {kind}")
-    bands = [p[f"input.table_{i}"] @ p[f"input.projection_{i}"] for i in range(len(config["input"]["cutoffs"]) + 1)]
+    bands = [
+        p[f"input.table_{i}"] @ p[f"input.projection_{i}"]
+        for i in range(len(config["input"]["cutoffs"]) + 1)
+    ]
     p["vectors"] = np.concatenate(bands)
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     return p, config, {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
@@ -38,18 +55,28 @@ def log_probs(p, config, ids):  # token ids [time] -> [time, words], of the word
     angles = np.outer(np.arange(time) + 2, 10_000.0 ** (-np.arange(width // 2) / (width // 2 - 1)))
     x = p["vectors"][ids] * width**0.5 + np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     for i in range(config["body"]["layers"]):
-        joint = dense(norm(x, "blocks.norm_attention", i), "query_key_value", i).reshape(time, 3, heads, width // heads)
+        joint = dense(norm(x, "blocks.norm_attention", i), "query_key_value", i).reshape(
+            time, 3, heads, width // heads
+        )
         q, k, v = joint.transpose(1, 2, 0, 3)  # each [heads, time, width / heads]
-        scores = q @ k.transpose(0, 2, 1) / q.shape[2] ** 0.5 + np.triu(np.full((time, time), -np.inf), 1)
-        x = x + dense((np.exp(log_softmax(scores)) @ v).transpose(1, 0, 2).reshape(time, width), "attended", i)
-        x = x + dense(np.maximum(dense(norm(x, "blocks.norm_feed_forward", i), "inner", i), 0), "outer", i)
+        scores = q @ k.transpose(0, 2, 1) / q.shape[2] ** 0.5 + np.triu(
+            np.full((time, time), -np.inf), 1
+        )
+        x = x + dense(
+            (np.exp(log_softmax(scores)) @ v).transpose(1, 0, 2).reshape(time, width), "attended", i
+        )
+        x = x + dense(
+            np.maximum(dense(norm(x, "blocks.norm_feed_forward", i), "inner", i), 0), "outer", i
+        )
     x, tails = norm(x, "norm") if config["body"]["final_norm"] else x, len(p["output.clusters"])
     words = "input" if config["output"]["table"]["name"] == "tied" else "output.table"
     head = log_softmax(x @ np.concatenate([p[f"{words}.table_0"], p["output.clusters"]]).T)
     parts = [head[:, :-tails]]  # the last columns of the head are for the tails
     for i in range(1, tails + 1):
         projection = p.get(f"output.table.projection_{i}", p.get(f"input.projection_{i}"))
-        parts.append(head[:, i - tails - 1, None] + log_softmax(x @ projection.T @ p[f"{words}.table_{i}"].T))
+        parts.append(
+            head[:, i - tails - 1, None] + log_softmax(x @ projection.T @ p[f"{words}.table_{i}"].T)
+        )
     return np.concatenate(parts, axis=1)
 
 
@@ -57,4 +84,7 @@ if __name__ == "__main__":
     p, config, ids = load(Path(sys.argv[1]))
     for line in sys.stdin:
         words = [ids[word if word in ids else "<unk>"] for word in [*line.split(), "<eos>"]]
-        print(f"{log_probs(p, config, [ids['<eos>'], *words[:-1]])[range(len(words)), words].sum():.4f}\t{line}", end="")
+        print(
+            f"{log_probs(p, config, [ids['<eos>'], *words[:-1]])[range(len(words)), words].sum():.4f}\t{line}",
+            end="",
+        )

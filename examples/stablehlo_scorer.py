@@ -1,7 +1,8 @@
-"""Log-probabilities of lines of text by an exported program of StableHLO, of any model, with JAX and without adaptive_jax:
+"""Log-probabilities of lines of text by an exported program of StableHLO, of any model, with JAX
+and without adaptive_jax:
 
-    python -m adaptive_jax.export --workdir=runs/quickstart --output=exported --format=stablehlo --rows=16
-    python examples/stablehlo_scorer.py exported < text.txt      # prints the nats of each line with its <eos>, and the line
+python -m adaptive_jax.export --workdir=runs/quickstart --output=exported --format=stablehlo --rows=16
+python examples/stablehlo_scorer.py exported < text.txt      # prints the nats of each line with its <eos>, and the line
 """
 
 import itertools
@@ -24,18 +25,29 @@ def load(folder):  # the program, its arrays, what is known of it, and the id of
     return program, load_file(folder / "scorer.safetensors"), about, ids
 
 
-def log_probs(program, arrays, about, texts):  # of each text, a list of ids whose first is only read: the nats of all others
+def log_probs(
+    program, arrays, about, texts
+):  # of each text, a list of ids whose first is only read: the nats of all others
     rows, window = about["rows"], about["window"]
     longest = max(map(len, texts)) - 1
-    ids = np.zeros((rows, -(-longest // window) * window + 1), np.int32)  # what fills rows up is scored and not counted
+    ids = np.zeros(
+        (rows, -(-longest // window) * window + 1), np.int32
+    )  # what fills rows up is scored and not counted
     for row, text in enumerate(texts):
         ids[row, : len(text)] = text
     carry = [np.zeros(each["shape"], each["dtype"]) for each in about["carry"]]
     found = []
-    for at in range(0, ids.shape[1] - 1, window):  # a model without a carry sees the tokens of a window only
-        nll, carry = program(arrays, carry, ids[:, at : at + window], ids[:, at + 1 : at + window + 1])
+    for at in range(
+        0, ids.shape[1] - 1, window
+    ):  # a model without a carry sees the tokens of a window only
+        nll, carry = program(
+            arrays, carry, ids[:, at : at + window], ids[:, at + 1 : at + window + 1]
+        )
         found.append(-np.asarray(nll))
-    return [row[: len(text) - 1] for row, text in zip(np.concatenate(found, axis=1), texts, strict=False)]
+    return [
+        row[: len(text) - 1]
+        for row, text in zip(np.concatenate(found, axis=1), texts, strict=False)
+    ]
 
 
 if __name__ == "__main__":

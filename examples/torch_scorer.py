@@ -1,6 +1,8 @@
-"""Log-probabilities of lines of text by an exported transformer with adaptive input and softmax, in PyTorch:
+"""Log-probabilities of lines of text by an exported transformer with adaptive input and softmax, in
+PyTorch:
 
-    python examples/torch_scorer.py EXPORTED < text.txt      # prints the nats of each line with its <eos>, and the line"""
+python examples/torch_scorer.py EXPORTED < text.txt      # prints the nats of each line with its <eos>, and the line
+"""
 
 import json
 import sys
@@ -12,13 +14,28 @@ from torch.nn import functional
 
 
 def load(folder):  # the parameters by name, the config, and the id of each word
-    p, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
-    kind = [config[group]["name"] for group in ("body", "input", "output")] + [config["body"].get("positions", "sinusoidal")]
-    kind += [config["output"]["clusters"], config["output"]["table"].get("share_head_projection", False), config["data"]["codes"]]
-    kind += [config["input"].get("scaled"), any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head"))]
+    p, config = (
+        load_file(folder / "model.safetensors"),
+        json.loads((folder / "config.json").read_text()),
+    )
+    kind = [config[group]["name"] for group in ("body", "input", "output")] + [
+        config["body"].get("positions", "sinusoidal")
+    ]
+    kind += [
+        config["output"]["clusters"],
+        config["output"]["table"].get("share_head_projection", False),
+        config["data"]["codes"],
+    ]
+    kind += [
+        config["input"].get("scaled"),
+        any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head")),
+    ]
     if kind != ["transformer", "adaptive", "adaptive", "sinusoidal", "", False, 0, False, False]:
         sys.exit(f"this example does not read such a model: {kind}")
-    bands = [p[f"input.table_{i}"] @ p[f"input.projection_{i}"] for i in range(len(config["input"]["cutoffs"]) + 1)]
+    bands = [
+        p[f"input.table_{i}"] @ p[f"input.projection_{i}"]
+        for i in range(len(config["input"]["cutoffs"]) + 1)
+    ]
     p["vectors"] = torch.cat(bands)
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").split("\n")[:-1]
     return p, config, {line.rpartition(" ")[0]: i for i, line in enumerate(lines)}
@@ -26,18 +43,28 @@ def load(folder):  # the parameters by name, the config, and the id of each word
 
 def log_probs(p, config, ids):  # token ids [time] -> [time, words], of the word after each
     def norm(x, name, *layer):
-        return functional.layer_norm(x, x.shape[-1:], p[f"body.{name}.scale"][layer], p[f"body.{name}.bias"][layer])
+        return functional.layer_norm(
+            x, x.shape[-1:], p[f"body.{name}.scale"][layer], p[f"body.{name}.bias"][layer]
+        )
 
     def dense(x, name, layer):
         return x @ p[f"body.blocks.{name}.kernel"][layer] + p[f"body.blocks.{name}.bias"][layer]
 
     time, width, heads = len(ids), config["body"]["features"], config["body"]["heads"]
-    angles = torch.outer(torch.arange(time) + 2, 10_000.0 ** (-torch.arange(width // 2) / (width // 2 - 1)))
+    angles = torch.outer(
+        torch.arange(time) + 2, 10_000.0 ** (-torch.arange(width // 2) / (width // 2 - 1))
+    )
     x = p["vectors"][ids] * width**0.5 + torch.cat([angles.sin(), angles.cos()], dim=1)
     for i in range(config["body"]["layers"]):
-        joint = dense(norm(x, "blocks.norm_attention", i), "query_key_value", i).reshape(time, 3, heads, width // heads)
+        joint = dense(norm(x, "blocks.norm_attention", i), "query_key_value", i).reshape(
+            time, 3, heads, width // heads
+        )
         q, k, v = joint.permute(1, 2, 0, 3)  # each [heads, time, width / heads]
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(time, width)
+        mixed = (
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(0, 1)
+            .reshape(time, width)
+        )
         x = x + dense(mixed, "attended", i)
         x = x + dense(dense(norm(x, "blocks.norm_feed_forward", i), "inner", i).relu(), "outer", i)
     x, tails = norm(x, "norm") if config["body"]["final_norm"] else x, len(p["output.clusters"])
@@ -46,7 +73,10 @@ def log_probs(p, config, ids):  # token ids [time] -> [time, words], of the word
     parts = [head[:, :-tails]]  # the last columns of the head are for the tails
     for i in range(1, tails + 1):
         projection = p.get(f"output.table.projection_{i}", p.get(f"input.projection_{i}"))
-        parts.append(head[:, i - tails - 1, None] + torch.log_softmax(x @ projection.T @ p[f"{words}.table_{i}"].T, dim=1))
+        parts.append(
+            head[:, i - tails - 1, None]
+            + torch.log_softmax(x @ projection.T @ p[f"{words}.table_{i}"].T, dim=1)
+        )
     return torch.cat(parts, dim=1)
 
 
@@ -54,4 +84,7 @@ if __name__ == "__main__":
     p, config, ids = load(Path(sys.argv[1]))
     for line in sys.stdin:
         words = [ids[word if word in ids else "<unk>"] for word in [*line.split(), "<eos>"]]
-        print(f"{log_probs(p, config, [ids['<eos>'], *words[:-1]])[range(len(words)), words].sum():.4f}\t{line}", end="")
+        print(
+            f"{log_probs(p, config, [ids['<eos>'], *words[:-1]])[range(len(words)), words].sum():.4f}\t{line}",
+            end="",
+        )

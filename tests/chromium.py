@@ -11,8 +11,18 @@ import subprocess
 import time
 
 NAMES = "chromium", "chromium-browser", "google-chrome", "chrome"
-OPTIONS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
-           "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions")
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+)
 PATIENCE = 60.0  # seconds for an answer; the machine may be busy
 
 
@@ -20,20 +30,30 @@ PATIENCE = 60.0  # seconds for an answer; the machine may be busy
 def found():
     """The path of a Chromium that starts, or None."""
     paths = filter(None, map(shutil.which, NAMES))
-    return next((path for path in paths if not subprocess.run([path, "--version"], capture_output=True).returncode), None)
+    return next(
+        (
+            path
+            for path in paths
+            if not subprocess.run([path, "--version"], capture_output=True).returncode
+        ),
+        None,
+    )
 
 
 class Page:
     """A tab that keeps what it was told of the console, of requests and of errors.
 
-    messages: texts of the console and of its warnings and errors. requests: URLs that the page asked for.
+    messages: texts of the console and of its warnings and errors. requests: URLs that the page
+        asked for.
     """
 
     def __init__(self, to, answers):
         self.to, self.answers, self.rest, self.number = to, answers, b"", 0
         self.messages, self.requests, self.session = [], [], None
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in "Runtime", "Log", "Network", "Page":
             self.call(f"{domain}.enable")
 
@@ -41,15 +61,29 @@ class Page:
         """Calls a method of the DevTools protocol and returns its result."""
         self.number += 1
         session = {"sessionId": self.session} if self.session else {}
-        os.write(self.to, json.dumps({"id": self.number, "method": method, "params": parameters} | session).encode() + b"\0")
+        os.write(
+            self.to,
+            json.dumps(
+                {"id": self.number, "method": method, "params": parameters} | session
+            ).encode()
+            + b"\0",
+        )
         while (message := self._next()).get("id") != self.number:
             self._hear(message)
         assert "error" not in message, (method, message["error"])
         return message["result"]
 
     def open(self, path, width, dark):
-        """Opens a file in a window of that width, in the dark or in the light, and waits until it is drawn."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        """Opens a file in a window of that width, in the dark or in the light, and waits until
+        it is drawn.
+        """
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.call("Page.navigate", url=path.resolve().as_uri())
@@ -58,7 +92,9 @@ class Page:
 
     def run(self, script):
         """The value of an expression in the page, or of its promise."""
-        done = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        done = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
@@ -69,8 +105,11 @@ class Page:
 
     def point(self, selector):
         """Moves the mouse to the first element that a selector finds."""
-        box = self.run(f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
-                       f"return [b.x + b.width / 2, b.y + b.height / 2] }})(document.querySelector({json.dumps(selector)}))")
+        box = self.run(
+            "(e => { e.scrollIntoView({block: 'center'}); const b ="
+            " e.getBoundingClientRect();return [b.x + b.width / 2, b.y + b.height / 2]"
+            f" }})(document.querySelector({json.dumps(selector)}))"
+        )
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
 
     def _next(self):
@@ -105,7 +144,13 @@ def opened(profile):
     given = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
     # It reads from 3 and writes to 4.
     place = 'exec "$0" "$@" 3<&{} 4>&{}'.format(*given)
-    command = [found(), *OPTIONS, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+    command = [
+        found(),
+        *OPTIONS,
+        f"--user-data-dir={profile}",
+        "--remote-debugging-pipe",
+        "about:blank",
+    ]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     browser = subprocess.Popen(["bash", "-c", place, *command], pass_fds=given, **silent)
     for end in (read, write, *given):

@@ -1,4 +1,6 @@
-"""What the end-to-end tests share: a small corpus, a small config of it, a trained run, and the two scripts as commands."""
+"""What the end-to-end tests share: a small corpus, a small config of it, a trained run, and the
+two scripts as commands.
+"""
 
 import contextlib
 import gc
@@ -19,7 +21,10 @@ from configs import quickstart
 
 # Most programs of the tests run once, so all are compiled in haste. Read when JAX first runs.
 HASTE = "--xla_backend_optimization_level=0"
-if jax.__version_info__ < (0, 11):  # later versions have no other way to compile fused loops; here it halves the time
+if jax.__version_info__ < (
+    0,
+    11,
+):  # later versions have no other way to compile fused loops; here it halves the time
     HASTE += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
 
@@ -43,15 +48,21 @@ def pytest_collection_modifyitems(items):
 def compiled(tmp_path_factory):
     """A directory where programs once compiled are found again, by all processes of the tests."""
     base = tmp_path_factory.getbasetemp()
-    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"  # one for all workers
+    directory = (
+        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    ) / "compiled"  # one for all workers
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    return {"JAX_COMPILATION_CACHE_DIR": str(directory), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(directory),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory):
-    """A directory of text whose lines keep to one of 12 topics, every second word being "the": memory helps here.
+    """A directory of text whose lines keep to one of 12 topics, every second word being "the":
+    memory helps here.
 
     The vocabulary is 122 words: 10 of each topic, "the" and <eos>.
     """
@@ -61,36 +72,65 @@ def text(tmp_path_factory):
     for name, lines in ("train", 360), ("valid", 24), ("test", 25):
         topics = np.resize(np.arange(TOPICS), lines)
         bits.shuffle(topics)
-        words = np.concatenate([
-            np.resize(np.arange(WORDS), (1, 8)), bits.choice(WORDS, (lines - 1, 8), p=share / share.sum())])
-        every = [f"t{t}w{w}" for t in range(TOPICS) for w in range(WORDS)] if name == "train" else []
+        words = np.concatenate(
+            [
+                np.resize(np.arange(WORDS), (1, 8)),
+                bits.choice(WORDS, (lines - 1, 8), p=share / share.sum()),
+            ]
+        )
+        every = (
+            [f"t{t}w{w}" for t in range(TOPICS) for w in range(WORDS)] if name == "train" else []
+        )
         text = [" ".join(every)] + [
-            " ".join(f"the t{t}w{w}" for w in row) for t, row in zip(topics, words, strict=True)]
+            " ".join(f"the t{t}w{w}" for w in row) for t, row in zip(topics, words, strict=True)
+        ]
         (directory / f"{name}.txt").write_text("\n".join(text) + "\n")
     return directory
 
 
 @pytest.fixture(scope="session")
 def settings(text, tmp_path_factory):
-    """`settings(steps=3, **{"body.layers": 2})`: all that the small run sets otherwise than configs/quickstart.py."""
+    """`settings(steps=3, **{"body.layers": 2})`: all that the small run sets otherwise than
+    configs/quickstart.py.
+    """
     cache = tmp_path_factory.mktemp("cache")
 
     def settings(**changes):
         return {
-            "steps": 240, "tokens_per_update": 512, "tokens_per_device": 512, "log_every": 7, "evaluate_every": 40,
-            "checkpoint_every": 80, "keep": 2,
-            "data.corpus": "text_files", "data.path": str(text), "data.cache": str(cache), "data.threshold": 1,
-            "data.vocabulary_size": 122, "batches.sequence_length": 16, "input.cutoffs": (20, 60),
-            "body.layers": 1, "body.features": 32, "body.heads": 2, "body.feed_forward": 64, "body.dropout": 0.0,
-            "optimizer.learning_rate": 0.3, "optimizer.momentum": 0.9, "optimizer.clip_norm": 1.0,
-            "schedule.warmup_steps": 1, "schedule.cycle_steps": 239} | changes
+            "steps": 240,
+            "tokens_per_update": 512,
+            "tokens_per_device": 512,
+            "log_every": 7,
+            "evaluate_every": 40,
+            "checkpoint_every": 80,
+            "keep": 2,
+            "data.corpus": "text_files",
+            "data.path": str(text),
+            "data.cache": str(cache),
+            "data.threshold": 1,
+            "data.vocabulary_size": 122,
+            "batches.sequence_length": 16,
+            "input.cutoffs": (20, 60),
+            "body.layers": 1,
+            "body.features": 32,
+            "body.heads": 2,
+            "body.feed_forward": 64,
+            "body.dropout": 0.0,
+            "optimizer.learning_rate": 0.3,
+            "optimizer.momentum": 0.9,
+            "optimizer.clip_norm": 1.0,
+            "schedule.warmup_steps": 1,
+            "schedule.cycle_steps": 239,
+        } | changes
 
     return settings
 
 
 @pytest.fixture(scope="session")
 def config(settings):
-    """`config(steps=3, **{"body.layers": 2})`: the config of the small run with these changes, as `train` takes it."""
+    """`config(steps=3, **{"body.layers": 2})`: the config of the small run with these changes,
+    as `train` takes it.
+    """
 
     def config(**changes):
         config = quickstart.get_config()
@@ -121,13 +161,28 @@ def flags(settings):
 
 @pytest.fixture(scope="session")
 def start(compiled):
-    """`start("train.py", *flags, devices=8)`: the script in a process of its own, on simulated CPU devices."""
+    """`start("train.py", *flags, devices=8)`: the script in a process of its own, on simulated
+    CPU devices.
+    """
 
     def start(*arguments, devices=1, **options):
-        environment = os.environ | compiled | {
-            "JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}"}
-        return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        environment = (
+            os.environ
+            | compiled
+            | {
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}",
+            }
+        )
+        return subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
 
     return start
 
@@ -145,13 +200,23 @@ def free_port():
 
 @pytest.fixture
 def start_hosts(start, free_port):
-    """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the end of the test."""
+    """`start_hosts("train.py", *flags, devices=2)`: the script as two processes, killed at the
+    end of the test.
+    """
     started = []
 
     def start_hosts(*arguments, devices=1):
         address = f"127.0.0.1:{free_port()}"
-        pair = [start(*arguments, f"--coordinator={address}", "--hosts=2", f"--host={host}", devices=devices)
-                for host in range(2)]
+        pair = [
+            start(
+                *arguments,
+                f"--coordinator={address}",
+                "--hosts=2",
+                f"--host={host}",
+                devices=devices,
+            )
+            for host in range(2)
+        ]
         started.extend(pair)
         return pair
 
@@ -163,7 +228,9 @@ def start_hosts(start, free_port):
 
 @pytest.fixture(scope="session")
 def command(start):
-    """`command("train.py", *flags, devices=8)`: exit status, stdout and stderr of the script run to its end."""
+    """`command("train.py", *flags, devices=8)`: exit status, stdout and stderr of the script
+    run to its end.
+    """
 
     def command(*arguments, **options):
         with start(*arguments, **options) as process:
@@ -175,27 +242,43 @@ def command(start):
 
 @pytest.fixture(scope="session")
 def server(compiled):
-    """A process that has imported what the scripts import, and that `quick_command` forks; see tests/forks.py."""
+    """A process that has imported what the scripts import, and that `quick_command` forks; see
+    tests/forks.py.
+    """
     environment = os.environ | compiled | {"JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen([sys.executable, "tests/forks.py"], cwd=ROOT, env=environment, text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "tests/forks.py"],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         yield process
         process.stdin.close()
 
 
 @pytest.fixture(scope="session")
 def quick_command(server, tmp_path_factory):
-    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax.score": as `command`, without the seconds of imports.
+    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax.score": as `command`,
+    without the seconds of imports.
 
-    A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its stdin. until: called while it
-    runs; when it returns, the script is killed.
+    A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its
+    stdin. until: called while it runs; when it returns, the script is killed.
     """
 
     def quick_command(*arguments, devices=1, cwd=ROOT, env=None, given="", until=None):
         directory = tmp_path_factory.mktemp("quick")
         (directory / "in").write_text(given)
-        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}"} | (env or {})
-        job = {"argv": list(map(str, arguments)), "cwd": str(cwd), "env": env, "directory": str(directory)}
+        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {HASTE}"} | (
+            env or {}
+        )
+        job = {
+            "argv": list(map(str, arguments)),
+            "cwd": str(cwd),
+            "env": env,
+            "directory": str(directory),
+        }
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         if until:

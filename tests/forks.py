@@ -1,9 +1,11 @@
-"""Runs scripts quickly: imports what they import once, then forks for each line of stdin, and prints its exit status.
+"""Runs scripts quickly: imports what they import once, then forks for each line of stdin, and
+prints its exit status.
 
-A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`, where argv may also begin with "-m",
-MODULE or "-c", CODE; the directory has the file in, which is stdin, and gets the files out and err. A script is killed when the
-directory gets a file kill, and after LIMIT seconds: its status is -9. JAX must not have started when a process is forked: nothing
-here may use a device.
+A line is `{"argv": ["train.py", "--help"], "cwd": ..., "env": {...}, "directory": ...}`, where argv
+may also begin with "-m", MODULE or "-c", CODE; the directory has the file in, which is stdin, and
+gets the files out and err. A script is killed when the directory gets a file kill, and after LIMIT
+seconds: its status is -9. JAX must not have started when a process is forked: nothing here may use
+a device.
 """
 
 import importlib
@@ -22,8 +24,13 @@ ROOT = Path(__file__).parents[1]
 LIMIT = 300
 MEMORY = 8 << 30  # bytes that a script may take
 # None of these defines flags or starts JAX.
-MODULES = ("adaptive_jax.training.loop", "adaptive_jax.evaluation.evaluate", "adaptive_jax.plans.cutoffs",
-           "adaptive_jax.convert.torch_files", "sacremoses")
+MODULES = (
+    "adaptive_jax.training.loop",
+    "adaptive_jax.evaluation.evaluate",
+    "adaptive_jax.plans.cutoffs",
+    "adaptive_jax.convert.torch_files",
+    "sacremoses",
+)
 
 
 def child(job):
@@ -33,7 +40,10 @@ def child(job):
         file = os.open(os.path.join(job["directory"], name), os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)
     os.dup2(os.open(os.path.join(job["directory"], "in"), os.O_RDONLY), 0)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = (
+        os.fdopen(1, "w", closefd=False),
+        os.fdopen(2, "w", buffering=1, closefd=False),
+    )
     os.environ.update(job["env"])
     script, *sys.argv[1:] = job["argv"]
     code = None
@@ -61,7 +71,9 @@ def child(job):
 
 
 def wait(pid, directory):
-    """The exit status of a process that has LIMIT seconds, or until there is a file `directory/kill`."""
+    """The exit status of a process that has LIMIT seconds, or until there is a file
+    `directory/kill`.
+    """
     end, kill = time.monotonic() + LIMIT, Path(directory, "kill")
     while time.monotonic() < end and not kill.exists():
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -77,7 +89,9 @@ def main():
     sys.path[:0] = [str(ROOT)]
     for module in MODULES:
         importlib.import_module(module)
-    warnings.filterwarnings("ignore", message="os.fork")  # no thread has started that a child would miss
+    warnings.filterwarnings(
+        "ignore", message="os.fork"
+    )  # no thread has started that a child would miss
     for line in sys.stdin:
         job = json.loads(line)
         sys.stdout.flush()

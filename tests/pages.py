@@ -11,11 +11,20 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 
 
 def commands(text):
-    """The commands of a page as lists of words, from indented blocks and from code within lines; `a && b` and `a | b` are two."""
+    """The commands of a page as lists of words, from indented blocks and from code within
+    lines; `a && b` and `a | b` are two.
+    """
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL).replace("\\\n", " ")
     blocks = re.findall(r"^    (?! )(.*)$", text, re.MULTILINE)
     spans = re.findall(r"`([^`]+)`", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
-    for line in (*blocks, *(" ".join(span.split()) for span in spans if re.match(r"(python3? |make |pip |uv )", span))):
+    for line in (
+        *blocks,
+        *(
+            " ".join(span.split())
+            for span in spans
+            if re.match(r"(python3? |make |pip |uv )", span)
+        ),
+    ):
         yield from words_of(line)
 
 
@@ -29,9 +38,13 @@ def words_of(line):
 
 
 def blocks(text):
-    """The blocks of a page in order: ("python", code), and ("shell", command) for each indented command."""
+    """The blocks of a page in order: ("python", code), and ("shell", command) for each indented
+    command.
+    """
     shell = r"^    (?! )((?:[^\n]*\\\n)*[^\n]*)$"
-    for fence, code, line in re.findall(rf"^```(\w*)\n(.*?)^```$|{shell}", text, re.DOTALL | re.MULTILINE):
+    for fence, code, line in re.findall(
+        rf"^```(\w*)\n(.*?)^```$|{shell}", text, re.DOTALL | re.MULTILINE
+    ):
         if line:
             yield "shell", line.replace("\\\n", " ")
         elif fence == "python":

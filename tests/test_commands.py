@@ -1,4 +1,6 @@
-"""train.py and evaluate.py as a user meets them: plans, help, one clear line for bad input, and interruptions."""
+"""train.py and evaluate.py as a user meets them: plans, help, one clear line for bad input, and
+interruptions.
+"""
 
 import json
 import math
@@ -41,7 +43,12 @@ def refusal(function, *arguments):
 
 def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     """It prints the plan, writes it alone, and counts the parameters that the model really has."""
-    changes = {"data.path": "/nowhere", "body.layers": 2, "tokens_per_update": 1024, "tokens_per_device": 256}
+    changes = {
+        "data.path": "/nowhere",
+        "body.layers": 2,
+        "tokens_per_update": 1024,
+        "tokens_per_device": 256,
+    }
     done = quick_command("train.py", *flags(tmp_path / "run", **changes), "--dry_run")
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["plan.json"]
@@ -51,9 +58,16 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     assert "1,024 tokens = 4 x 16 rows x 1 device(s)" in done.stdout and "122 words" in done.stdout
 
 
-@pytest.mark.parametrize("script, names", [
-    ("train.py", ["--config", "--workdir", "--[no]dry_run"]),
-    ("evaluate.py", ["--workdir", "--split", "--window", "--context", "--checkpoint", "--data_path"])])
+@pytest.mark.parametrize(
+    "script, names",
+    [
+        ("train.py", ["--config", "--workdir", "--[no]dry_run"]),
+        (
+            "evaluate.py",
+            ["--workdir", "--split", "--window", "--context", "--checkpoint", "--data_path"],
+        ),
+    ],
+)
 def test_help_lists_the_flags(quick_command, script, names):
     """--help shows the module's words and each flag, without a traceback."""
     done = quick_command(script, "--help")
@@ -62,20 +76,33 @@ def test_help_lists_the_flags(quick_command, script, names):
     assert f"python {script} --" in done.stdout
 
 
-@pytest.mark.parametrize("flag, says", [
-    ("--config.body.layrs=3", ["layrs", 'Did you mean "layers"']),
-    ("--config.body.layers=three", ["three", "layers"]),
-    ("--config.data.block=3", ["config.data.block is not one of corpus, path"]),
-    ("--config.steps", ["--config.steps has no value"]),
-    ("--memory=-3", ["--memory=-3", "--memory=80"]),
-    ("--memory=nan", ["--memory=nan", "--memory=80"]),
-    ("--noworkdir", ["noworkdir"]),
-    ("--workdir=", ["--workdir is missing"]),
-    ("--workdir=gs://", ["gs:// is no place to write to: give a directory, gs://BUCKET/NAME or s3://BUCKET/NAME"]),
-    ("--config=", ["--config is empty"]),
-    ("--stpes=3", ["stpes"]),
-    ("steps=3", ["steps=3", "--flag=value"]),
-    ("--config.body.name=transfromer", ["config.body.name='transfromer'", 'Did you mean "transformer"'])])
+@pytest.mark.parametrize(
+    "flag, says",
+    [
+        ("--config.body.layrs=3", ["layrs", 'Did you mean "layers"']),
+        ("--config.body.layers=three", ["three", "layers"]),
+        ("--config.data.block=3", ["config.data.block is not one of corpus, path"]),
+        ("--config.steps", ["--config.steps has no value"]),
+        ("--memory=-3", ["--memory=-3", "--memory=80"]),
+        ("--memory=nan", ["--memory=nan", "--memory=80"]),
+        ("--noworkdir", ["noworkdir"]),
+        ("--workdir=", ["--workdir is missing"]),
+        (
+            "--workdir=gs://",
+            [
+                "gs:// is no place to write to: give a directory, gs://BUCKET/NAME or"
+                " s3://BUCKET/NAME"
+            ],
+        ),
+        ("--config=", ["--config is empty"]),
+        ("--stpes=3", ["stpes"]),
+        ("steps=3", ["steps=3", "--flag=value"]),
+        (
+            "--config.body.name=transfromer",
+            ["config.body.name='transfromer'", 'Did you mean "transformer"'],
+        ),
+    ],
+)
 def test_a_wrong_flag(quick_command, flags, tmp_path, flag, says):
     """One line with the value and the cure, and no workdir."""
     line = the_error(quick_command("train.py", *flags(tmp_path / "run"), flag))
@@ -84,54 +111,66 @@ def test_a_wrong_flag(quick_command, flags, tmp_path, flag, says):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("changes, says", [
-    ({"input.cutoffs": (20, 122)}, ["122", "cutoff", "leave at least one word"]),
-    ({"input.cutoffs": (60, 20)}, ["(60, 20)", "increase"]),
-    ({"body.heads": 5}, ["5 heads", "32 features", "choose body.heads"]),
-    ({"tokens_per_update": 500}, ["tokens_per_update=500", "sequence_length=16", "take 496"]),
-    ({"tokens_per_device": 8}, ["tokens_per_device=8", "take 16 or more"]),
-    ({"batches.sequence_length": 0}, ["sequence_length", "0"]),
-    ({"dtype": "float23"}, ["float23", "float32"]),
-    ({"steps": -5}, ["steps", "-5"]),
-    ({"keep": 0}, ["keep", "0"]),
-    ({"data.corpus": "wikitex2"}, ["data.corpus='wikitex2'", 'Did you mean "wikitext2"']),
-    ({"body.layers": 0}, ["layers", "0"]),
-    ({"body.dropout": 1.5}, ["dropout", "1.5"]),
-    ({"data.corpus": "ptb"}, ["data.corpus='ptb'", 'Did you mean "penn_treebank"']),
-    ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
-    ({"data.corpus": "wt2"}, ['Did you mean "wikitext2"']),
-    ({"data.corpus": "lm1b"}, ['Did you mean "billion_word"']),
-    ({"data.tokeniser": "mosse"}, ["data.tokeniser='mosse'", 'Did you mean "moses"']),
-    ({"data.threshold": 0}, ["data.threshold=0"]),
-    ({"data.vocabulary_size": -1}, ["data.vocabulary_size=-1"]),
-    ({"seed": -1}, ["seed=-1", "from 0"]),
-    ({"seed": 2**40}, ["seed=1099511627776", "4,294,967,295"]),
-    ({"fsdp": -1}, ["fsdp=-1", "0 or more"]),
-    ({"log_every": -1}, ["log_every=-1", "0 or more"]),
-    ({"evaluate_every": -1}, ["evaluate_every=-1", "0 or more"]),
-    ({"checkpoint_every": -1}, ["checkpoint_every=-1", "0 or more"]),
-    ({"early_stopping": -1}, ["early_stopping=-1", "0 or more"]),
-    ({"keep_every_hours": -0.5}, ["keep_every_hours=-0.5"]),
-    ({"keep_every_hours": math.inf}, ["keep_every_hours=inf"]),
-    ({"divergence.policy": "rewnd"}, ["divergence.policy='rewnd'", 'Did you mean "rewind"']),
-    ({"divergence.loss": 0.0}, ["divergence.loss=0.0", "above 0"]),
-    ({"divergence.spike": -2.0}, ["divergence.spike=-2.0", "above 0"]),
-    ({"divergence.rewinds": -1}, ["divergence.rewinds=-1", "0 or more"]),
-    ({"optimizer.learning_rate": -0.1}, ["optimizer.learning_rate=-0.1", "above 0"]),
-    ({"optimizer.learning_rate": math.inf}, ["optimizer.learning_rate=inf", "finite"]),
-    ({"optimizer.momentum": 1.0}, ["optimizer.momentum=1.0", "less than 1"]),
-    ({"optimizer.momentum": -0.1}, ["optimizer.momentum=-0.1", "from 0"]),
-    ({"optimizer.clip_norm": 0.0}, ["optimizer.clip_norm=0.0", "above 0", "none does not clip"]),
-    ({"schedule.min_learning_rate": 0.5}, ["schedule.min_learning_rate=0.5", "optimizer.learning_rate=0.3"]),
-    ({"schedule.min_learning_rate": -1.0}, ["schedule.min_learning_rate=-1.0", "from 0"]),
-    ({"schedule.warmup_from": -1.0}, ["schedule.warmup_from=-1.0"]),
-    ({"schedule.warmup_steps": -1}, ["schedule.warmup_steps=-1"]),
-    ({"schedule.warmup_steps": 241}, ["schedule.warmup_steps=241", "steps=240", "take schedule.warmup_steps=24"]),
-    ({"schedule.shrink": 1.5}, ["schedule.shrink=1.5", "at most 1"]),
-    ({"schedule.shrink": 0.0}, ["schedule.shrink=0.0", "above 0"]),
-    ({"schedule.cycles": 0}, ["schedule.cycles=0"]),
-    ({"schedule.cycles": 40}, ["schedule.cycles=40", "2,147,483,647"]),
-])
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"input.cutoffs": (20, 122)}, ["122", "cutoff", "leave at least one word"]),
+        ({"input.cutoffs": (60, 20)}, ["(60, 20)", "increase"]),
+        ({"body.heads": 5}, ["5 heads", "32 features", "choose body.heads"]),
+        ({"tokens_per_update": 500}, ["tokens_per_update=500", "sequence_length=16", "take 496"]),
+        ({"tokens_per_device": 8}, ["tokens_per_device=8", "take 16 or more"]),
+        ({"batches.sequence_length": 0}, ["sequence_length", "0"]),
+        ({"dtype": "float23"}, ["float23", "float32"]),
+        ({"steps": -5}, ["steps", "-5"]),
+        ({"keep": 0}, ["keep", "0"]),
+        ({"data.corpus": "wikitex2"}, ["data.corpus='wikitex2'", 'Did you mean "wikitext2"']),
+        ({"body.layers": 0}, ["layers", "0"]),
+        ({"body.dropout": 1.5}, ["dropout", "1.5"]),
+        ({"data.corpus": "ptb"}, ["data.corpus='ptb'", 'Did you mean "penn_treebank"']),
+        ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
+        ({"data.corpus": "wt2"}, ['Did you mean "wikitext2"']),
+        ({"data.corpus": "lm1b"}, ['Did you mean "billion_word"']),
+        ({"data.tokeniser": "mosse"}, ["data.tokeniser='mosse'", 'Did you mean "moses"']),
+        ({"data.threshold": 0}, ["data.threshold=0"]),
+        ({"data.vocabulary_size": -1}, ["data.vocabulary_size=-1"]),
+        ({"seed": -1}, ["seed=-1", "from 0"]),
+        ({"seed": 2**40}, ["seed=1099511627776", "4,294,967,295"]),
+        ({"fsdp": -1}, ["fsdp=-1", "0 or more"]),
+        ({"log_every": -1}, ["log_every=-1", "0 or more"]),
+        ({"evaluate_every": -1}, ["evaluate_every=-1", "0 or more"]),
+        ({"checkpoint_every": -1}, ["checkpoint_every=-1", "0 or more"]),
+        ({"early_stopping": -1}, ["early_stopping=-1", "0 or more"]),
+        ({"keep_every_hours": -0.5}, ["keep_every_hours=-0.5"]),
+        ({"keep_every_hours": math.inf}, ["keep_every_hours=inf"]),
+        ({"divergence.policy": "rewnd"}, ["divergence.policy='rewnd'", 'Did you mean "rewind"']),
+        ({"divergence.loss": 0.0}, ["divergence.loss=0.0", "above 0"]),
+        ({"divergence.spike": -2.0}, ["divergence.spike=-2.0", "above 0"]),
+        ({"divergence.rewinds": -1}, ["divergence.rewinds=-1", "0 or more"]),
+        ({"optimizer.learning_rate": -0.1}, ["optimizer.learning_rate=-0.1", "above 0"]),
+        ({"optimizer.learning_rate": math.inf}, ["optimizer.learning_rate=inf", "finite"]),
+        ({"optimizer.momentum": 1.0}, ["optimizer.momentum=1.0", "less than 1"]),
+        ({"optimizer.momentum": -0.1}, ["optimizer.momentum=-0.1", "from 0"]),
+        (
+            {"optimizer.clip_norm": 0.0},
+            ["optimizer.clip_norm=0.0", "above 0", "none does not clip"],
+        ),
+        (
+            {"schedule.min_learning_rate": 0.5},
+            ["schedule.min_learning_rate=0.5", "optimizer.learning_rate=0.3"],
+        ),
+        ({"schedule.min_learning_rate": -1.0}, ["schedule.min_learning_rate=-1.0", "from 0"]),
+        ({"schedule.warmup_from": -1.0}, ["schedule.warmup_from=-1.0"]),
+        ({"schedule.warmup_steps": -1}, ["schedule.warmup_steps=-1"]),
+        (
+            {"schedule.warmup_steps": 241},
+            ["schedule.warmup_steps=241", "steps=240", "take schedule.warmup_steps=24"],
+        ),
+        ({"schedule.shrink": 1.5}, ["schedule.shrink=1.5", "at most 1"]),
+        ({"schedule.shrink": 0.0}, ["schedule.shrink=0.0", "above 0"]),
+        ({"schedule.cycles": 0}, ["schedule.cycles=0"]),
+        ({"schedule.cycles": 40}, ["schedule.cycles=40", "2,147,483,647"]),
+    ],
+)
 def test_a_wrong_setting(config, tmp_path, changes, says):
     """An InputError, which the commands print as above, before anything is written."""
     wrong, run = config(**changes), tmp_path / "run"
@@ -140,8 +179,18 @@ def test_a_wrong_setting(config, tmp_path, changes, says):
     assert not run.exists()
 
 
-@pytest.mark.parametrize("path", [
-    "steps", "data.corpus", "batches", "body.layers", "input", "divergence.policy", "output.table.name"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "steps",
+        "data.corpus",
+        "batches",
+        "body.layers",
+        "input",
+        "divergence.policy",
+        "output.table.name",
+    ],
+)
 def test_a_missing_key(config, tmp_path, path):
     """Named by a dry run as by training."""
     changed = config()
@@ -150,33 +199,53 @@ def test_a_missing_key(config, tmp_path, path):
     for name in outer:
         group = group[name]
     del group[last]
-    for line in refusal(dry_run, changed, tmp_path / "run", int(16e9)), refusal(train, changed, tmp_path / "run"):
+    for line in (
+        refusal(dry_run, changed, tmp_path / "run", int(16e9)),
+        refusal(train, changed, tmp_path / "run"),
+    ):
         assert line.startswith(f"config.{path} is missing: "), line
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("config, says", [
-    ("configs/quickstart.py:adp_s", ["'adp_s'", 'Did you mean "adp_t"']),
-    ("configs/quikstart.py", ["configs/quikstart.py", "--config=configs/NAME.py"])])
+@pytest.mark.parametrize(
+    "config, says",
+    [
+        ("configs/quickstart.py:adp_s", ["'adp_s'", 'Did you mean "adp_t"']),
+        ("configs/quikstart.py", ["configs/quikstart.py", "--config=configs/NAME.py"]),
+    ],
+)
 def test_a_wrong_config(quick_command, tmp_path, config, says):
     """A misspelt row and a file that is not there."""
-    line = the_error(quick_command("train.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--dry_run"))
+    line = the_error(
+        quick_command(
+            "train.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--dry_run"
+        )
+    )
     assert all(part in line for part in says), line
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("line, says", [
-    ("config.steps = 1 + 'a'", "TypeError: unsupported operand"),
-    ("config.stepz += 1", 'AttributeError: .*Did you mean "steps"'),
-    ("config.data.cache = Path('/none').read_text()", "NameError: .*Path"),
-    ("import nonesuch", "ModuleNotFoundError: .*nonesuch"),
-    ("open('/none')", "FileNotFoundError: .*/none"),
-    ("if", "SyntaxError: invalid syntax")])
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("config.steps = 1 + 'a'", "TypeError: unsupported operand"),
+        ("config.stepz += 1", 'AttributeError: .*Did you mean "steps"'),
+        ("config.data.cache = Path('/none').read_text()", "NameError: .*Path"),
+        ("import nonesuch", "ModuleNotFoundError: .*nonesuch"),
+        ("open('/none')", "FileNotFoundError: .*/none"),
+        ("if", "SyntaxError: invalid syntax"),
+    ],
+)
 def test_an_error_in_a_config_file(quick_command, tmp_path, line, says):
     """One line with the file, the number of the line and what Python says."""
     path = tmp_path / "mine.py"
-    path.write_text(f"from configs import quickstart\ndef get_config():\n    config = quickstart.get_config()\n    {line}\n")
-    found = the_error(quick_command("train.py", f"--config={path}", f"--workdir={tmp_path / 'run'}", "--dry_run"))
+    path.write_text(
+        "from configs import quickstart\ndef get_config():\n    config = quickstart.get_config()\n"
+        f"    {line}\n"
+    )
+    found = the_error(
+        quick_command("train.py", f"--config={path}", f"--workdir={tmp_path / 'run'}", "--dry_run")
+    )
     assert re.fullmatch(rf"{path}, line 4: {says}.*", found), found
 
 
@@ -191,15 +260,23 @@ command.run(main, ["PATH", "MODE"])
 """
 
 
-@pytest.mark.parametrize("name, mode, says", [
-    ("secret", "rb", "cannot read .*secret: Permission denied; "),
-    ("locked/inside", "wb", "cannot use .*locked/inside: Not a directory; "),
-    ("closed/file", "rb", "cannot read .*closed/file: Permission denied; "),
-    ("locked", "ab", "cannot write .*locked: Permission denied; "),
-    ("new", "wb", "cannot write .*new: Permission denied; ")])
+@pytest.mark.parametrize(
+    "name, mode, says",
+    [
+        ("secret", "rb", "cannot read .*secret: Permission denied; "),
+        ("locked/inside", "wb", "cannot use .*locked/inside: Not a directory; "),
+        ("closed/file", "rb", "cannot read .*closed/file: Permission denied; "),
+        ("locked", "ab", "cannot write .*locked: Permission denied; "),
+        ("new", "wb", "cannot write .*new: Permission denied; "),
+    ],
+)
 def test_what_may_not_be_read_or_written(quick_command, name, mode, says):
-    """The line tells one from the other: a file or directory without permission to read, and one without permission to write."""
-    with tempfile.TemporaryDirectory() as directory:  # not tmp_path, below a directory that only its owner may enter
+    """The line tells one from the other: a file or directory without permission to read, and
+    one without permission to write.
+    """
+    with (
+        tempfile.TemporaryDirectory() as directory
+    ):  # not tmp_path, below a directory that only its owner may enter
         place = Path(directory)
         (place / "secret").touch(0o000)
         (place / "locked").touch(0o444)
@@ -211,24 +288,35 @@ def test_what_may_not_be_read_or_written(quick_command, name, mode, says):
     assert re.match(says, line), line
 
 
-@pytest.mark.parametrize("name, content, says", [
-    ("valid.txt", None, "no validation split.*valid.txt"),
-    ("train.txt", b"", "train.txt.*no words"),
-    ("train.txt", b"one\ntwo\n\xff\xfe\n", "train.txt.*line 3.*UTF-8"),
-    ("test.txt", b"the zebra\n", "zebra.*data.threshold")], ids=["no split", "empty", "not UTF-8", "unknown word"])
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("valid.txt", None, "no validation split.*valid.txt"),
+        ("train.txt", b"", "train.txt.*no words"),
+        ("train.txt", b"one\ntwo\n\xff\xfe\n", "train.txt.*line 3.*UTF-8"),
+        ("test.txt", b"the zebra\n", "zebra.*data.threshold"),
+    ],
+    ids=["no split", "empty", "not UTF-8", "unknown word"],
+)
 def test_a_wrong_corpus(config, text, tmp_path, name, content, says):
     """The line names what is wrong with which file, and no run is begun."""
     bad = shutil.copytree(text, tmp_path / "bad")
     (bad / name).unlink()
     if content is not None:
         (bad / name).write_bytes(content)
-    line = refusal(train, config(**{"data.path": str(bad), "data.cache": str(tmp_path / "cache")}), tmp_path / "run")
+    line = refusal(
+        train,
+        config(**{"data.path": str(bad), "data.cache": str(tmp_path / "cache")}),
+        tmp_path / "run",
+    )
     assert re.search(says, line), line
     assert not (tmp_path / "run").exists()
 
 
 def test_the_workdir_of_another_config(config, trained):
-    """Each setting that differs is named with both values, those that may change are not, and the run stays as it was."""
+    """Each setting that differs is named with both values, those that may change are not, and
+    the run stays as it was.
+    """
     before = files(trained)
     other = config(**{"body.layers": 2, "seed": 7, "steps": 500, "log_every": 1})
     for line in refusal(train, other, trained), refusal(dry_run, other, trained, int(16e9)):
@@ -238,7 +326,9 @@ def test_the_workdir_of_another_config(config, trained):
 
 
 def test_evaluation_without_a_run(quick_command, trained, tmp_path):
-    """Neither a directory that is not there, nor one without a checkpoint, is filled with anything; so with a wrong flag."""
+    """Neither a directory that is not there, nor one without a checkpoint, is filled with
+    anything; so with a wrong flag.
+    """
     line = the_error(quick_command("evaluate.py", f"--workdir={tmp_path / 'none'}", "--split=foo"))
     assert "foo" in line and "test" in line
     line = the_error(quick_command("evaluate.py", f"--workdir={tmp_path / 'none'}"))
@@ -253,14 +343,20 @@ def test_evaluation_without_a_run(quick_command, trained, tmp_path):
 
 
 def test_a_damaged_checkpoint(config, trained, tmp_path, capsys, caplog):
-    """Evaluation names it and the others, and changes nothing; training sets it aside, says so, and takes the one before."""
+    """Evaluation names it and the others, and changes nothing; training sets it aside, says so,
+    and takes the one before.
+    """
     workdir = shutil.copytree(trained, tmp_path / "run")
     for path in (workdir / "checkpoints" / "240").rglob("*"):
         if path.is_file() and path.stat().st_size > 500:
             path.write_bytes(path.read_bytes()[:100])
     before = files(workdir)
     line = refusal(evaluate, workdir, Request(checkpoint="latest"))
-    assert str(workdir / "checkpoints" / "240") in line and "cannot be read" in line and "the run has steps 160" in line
+    assert (
+        str(workdir / "checkpoints" / "240") in line
+        and "cannot be read" in line
+        and "the run has steps 160" in line
+    )
     assert files(workdir) == before
     train(config(steps=162), workdir)
     assert "after 160 of 162 updates" in capsys.readouterr().out
@@ -290,12 +386,16 @@ def test_a_config_that_is_none(quick_command, tmp_path, content):
 @pytest.mark.parametrize("flag", ["workdir", "config.data.cache"])
 def test_a_place_that_takes_no_files(quick_command, flags, tmp_path, place, flag):
     """One line with the place."""
-    line = the_error(quick_command("train.py", *flags(tmp_path / "run", steps=1), f"--{flag}={place}"))
+    line = the_error(
+        quick_command("train.py", *flags(tmp_path / "run", steps=1), f"--{flag}={place}")
+    )
     assert place in line and "Traceback" not in line
 
 
 def test_a_full_disk(quick_command, config, flags, small_disk):
-    """A checkpoint that does not fit is an error in one line, and the same command resumes the run once it does."""
+    """A checkpoint that does not fit is an error in one line, and the same command resumes the
+    run once it does.
+    """
     load(config()["data"])  # now cached, elsewhere
     changes = {"steps": 4, "checkpoint_every": 2, "evaluate_every": 2}
     message = the_error(quick_command("train.py", *flags(small_disk / "run", **changes)))

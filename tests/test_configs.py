@@ -25,24 +25,46 @@ from adaptive_jax.training.update import make_update
 from configs import base, wikitext103
 from tests.toys import NoBody
 
-NAMES = [path.stem for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
-         if path.stem not in ("base", "own_text")]  # which chooses its sizes: tests/plans/test_choose.py
+NAMES = [
+    path.stem
+    for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+    if path.stem not in ("base", "own_text")
+]  # which chooses its sizes: tests/plans/test_choose.py
 FILES = {name: importlib.import_module(f"configs.{name}") for name in NAMES}
 EIGHT = {"sm", "sm_t", "bpe", "bpe_t", "asm", "cnn", "adp", "adp_t"}
 SMALL = {"awd_small", "gcnn_small", "transformer_small"}
-CONFIGS = {f"{name}:{row}": file.get_config(row).to_dict() for name, file in FILES.items() for row in file.ROWS}
-CLUSTERS = {name: config["output"].pop("clusters") for name, config in CONFIGS.items()}  # files that users make
-PUBLISHED = {f"{name}:{row}": paper.parameters for name, file in FILES.items() for row, (_, _, paper) in file.ROWS.items()
-             if paper.parameters}
-# Published for a vocabulary padded to a multiple of 8, of 267,744 words; ours has 267,735, and 476.75 is rounded the other way.
+CONFIGS = {
+    f"{name}:{row}": file.get_config(row).to_dict()
+    for name, file in FILES.items()
+    for row in file.ROWS
+}
+CLUSTERS = {
+    name: config["output"].pop("clusters") for name, config in CONFIGS.items()
+}  # files that users make
+PUBLISHED = {
+    f"{name}:{row}": paper.parameters
+    for name, file in FILES.items()
+    for row, (_, _, paper) in file.ROWS.items()
+    if paper.parameters
+}
+# Published for a vocabulary padded to a multiple of 8, of 267,744 words; ours has 267,735, and
+# 476.75 is rounded the other way.
 PADDED = {"wikitext103:sm", "wikitext103:sm_dropout_40"}
-# Table 5.1 prints 33.8 and counts an own head everywhere else, here 2,500 words of 400: docs/rows.md.
+# Table 5.1 prints 33.8 and counts an own head everywhere else, here 2,500 words of 400:
+# docs/rows.md.
 MISPRINTED = {"wikitext2:awd_asm": 34.8, "wikitext2:awd_asm_autoencoder": 34.8}
 GCNN, GROC = "Dauphin et al. 2017", "Pappas et al. 2020"
-CUT = {f"{name}:{row}" for name, file in FILES.items() for row in file.ROWS if GROC in str(file.ROWS[row].paper.table)}
+CUT = {
+    f"{name}:{row}"
+    for name, file in FILES.items()
+    for row in file.ROWS
+    if GROC in str(file.ROWS[row].paper.table)
+}
 # The optimizer and schedule of tiny copies, whatever the config has: its momentum is the gradient.
 NAG = {name: DEFAULTS[name] for name in ("optimizer", "schedule")}
-WORDS = Vocabulary.build({"<eos>": 3, "<unk>": 2} | {chr(97 + n % 26) * (n % 5) + str(n): 1 for n in range(95)})
+WORDS = Vocabulary.build(
+    {"<eos>": 3, "<unk>": 2} | {chr(97 + n % 26) * (n % 5) + str(n): 1 for n in range(95)}
+)
 
 
 def tiny(config):
@@ -54,12 +76,18 @@ def tiny(config):
         if group.get("width"):
             group["width"] = 12
     if table.get("own_head"):
-        source["word_dropout"] = 0.0  # only the input knows the vector of a word of the head; if it is dropped, nothing moves it
+        source["word_dropout"] = (
+            # Only the input knows the vector of a word of the head; if it is dropped, nothing moves
+            # it
+            0.0
+        )
     for group in (source, table):
         if "filters" in group:
             group |= {"filters": ((1, 16), (3, 24)), "length": 10}
             group["strides"] = (1, 2) if group["strides"] else ()
-        group |= {key: 0.0 for key in ("dropout", "layer_dropout") if group.get(key)}  # one mask an update: some parts do not move
+        group |= {
+            key: 0.0 for key in ("dropout", "layer_dropout") if group.get(key)
+        }  # one mask an update: some parts do not move
     if table.get("depth"):
         table |= {"depth": 2, "activation": "selu"}
     if "lexicon" in source:
@@ -68,36 +96,69 @@ def tiny(config):
         table["correction"] = 12
     rates = {name: 0.2 if rate else 0.0 for name, rate in config["body"].items() if "drop" in name}
     body = config["body"] | rates | {"features": 64} | tiny_sizes(config["body"])
-    output = config["output"] | {"table": table} | ({"input_dropout": 0.2} if config["output"]["input_dropout"] else {})
+    output = (
+        config["output"]
+        | {"table": table}
+        | ({"input_dropout": 0.2} if config["output"]["input_dropout"] else {})
+    )
     return config | {"dtype": "float32", "input": source, "body": body, "output": output, **NAG}
 
 
 def tiny_sizes(body):
-    """Few and narrow layers, as wide at the end as at the start; of a gated_conv's blocks, one of each shape."""
+    """Few and narrow layers, as wide at the end as at the start; of a gated_conv's blocks, one
+    of each shape.
+    """
     if "blocks" in body:
-        last, widths = body["blocks"][-1][-1], sorted({n for block in body["blocks"] for n in block[2::2]})
+        last, widths = (
+            body["blocks"][-1][-1],
+            sorted({n for block in body["blocks"] for n in block[2::2]}),
+        )
         narrow = {wide: 64 if wide == last else 12 + 4 * i for i, wide in enumerate(widths)}
-        return {"blocks": tuple((1, *(narrow[n] if i % 2 else min(n, 2) for i, n in enumerate(sizes)))
-                                for _, *sizes in body["blocks"])}
+        return {
+            "blocks": tuple(
+                (1, *(narrow[n] if i % 2 else min(n, 2) for i, n in enumerate(sizes)))
+                for _, *sizes in body["blocks"]
+            )
+        }
     if "widths" in body:
         return {"widths": (24,) * (len(body["widths"]) - 1) + (64,)}
-    return {"layers": 2, "heads": 4, "feed_forward": 48, "max_positions": 97}  # of test_tiny_copy_takes_a_step
+    return {
+        "layers": 2,
+        "heads": 4,
+        "feed_forward": 48,
+        "max_positions": 97,
+    }  # of test_tiny_copy_takes_a_step
 
 
 def tiny_models():
-    """Tiny copies by the name of a row: bodies of every kind, and every input and output, for which any body will do."""
+    """Tiny copies by the name of a row: bodies of every kind, and every input and output, for
+    which any body will do.
+    """
     configs = {name: tiny(config) for name, config in CONFIGS.items()}
 
     def kind(body):
         return body if body["name"] == "transformer" else (body["name"], body.get("form"))
 
     def layers_of(config):
-        """Input and output. Which parts of GroC's vectors there are is a matter for tests/inputs/test_groc.py."""
-        return [{key: value for key, value in config["input"].items() if key not in ("relations", "definition")}, config["output"]]
+        """Input and output. Which parts of GroC's vectors there are is a matter for
+        tests/inputs/test_groc.py.
+        """
+        return [
+            {
+                key: value
+                for key, value in config["input"].items()
+                if key not in ("relations", "definition")
+            },
+            config["output"],
+        ]
 
-    whole = {repr(kind(config["body"])): name for name, config in reversed(configs.items())}.values()
+    whole = {
+        repr(kind(config["body"])): name for name, config in reversed(configs.items())
+    }.values()
     layers = {repr(layers_of(configs[name])): name for name in (*reversed(configs), *whole)}
-    return [pytest.param(configs[name], name in whole, id=name) for name in {*whole, *layers.values()}]
+    return [
+        pytest.param(configs[name], name in whole, id=name) for name in {*whole, *layers.values()}
+    ]
 
 
 @functools.cache
@@ -114,7 +175,9 @@ def test_parameters_are_the_published_ones(name):
     words = 267_744 if name in PADDED else config["data"]["vocabulary_size"]
     if name in CUT:
         return check_cut(build(config, words), published)
-    assert round(millions(build(config, words)), 1 if isinstance(published, float) else 0) == published
+    assert (
+        round(millions(build(config, words)), 1 if isinstance(published, float) else 0) == published
+    )
 
 
 def check_cut(model, published):
@@ -123,42 +186,92 @@ def check_cut(model, published):
 
 
 def test_every_row_of_the_papers_tables_is_there():
-    """Rows by table; a row prints what its table prints. The rows of the small corpora without published numbers have no table."""
+    """Rows by table; a row prints what its table prints. The rows of the small corpora without
+    published numbers have no table.
+    """
     tables = {}
     for name, file in FILES.items():
         for row, (_, _, paper) in file.ROWS.items():
             tables.setdefault((name, paper.table), {})[row] = paper._replace(table=None)
-    wikitext, billion = ({table: rows for (name, table), rows in tables.items() if name == of}
-                         for of in ("wikitext103", "billion_word"))
+    wikitext, billion = (
+        {table: rows for (name, table), rows in tables.items() if name == of}
+        for of in ("wikitext103", "billion_word")
+    )
     assert {table: len(rows) for table, rows in wikitext.items()} == {
-        "Table 2": 1, "Table 3": 8, "Table 6": 1, "Table 7": 11, "Table 8": 5, f"{GCNN}, Table 3": 3, "Apostoae 2019, Table 4.6": 5,
-        None: 7}
+        "Table 2": 1,
+        "Table 3": 8,
+        "Table 6": 1,
+        "Table 7": 11,
+        "Table 8": 5,
+        f"{GCNN}, Table 3": 3,
+        "Apostoae 2019, Table 4.6": 5,
+        None: 7,
+    }
     assert set(wikitext["Table 3"]) == EIGHT
     for table in ("Table 2", "Table 3", "Table 6", "Table 7", "Table 8"):
         papers = wikitext[table].values()
-        assert all(paper.valid and bool(paper.parameters) == (table not in ("Table 6", "Table 8")) for paper in papers)
+        assert all(
+            paper.valid and bool(paper.parameters) == (table not in ("Table 6", "Table 8"))
+            for paper in papers
+        )
     assert {table: len(rows) for table, rows in billion.items()} == {
-        "Table 1": 4, "Table 4": 6, f"{GCNN}, Table 2": 4, f"{GCNN}, Table 4": 2}
-    assert all(paper.test and paper.hours for table in ("Table 1", "Table 4") for paper in billion[table].values())
-    assert all(paper.test for (_, table), rows in tables.items() if GCNN in str(table) for paper in rows.values())
-    thesis = {name: rows["awd_sm"][:4] for (name, table), rows in tables.items() if "Apostoae 2019, Table 4" in str(table)}
-    assert thesis == {"penn_treebank": (69.41, 67.21, 24.2, 0.7), "wikitext2": (82.27, 78.33, 33.6, 1.5),
-                      "europarl": (41.26, 41.58, 45.5, 3.4), "wikitext103": (115.58, 115.87, 127.6, 6.0)}
+        "Table 1": 4,
+        "Table 4": 6,
+        f"{GCNN}, Table 2": 4,
+        f"{GCNN}, Table 4": 2,
+    }
+    assert all(
+        paper.test and paper.hours
+        for table in ("Table 1", "Table 4")
+        for paper in billion[table].values()
+    )
+    assert all(
+        paper.test
+        for (_, table), rows in tables.items()
+        if GCNN in str(table)
+        for paper in rows.values()
+    )
+    thesis = {
+        name: rows["awd_sm"][:4]
+        for (name, table), rows in tables.items()
+        if "Apostoae 2019, Table 4" in str(table)
+    }
+    assert thesis == {
+        "penn_treebank": (69.41, 67.21, 24.2, 0.7),
+        "wikitext2": (82.27, 78.33, 33.6, 1.5),
+        "europarl": (41.26, 41.58, 45.5, 3.4),
+        "wikitext103": (115.58, 115.87, 127.6, 6.0),
+    }
     assert all(set(tables[name, None]) == EIGHT | SMALL for name in ("wikitext2", "penn_treebank"))
-    sizes = {name: len(rows) for (name, table), rows in tables.items() if "Apostoae 2019, Table 4" in str(table)}
+    sizes = {
+        name: len(rows)
+        for (name, table), rows in tables.items()
+        if "Apostoae 2019, Table 4" in str(table)
+    }
     assert sizes == {"penn_treebank": 12, "wikitext2": 12, "europarl": 7, "wikitext103": 5}
     assert all(set(base.THESIS) <= set(FILES[name].ROWS) for name in sizes)
-    assert {(name, table[-1]): len(rows) for (name, table), rows in tables.items() if GROC in str(table)} == {
-        ("penn_treebank", "2"): 7, ("penn_treebank", "3"): 7, ("penn_treebank", "4"): 5,
-        ("wikitext2", "2"): 7, ("wikitext2", "3"): 7, ("news_crawl", "5"): 3}
-    assert (tables["penn_treebank", f"{GROC}, Table 2"]["groc"], tables["wikitext2", f"{GROC}, Table 2"]["groc"]) == (
-        (72.5, 69.5, 9, None, None), (87.0, 82.5, 9, None, None))
+    assert {
+        (name, table[-1]): len(rows) for (name, table), rows in tables.items() if GROC in str(table)
+    } == {
+        ("penn_treebank", "2"): 7,
+        ("penn_treebank", "3"): 7,
+        ("penn_treebank", "4"): 5,
+        ("wikitext2", "2"): 7,
+        ("wikitext2", "3"): 7,
+        ("news_crawl", "5"): 3,
+    }
+    assert (
+        tables["penn_treebank", f"{GROC}, Table 2"]["groc"],
+        tables["wikitext2", f"{GROC}, Table 2"]["groc"],
+    ) == ((72.5, 69.5, 9, None, None), (87.0, 82.5, 9, None, None))
     files = [path for path in CLUSTERS.values() if path]
     assert len(files) == len(set(files)) == 4 * 8
 
 
 def test_counts_of_table_5_1():
-    """The definition that gives all of them but one: no biases, an own head, tails that are tied, every class of HSM projected."""
+    """The definition that gives all of them but one: no biases, an own head, tails that are
+    tied, every class of HSM projected.
+    """
     body, counts = 20_211_600, {"awd_hsm": {}, "awd_asm": {}, "awd_air": {}}
     for name in ("penn_treebank", "wikitext2", "europarl", "wikitext103"):
         words = FILES[name].SETTINGS["data.vocabulary_size"]
@@ -166,18 +279,36 @@ def test_counts_of_table_5_1():
         counts["awd_hsm"][f"{name}:hsm_frequency"] = 400 * words + 3 * 400 * 400 + 3 * 400
         counts["awd_asm"][f"{name}:awd_asm"] = 400 * words + 2 * 400 * 400 + 2 * 400 + 400 * first
         bands = 400 * first + 133 * (second - first) + 44 * (words - second)
-        counts["awd_air"][f"{name}:awd_air"] = bands + 400 * (400 + 133 + 44) + 2 * 400 + 400 * first
+        counts["awd_air"][f"{name}:awd_air"] = (
+            bands + 400 * (400 + 133 + 44) + 2 * 400 + 400 * first
+        )
     for layers in counts.values():
         for name, count in layers.items():
-            assert round(1e6 * millions(build(CONFIGS[name], CONFIGS[name]["data"]["vocabulary_size"]))) == body + count, name
+            assert (
+                round(
+                    1e6 * millions(build(CONFIGS[name], CONFIGS[name]["data"]["vocabulary_size"]))
+                )
+                == body + count
+            ), name
 
 
-@pytest.mark.parametrize("row, treebank, wikitext", [  # ../shared/reference/groc/param_counts.json, "all_elements"
-    ("groc_lookup", 13_032_496, 23_635_454), ("groc_convolutional", 13_844_944, 23_668_466), ("groc_tied", 10_032_496, 15_116_286),
-    ("groc_bilinear", 10_122_796, 15_182_078), ("groc_deep_residual", 10_393_696, 15_182_078),
-    ("groc_adaptive", 8_179_396, 9_375_582), ("groc", 9_787_145, 9_275_745), ("groc_surface", 9_516_845, 9_078_881)])
+@pytest.mark.parametrize(
+    "row, treebank, wikitext",
+    [  # ../shared/reference/groc/param_counts.json, "all_elements"
+        ("groc_lookup", 13_032_496, 23_635_454),
+        ("groc_convolutional", 13_844_944, 23_668_466),
+        ("groc_tied", 10_032_496, 15_116_286),
+        ("groc_bilinear", 10_122_796, 15_182_078),
+        ("groc_deep_residual", 10_393_696, 15_182_078),
+        ("groc_adaptive", 8_179_396, 9_375_582),
+        ("groc", 9_787_145, 9_275_745),
+        ("groc_surface", 9_516_845, 9_078_881),
+    ],
+)
 def test_counts_of_the_public_code_of_groc(row, treebank, wikitext):
-    """To the last one; those of `groc` are of its options concat and predict_bias, without and with one layer of output network."""
+    """To the last one; those of `groc` are of its options concat and predict_bias, without and
+    with one layer of output network.
+    """
     for name, count in ("penn_treebank", treebank), ("wikitext2", wikitext):
         config = CONFIGS[f"{name}:{row}"]
         assert round(1e6 * millions(build(config, config["data"]["vocabulary_size"]))) == count
@@ -186,20 +317,31 @@ def test_counts_of_the_public_code_of_groc(row, treebank, wikitext):
 def test_a_row_whose_clusters_are_missing():
     """One line names the file and the command that makes it."""
     config = FILES["penn_treebank"].get_config("hsm_kmeans_glove").to_dict()
-    with pytest.raises(InputError, match=r"clusters/penn_treebank_hsm_kmeans_glove.txt'.*python -m adaptive_jax.data.clusters"):
+    with pytest.raises(
+        InputError,
+        match=r"clusters/penn_treebank_hsm_kmeans_glove.txt'.*python -m adaptive_jax.data.clusters",
+    ):
         build(config, 10_000)
 
 
 def test_counts_that_two_papers_define():
-    """With the vocabularies of fairseq, the released GCNN-14 and GCNN-14B have the counts of its code, to the last one."""
-    for name, words, count in ("wikitext103:gcnn_14", 267_744, 229_305_428), ("billion_word:gcnn_14b", 793_480, 428_383_744):
+    """With the vocabularies of fairseq, the released GCNN-14 and GCNN-14B have the counts of
+    its code, to the last one.
+    """
+    for name, words, count in (
+        ("wikitext103:gcnn_14", 267_744, 229_305_428),
+        ("billion_word:gcnn_14b", 793_480, 428_383_744),
+    ):
         assert round(1e6 * millions(build(CONFIGS[name], words))) == count
 
 
 def test_small_rows_have_the_same_size():
     """They are compared: within 5 % of each other."""
     for name in ("wikitext2", "penn_treebank"):
-        sizes = [millions(build(CONFIGS[f"{name}:{row}"], FILES[name].SETTINGS["data.vocabulary_size"])) for row in SMALL]
+        sizes = [
+            millions(build(CONFIGS[f"{name}:{row}"], FILES[name].SETTINGS["data.vocabulary_size"]))
+            for row in SMALL
+        ]
         assert max(sizes) < 1.05 * min(sizes)
 
 
@@ -210,25 +352,44 @@ def test_rows_as_a_table():
     assert "| `asm_256` | asm | input.width=256 | 23.39 |  | 314.7 |  | Table 7 |" in lines
 
 
-@pytest.mark.parametrize("make, says", [
-    (lambda: wikitext103.get_config("adp_s"), ["row 'adp_s' of ", "wikitext103.py", 'Did you mean "adp_t"']),
-    (lambda: base.config({"body.layrs": 3}), ["config.body.layrs", 'Did you mean "layers"']),
-    (lambda: base.config({"input.name": "adaptve"}), ["config.input.name='adaptve'", 'Did you mean "adaptive"']),
-    (lambda: base.config({"input.name": "lookup", "input.cutoffs": (3,)}), ["config.input.cutoffs", "name, width"])])
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (
+            lambda: wikitext103.get_config("adp_s"),
+            ["row 'adp_s' of ", "wikitext103.py", 'Did you mean "adp_t"'],
+        ),
+        (lambda: base.config({"body.layrs": 3}), ["config.body.layrs", 'Did you mean "layers"']),
+        (
+            lambda: base.config({"input.name": "adaptve"}),
+            ["config.input.name='adaptve'", 'Did you mean "adaptive"'],
+        ),
+        (
+            lambda: base.config({"input.name": "lookup", "input.cutoffs": (3,)}),
+            ["config.input.cutoffs", "name, width"],
+        ),
+    ],
+)
 def test_what_no_config_may_say(make, says):
     """An unknown row, key or name, and a key of another class."""
     with pytest.raises(InputError) as error:
         make()
-    assert "\n" not in str(error.value) and all(part in str(error.value) for part in says), error.value
+    assert "\n" not in str(error.value) and all(part in str(error.value) for part in says), (
+        error.value
+    )
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_settings_agree_with_each_other(config):
-    """Cycles are as long as the run, the vocabulary is the published one, 1 to 8 devices can share an update if they divide its
-    rows, and every field of the layers is stated, so that what a run does can be read in one place."""
+    """Cycles are as long as the run, the vocabulary is the published one, 1 to 8 devices can share
+    an update if they divide its rows, and every field of the layers is stated, so that what a run
+    does can be read in one place.
+    """
     schedule, data = config["schedule"], config["data"]
     if "cycles" in schedule:
-        assert config["steps"] == schedule["warmup_steps"] + schedule["cycle_steps"] * (2 ** schedule["cycles"] - 1)
+        assert config["steps"] == schedule["warmup_steps"] + schedule["cycle_steps"] * (
+            2 ** schedule["cycles"] - 1
+        )
     if CORPORA[data["corpus"]] and not data["codes"]:
         assert CORPORA[data["corpus"]].vocabulary == data["vocabulary_size"]
     of_update = config["tokens_per_update"] // config["batches"]["sequence_length"]
@@ -236,12 +397,32 @@ def test_settings_agree_with_each_other(config):
         rows, microbatches = divide_update(config, devices)
         assert rows % (microbatches * devices) == 0
         length = config["batches"]["sequence_length"]
-        assert rows // (microbatches * devices) * length <= config["tokens_per_device"] or not config["tokens_per_device"]
+        assert (
+            rows // (microbatches * devices) * length <= config["tokens_per_device"]
+            or not config["tokens_per_device"]
+        )
     model = build(config, data["vocabulary_size"])
-    given = {"parent", "name", "dtype", "vocabulary_size", "features", "table", "source", "gather", "clusters"}
+    given = {
+        "parent",
+        "name",
+        "dtype",
+        "vocabulary_size",
+        "features",
+        "table",
+        "source",
+        "gather",
+        "clusters",
+    }
     groups = {name: config[name] for name in ("input", "body", "output")}
-    for layer, settings in (model.output.table, config["output"]["table"]), *((getattr(model, n), s) for n, s in groups.items()):
-        fields = {field.name for part in (layer, getattr(layer, "cnn", layer)) for field in dataclasses.fields(part)} - {"cnn"}
+    for layer, settings in (
+        (model.output.table, config["output"]["table"]),
+        *((getattr(model, n), s) for n, s in groups.items()),
+    ):
+        fields = {
+            field.name
+            for part in (layer, getattr(layer, "cnn", layer))
+            for field in dataclasses.fields(part)
+        } - {"cnn"}
         assert fields - given == set(settings) - given
 
 
@@ -249,30 +430,52 @@ def test_settings_agree_with_each_other(config):
 def own_lexicon(tmp_path_factory):
     """The path of a lexicon of most of `WORDS`."""
     path, words = tmp_path_factory.mktemp("lexicon") / "own.jsonl", WORDS.words
-    entries = [(word, words[i - 2 : i], " ".join(words[i // 2 : i])) for i, word in enumerate(words)]
-    path.write_text("\n".join(json.dumps(dict(zip(("word", "relations", "definition"), entry, strict=True))) for entry in entries))
+    entries = [
+        (word, words[i - 2 : i], " ".join(words[i // 2 : i])) for i, word in enumerate(words)
+    ]
+    path.write_text(
+        "\n".join(
+            json.dumps(dict(zip(("word", "relations", "definition"), entry, strict=True)))
+            for entry in entries
+        )
+    )
     return str(path)
 
 
 @pytest.mark.parametrize("config, whole", sorted(tiny_models(), key=lambda param: param.id))
 def test_tiny_copy_takes_a_step_that_moves_every_parameter(config, whole, own_lexicon):
-    """One update over all words, every dropout on, gives every entry of every parameter but the keys' bias a momentum."""
+    """One update over all words, every dropout on, gives every entry of every parameter but the
+    keys' bias a momentum.
+    """
     if "lexicon" in config["input"]:
         config = config | {"input": config["input"] | {"lexicon": own_lexicon}}
-    mesh, model, optimizer = sharding.device_mesh(), build(config, len(WORDS)), optim.from_config(config)
+    mesh, model, optimizer = (
+        sharding.device_mesh(),
+        build(config, len(WORDS)),
+        optim.from_config(config),
+    )
     if not whole:
         model = model.clone(body=NoBody())  # to compile a body again would show nothing new
     random, layout = np.random.default_rng(0), shape_of_state(model, optimizer, mesh)
 
     def start(path, a):
-        name = jax.tree_util.keystr(path).replace("bias_weights", "weights")  # of a bias that is predicted
+        name = jax.tree_util.keystr(path).replace(
+            "bias_weights", "weights"
+        )  # of a bias that is predicted
         matrix = "params" in name and "bias" not in name
         values = random.normal(0, a.shape[-1] ** -0.5, a.shape) if matrix else np.zeros(a.shape)
         return jax.device_put(values.astype(a.dtype), a.sharding)
 
-    state = jax.tree_util.tree_map_with_path(start, layout)  # layers' own initialisation would have to be compiled
+    state = jax.tree_util.tree_map_with_path(
+        start, layout
+    )  # layers' own initialisation would have to be compiled
     ids = np.stack([random.permutation(97) for _ in range(12)]).astype(np.int32).reshape(2, 6, 97)
-    batch = Batch(ids, ids[..., ::-1], np.ones(ids.shape, np.float32), np.arange(12, dtype=np.int32).reshape(2, 6))
+    batch = Batch(
+        ids,
+        ids[..., ::-1],
+        np.ones(ids.shape, np.float32),
+        np.arange(12, dtype=np.int32).reshape(2, 6),
+    )
     arguments = state, lexicon(WORDS, model.wants()), sharding.put_batch(mesh, batch, axis=1)
     # Compiled in a hurry: each of these programs runs once.
     update = make_update(model, optimizer, mesh, 0, layout).lower(*arguments)
@@ -283,15 +486,28 @@ def test_tiny_copy_takes_a_step_that_moves_every_parameter(config, whole, own_le
         name = jax.tree_util.keystr(path)
         assert np.isfinite(leaf).all(), name
         if "query_key_value" in name and "bias" in name:
-            # A bias of the keys adds the same to all scores of a query, and softmax does not see it.
+            # A bias of the keys adds the same to all scores of a query, and softmax does not see
+            # it.
             leaf = np.delete(leaf.reshape(len(leaf), 3, -1), 1, axis=1)
         if "characters" in name:
             read = {byte for word in WORDS.words for byte in word.encode()[:8]} - set(b"<eosunk>")
-            leaf = leaf[sorted({byte + 1 for byte in read} if len(leaf) > 256 else read)]  # ELMo's letters count from 1
+            leaf = leaf[
+                sorted({byte + 1 for byte in read} if len(leaf) > 256 else read)
+            ]  # ELMo's letters count from 1
         leaf = np.atleast_1d(leaf)
         silent = np.abs(leaf).reshape(leaf.shape[0], -1) == 0
-        # A unit behind a ReLU may be off for all words, and weight_drop drops weights; everything else must move.
-        off = {"inner": 0.05, "outer": 0.05, "highway": 0.6, "filter": 0.6}  # narrow filters often start below 0
-        off["['output']['table']['bias']"] = 0.05  # of large logits, where a word's probability is 1 as often as it is the target
+        # A unit behind a ReLU may be off for all words, and weight_drop drops weights; everything
+        # else must move.
+        off = {
+            "inner": 0.05,
+            "outer": 0.05,
+            "highway": 0.6,
+            "filter": 0.6,
+        }  # narrow filters often start below 0
+        off["['output']['table']['bias']"] = (
+            0.05  # of large logits, where a word's probability is 1 as often as it is the target
+        )
         off |= dict.fromkeys(("recurrent_0", "recurrent_1", "recurrent_2"), 0.3)
-        assert silent.mean() < next((most for part, most in off.items() if part in name), 1e-9), name
+        assert silent.mean() < next((most for part, most in off.items() if part in name), 1e-9), (
+            name
+        )

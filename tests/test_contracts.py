@@ -1,4 +1,6 @@
-"""What every input, body, table and output must do, over the dicts in model.py: a new layer is tested by being listed."""
+"""What every input, body, table and output must do, over the dicts in model.py: a new layer is
+tested by being listed.
+"""
 
 import ast
 import functools
@@ -15,7 +17,15 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.devices import sharding
 from adaptive_jax.gradients import make_gradients
-from adaptive_jax.model import BODIES, INPUTS, OUTPUTS, TABLES, build, parameter_shapes, variable_shapes
+from adaptive_jax.model import (
+    BODIES,
+    INPUTS,
+    OUTPUTS,
+    TABLES,
+    build,
+    parameter_shapes,
+    variable_shapes,
+)
 from tests.toys import NoBody, random_params
 
 VOCABULARY, FEATURES, BATCH, TIME = 61, 16, 3, 8
@@ -25,59 +35,140 @@ WORDS = Vocabulary.build({"<eos>": 3, "<unk>": 2} | SPELT)
 
 LEXICON = str(Path(__file__).parent / "fixtures" / "lexicon.jsonl")
 
-# Smallest settings of each layer; a layer that is missing here fails test_every_layer_is_under_contract.
+# Smallest settings of each layer; a layer that is missing here fails
+# test_every_layer_is_under_contract.
 INPUT = {
     "lookup": [{}, {"width": 8}],
-    "adaptive": [{"cutoffs": CUTOFFS, "factor": 2}, {"cutoffs": (7, 20, 40), "factor": 2, "width": 8}],
+    "adaptive": [
+        {"cutoffs": CUTOFFS, "factor": 2},
+        {"cutoffs": (7, 20, 40), "factor": 2, "width": 8},
+    ],
     "char_cnn": [
         {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8},
-        {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40}],
+        {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40},
+    ],
     "groc": [
-        {"width": 4, "filters": ((1, 6), (3, 8)), "strides": (1, 2), "length": 8, "lexicon": LEXICON},
-        {"width": 4, "filters": ((2, 12),), "strides": (), "highway_layers": 0, "length": 40, "relations": 0, "combine": "add",
-         "lexicon": LEXICON}],
+        {
+            "width": 4,
+            "filters": ((1, 6), (3, 8)),
+            "strides": (1, 2),
+            "length": 8,
+            "lexicon": LEXICON,
+        },
+        {
+            "width": 4,
+            "filters": ((2, 12),),
+            "strides": (),
+            "highway_layers": 0,
+            "length": 40,
+            "relations": 0,
+            "combine": "add",
+            "lexicon": LEXICON,
+        },
+    ],
 }
-SPELLING = {"char_cnn", "groc"}  # words share what they are spelt with, so a gradient for one reaches others
+SPELLING = {
+    "char_cnn",
+    "groc",
+}  # words share what they are spelt with, so a gradient for one reaches others
 BODY = {
     "transformer": [
         {"layers": 2, "heads": 2, "feed_forward": 24},
-        {"layers": 1, "heads": 4, "feed_forward": 24, "final_norm": False, "positions": "alibi"}],
+        {"layers": 1, "heads": 4, "feed_forward": 24, "final_norm": False, "positions": "alibi"},
+    ],
     "gated_conv": [
         {"blocks": ((1, 3, 12), (2, 1, 8, 4, 8, 1, FEATURES))},
-        {"blocks": ((2, 4, 12), (1, 2, 12)), "form": "fairseq", "activation": "gtu", "weight_norm": False,
-         "output_width": FEATURES}],
+        {
+            "blocks": ((2, 4, 12), (1, 2, 12)),
+            "form": "fairseq",
+            "activation": "gtu",
+            "weight_norm": False,
+            "output_width": FEATURES,
+        },
+    ],
     "transformer_post_norm": [
-        {"layers": 2, "heads": 2, "feed_forward": 24, "final_norm": False, "positions": "learned", "max_positions": TIME + 2}],
+        {
+            "layers": 2,
+            "heads": 2,
+            "feed_forward": 24,
+            "final_norm": False,
+            "positions": "learned",
+            "max_positions": TIME + 2,
+        }
+    ],
     "lstm": [{"widths": (12, FEATURES)}],
     "awd_lstm": [{"widths": (FEATURES,), "biases": 2}],
 }
 TABLE = {
-    "own": [{"cutoffs": CUTOFFS, "factor": 2, "bias": True}, {"cutoffs": (20,), "factor": 1, "width": 8}, {"weight_norm": True},
-            {"cutoffs": CUTOFFS, "factor": 2, "width": 9, "bias": True, "projected": False}],
-    "tied": [{}, {"share_projections": False, "bias": True}, {"share_head_projection": True},
-             {"cutoffs": CUTOFFS, "own_head": True}],
-    "mapped": [{"form": "bilinear", "bias": "own"}, {"depth": 2, "dropout": 0.1, "layer_dropout": 0.2, "bias": "predicted"}],
+    "own": [
+        {"cutoffs": CUTOFFS, "factor": 2, "bias": True},
+        {"cutoffs": (20,), "factor": 1, "width": 8},
+        {"weight_norm": True},
+        {"cutoffs": CUTOFFS, "factor": 2, "width": 9, "bias": True, "projected": False},
+    ],
+    "tied": [
+        {},
+        {"share_projections": False, "bias": True},
+        {"share_head_projection": True},
+        {"cutoffs": CUTOFFS, "own_head": True},
+    ],
+    "mapped": [
+        {"form": "bilinear", "bias": "own"},
+        {"depth": 2, "dropout": 0.1, "layer_dropout": 0.2, "bias": "predicted"},
+    ],
     "assembled": [{"dropout": 0.1, "bias": "own"}],
     "composed": [
-        {"width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 8, "correction": 5, "bias": "own"},
-        {"width": 4, "filters": ((2, 12),), "highway_layers": 0, "length": 40, "correction": 0, "bias": "predicted"}],
+        {
+            "width": 4,
+            "filters": ((1, 6), (3, 8)),
+            "highway_layers": 1,
+            "length": 8,
+            "correction": 5,
+            "bias": "own",
+        },
+        {
+            "width": 4,
+            "filters": ((2, 12),),
+            "highway_layers": 0,
+            "length": 40,
+            "correction": 0,
+            "bias": "predicted",
+        },
+    ],
 }
-OUTPUT = {"softmax": [{}, {"input_dropout": 0.1}], "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}],
-          "hierarchical": [{}, {"classes": 5}],
-          "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}], "nce": [{"samples": 9}],
-          "differentiated": [{}, {"form": "slices"}]}
+OUTPUT = {
+    "softmax": [{}, {"input_dropout": 0.1}],
+    "adaptive": [{}, {"tail_dropout": 0.2, "label_smoothing": 0.1}],
+    "hierarchical": [{}, {"classes": 5}],
+    "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}],
+    "nce": [{"samples": 9}],
+    "differentiated": [{}, {"form": "slices"}],
+}
 
 
-def config(input=("lookup", {}), body=("transformer", BODY["transformer"][0]), output=("softmax", {}), table=("own", {})):
+def config(
+    input=("lookup", {}),
+    body=("transformer", BODY["transformer"][0]),
+    output=("softmax", {}),
+    table=("own", {}),
+):
     def group(pair, **more):
         return {"name": pair[0]} | pair[1] | more
 
-    return {"dtype": "float32", "input": group(input), "body": group(body, features=FEATURES),
-            "output": group(output, table=group(table))}
+    return {
+        "dtype": "float32",
+        "input": group(input),
+        "body": group(body, features=FEATURES),
+        "output": group(output, table=group(table)),
+    }
 
 
 def cases(settings):
-    return [pytest.param((name, fields), id=f"{name}-{i}") for name in settings for i, fields in enumerate(settings[name])]
+    return [
+        pytest.param((name, fields), id=f"{name}-{i}")
+        for name in settings
+        for i, fields in enumerate(settings[name])
+    ]
 
 
 def takes(output, fields, cut):
@@ -88,17 +179,30 @@ def takes(output, fields, cut):
 
 
 def whole_models():
-    """The softmax on every table that fits it, other outputs on one of each kind, further settings of an output on one table."""
+    """The softmax on every table that fits it, other outputs on one of each kind, further
+    settings of an output on one table.
+    """
     seen = set()
     for output, fields_list in OUTPUT.items():
         for table in ("own", "tied"):
             tables = TABLE[table]
-            for source in (("lookup", {"width": 8}), ("adaptive", {"cutoffs": CUTOFFS, "factor": 2})):
+            for source in (
+                ("lookup", {"width": 8}),
+                ("adaptive", {"cutoffs": CUTOFFS, "factor": 2}),
+            ):
                 for table_fields in tables if source[0] == "adaptive" or table == "tied" else []:
-                    cut = bool(table_fields.get("cutoffs")) or (table == "tied" and source[0] == "adaptive")
-                    twice = table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
+                    cut = bool(table_fields.get("cutoffs")) or (
+                        table == "tied" and source[0] == "adaptive"
+                    )
+                    twice = (
+                        table == "tied" and source[0] == "adaptive" and "cutoffs" in table_fields
+                    )
                     for fields in fields_list if not twice else []:
-                        kind = table, source[0], repr(table_fields) if output in ("softmax", "adaptive") else ""
+                        kind = (
+                            table,
+                            source[0],
+                            repr(table_fields) if output in ("softmax", "adaptive") else "",
+                        )
                         kind = (output, repr(fields), kind if fields is fields_list[0] else "")
                         sliced = (fields.get("form") == "slices") == ("projected" in table_fields)
                         if sliced and takes(output, fields, cut) and kind not in seen:
@@ -106,16 +210,29 @@ def whole_models():
                             yield (source, (output, fields), (table, table_fields))
 
 
-OWN_ROWS = [pytest.param(case, id="-".join(part[0] for part in case) + f"-{i}") for i, case in enumerate(whole_models())]
+OWN_ROWS = [
+    pytest.param(case, id="-".join(part[0] for part in case) + f"-{i}")
+    for i, case in enumerate(whole_models())
+]
 COMPOSED = (("char_cnn", INPUT["char_cnn"][0]), ("softmax", {}), ("tied", {}))
 MAPPED = (("lookup", {}), ("softmax", {}), ("mapped", TABLE["mapped"][1]))
 # More, whose output words share parameters.
 COMPUTED = [COMPOSED, (COMPOSED[0], ("softmax", {}), MAPPED[2])]
-COMPUTED += [(("lookup", {}), ("softmax", {}), (name, fields)) for name in ("mapped", "composed") for fields in TABLE[name]]
+COMPUTED += [
+    (("lookup", {}), ("softmax", {}), (name, fields))
+    for name in ("mapped", "composed")
+    for fields in TABLE[name]
+]
 SCALED = ("adaptive", {"cutoffs": CUTOFFS, "factor": 2, "scaled": True})
 COMPUTED += [(SCALED, ("softmax", {}), ("assembled", TABLE["assembled"][0]))]
 GROC = ("groc", INPUT["groc"][0])
-COMPUTED += [(GROC, ("adaptive", {}), ("mapped", {"cutoffs": CUTOFFS, "depth": 0, "dropout": 0.1, "bias": "predicted"}))]
+COMPUTED += [
+    (
+        GROC,
+        ("adaptive", {}),
+        ("mapped", {"cutoffs": CUTOFFS, "depth": 0, "dropout": 0.1, "bias": "predicted"}),
+    )
+]
 MODELS = [*OWN_ROWS, *(pytest.param(case, id=f"computed-{i}") for i, case in enumerate(COMPUTED))]
 
 
@@ -123,7 +240,10 @@ MODELS = [*OWN_ROWS, *(pytest.param(case, id=f"computed-{i}") for i, case in enu
 def _made(key):
     source, output, table = ast.literal_eval(key)
     model = build(config(input=source, output=output, table=table), VOCABULARY)
-    return model, {"params": random_params(parameter_shapes(model)), "lexicon": lexicon(WORDS, model.wants())}
+    return model, {
+        "params": random_params(parameter_shapes(model)),
+        "lexicon": lexicon(WORDS, model.wants()),
+    }
 
 
 def made(case):
@@ -131,8 +251,12 @@ def made(case):
 
 
 def run(model, variables, *arrays, **how):
-    """`model.apply` as one compiled program: op by op it would compile every operation by itself."""
-    return jax.jit(lambda variables, *arrays: model.apply(variables, *arrays, **how))(variables, *arrays)
+    """`model.apply` as one compiled program: op by op it would compile every operation by
+    itself.
+    """
+    return jax.jit(lambda variables, *arrays: model.apply(variables, *arrays, **how))(
+        variables, *arrays
+    )
 
 
 def with_params(variables, params):
@@ -142,12 +266,20 @@ def with_params(variables, params):
 def alone(layer, *arrays):
     """A layer's variables: random parameters, and what it wants to know about the words."""
     shapes = jax.eval_shape(layer.init, jax.random.key(0), *arrays)
-    return {"params": random_params(shapes["params"]), "lexicon": lexicon(WORDS, getattr(layer, "wants", {}))}
+    return {
+        "params": random_params(shapes["params"]),
+        "lexicon": lexicon(WORDS, getattr(layer, "wants", {})),
+    }
 
 
 def random_batch(rows=BATCH):
     ids = jax.random.randint(jax.random.key(7), (rows, TIME + 1), 0, VOCABULARY)
-    return Batch(ids[:, :-1], ids[:, 1:], jax.random.uniform(jax.random.key(8), (rows, TIME)), jnp.arange(rows))
+    return Batch(
+        ids[:, :-1],
+        ids[:, 1:],
+        jax.random.uniform(jax.random.key(8), (rows, TIME)),
+        jnp.arange(rows),
+    )
 
 
 def rows_of(tokens, segment_ids=None):
@@ -163,18 +295,26 @@ def hidden_and_targets():
 
 def reach(model, variables, vectors, *rest):
     """`[time, time]`: which positions' vectors each hidden state depends on, by gradient."""
+
     def at(position, vectors):
         pull = jax.random.normal(jax.random.key(2), (FEATURES,))
         return jnp.vdot(run(model, variables, vectors, *rest)[0][0, position], pull)
 
-    gradient = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(jnp.arange(TIME))
+    gradient = jax.jit(jax.vmap(lambda position: jax.grad(at, argnums=1)(position, vectors)))(
+        jnp.arange(TIME)
+    )
     assert jnp.isfinite(gradient).all()
     return np.asarray(jnp.abs(gradient[:, 0]).sum(axis=-1) > 0)
 
 
 def test_every_layer_is_under_contract():
     """Each name in model.py has a smallest setting here."""
-    assert (set(INPUT), set(BODY), set(TABLE), set(OUTPUT)) == (set(INPUTS), set(BODIES), set(TABLES), set(OUTPUTS))
+    assert (set(INPUT), set(BODY), set(TABLE), set(OUTPUT)) == (
+        set(INPUTS),
+        set(BODIES),
+        set(TABLES),
+        set(OUTPUTS),
+    )
 
 
 @pytest.mark.parametrize("source", cases(INPUT))
@@ -183,13 +323,17 @@ def test_input_is_rows_of_its_table(source):
     layer = build(config(input=source), VOCABULARY).input
     variables = alone(layer, jnp.arange(VOCABULARY))
     bands = run(layer, variables, method="bands")
-    table = jnp.concatenate([b.table if b.projection is None else b.table @ b.projection for b in bands])
+    table = jnp.concatenate(
+        [b.table if b.projection is None else b.table @ b.projection for b in bands]
+    )
     assert table.shape == (VOCABULARY, FEATURES)
     tokens = jnp.array([[3, 60, 11, 10], [29, 30, 0, 3]])
     np.testing.assert_allclose(run(layer, variables, tokens), table[tokens], atol=1e-6)
 
 
-@pytest.mark.parametrize("source", cases({name: INPUT[name] for name in INPUT if name not in SPELLING}))
+@pytest.mark.parametrize(
+    "source", cases({name: INPUT[name] for name in INPUT if name not in SPELLING})
+)
 def test_input_gradient_reaches_only_the_words_given(source):
     """Rows of the words given, and only those, change when their vectors are pulled."""
     layer = build(config(input=source), VOCABULARY).input
@@ -197,7 +341,9 @@ def test_input_gradient_reaches_only_the_words_given(source):
     given = jnp.array([2, 12, 45])
 
     def loss(variables):
-        return jnp.sum(run(layer, variables, given) * jax.random.normal(jax.random.key(3), (3, FEATURES)))
+        return jnp.sum(
+            run(layer, variables, given) * jax.random.normal(jax.random.key(3), (3, FEATURES))
+        )
 
     bands = run(layer, jax.grad(loss)(variables), method="bands")
     touched = jnp.concatenate([jnp.abs(band.table).sum(axis=1) > 0 for band in bands])
@@ -206,11 +352,15 @@ def test_input_gradient_reaches_only_the_words_given(source):
 
 @pytest.mark.parametrize("body", cases(BODY))
 def test_body_is_causal_within_segments(body):
-    """A hidden state depends on itself and what came before in its segment, and on nothing else; segments are as if alone."""
+    """A hidden state depends on itself and what came before in its segment, and on nothing
+    else; segments are as if alone.
+    """
     layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (1, TIME, FEATURES))
     variables = alone(layer, vectors)
-    np.testing.assert_array_equal(reach(layer, variables, vectors), np.tril(np.ones((TIME, TIME), bool)))
+    np.testing.assert_array_equal(
+        reach(layer, variables, vectors), np.tril(np.ones((TIME, TIME), bool))
+    )
 
     segments = jnp.array([[1, 1, 1, 2, 3, 3, 0, 0]])
     batch = rows_of(segments, segments)
@@ -219,8 +369,12 @@ def test_body_is_causal_within_segments(body):
     hidden, carry = run(layer, variables, vectors, (), batch)
     assert carry == ()
     starts = [0, 3, 4]
-    shifted = jnp.concatenate([jnp.roll(vectors, -start, axis=1) for start in starts])  # what follows a segment does not reach it
-    for start, length, row in zip(starts, (3, 1, 2), run(layer, variables, shifted)[0], strict=True):
+    shifted = jnp.concatenate(
+        [jnp.roll(vectors, -start, axis=1) for start in starts]
+    )  # what follows a segment does not reach it
+    for start, length, row in zip(
+        starts, (3, 1, 2), run(layer, variables, shifted)[0], strict=True
+    ):
         np.testing.assert_allclose(hidden[0, start : start + length], row[:length], atol=2e-5)
 
 
@@ -238,9 +392,13 @@ def test_body_with_a_carry_parts_equal_the_whole(body):
     np.testing.assert_allclose(jnp.concatenate(hidden, axis=1), whole, atol=2e-5)
 
 
-@pytest.mark.parametrize("body", [case for case in cases(BODY) if not case.values[0][0].startswith("transformer")])
+@pytest.mark.parametrize(
+    "body", [case for case in cases(BODY) if not case.values[0][0].startswith("transformer")]
+)
 def test_body_continues_rows_of_a_stream(body):
-    """From the carry of a stream two parts equal the whole, row by row; a row that is reset equals one that stands alone."""
+    """From the carry of a stream two parts equal the whole, row by row; a row that is reset
+    equals one that stands alone.
+    """
     layer = build(config(body=body), VOCABULARY).body
     vectors = jax.random.normal(jax.random.key(0), (BATCH, TIME, FEATURES))
     variables = alone(layer, vectors)
@@ -248,11 +406,15 @@ def test_body_continues_rows_of_a_stream(body):
     whole, _ = run(layer, variables, vectors)
     reset = jnp.array([False, True, False])
     batch = rows_of(jnp.zeros((BATCH, TIME // 2), jnp.int32))._replace(reset=reset)
-    before, carry = run(layer, variables, vectors[:, : TIME // 2], layer.initial_carry(BATCH), batch)
+    before, carry = run(
+        layer, variables, vectors[:, : TIME // 2], layer.initial_carry(BATCH), batch
+    )
     after, _ = run(layer, variables, vectors[:, TIME // 2 :], carry, batch)
     fresh, _ = run(layer, variables, vectors[:, TIME // 2 :])
     np.testing.assert_allclose(before, whole[:, : TIME // 2], atol=2e-5)
-    np.testing.assert_allclose(after, jnp.where(reset[:, None, None], fresh, whole[:, TIME // 2 :]), atol=2e-5)
+    np.testing.assert_allclose(
+        after, jnp.where(reset[:, None, None], fresh, whole[:, TIME // 2 :]), atol=2e-5
+    )
 
 
 def test_transformers_do_not_continue_rows():
@@ -263,17 +425,34 @@ def test_transformers_do_not_continue_rows():
 
 @pytest.mark.parametrize("case", MODELS)
 def test_output_is_normalised_and_agrees_with_itself(case):
-    """Probabilities sum to one; nll and untrained loss are minus the log-probability of the target, in the order given."""
+    """Probabilities sum to one; nll and untrained loss are minus the log-probability of the
+    target, in the order given.
+    """
     model, variables = made(case)
     hidden, targets = hidden_and_targets()
     weights = jnp.linspace(0, 2, len(targets))
-    orders = jnp.stack([jnp.arange(len(targets)), jax.random.permutation(jax.random.key(5), len(targets))])
+    orders = jnp.stack(
+        [jnp.arange(len(targets)), jax.random.permutation(jax.random.key(5), len(targets))]
+    )
 
     @jax.jit
     def everything(variables):
         log_probs = model.apply(variables, hidden, method=lambda m, h: m.output.log_probs(h))
-        nll = jax.lax.map(lambda order: model.apply(variables, hidden[order], targets[order], method="nll"), orders)
-        return log_probs, nll, model.apply(variables, hidden, targets, weights, method=lambda m, *arrays: m.output.loss(*arrays))
+        nll = jax.lax.map(
+            lambda order: model.apply(variables, hidden[order], targets[order], method="nll"),
+            orders,
+        )
+        return (
+            log_probs,
+            nll,
+            model.apply(
+                variables,
+                hidden,
+                targets,
+                weights,
+                method=lambda m, *arrays: m.output.loss(*arrays),
+            ),
+        )
 
     log_probs, nll, loss = jax.tree.map(np.asarray, everything(variables))
     assert log_probs.shape == (len(targets), VOCABULARY)
@@ -286,7 +465,9 @@ def test_output_is_normalised_and_agrees_with_itself(case):
 
 @pytest.mark.parametrize("case", OWN_ROWS)
 def test_every_word_gets_a_gradient_as_a_target(case):
-    """The row of a word that is the only target is pulled, the first two of each cluster included."""
+    """The row of a word that is the only target is pulled, the first two of each cluster
+    included.
+    """
     model, variables = made(case)
     hidden = jax.random.normal(jax.random.key(4), (1, FEATURES))
 
@@ -295,7 +476,13 @@ def test_every_word_gets_a_gradient_as_a_target(case):
     def pull(word):
         def loss(params):
             given = with_params(variables, params)
-            return model.apply(given, hidden, word[None], jnp.ones(1), method=lambda m, *arrays: m.output.loss(*arrays)).total
+            return model.apply(
+                given,
+                hidden,
+                word[None],
+                jnp.ones(1),
+                method=lambda m, *arrays: m.output.loss(*arrays),
+            ).total
 
         gradient = with_params(variables, jax.grad(loss)(variables["params"]))
         bands = model.apply(gradient, method=lambda m: m.output.table.bands())
@@ -306,19 +493,30 @@ def test_every_word_gets_a_gradient_as_a_target(case):
 
 @pytest.mark.parametrize("case", MODELS)
 def test_training_draws_dropout_and_evaluation_does_not(case):
-    """With a rate above 0 two keys give two training losses; without one, training does not even ask for a key."""
+    """With a rate above 0 two keys give two training losses; without one, training does not
+    even ask for a key.
+    """
     model, variables = made(case)
     hidden, targets = hidden_and_targets()
 
     def loss(**rngs):
         given = hidden, targets, jnp.ones(targets.shape)
-        return model.apply(variables, *given, rngs=rngs, method=lambda m, *arrays: m.output.loss(*arrays, train=True)).total
+        return model.apply(
+            variables,
+            *given,
+            rngs=rngs,
+            method=lambda m, *arrays: m.output.loss(*arrays, train=True),
+        ).total
 
     _, (_, fields), (_, table) = case
     bands = jax.eval_shape(lambda: model.apply(variables, method=lambda m: m.output.table.bands()))
-    dropped = fields.get("input_dropout", 0) > 0 or (fields.get("tail_dropout", 0) > 0 and len(bands) > 1)
+    dropped = fields.get("input_dropout", 0) > 0 or (
+        fields.get("tail_dropout", 0) > 0 and len(bands) > 1
+    )
     if not (dropped or table.get("dropout", 0) > 0 or "samples" in fields):
-        assert jax.eval_shape(loss).shape == ()  # asking for a key that was not given would be an error
+        assert (
+            jax.eval_shape(loss).shape == ()
+        )  # asking for a key that was not given would be an error
         return
     with pytest.raises(InvalidRngError):
         jax.eval_shape(loss)
@@ -327,11 +525,17 @@ def test_training_draws_dropout_and_evaluation_does_not(case):
 
 
 ADP_T = (("adaptive", {"cutoffs": CUTOFFS, "factor": 2}), ("adaptive", {}), ("tied", {}))
-CNN = (("char_cnn", INPUT["char_cnn"][0]), ("adaptive", {}), ("own", {"cutoffs": CUTOFFS, "factor": 2}))
+CNN = (
+    ("char_cnn", INPUT["char_cnn"][0]),
+    ("adaptive", {}),
+    ("own", {"cutoffs": CUTOFFS, "factor": 2}),
+)
 
 
 def test_decoding_step_by_step_gives_the_same_hidden_states():
-    """LanguageModel.step, one token at a time from an empty cache, equals LanguageModel.hidden of the whole row."""
+    """LanguageModel.step, one token at a time from an empty cache, equals LanguageModel.hidden
+    of the whole row.
+    """
     model, variables = made(ADP_T)
     tokens = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, VOCABULARY)
     step = jax.jit(lambda token, carry: model.apply(variables, token, carry, method="step"))
@@ -344,7 +548,9 @@ def test_decoding_step_by_step_gives_the_same_hidden_states():
 
 
 def test_log_probs_of_positions_builds_no_more_than_asked_for():
-    """LanguageModel.log_probs answers for the columns asked for, and no array of all positions and words exists."""
+    """LanguageModel.log_probs answers for the columns asked for, and no array of all positions
+    and words exists.
+    """
     model, variables = made(ADP_T)
     tokens = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, VOCABULARY)
     positions = jnp.array([[0], [5], [7]])
@@ -361,52 +567,88 @@ def test_log_probs_of_positions_builds_no_more_than_asked_for():
     assert f"{BATCH}x{TIME}x{VOCABULARY}" not in text
 
 
-@pytest.mark.parametrize("case, which", [
-    (ADP_T, "none"), (CNN, "inputs"), (COMPOSED, "all"), (MAPPED, "all"), (COMPUTED[1], "all"), (COMPUTED[-1], "all"),
-    ((GROC, *CNN[1:]), "inputs")],
-    ids=["none", "inputs", "all", "mapped", "mapped and composed", "groc", "groc, inputs"])
+@pytest.mark.parametrize(
+    "case, which",
+    [
+        (ADP_T, "none"),
+        (CNN, "inputs"),
+        (COMPOSED, "all"),
+        (MAPPED, "all"),
+        (COMPUTED[1], "all"),
+        (COMPUTED[-1], "all"),
+        ((GROC, *CNN[1:]), "inputs"),
+    ],
+    ids=["none", "inputs", "all", "mapped", "mapped and composed", "groc", "groc, inputs"],
+)
 def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
     """The slow twin differentiates one loss of all rows, every vector composed where it is used."""
     model, variables = made(case)
     assert model.composed_words() == which
     if case not in (ADP_T, CNN):  # to compile a body again would show nothing new
         model = model.clone(body=NoBody())
-        variables = with_params(variables, {name: group for name, group in variables["params"].items() if name != "body"})
+        variables = with_params(
+            variables,
+            {name: group for name, group in variables["params"].items() if name != "body"},
+        )
     batch, key = random_batch(rows=4), jax.random.fold_in(jax.random.key(0), 0)  # seed and step
     parts = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), batch)
 
     def loss(params):
-        result, _ = model.apply(with_params(variables, params), batch, train=True, rngs={"dropout": key})
+        result, _ = model.apply(
+            with_params(variables, params), batch, train=True, rngs={"dropout": key}
+        )
         return result.total
 
     @jax.jit
     def both(params):
         gradients = make_gradients(model, sharding.device_mesh(), 0)
-        return jax.value_and_grad(loss)(params), gradients(params, variables["lexicon"], jnp.zeros((), jnp.int32), parts, ())
+        return jax.value_and_grad(loss)(params), gradients(
+            params, variables["lexicon"], jnp.zeros((), jnp.int32), parts, ()
+        )
 
     (expected, gradient), (ours, _, sums) = both(variables["params"])
     np.testing.assert_allclose(sums.loss, expected, rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, gradient)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, gradient
+    )
 
 
 def program(case, vocabulary_size, microbatches=4):
-    """The gradients' jaxpr for a vocabulary of this size, and the body of its loop over microbatches."""
+    """The gradients' jaxpr for a vocabulary of this size, and the body of its loop over
+    microbatches.
+    """
     source, output, table = case
     model = build(config(input=source, output=output, table=table), vocabulary_size)
     ids = jax.ShapeDtypeStruct((microbatches, BATCH, TIME), jnp.int32)
-    batch = Batch(ids, ids, jax.ShapeDtypeStruct(ids.shape, jnp.float32), jax.ShapeDtypeStruct(ids.shape[:2], jnp.int32))
+    batch = Batch(
+        ids,
+        ids,
+        jax.ShapeDtypeStruct(ids.shape, jnp.float32),
+        jax.ShapeDtypeStruct(ids.shape[:2], jnp.int32),
+    )
     variables = variable_shapes(model)
     gradients = make_gradients(model, sharding.device_mesh(), 0)
-    arguments = variables["params"], variables["lexicon"], jax.ShapeDtypeStruct((), jnp.int32), batch, ()
+    arguments = (
+        variables["params"],
+        variables["lexicon"],
+        jax.ShapeDtypeStruct((), jnp.int32),
+        batch,
+        (),
+    )
     whole = jax.jit(gradients).trace(*arguments)
-    [loop] = [eqn for eqn in whole.jaxpr.eqns[0].params["jaxpr"].eqns
-              if eqn.primitive.name == "scan" and eqn.params["length"] == microbatches]
+    [loop] = [
+        eqn
+        for eqn in whole.jaxpr.eqns[0].params["jaxpr"].eqns
+        if eqn.primitive.name == "scan" and eqn.params["length"] == microbatches
+    ]
     return whole.lower().as_text(), str(loop.params["jaxpr"])
 
 
 @pytest.mark.parametrize("case", [CNN, COMPOSED], ids=["cnn", "composed"])
 def test_letters_are_neither_in_the_program_nor_read_by_every_microbatch(case):
-    """A hundred times as many words make no larger program, and composition happens outside the loop over microbatches."""
+    """A hundred times as many words make no larger program, and composition happens outside the
+    loop over microbatches.
+    """
     small, loop = program(case, VOCABULARY)
     large, _ = program(case, 100 * VOCABULARY)
     assert len(large) < 1.02 * len(small)
@@ -414,12 +656,18 @@ def test_letters_are_neither_in_the_program_nor_read_by_every_microbatch(case):
 
 
 def test_a_composed_model_scores_words_it_never_saw():
-    """Another vocabulary, larger and of other words, changes arrays and no parameter; probabilities stay normalised."""
+    """Another vocabulary, larger and of other words, changes arrays and no parameter;
+    probabilities stay normalised.
+    """
     source, output, table = COMPOSED
-    other = Vocabulary.build({"<eos>": 3, "<unk>": 2} | {f"zebra{n}": 1 for n in range(3 * VOCABULARY)})
+    other = Vocabulary.build(
+        {"<eos>": 3, "<unk>": 2} | {f"zebra{n}": 1 for n in range(3 * VOCABULARY)}
+    )
     _, variables = made(COMPOSED)
     larger = build(config(input=source, output=output, table=table), len(other))
-    assert jax.tree.map(jnp.shape, variables["params"]) == jax.tree.map(lambda a: a.shape, parameter_shapes(larger))
+    assert jax.tree.map(jnp.shape, variables["params"]) == jax.tree.map(
+        lambda a: a.shape, parameter_shapes(larger)
+    )
     hidden, _ = hidden_and_targets()
     given = {"params": variables["params"], "lexicon": lexicon(other, larger.wants())}
     log_probs = run(larger, given, hidden[:4], method=lambda m, h: m.output.log_probs(h))

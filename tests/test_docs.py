@@ -1,7 +1,9 @@
-"""Every block of code of every page: Python runs, and commands run in small or are checked flag by flag.
+"""Every block of code of every page: Python runs, and commands run in small or are checked flag by
+flag.
 
-Commands that read the run `runs/quickstart` run here, page by page and in the order of the page, on a quickstart of two updates.
-The others go through the parsers of their flags, in tests/test_readme.py, and `CHECKED` says why.
+Commands that read the run `runs/quickstart` run here, page by page and in the order of the page, on
+a quickstart of two updates. The others go through the parsers of their flags, in
+tests/test_readme.py, and `CHECKED` says why.
 """
 
 import importlib.util
@@ -26,10 +28,13 @@ from configs import quickstart
 from tests import test_contracts
 from tests.pages import PAGES, PYTHON, blocks, python_blocks
 
-# Programs of commands that do not run here, and why. Their flags, configs, keys and paths are checked in tests/test_readme.py.
+# Programs of commands that do not run here, and why. Their flags, configs, keys and paths are
+# checked in tests/test_readme.py.
 CHECKED = {
     "train.py": "takes minutes or a corpus; each makes its plan or explains its keys",
-    "evaluate.py": "of another run than runs/quickstart: needs a corpus, or a model that trains for minutes",
+    "evaluate.py": (
+        "of another run than runs/quickstart: needs a corpus, or a model that trains for minutes"
+    ),
     "adaptive_jax.explain": "writes a page of this repository; tests/test_explain.py compares it",
     "adaptive_jax.convert": "needs a checkpoint; tests/convert has some",
     "adaptive_jax.fairseq": "another name of adaptive_jax.convert",
@@ -37,12 +42,18 @@ CHECKED = {
     "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
     "adaptive_jax.data.cut": "needs a corpus; tests/data has one",
     "adaptive_jax.data.prepare": "needs a corpus; tests/data has one",
-    "adaptive_jax.evaluation.report": "of several runs; tests/evaluation/test_report.py reports two",
+    "adaptive_jax.evaluation.report": (
+        "of several runs; tests/evaluation/test_report.py reports two"
+    ),
     "benchmarks": "takes minutes; tests/benchmarks runs them in small",
     "-c": "one line of Python, which tests/test_readme.py runs",
 }
-NEEDS = {"adaptive_jax.evaluation.report": "matplotlib"}  # programs that run where this is installed
-OWN_PAGES = {"docs/export.md": "needs safetensors and programs that export makes; tests/export runs its code"}
+NEEDS = {
+    "adaptive_jax.evaluation.report": "matplotlib"
+}  # programs that run where this is installed
+OWN_PAGES = {
+    "docs/export.md": "needs safetensors and programs that export makes; tests/export runs its code"
+}
 OWN_TESTS = "class MyModel", "linear_cross_entropy", "OneGate"  # code with a test of its own, below
 DONE = set()  # a command of several pages runs once
 
@@ -56,7 +67,9 @@ def program(words):
 def runs(line):
     """Whether a line of shell runs here."""
     words = line.split()
-    if any(name in words and not importlib.util.find_spec(package) for name, package in NEEDS.items()):
+    if any(
+        name in words and not importlib.util.find_spec(package) for name, package in NEEDS.items()
+    ):
         return False
     about = any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
     return words[0] == "printf" or (about and "train.py" not in words)
@@ -69,39 +82,68 @@ def runs_code(code):
 
 def to_run(text):
     """The blocks of a page that run here."""
-    return [(kind, block) for kind, block in blocks(text) if (runs if kind == "shell" else runs_code)(block)]
+    return [
+        (kind, block)
+        for kind, block in blocks(text)
+        if (runs if kind == "shell" else runs_code)(block)
+    ]
 
 
-TO_RUN = {page: found for page, text in PAGES.items() if page not in OWN_PAGES and (found := to_run(text))}
+TO_RUN = {
+    page: found for page, text in PAGES.items() if page not in OWN_PAGES and (found := to_run(text))
+}
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    """A directory like a clone of this repository in which the quickstart has been trained, for two updates and in small."""
-    pytest.importorskip("pythonbible", reason="pythonbible is not installed: pip install pythonbible")
+    """A directory like a clone of this repository in which the quickstart has been trained, for
+    two updates and in small.
+    """
+    pytest.importorskip(
+        "pythonbible", reason="pythonbible is not installed: pip install pythonbible"
+    )
     place = tmp_path_factory.mktemp("place")
     config = quickstart.get_config()
-    config.update_from_flattened_dict({
-        "steps": 2, "body.layers": 1, "body.features": 32, "body.heads": 2, "body.feed_forward": 32, "input.width": 32,
-        "evaluate_every": 0, "schedule.warmup_steps": 1, "schedule.cycle_steps": 1, "data.cache": str(place / "cache")})
+    config.update_from_flattened_dict(
+        {
+            "steps": 2,
+            "body.layers": 1,
+            "body.features": 32,
+            "body.heads": 2,
+            "body.feed_forward": 32,
+            "input.width": 32,
+            "evaluate_every": 0,
+            "schedule.warmup_steps": 1,
+            "schedule.cycle_steps": 1,
+            "data.cache": str(place / "cache"),
+        }
+    )
     train(config.to_dict(), place / "runs" / "quickstart")
     return place
 
 
 def shell(line, quick_command, place):
-    """Runs a line, which may have pipes, `< FILE`, `> FILE` and `>> FILE`, and returns what it prints."""
+    """Runs a line, which may have pipes, `< FILE`, `> FILE` and `>> FILE`, and returns what it
+    prints.
+    """
     printed = ""
     for part in line.split(" | "):
         words = shlex.split(part, comments=True)
-        files = {sign: place / words[words.index(sign) + 1] for sign in ("<", ">", ">>") if sign in words}
+        files = {
+            sign: place / words[words.index(sign) + 1] for sign in ("<", ">", ">>") if sign in words
+        }
         words = words[: min([len(words), *(words.index(sign) for sign in files)])]
         printed = files["<"].read_text() if "<" in files else printed
         if words[0] == "python":
             done = quick_command(*words[1:], cwd=place, given=printed)
-            assert done.returncode == (3 if "--target_perplexity" in line and "above" in done.stderr else 0), done.stderr
+            assert done.returncode == (
+                3 if "--target_perplexity" in line and "above" in done.stderr else 0
+            ), done.stderr
             printed = done.stdout
         else:
-            printed = subprocess.run(words, cwd=place, input=printed, text=True, stdout=subprocess.PIPE, check=True).stdout
+            printed = subprocess.run(
+                words, cwd=place, input=printed, text=True, stdout=subprocess.PIPE, check=True
+            ).stdout
         for sign in files.keys() - {"<"}:
             with files[sign].open("w" if sign == ">" else "a") as file:
                 file.write(printed)
@@ -110,7 +152,9 @@ def shell(line, quick_command, place):
 
 @pytest.mark.parametrize("page", TO_RUN)
 def test_a_page_runs(page, quick_command, place, monkeypatch):
-    """Its commands about runs/quickstart end well, and so does its Python, in the order of the page."""
+    """Its commands about runs/quickstart end well, and so does its Python, in the order of the
+    page.
+    """
     monkeypatch.chdir(place)
     names = {}
     for kind, block in TO_RUN[page]:
@@ -128,11 +172,17 @@ def test_other_commands_are_checked():
 
 
 def test_layers_around_a_body_of_ones_own():
-    """The code block trains: the loss is finite, its report adds up, and rare words get a gradient."""
+    """The code block trains: the loss is finite, its report adds up, and rare words get a
+    gradient.
+    """
     [code] = [code for code in python_blocks(PAGES["README.md"]) if "class MyModel" in code]
     # The vocabulary is the example's only cost; a hundredth of it shows the same.
-    code = code.replace("267_735", "2_678").replace("20_000, 60_000", "200, 600").replace("30_000", "300").replace(
-        "200_000", "2_000")
+    code = (
+        code.replace("267_735", "2_678")
+        .replace("20_000, 60_000", "200, 600")
+        .replace("30_000", "300")
+        .replace("200_000", "2_000")
+    )
     names = {}
     exec(code, names)
     assert np.isfinite(names["loss"])
@@ -143,29 +193,55 @@ def test_layers_around_a_body_of_ones_own():
 
 
 def test_the_loss_for_models_of_any_kind():
-    """The examples give the loss and the gradients of a dense softmax, over any number of devices."""
-    names = {"jax": jax, "linen": linen, "nnx": nnx, "AxisType": AxisType, "P": PartitionSpec,
-             "linear_cross_entropy": linear_cross_entropy}
-    names["equinox"] = equinox = pytest.importorskip("equinox", reason="equinox is not installed: pip install equinox")
-    names["haiku"] = haiku = pytest.importorskip("haiku", reason="haiku is not installed: pip install dm-haiku")
+    """The examples give the loss and the gradients of a dense softmax, over any number of
+    devices.
+    """
+    names = {
+        "jax": jax,
+        "linen": linen,
+        "nnx": nnx,
+        "AxisType": AxisType,
+        "P": PartitionSpec,
+        "linear_cross_entropy": linear_cross_entropy,
+    }
+    names["equinox"] = equinox = pytest.importorskip(
+        "equinox", reason="equinox is not installed: pip install equinox"
+    )
+    names["haiku"] = haiku = pytest.importorskip(
+        "haiku", reason="haiku is not installed: pip install dm-haiku"
+    )
     code = "\n".join(python_blocks(PAGES["docs/losses.md"]))
     exec(code.replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
     tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
     key = jax.random.key(0)
     linen_model, nnx_model = names["LinenModel"](), names["NnxModel"](nnx.Rngs(0))
     params = jax.jit(linen_model.init)(key, tokens, targets)
-    equinox_model = names["EquinoxModel"](equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key))
-    haiku_init, haiku_loss = haiku.without_apply_rng(haiku.transform(lambda *given: names["haiku_model"](*given)))
+    equinox_model = names["EquinoxModel"](
+        equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key)
+    )
+    haiku_init, haiku_loss = haiku.without_apply_rng(
+        haiku.transform(lambda *given: names["haiku_model"](*given))
+    )
     haiku_params = haiku_init(key, tokens, targets)
-    hidden, table = jnp.ones((3, 8)), jax.random.normal(key, (-(-211 // jax.device_count()) * jax.device_count(), 8))
+    hidden, table = (
+        jnp.ones((3, 8)),
+        jax.random.normal(key, (-(-211 // jax.device_count()) * jax.device_count(), 8)),
+    )
 
     def results():
-        linen_loss, nnx_loss = (lambda p: linen_model.apply(p, tokens, targets)), lambda m: m(tokens, targets)
+        linen_loss, nnx_loss = (
+            (lambda p: linen_model.apply(p, tokens, targets)),
+            lambda m: m(tokens, targets),
+        )
         return [
-            jax.jit(jax.value_and_grad(linen_loss))(params), nnx.jit(nnx.value_and_grad(nnx_loss))(nnx_model),
-            equinox.filter_jit(equinox.filter_value_and_grad(lambda m: m(tokens[0], targets[0])))(equinox_model),
+            jax.jit(jax.value_and_grad(linen_loss))(params),
+            nnx.jit(nnx.value_and_grad(nnx_loss))(nnx_model),
+            equinox.filter_jit(equinox.filter_value_and_grad(lambda m: m(tokens[0], targets[0])))(
+                equinox_model
+            ),
             jax.jit(jax.value_and_grad(haiku_loss))(haiku_params, tokens, targets),
-            jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0])]
+            jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0]),
+        ]
 
     def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211):
         table = table if axis_name is None else jax.lax.all_gather(table, axis_name, tiled=True)
@@ -180,7 +256,9 @@ def test_the_loss_for_models_of_any_kind():
 
 
 def test_a_layer_is_added(monkeypatch):
-    """The page's body keeps the contract of all bodies, under the name and with the defaults that the page gives it."""
+    """The page's body keeps the contract of all bodies, under the name and with the defaults
+    that the page gives it.
+    """
     monkeypatch.setattr("adaptive_jax.model.BODIES", dict(BODIES))
     monkeypatch.setitem(LAYERS, "body", dict(LAYERS["body"]))
     exec("\n".join(python_blocks(PAGES["docs/adding_a_layer.md"])), {})
@@ -192,6 +270,8 @@ def test_a_layer_is_added(monkeypatch):
 
 def test_the_reference_is_whole():
     """It has every name that the package exports."""
-    named = re.findall(r"^\.\. auto(?:class|function|exception):: (\w+)", PAGES["docs/api.md"], re.MULTILINE)
+    named = re.findall(
+        r"^\.\. auto(?:class|function|exception):: (\w+)", PAGES["docs/api.md"], re.MULTILINE
+    )
     assert len(named) == len(set(named))
     assert set(named) >= set(adaptive_jax.__all__)

@@ -1,4 +1,6 @@
-"""Dropout masks: they drop the right share, are independent, and depend on the key and the row's number alone."""
+"""Dropout masks: they drop the right share, are independent, and depend on the key and the
+row's number alone.
+"""
 
 import functools
 
@@ -35,7 +37,9 @@ def test_share_dropped_is_the_rate(rate):
 
 
 def test_masks_are_independent():
-    """Masks of neighbouring rows, of two keys, and of positions up to 32 apart do not correlate; four neighbours neither."""
+    """Masks of neighbouring rows, of two keys, and of positions up to 32 apart do not
+    correlate; four neighbours neither.
+    """
     mask = masks(0, range(40))
     limit = 5 / np.sqrt(mask[1:, :32].size)
     assert correlation(mask, masks(1, range(40))) < limit
@@ -45,11 +49,16 @@ def test_masks_are_independent():
         assert correlation(mask[:, apart:], mask[:, :-apart]) < limit
     patterns = mask.reshape(-1, 4) @ [1, 2, 4, 8]
     ones = np.array([p.bit_count() for p in range(16)])
-    np.testing.assert_allclose(np.bincount(patterns, minlength=16) / len(patterns), 0.7**ones * 0.3 ** (4 - ones), atol=0.005)
+    np.testing.assert_allclose(
+        np.bincount(patterns, minlength=16) / len(patterns),
+        0.7**ones * 0.3 ** (4 - ones),
+        atol=0.005,
+    )
 
 
 def test_a_row_keeps_its_mask():
-    """Each row has the mask of its number, whichever rows are asked for, in any order, under jit or not.
+    """Each row has the mask of its number, whichever rows are asked for, in any order, under jit or
+    not.
 
     Positions are row-major, so a part of a row can be drawn by itself.
     """
@@ -62,7 +71,9 @@ def test_a_row_keeps_its_mask():
 
 
 def test_layer_scales_what_stays():
-    """Entries are 0 or x / (1 - rate) in x's dtype and follow their row; without training, and at rate 0, x is unchanged."""
+    """Entries are 0 or x / (1 - rate) in x's dtype and follow their row; without training, and
+    at rate 0, x is unchanged.
+    """
     x = jax.random.normal(jax.random.key(0), (4, 50, 20), jnp.bfloat16)
     rngs = {"dropout": jax.random.key(1)}
     drop = jax.jit(lambda x, row_ids: Dropout(0.25).apply({}, x, row_ids, train=True, rngs=rngs))

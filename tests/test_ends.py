@@ -58,15 +58,21 @@ command.run(globals()[sys.argv.pop()], stopped="stopped: here")
 
 def begin(*arguments, **options):
     """The process of a case."""
-    return subprocess.Popen([sys.executable, "-c", WORKS, *map(str, arguments)], text=True, **options)
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKS, *map(str, arguments)], text=True, **options
+    )
 
 
-@pytest.mark.parametrize("case, number, says", [
-    ("works", signal.SIGINT, "stopped: here"),
-    ("works", signal.SIGTERM, "stopped: here"),
-    ("waits", signal.SIGINT, "stopped at update 8"),
-    ("a config file", signal.SIGINT, "stopped: here"),
-    ("a config file", signal.SIGTERM, "stopped: here")])
+@pytest.mark.parametrize(
+    "case, number, says",
+    [
+        ("works", signal.SIGINT, "stopped: here"),
+        ("works", signal.SIGTERM, "stopped: here"),
+        ("waits", signal.SIGINT, "stopped at update 8"),
+        ("a config file", signal.SIGINT, "stopped: here"),
+        ("a config file", signal.SIGTERM, "stopped: here"),
+    ],
+)
 def test_an_interruption_is_one_line(tmp_path, case, number, says):
     """Status 130 and the line of the script or of the exception, also while a config file runs."""
     (tmp_path / "slow.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
@@ -78,7 +84,11 @@ def test_an_interruption_is_one_line(tmp_path, case, number, says):
     assert (process.returncode, err) == (130, f"{says}\n")
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)], ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)],
+    ids=["ctrl-c", "sigterm"],
+)
 def test_a_second_interruption_ends_at_once(numbers):
     """Without a line or a traceback, and with the cursor of the terminal back."""
     main, other = pty.openpty()
@@ -94,11 +104,15 @@ def test_a_second_interruption_ends_at_once(numbers):
     assert b"Traceback" not in printed and printed.endswith(b"\x1b[?25h")
 
 
-@pytest.mark.parametrize("case, status, says", [
-    ("says", 130, r"stopped at update 7\n"),
-    ("collects", 130, r"stopped: here\n"),
-    ("warns", 0, r"warning: 3 words are not there\nwarning: ours says\n"),
-    ("fails", 1, r"Traceback.*KeyError: 'a bug'\n")])
+@pytest.mark.parametrize(
+    "case, status, says",
+    [
+        ("says", 130, r"stopped at update 7\n"),
+        ("collects", 130, r"stopped: here\n"),
+        ("warns", 0, r"warning: 3 words are not there\nwarning: ours says\n"),
+        ("fails", 1, r"Traceback.*KeyError: 'a bug'\n"),
+    ],
+)
 def test_what_else_is_printed(case, status, says):
     """The project's warnings in one line each, none of libraries; a bug keeps its traceback."""
     with begin(case, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -108,7 +122,9 @@ def test_what_else_is_printed(case, status, says):
 
 def test_a_reader_that_has_read_enough():
     """As `train.py --explain | head -1`: the command ends without a traceback."""
-    with begin("prints", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with begin(
+        "prints", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stdout.readline() == "line\n"
         process.stdout.close()
         process.stdin.close()

@@ -1,4 +1,6 @@
-"""README and docs: commands that train make a plan; every path, module, flag and config key exists. test_docs.py runs the code."""
+"""README and docs: commands that train make a plan; every path, module, flag and config key
+exists. test_docs.py runs the code.
+"""
 
 import importlib.util
 import re
@@ -42,71 +44,137 @@ def keys():
 
 
 def test_the_commands_are_found():
-    """The reader of pages sees blocks, code within lines, continued lines and variables in front."""
-    page = "a `python train.py --a=1` b\n\n    X=1 python -m x \\\n        --b    # c\n    make && . d | e\n"
-    assert list(commands(page)) == [["python", "-m", "x", "--b"], ["make"], [".", "d"], ["e"], ["python", "train.py", "--a=1"]]
+    """The reader of pages sees blocks, code within lines, continued lines and variables in
+    front.
+    """
+    page = (
+        "a `python train.py --a=1` b\n\n    X=1 python -m x \\\n        --b    # c\n    make && . d"
+        " | e\n"
+    )
+    assert list(commands(page)) == [
+        ["python", "-m", "x", "--b"],
+        ["make"],
+        [".", "d"],
+        ["e"],
+        ["python", "train.py", "--a=1"],
+    ]
     assert {words[0] for _, words in COMMANDS} - INSTALL - SHELL == {"make", "python", "python3"}
     assert len(PYTHON) > 30
 
 
 def test_the_first_lines_are_the_two_commands():
     """Everyone, and the continuous integration, begins with these."""
-    assert [words for words in commands(PAGES["README.md"])][:2] == [["make", "train"], ["make", "test"]]
+    assert [words for words in commands(PAGES["README.md"])][:2] == [
+        ["make", "train"],
+        ["make", "test"],
+    ]
 
 
-@pytest.mark.parametrize("case", [case for case in PYTHON if case[1][1] == "train.py" and "FILE" not in shown(case)], ids=shown)
+@pytest.mark.parametrize(
+    "case",
+    [case for case in PYTHON if case[1][1] == "train.py" and "FILE" not in shown(case)],
+    ids=shown,
+)
 def test_commands_that_train(case, quick_command, text, tmp_path):
-    """Their configs, rows, keys and values are accepted; those that make a plan print it, and --explain its keys."""
+    """Their configs, rows, keys and values are accepted; those that make a plan print it, and
+    --explain its keys.
+    """
     _, words = case
     arguments = [word for word in words[1:] if not word.startswith("--workdir") and word != "..."]
     arguments = [word.replace("=DIR", f"={text}") for word in arguments]
     planned = "--dry_run" in arguments or "configs/own_text.py" in shown(case)
     more = () if "--explain" in arguments else ("--dry_run",) if planned else ("--explain",)
-    done = quick_command(*arguments, *more, f"--workdir={tmp_path / 'run'}", f"--config.data.cache={tmp_path / 'cache'}")
+    done = quick_command(
+        *arguments,
+        *more,
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.data.cache={tmp_path / 'cache'}",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert ("memory       about" if planned else "--config.steps=") in done.stdout
 
 
-@pytest.mark.parametrize("case", [case for case in PYTHON if case[1][1] == "evaluate.py"], ids=shown)
+@pytest.mark.parametrize(
+    "case", [case for case in PYTHON if case[1][1] == "evaluate.py"], ids=shown
+)
 def test_commands_that_evaluate(case, quick_command, tmp_path):
     """Their flags are accepted: all that is missing is the run."""
     _, words = case
-    done = quick_command(*[word for word in words[1:] if not word.startswith("--workdir")], f"--workdir={tmp_path}")
+    done = quick_command(
+        *[word for word in words[1:] if not word.startswith("--workdir")], f"--workdir={tmp_path}"
+    )
     assert done.returncode == 2
-    assert done.stderr == f"error: {tmp_path} holds no run (no config.json): give the --workdir of a run that train.py made\n"
+    assert (
+        done.stderr
+        == f"error: {tmp_path} holds no run (no config.json): give the --workdir of a run that"
+        " train.py made\n"
+    )
 
 
 def test_flags(quick_command):
-    """The help of every program has the flags that pages give to it, and those that they mention by themselves."""
+    """The help of every program has the flags that pages give to it, and those that they
+    mention by themselves.
+    """
     helps = {}
-    for program in {tuple(programs(words)) for _, words in PYTHON if words[1] != "-c"} - {("-m", "venv")}:
+    for program in {tuple(programs(words)) for _, words in PYTHON if words[1] != "-c"} - {
+        ("-m", "venv")
+    }:
         helps[program] = quick_command(*program, "--help").stdout
         assert "flags:" in helps[program] or "python -m" in helps[program], program
     for page, words in PYTHON:
         for word in words:
             if word.startswith("--") and not word.startswith("--config."):
                 flag = word[2:].split("=")[0]
-                assert re.search(rf"--(\[no\])?{flag}\b", helps[tuple(programs(words))]), (page, word)
+                assert re.search(rf"--(\[no\])?{flag}\b", helps[tuple(programs(words))]), (
+                    page,
+                    word,
+                )
     for page, content in PAGES.items():
         for flag in re.findall(r"`--(\w+)[=`]", content):
             if flag not in ("config", "help", "signal"):  # SLURM has a --signal
-                assert any(re.search(rf"--(\[no\])?{flag}\b", text) for text in helps.values()), (page, flag)
+                assert any(re.search(rf"--(\[no\])?{flag}\b", text) for text in helps.values()), (
+                    page,
+                    flag,
+                )
 
 
 def test_paths_modules_and_links():
-    """Files that pages name exist, or are what a command makes; links lead to pages and headings."""
+    """Files that pages name exist, or are what a command makes; links lead to pages and
+    headings.
+    """
     for page, content in PAGES.items():
         here = (ROOT / page).parent
-        for path in re.findall(r"`((?:[\w.]+/)*[\w.-]+\.(?:py|md|txt|toml))`", content) + re.findall(r"`((?:\w+/)+\w*)`", content):
-            known = [*(name for name in MADE if path.startswith(name)),
-                     *(place for place in (ROOT, ROOT / "adaptive_jax", here) if (place / path).exists())]
-            files = "train.txt", "valid.txt", "test.txt", "dict.txt", "vocabulary.txt", "clusters.txt"
+        for path in re.findall(
+            r"`((?:[\w.]+/)*[\w.-]+\.(?:py|md|txt|toml))`", content
+        ) + re.findall(r"`((?:\w+/)+\w*)`", content):
+            known = [
+                *(name for name in MADE if path.startswith(name)),
+                *(
+                    place
+                    for place in (ROOT, ROOT / "adaptive_jax", here)
+                    if (place / path).exists()
+                ),
+            ]
+            files = (
+                "train.txt",
+                "valid.txt",
+                "test.txt",
+                "dict.txt",
+                "vocabulary.txt",
+                "clusters.txt",
+            )
             assert known or path in files, (page, path)
         for target, heading in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", content):
             if "://" not in target:
                 assert (here / target).exists(), (page, target)
-                titles = re.findall(r"^#+ (.*)$", (here / target).read_text(), re.MULTILINE) if heading else []
-                slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+                titles = (
+                    re.findall(r"^#+ (.*)$", (here / target).read_text(), re.MULTILINE)
+                    if heading
+                    else []
+                )
+                slugs = [
+                    re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
+                ]
                 assert not heading or heading in slugs, (page, heading)
     for page, words in PYTHON:
         if words[1] == "-m":
@@ -116,30 +184,47 @@ def test_paths_modules_and_links():
 
 
 def test_config_keys():
-    """Keys that pages name exist: those after --config or config, those in code such as `body.remat`, and whole groups."""
+    """Keys that pages name exist: those after --config or config, those in code such as
+    `body.remat`, and whole groups.
+    """
     known, groups = keys(), {key for key, value in DEFAULTS.items() if isinstance(value, dict)}
     for page, content in PAGES.items():
-        named = re.findall(r"--config\.([a-z_.]+)=", content) + re.findall(r"`config\.([a-z_.]+)`", content)
-        named += [key for key in re.findall(r"`([a-z_]+\.[a-z_.]+?)(?:=[^`]*)?`", content) if key.split(".")[0] in groups]
-        assert not [key for key in named if key not in known and not key.endswith(("json", "jsonl"))], page
+        named = re.findall(r"--config\.([a-z_.]+)=", content) + re.findall(
+            r"`config\.([a-z_.]+)`", content
+        )
+        named += [
+            key
+            for key in re.findall(r"`([a-z_]+\.[a-z_.]+?)(?:=[^`]*)?`", content)
+            if key.split(".")[0] in groups
+        ]
+        assert not [
+            key for key in named if key not in known and not key.endswith(("json", "jsonl"))
+        ], page
 
 
 def test_settings_that_may_change_when_a_run_is_resumed():
     """The page on runs names every one of them, and groups of which all keys may change."""
     page = " ".join(PAGES["docs/runs.md"].split())
-    (named,) = re.findall(r"Settings that change no update may change: (.*?), and the groups (.*?)\. ", page)
+    (named,) = re.findall(
+        r"Settings that change no update may change: (.*?), and the groups (.*?)\. ", page
+    )
     settings, groups = ({*re.findall(r"`([^`]+)`", part)} for part in named)
     assert settings | {f"{group}.{key}" for group in groups for key in DEFAULTS[group]} == FREE
 
 
 def test_the_pages_are_short_and_use_one_unit():
     """The README takes three minutes, and sizes are in GB or MB."""
-    prose = re.sub(r"```.*?```|^(?:    |\|).*$", "", PAGES["README.md"], flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(
+        r"```.*?```|^(?:    |\|).*$", "", PAGES["README.md"], flags=re.DOTALL | re.MULTILINE
+    )
     assert len(prose.split()) < 800
     assert not [page for page, content in PAGES.items() if re.search(r"\b[KMGT]iB\b", content)]
 
 
 def test_every_page_is_listed():
     """docs/index.md, from which the site has its table of contents, leads to all of them."""
-    assert all(f"]({page.removeprefix('docs/')})" in PAGES["docs/index.md"] for page in PAGES if page not in (
-        "README.md", "docs/index.md"))
+    assert all(
+        f"]({page.removeprefix('docs/')})" in PAGES["docs/index.md"]
+        for page in PAGES
+        if page not in ("README.md", "docs/index.md")
+    )

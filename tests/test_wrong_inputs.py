@@ -1,7 +1,9 @@
-"""Command lines with a mistake in them, run as a user runs them: one line `error: …` with the value, status 2, within bounds.
+"""Command lines with a mistake in them, run as a user runs them: one line `error: …` with the
+value, status 2, within bounds.
 
-300 rows are written out in `tests/wrong_inputs.py`; 130 more follow from the keys of `adaptive_jax.defaults.DEFAULTS`. With the 134
-calls of the public layers in `tests/test_wrong_layers.py` they make more than 550 wrong inputs. `tests/forks.py` bounds memory.
+300 rows are written out in `tests/wrong_inputs.py`; 130 more follow from the keys of
+`adaptive_jax.defaults.DEFAULTS`. With the 134 calls of the public layers in
+`tests/test_wrong_layers.py` they make more than 550 wrong inputs. `tests/forks.py` bounds memory.
 """
 
 import itertools
@@ -41,7 +43,9 @@ def place(path, content):
 
 def stamps(*directories):
     """What lies in directories, with the times of changes."""
-    return {path: path.stat().st_mtime_ns for directory in directories for path in directory.rglob("*")}
+    return {
+        path: path.stat().st_mtime_ns for directory in directories for path in directory.rglob("*")
+    }
 
 
 @pytest.fixture
@@ -67,7 +71,9 @@ def places(text, trained, flags, tmp_path):
 
 @pytest.mark.parametrize("row", [*TABLE, *GENERATED], ids=lambda row: row.name[:120])
 def test_a_wrong_input(quick_command, places, row, text, trained, tmp_path):
-    """One line that says what is wrong and what helps, soon, and nothing written but below {tmp}, without a new workdir."""
+    """One line that says what is wrong and what helps, soon, and nothing written but below
+    {tmp}, without a new workdir.
+    """
     names = places(row)
     before, began = stamps(text, trained), (set(ROOT.iterdir()), (tmp_path / "run").exists())
     start = time.monotonic()
@@ -86,7 +92,9 @@ def test_a_wrong_input(quick_command, places, row, text, trained, tmp_path):
 @pytest.mark.parametrize("key, value", sorted(ACCEPTED))
 def test_what_is_no_mistake(quick_command, flags, tmp_path, key, value):
     """Numbers that look like one."""
-    done = quick_command("train.py", *flags(tmp_path / "run"), "--dry_run", f"--config.{key}={value}")
+    done = quick_command(
+        "train.py", *flags(tmp_path / "run"), "--dry_run", f"--config.{key}={value}"
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -94,9 +102,16 @@ def test_own_text_of_few_words(quick_command, tmp_path):
     """It gives fewer merges than are chosen for its length; those that it gives are taken."""
     text = tmp_path / "all.txt"
     text.write_text("the cat sat\n" * 2000)
-    places = f"--workdir={tmp_path / 'run'}", f"--config.data.path={text}", f"--config.data.cache={tmp_path / 'cache'}"
+    places = (
+        f"--workdir={tmp_path / 'run'}",
+        f"--config.data.path={text}",
+        f"--config.data.cache={tmp_path / 'cache'}",
+    )
     done = quick_command("train.py", "--config=configs/own_text.py", "--dry_run", *places)
-    assert done.returncode == 0 and "merges       only 7: " in done.stdout, (done.stdout, done.stderr)
+    assert done.returncode == 0 and "merges       only 7: " in done.stdout, (
+        done.stdout,
+        done.stderr,
+    )
 
 
 @pytest.mark.parametrize("name", ["a b", "ü 中", "a?b", "a%41b", "#|{}$*"])
@@ -119,11 +134,23 @@ def test_closed_streams():
     """A command whose input and output are closed runs to its end."""
     line = ["train.py", "--config=configs/quickstart.py", "--explain"]
     done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, *line], cwd=ROOT, capture_output=True, text=True)
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, *line],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_how_many():
     """Of the rows, no two are alike."""
-    assert len(TABLE) >= 300 and len(GENERATED) >= 130 and len(TABLE) + len(GENERATED) + len(WRONG) >= 550
-    assert not [name for name, rows in itertools.groupby(sorted(row.name for row in [*TABLE, *GENERATED])) if len(list(rows)) > 1]
+    assert (
+        len(TABLE) >= 300
+        and len(GENERATED) >= 130
+        and len(TABLE) + len(GENERATED) + len(WRONG) >= 550
+    )
+    assert not [
+        name
+        for name, rows in itertools.groupby(sorted(row.name for row in [*TABLE, *GENERATED]))
+        if len(list(rows)) > 1
+    ]

@@ -1,4 +1,6 @@
-"""What a user can give to the public layers by mistake: one line with the value and the cure, or NaN where ids are not known."""
+"""What a user can give to the public layers by mistake: one line with the value and the cure,
+or NaN where ids are not known.
+"""
 
 import functools
 import re
@@ -45,7 +47,14 @@ CURES = r"\b(give|choose|make|must be|use) \S|is not one of \w+(, \w+)+"
 lookup = functools.partial(Lookup, WORDS, FEATURES)
 adaptive = functools.partial(AdaptiveInput, WORDS, FEATURES, (5, 12), factor=2)
 letters = functools.partial(
-    CharacterCNN, vocabulary_size=WORDS, features=FEATURES, width=4, filters=((2, 4),), highway_layers=0, length=5)  # fmt: skip
+    CharacterCNN,
+    vocabulary_size=WORDS,
+    features=FEATURES,
+    width=4,
+    filters=((2, 4),),
+    highway_layers=0,
+    length=5,
+)
 groc = functools.partial(GroC, WORDS, FEATURES, filters=((2, 4),), strides=(1,), length=5)
 own = functools.partial(OwnTable, WORDS, FEATURES)
 tied = functools.partial(TiedTable, adaptive())
@@ -65,25 +74,38 @@ def ids_at(row, column, value):
 
 def spelling(words):
     lengths = np.ones(words, np.int32)
-    return {"letters": np.ones((words, 5), np.uint8), "symbols": -lengths.astype(np.int8), "lengths": lengths,
-            "places": np.arange(words, dtype=np.int32)}
+    return {
+        "letters": np.ones((words, 5), np.uint8),
+        "symbols": -lengths.astype(np.int8),
+        "lengths": lengths,
+        "places": np.arange(words, dtype=np.int32),
+    }
 
 
 def made(layer, *arguments, **how):
-    """Parameters and result of a layer, as shapes: nothing is compiled, and what is no tracer stays known."""
-    return jax.eval_shape(lambda key: layer.init_with_output(key, *arguments, **how), jax.random.key(0))
+    """Parameters and result of a layer, as shapes: nothing is compiled, and what is no tracer
+    stays known.
+    """
+    return jax.eval_shape(
+        lambda key: layer.init_with_output(key, *arguments, **how), jax.random.key(0)
+    )
 
 
 def uncounted():
     params = made(Sampled(own(), 9), HIDDEN, IDS, method="nll")[1]["params"]
-    return jax.eval_shape(lambda p: Sampled(own(), 9, "unigram").apply({"params": p}, HIDDEN, IDS, method="nll"), params)
+    return jax.eval_shape(
+        lambda p: Sampled(own(), 9, "unigram").apply({"params": p}, HIDDEN, IDS, method="nll"),
+        params,
+    )
 
 
 def built(output, table="own", clusters="", **fields):
     table = {"name": table} | fields
     output = {"name": output, "clusters": clusters, "table": table}
     body = {"name": "gated_conv", "features": FEATURES, "blocks": ((1, 1, 8),)}
-    return build({"dtype": "float32", "input": {"name": "lookup"}, "body": body, "output": output}, WORDS)
+    return build(
+        {"dtype": "float32", "input": {"name": "lookup"}, "body": body, "output": output}, WORDS
+    )
 
 
 def batch(**changes):
@@ -93,12 +115,16 @@ def batch(**changes):
 def spelt(words=WORDS, tokens=IDS):
     lexicon = {"spelling": spelling(words)}
     params = made(letters(), IDS)[1]["params"]
-    return jax.eval_shape(lambda params: letters().apply({"params": params, "lexicon": lexicon}, tokens), params)
+    return jax.eval_shape(
+        lambda params: letters().apply({"params": params, "lexicon": lexicon}, tokens), params
+    )
 
 
 def given(*arguments, **settings):
     """The core's loss; bands, if not given, are two that fit."""
-    hidden, targets, weights, *softmax = (*arguments, BANDS, CLUSTERS) if len(arguments) < 4 else arguments
+    hidden, targets, weights, *softmax = (
+        (*arguments, BANDS, CLUSTERS) if len(arguments) < 4 else arguments
+    )
     return jax.eval_shape(lambda: banded.loss(hidden, targets, weights, *softmax, **settings))
 
 
@@ -164,51 +190,113 @@ WRONG = {
     "tied, fractional features": (lambda: tied(8.0), "features=8.0"),
     "tied, source of another width": (lambda: made(tied(16), method="bands"), "features=16"),
     "tied, head of another width": (
-        lambda: made(tied(6, share_projections=False, share_head_projection=True), method="bands"), "features=6"),
+        lambda: made(tied(6, share_projections=False, share_head_projection=True), method="bands"),
+        "features=6",
+    ),
     "tied, cut twice": (lambda: made(tied(8, cutoffs=(3,)), method="bands"), "cutoffs=(3,)"),
     "mapped, no source": (lambda: MappedTable(None, 8), "source=None"),
     "mapped, form": (lambda: MappedTable(adaptive(), 8, form="linear"), "form='linear'"),
-    "mapped, activation": (lambda: MappedTable(adaptive(), 8, activation="gelu"), "activation='gelu'"),
+    "mapped, activation": (
+        lambda: MappedTable(adaptive(), 8, activation="gelu"),
+        "activation='gelu'",
+    ),
     "mapped, bias": (lambda: MappedTable(adaptive(), 8, bias=True), "bias=True"),
     "mapped, negative depth": (lambda: MappedTable(adaptive(), 8, depth=-1), "depth=-1"),
-    "mapped, dropout 1": (lambda: MappedTable(adaptive(), 8, layer_dropout=1.0), "layer_dropout=1.0"),
-    "mapped, several bands": (lambda: made(MappedTable(adaptive(), 8), method="bands"), "one band of width 8"),
-    "mapped, cutoff beyond": (lambda: made(MappedTable(lookup(), 8, cutoffs=(30,)), method="bands"), "cutoff 30"),
+    "mapped, dropout 1": (
+        lambda: MappedTable(adaptive(), 8, layer_dropout=1.0),
+        "layer_dropout=1.0",
+    ),
+    "mapped, several bands": (
+        lambda: made(MappedTable(adaptive(), 8), method="bands"),
+        "one band of width 8",
+    ),
+    "mapped, cutoff beyond": (
+        lambda: made(MappedTable(lookup(), 8, cutoffs=(30,)), method="bands"),
+        "cutoff 30",
+    ),
     "assembled, no source": (lambda: AssembledTable(None, 8), "source=None"),
     "assembled, bias": (lambda: AssembledTable(adaptive(), 8, bias=True), "bias=True"),
     "assembled, dropout 1": (lambda: AssembledTable(adaptive(), 8, dropout=1.0), "dropout=1.0"),
-    "assembled, source of another width": (lambda: made(AssembledTable(adaptive(), 16), method="bands"), "width 8"),
-    "composed, negative correction": (lambda: ComposedTable(letters(), 8, correction=-1), "correction=-1"),
+    "assembled, source of another width": (
+        lambda: made(AssembledTable(adaptive(), 16), method="bands"),
+        "width 8",
+    ),
+    "composed, negative correction": (
+        lambda: ComposedTable(letters(), 8, correction=-1),
+        "correction=-1",
+    ),
     "composed, bias": (lambda: ComposedTable(letters(), 8, bias="predict"), "bias='predict'"),
     "hierarchical, -1 classes": (lambda: Hierarchical(own(), classes=-1), "classes=-1"),
-    "hierarchical, cut twice": (lambda: made(Hierarchical(own((5,)), classes=3), HIDDEN, IDS, method="nll"), "classes=3"),
+    "hierarchical, cut twice": (
+        lambda: made(Hierarchical(own((5,)), classes=3), HIDDEN, IDS, method="nll"),
+        "classes=3",
+    ),
     "hierarchical, more classes than words": (
-        lambda: made(Hierarchical(own(), classes=21), HIDDEN, IDS, method="nll"), "classes=21"),
-    "hierarchical, no projections": (lambda: built("hierarchical", cutoffs=(5,), projected=False), "output.table.projected=False"),
-    "adaptive, no projections": (lambda: built("adaptive", cutoffs=(5,), projected=False), "output.table.projected=False"),
-    "softmax, no projection": (lambda: built("softmax", width=4, projected=False), "output.table.projected=False"),
-    "softmax, clusters": (lambda: built("softmax", clusters="c.txt"), "output.clusters='c.txt' does not fit output.name='softmax'"),
+        lambda: made(Hierarchical(own(), classes=21), HIDDEN, IDS, method="nll"),
+        "classes=21",
+    ),
+    "hierarchical, no projections": (
+        lambda: built("hierarchical", cutoffs=(5,), projected=False),
+        "output.table.projected=False",
+    ),
+    "adaptive, no projections": (
+        lambda: built("adaptive", cutoffs=(5,), projected=False),
+        "output.table.projected=False",
+    ),
+    "softmax, no projection": (
+        lambda: built("softmax", width=4, projected=False),
+        "output.table.projected=False",
+    ),
+    "softmax, clusters": (
+        lambda: built("softmax", clusters="c.txt"),
+        "output.clusters='c.txt' does not fit output.name='softmax'",
+    ),
     "nce, clusters": (lambda: built("nce", clusters="c.txt"), "output.name='nce'"),
-    "mapped, clusters": (lambda: built("adaptive", "mapped", clusters="c.txt"), "output.table.name='mapped'"),
+    "mapped, clusters": (
+        lambda: built("adaptive", "mapped", clusters="c.txt"),
+        "output.table.name='mapped'",
+    ),
     "sampled, no samples": (lambda: Sampled(own(), 0), "samples=0"),
     "sampled, proposal": (lambda: Sampled(own(), 9, "unigrams"), "proposal='unigrams'"),
-    "sampled, several bands": (lambda: made(Sampled(own((5,))), HIDDEN, IDS, method="nll"), "this one has 2"),
+    "sampled, several bands": (
+        lambda: made(Sampled(own((5,))), HIDDEN, IDS, method="nll"),
+        "this one has 2",
+    ),
     "sampled, no counts": (uncounted, "proposal='unigram'"),
     "sampled, target beyond": (
-        lambda: made(Sampled(own(), 9), HIDDEN, ids_at(1, 1, 20), W, train=True, method="loss"), "targets[1, 1]=20"),
+        lambda: made(Sampled(own(), 9), HIDDEN, ids_at(1, 1, 20), W, train=True, method="loss"),
+        "targets[1, 1]=20",
+    ),
     "nce, dropout 1": (lambda: NCE(own(), input_dropout=1), "input_dropout=1"),
-    "nce, hidden of other width": (lambda: made(NCE(own(), 9), HIDDEN[..., :6], IDS, train=True, method="loss"), "[2, 3, 6]"),
+    "nce, hidden of other width": (
+        lambda: made(NCE(own(), 9), HIDDEN[..., :6], IDS, train=True, method="loss"),
+        "[2, 3, 6]",
+    ),
     "differentiated, form": (lambda: Differentiated(own(), "slice"), "form='slice'"),
     "differentiated, slices of a projected table": (
-        lambda: made(Differentiated(own((5,)), "slices"), HIDDEN, IDS, method="nll"), "projected=False"),
+        lambda: made(Differentiated(own((5,)), "slices"), HIDDEN, IDS, method="nll"),
+        "projected=False",
+    ),
     "differentiated, wide slices": (
-        lambda: made(Differentiated(own((5,), projected=False), "slices"), HIDDEN, IDS, method="nll"), "slices of 8, 2"),
+        lambda: made(
+            Differentiated(own((5,), projected=False), "slices"), HIDDEN, IDS, method="nll"
+        ),
+        "slices of 8, 2",
+    ),
     "differentiated, no projections": (
-        lambda: made(Differentiated(own((5,), width=4, projected=False)), HIDDEN, IDS, method="nll"), "bands of width 4, 1"),
+        lambda: made(
+            Differentiated(own((5,), width=4, projected=False)), HIDDEN, IDS, method="nll"
+        ),
+        "bands of width 4, 1",
+    ),
     "differentiated, target -1": (
-        lambda: made(Differentiated(own()), HIDDEN, ids_at(0, 1, -1), W, method="loss"), "targets[0, 1]=-1"),
+        lambda: made(Differentiated(own()), HIDDEN, ids_at(0, 1, -1), W, method="loss"),
+        "targets[0, 1]=-1",
+    ),
     "differentiated, hidden of other width": (
-        lambda: made(Differentiated(own()), HIDDEN[..., :6], IDS, method="nll"), "[2, 3, 6]"),
+        lambda: made(Differentiated(own()), HIDDEN[..., :6], IDS, method="nll"),
+        "[2, 3, 6]",
+    ),
     "softmax, no table": (lambda: AdaptiveSoftmax(None), "table=None"),
     "softmax, smoothing 1": (lambda: softmax(label_smoothing=1.0), "label_smoothing=1.0"),
     "softmax, negative smoothing": (lambda: softmax(label_smoothing=-0.1), "label_smoothing=-0.1"),
@@ -227,7 +315,10 @@ WRONG = {
     "transformer, odd features": (lambda: transformer(features=7, heads=1), "7 features"),
     "transformer, feed_forward None": (lambda: transformer(feed_forward=None), "feed_forward=None"),
     "transformer, dropout 1.5": (lambda: transformer(dropout=1.5), "dropout=1.5"),
-    "transformer, attention dropout": (lambda: transformer(attention_dropout=-1), "attention_dropout=-1"),
+    "transformer, attention dropout": (
+        lambda: transformer(attention_dropout=-1),
+        "attention_dropout=-1",
+    ),
     "transformer, dtype": (lambda: transformer(dtype=jnp.int32), "dtype=int32"),
     "lstm, no widths": (lambda: LSTM(8, ()), "widths=()"),
     "lstm, one number": (lambda: LSTM(8, 5), "widths=5"),
@@ -256,14 +347,23 @@ WRONG = {
     "lookup, word dropout 1": (lambda: lookup(word_dropout=1), "word_dropout=1"),
     "lookup, negative init_range": (lambda: lookup(init_range=-0.1), "init_range=-0.1"),
     "lookup, deviation 1": (lambda: lookup(init_deviation=1.0), "init_deviation=1.0"),
-    "lookup, two starts": (lambda: lookup(init_range=0.1, init_deviation=0.2), "init_range=0.1 and init_deviation=0.2"),
+    "lookup, two starts": (
+        lambda: lookup(init_range=0.1, init_deviation=0.2),
+        "init_range=0.1 and init_deviation=0.2",
+    ),
     "adaptive, word dropout 1.5": (lambda: adaptive(word_dropout=1.5), "word_dropout=1.5"),
     "dropout 2": (lambda: Dropout(2), "rate=2"),
     # token ids
     "lookup, id beyond": (lambda: made(lookup(), ids_at(1, 2, 20)), "tokens[1, 2]=20"),
     "lookup, negative id": (lambda: made(lookup(), ids_at(0, 1, -1)), "tokens[0, 1]=-1"),
-    "lookup, id beyond 32 bits": (lambda: made(lookup(), np.array([3, 2**32 + 3])), "tokens[1]=4294967299"),
-    "lookup, id beyond 32 bits in a list": (lambda: made(lookup(), [3, 2**32 + 3]), "tokens[1]=4294967299"),
+    "lookup, id beyond 32 bits": (
+        lambda: made(lookup(), np.array([3, 2**32 + 3])),
+        "tokens[1]=4294967299",
+    ),
+    "lookup, id beyond 32 bits in a list": (
+        lambda: made(lookup(), [3, 2**32 + 3]),
+        "tokens[1]=4294967299",
+    ),
     "lookup, id in a list": (lambda: made(lookup(), [[1, 2], [3, 99]]), "tokens[1, 1]=99"),
     "lookup, id on the device": (lambda: made(lookup(), jnp.array([4, 77])), "tokens[1]=77"),
     "lookup, floats": (lambda: made(lookup(), IDS / 2), "float"),
@@ -279,7 +379,10 @@ WRONG = {
     "letters, id beyond": (lambda: spelt(tokens=ids_at(0, 0, 21)), "tokens[0, 0]=21"),
     "letters, negative id": (lambda: made(letters(), ids_at(0, 0, -21)), "tokens[0, 0]=-21"),
     "letters, other lexicon": (lambda: spelt(words=7), "7 words"),
-    "letters, composing an id beyond": (lambda: made(letters(), [1, 44], method="compose"), "words[1]=44"),
+    "letters, composing an id beyond": (
+        lambda: made(letters(), [1, 44], method="compose"),
+        "words[1]=44",
+    ),
     "letters, composing a table": (lambda: made(letters(), IDS, method="compose"), "[2, 3]"),
     # hidden states, targets and weights
     "loss, target beyond": (lambda: loss(HIDDEN, ids_at(1, 1, 20), W), "targets[1, 1]=20"),
@@ -304,55 +407,145 @@ WRONG = {
     "log_probs, empty": (lambda: logs(np.ones((0, 8), "f")), "[0, 8]"),
     "core, no bands": (lambda: core(IDS, W, []), "bands=[]"),
     "core, clusters missing": (lambda: core(IDS, W, BANDS), "clusters=None"),
-    "core, clusters for one band": (lambda: core(IDS, W, [Band(np.ones((20, 8), "f"))], CLUSTERS), "clusters=Band"),
-    "core, too many clusters": (lambda: core(IDS, W, BANDS, Band(np.ones((2, 8), "f"))), "clusters.table of shape [2, 8]"),
-    "core, a bare table": (lambda: core(IDS, W, [np.ones((20, 8), "f")]), "bands[0] of type ndarray"),
-    "core, soft cap True": (lambda: core(IDS, W, settings=banded.Settings(soft_cap=True)), "soft_cap=True"),
+    "core, clusters for one band": (
+        lambda: core(IDS, W, [Band(np.ones((20, 8), "f"))], CLUSTERS),
+        "clusters=Band",
+    ),
+    "core, too many clusters": (
+        lambda: core(IDS, W, BANDS, Band(np.ones((2, 8), "f"))),
+        "clusters.table of shape [2, 8]",
+    ),
+    "core, a bare table": (
+        lambda: core(IDS, W, [np.ones((20, 8), "f")]),
+        "bands[0] of type ndarray",
+    ),
+    "core, soft cap True": (
+        lambda: core(IDS, W, settings=banded.Settings(soft_cap=True)),
+        "soft_cap=True",
+    ),
     "core, projection of other width": (
-        lambda: core(IDS, W, [BANDS[0], BANDS[1]._replace(projection=np.ones((2, 9), "f"))], CLUSTERS), "[2, 9]"),
-    "core, bias of other words": (lambda: core(IDS, W, [BANDS[0]._replace(bias=np.ones(4, "f")), BANDS[1]], CLUSTERS), "[4]"),
-    "core, table of one axis": (lambda: core(IDS, W, [Band(np.ones(8, "f"))]), "bands[0].table of shape [8]"),
-    "core, tail dropout 1.5": (lambda: core(IDS, W, settings=banded.Settings(tail_dropout=1.5)), "tail_dropout=1.5"),
-    "core, no seeds": (lambda: core(IDS, W, settings=banded.Settings(tail_dropout=0.5)), "tail_dropout=0.5"),
+        lambda: core(
+            IDS, W, [BANDS[0], BANDS[1]._replace(projection=np.ones((2, 9), "f"))], CLUSTERS
+        ),
+        "[2, 9]",
+    ),
+    "core, bias of other words": (
+        lambda: core(IDS, W, [BANDS[0]._replace(bias=np.ones(4, "f")), BANDS[1]], CLUSTERS),
+        "[4]",
+    ),
+    "core, table of one axis": (
+        lambda: core(IDS, W, [Band(np.ones(8, "f"))]),
+        "bands[0].table of shape [8]",
+    ),
+    "core, tail dropout 1.5": (
+        lambda: core(IDS, W, settings=banded.Settings(tail_dropout=1.5)),
+        "tail_dropout=1.5",
+    ),
+    "core, no seeds": (
+        lambda: core(IDS, W, settings=banded.Settings(tail_dropout=0.5)),
+        "tail_dropout=0.5",
+    ),
     "core, seeds of others": (
-        lambda: core(IDS, W, settings=banded.Settings(0.5), seeds=np.ones((5, 2), np.uint32)), "seeds of shape [5, 2]"),
+        lambda: core(IDS, W, settings=banded.Settings(0.5), seeds=np.ones((5, 2), np.uint32)),
+        "seeds of shape [5, 2]",
+    ),
     "core, chunk 0": (lambda: core(IDS, W, settings=banded.Settings(chunk=0)), "chunk=0"),
-    "core, fractional chunk": (lambda: core(IDS, W, settings=banded.Settings(chunk=2.5)), "chunk=2.5"),
-    "core, negative z_loss": (lambda: core(IDS, W, settings=banded.Settings(z_loss=-1.0)), "z_loss=-1.0"),
+    "core, fractional chunk": (
+        lambda: core(IDS, W, settings=banded.Settings(chunk=2.5)),
+        "chunk=2.5",
+    ),
+    "core, negative z_loss": (
+        lambda: core(IDS, W, settings=banded.Settings(z_loss=-1.0)),
+        "z_loss=-1.0",
+    ),
     # vectors, rows and batches
-    "transformer, vectors of other width": (lambda: made(transformer(), HIDDEN[..., :6]), "[2, 3, 6]"),
+    "transformer, vectors of other width": (
+        lambda: made(transformer(), HIDDEN[..., :6]),
+        "[2, 3, 6]",
+    ),
     "transformer, one row": (lambda: made(transformer(), HIDDEN[0]), "[3, 8]"),
     "transformer, empty": (lambda: made(transformer(), HIDDEN[:, :0]), "[2, 0, 8]"),
     "transformer, ids": (lambda: made(transformer(), IDS), "[2, 3]"),
-    "transformer, row ids": (lambda: made(transformer(), HIDDEN, (), batch(row_ids=np.arange(3))), "row_ids of shape [3]"),
-    "transformer, segments": (lambda: made(transformer(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])), "segment_ids of shape [2"),
-    "transformer, fractional segments": (lambda: made(transformer(), HIDDEN, (), batch(segment_ids=W)), "float32"),
-    "transformer, cache of other rows": (lambda: made(transformer(), HIDDEN, cache(5, 9)), "5 rows"),
+    "transformer, row ids": (
+        lambda: made(transformer(), HIDDEN, (), batch(row_ids=np.arange(3))),
+        "row_ids of shape [3]",
+    ),
+    "transformer, segments": (
+        lambda: made(transformer(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])),
+        "segment_ids of shape [2",
+    ),
+    "transformer, fractional segments": (
+        lambda: made(transformer(), HIDDEN, (), batch(segment_ids=W)),
+        "float32",
+    ),
+    "transformer, cache of other rows": (
+        lambda: made(transformer(), HIDDEN, cache(5, 9)),
+        "5 rows",
+    ),
     "transformer, full cache": (lambda: made(transformer(), HIDDEN, cache(ROWS, 2)), "length 2"),
     "gated_conv, vectors of other width": (lambda: made(gated(), HIDDEN[..., :6]), "[2, 3, 6]"),
-    "gated_conv, segments": (lambda: made(gated(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])), "segment_ids of shape [2"),
+    "gated_conv, segments": (
+        lambda: made(gated(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])),
+        "segment_ids of shape [2",
+    ),
     "gated_conv, segments with a carry": (
-        lambda: made(gated(), HIDDEN, gated().initial_carry(ROWS), batch(segment_ids=IDS)), "segment_ids"),
-    "gated_conv, carry of other rows": (lambda: made(gated(), HIDDEN, gated().cache(5, 9)), "for 2 rows"),
-    "gated_conv, carry of another body": (lambda: made(gated(), HIDDEN, lstm().cache(ROWS, 9)), "for 2 rows"),
+        lambda: made(gated(), HIDDEN, gated().initial_carry(ROWS), batch(segment_ids=IDS)),
+        "segment_ids",
+    ),
+    "gated_conv, carry of other rows": (
+        lambda: made(gated(), HIDDEN, gated().cache(5, 9)),
+        "for 2 rows",
+    ),
+    "gated_conv, carry of another body": (
+        lambda: made(gated(), HIDDEN, lstm().cache(ROWS, 9)),
+        "for 2 rows",
+    ),
     "lstm, vectors of other width": (lambda: made(lstm(), HIDDEN[..., :6]), "[2, 3, 6]"),
-    "lstm, segments": (lambda: made(lstm(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])), "segment_ids of shape [2"),
-    "lstm, segments with a carry": (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9), batch(segment_ids=IDS)), "segment_ids"),
-    "lstm, carry of other rows": (lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)), "carry of shape [5, 5]"),
-    "lstm, carry of other layers": (lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]), "1 states"),
-    "dropout, row ids": (lambda: made(Dropout(0.5), HIDDEN, [0], train=True), "row_ids of shape [1]"),
+    "lstm, segments": (
+        lambda: made(lstm(), HIDDEN, (), batch(segment_ids=IDS[:, 1:])),
+        "segment_ids of shape [2",
+    ),
+    "lstm, segments with a carry": (
+        lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9), batch(segment_ids=IDS)),
+        "segment_ids",
+    ),
+    "lstm, carry of other rows": (
+        lambda: made(lstm(), HIDDEN, lstm().cache(5, 9)),
+        "carry of shape [5, 5]",
+    ),
+    "lstm, carry of other layers": (
+        lambda: made(lstm(), HIDDEN, lstm().cache(ROWS, 9)[1:]),
+        "1 states",
+    ),
+    "dropout, row ids": (
+        lambda: made(Dropout(0.5), HIDDEN, [0], train=True),
+        "row_ids of shape [1]",
+    ),
     "row seeds, fractions": (lambda: row_seeds(jax.random.key(0), [0.5]), "float32"),
     "model, input beyond": (lambda: made(model, batch(inputs=ids_at(0, 1, 50))), "tokens[0, 1]=50"),
-    "model, target beyond": (lambda: made(model, batch(targets=ids_at(0, 1, 50))), "targets[0, 1]=50"),
+    "model, target beyond": (
+        lambda: made(model, batch(targets=ids_at(0, 1, 50))),
+        "targets[0, 1]=50",
+    ),
     "model, targets of other rows": (lambda: made(model, batch(targets=IDS[:1])), "[1, 3]"),
     "model, row of ids": (lambda: made(model, batch(inputs=IDS[0])), "[3, 8]"),
-    "model, position beyond": (lambda: made(model, batch(), [[0], [3]], method="log_probs"), "positions[1, 0]=3"),
-    "model, positions of one row": (lambda: made(model, batch(), [[0]], method="log_probs"), "[1, 1]"),
+    "model, position beyond": (
+        lambda: made(model, batch(), [[0], [3]], method="log_probs"),
+        "positions[1, 0]=3",
+    ),
+    "model, positions of one row": (
+        lambda: made(model, batch(), [[0]], method="log_probs"),
+        "[1, 1]",
+    ),
     "model, body of other features": (
-        lambda: made(model.clone(body=transformer(features=16)), batch()), "vectors of shape [2, 3, 8]"),
+        lambda: made(model.clone(body=transformer(features=16)), batch()),
+        "vectors of shape [2, 3, 8]",
+    ),
     "model, output of other features": (
-        lambda: made(model.clone(output=AdaptiveSoftmax(OwnTable(WORDS, 6))), batch()), "hidden of shape [2, 3, 8]"),
-}  # fmt: skip
+        lambda: made(model.clone(output=AdaptiveSoftmax(OwnTable(WORDS, 6))), batch()),
+        "hidden of shape [2, 3, 8]",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -370,11 +563,18 @@ def nan_rows(result):
     return np.isnan(np.asarray(result, np.float32)).reshape(ROWS * TIME, -1).all(axis=1).tolist()
 
 
-LETTERS = {"params": jax.tree.map(lambda a: np.ones(a.shape, "f"), made(letters(), IDS)[1]["params"])}
-TABLES = {"tables": {"vectors": np.ones((WORDS + 3, FEATURES), "f")}}  # devices pad tables that they share
+LETTERS = {
+    "params": jax.tree.map(lambda a: np.ones(a.shape, "f"), made(letters(), IDS)[1]["params"])
+}
+TABLES = {
+    "tables": {"vectors": np.ones((WORDS + 3, FEATURES), "f")}
+}  # devices pad tables that they share
 INPUTS = {
-    "lookup": (lookup(), None), "lookup, projected": (lookup(width=4), None), "adaptive": (adaptive(), None),
-    "lookup, bfloat16": (lookup(dtype=jnp.bfloat16), None), "adaptive, bfloat16": (adaptive(dtype=jnp.bfloat16), None),
+    "lookup": (lookup(), None),
+    "lookup, projected": (lookup(width=4), None),
+    "adaptive": (adaptive(), None),
+    "lookup, bfloat16": (lookup(dtype=jnp.bfloat16), None),
+    "adaptive, bfloat16": (adaptive(dtype=jnp.bfloat16), None),
     "letters": (letters(), LETTERS | {"lexicon": {"spelling": spelling(WORDS)}}),
     "letters, composed": (letters(), LETTERS | TABLES | {"lexicon": {"spelling": spelling(WORDS)}}),
 }
@@ -415,19 +615,28 @@ def test_a_traced_target_that_does_not_exist_makes_the_loss_nan(wrong):
     """Total and gradients are NaN, and the nll of that token alone."""
     value, report, (of_params, of_hidden), nll = both_losses(ids_at(0, 1, wrong), W)
     assert np.isnan(value)
-    assert nan_rows(report) == nan_rows(nll) == nan_rows(of_hidden) == [False, True, False, False, False, False]
+    assert (
+        nan_rows(report)
+        == nan_rows(nll)
+        == nan_rows(of_hidden)
+        == [False, True, False, False, False, False]
+    )
     assert all(np.isnan(leaf).any() for leaf in jax.tree.leaves(of_params["params"]["clusters"]))
 
 
 def test_a_target_of_weight_0_may_be_any_number():
-    """Padding of -1: loss and gradients are those of any other target there, and its reported nll is 0."""
+    """Padding of -1: loss and gradients are those of any other target there, and its reported
+    nll is 0.
+    """
     weights = W.copy()
     weights[0, 1] = 0
     padded, other = (both_losses(ids_at(0, 1, target), weights) for target in (-1, 7))
     assert padded[1][0, 1] == 0 and np.isnan(padded[3][0, 1])
     np.testing.assert_array_equal(np.delete(padded[1], 1), np.delete(other[1], 1))
     jax.tree.map(np.testing.assert_array_equal, padded[0:3:2], other[0:3:2])
-    assert loss(HIDDEN, ids_at(0, 1, -1), weights)[0].total.shape == ()  # known targets: nothing is refused
+    assert (
+        loss(HIDDEN, ids_at(0, 1, -1), weights)[0].total.shape == ()
+    )  # known targets: nothing is refused
 
 
 def test_without_weights_every_target_counts_once():
@@ -443,14 +652,22 @@ AS = {"numpy": np.asarray, "list": lambda array: np.asarray(array).tolist()}
 @pytest.mark.parametrize("kind", AS)
 @pytest.mark.parametrize("method", ["__call__", "hidden", "nll", "log_probs", "step"])
 def test_numpy_arrays_and_lists_are_arrays(kind, method):
-    """Whatever a model takes, in a function that is compiled and differentiated, parameters of numpy among it."""
+    """Whatever a model takes, in a function that is compiled and differentiated, parameters of
+    numpy among it.
+    """
     cast = AS[kind]
     given = Batch(*map(cast, (IDS, IDS[:, ::-1], W, np.arange(ROWS), np.ones_like(IDS))))
     arguments = {
-        "__call__": (given,), "hidden": (given,), "nll": (cast(HIDDEN), cast(IDS)), "log_probs": (given, cast(IDS[:, :1] * 0)),
-        "step": (cast(IDS), cache(ROWS, 4))}[method]
+        "__call__": (given,),
+        "hidden": (given,),
+        "nll": (cast(HIDDEN), cast(IDS)),
+        "log_probs": (given, cast(IDS[:, :1] * 0)),
+        "step": (cast(IDS), cache(ROWS, 4)),
+    }[method]
     same = jax.tree.map(jnp.asarray, arguments, is_leaf=lambda leaf: isinstance(leaf, list))
-    params = jax.tree.map(lambda a: np.linspace(-1, 1, a.size, dtype="f").reshape(a.shape), made(model, batch())[1])
+    params = jax.tree.map(
+        lambda a: np.linspace(-1, 1, a.size, dtype="f").reshape(a.shape), made(model, batch())[1]
+    )
 
     def first(params, *arguments):
         return jnp.sum(jax.tree.leaves(model.apply(params, *arguments, method=method))[0])
@@ -458,6 +675,8 @@ def test_numpy_arrays_and_lists_are_arrays(kind, method):
     def program(first, *arguments):
         return jax.jit(jax.value_and_grad(first)).lower(*arguments).as_text()
 
-    assert program(lambda params: first(params, *arguments), params) == program(lambda params: first(params, *same), params)
+    assert program(lambda params: first(params, *arguments), params) == program(
+        lambda params: first(params, *same), params
+    )
     jax.eval_shape(lambda: first(params, *arguments))
     assert jax.eval_shape(lambda zero: zero + first(params, *arguments), 0.0).shape == ()

@@ -1,4 +1,6 @@
-"""Layers and optimizers as small as can be, for what the shipped ones do not use yet: a carry, penalties, hooks."""
+"""Layers and optimizers as small as can be, for what the shipped ones do not use yet: a carry,
+penalties, hooks.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +12,15 @@ from adaptive_jax.training.optim import Optimizer
 
 
 def random_params(shapes, scale=1.0):
-    """Parameters of these shapes, `scale` times about as large as a layer's own: those would have to be compiled."""
+    """Parameters of these shapes, `scale` times about as large as a layer's own: those would
+    have to be compiled.
+    """
     random = np.random.default_rng(0)
 
     def draw(a):
-        return jnp.asarray(random.normal(0, scale * max(a.shape[-1:], default=1) ** -0.5, a.shape), a.dtype)
+        return jnp.asarray(
+            random.normal(0, scale * max(a.shape[-1:], default=1) ** -0.5, a.shape), a.dtype
+        )
 
     return jax.tree.map(draw, shapes)
 
@@ -30,14 +36,18 @@ class NoBody(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A body of one tanh layer whose state passes from row to row of a stream; it sows the square of its states."""
+    """A body of one tanh layer whose state passes from row to row of a stream; it sows the
+    square of its states.
+    """
 
     features: int
     dtype: jnp.dtype = jnp.float32
 
     @nn.compact
     def __call__(self, vectors, carry=(), batch=None, *, train=False):
-        """Hidden states `[rows, time, features]` and, if one was given, the next carry `[rows, features]`."""
+        """Hidden states `[rows, time, features]` and, if one was given, the next carry `[rows,
+        features]`.
+        """
         init = nn.initializers.xavier_uniform()
         inner = self.param("inner", init, (self.features, self.features))
         outer = self.param("outer", init, (self.features, self.features))

@@ -1,4 +1,6 @@
-"""Command lines with a mistake in them, and what they say: the table of `tests/test_wrong_inputs.py`."""
+"""Command lines with a mistake in them, and what they say: the table of
+`tests/test_wrong_inputs.py`.
+"""
 
 from typing import NamedTuple
 
@@ -12,11 +14,12 @@ HUGE = "1" + 30 * "0"
 class Row(NamedTuple):
     """A mistake.
 
-    line: the command. {train} is the small run's, {evaluate} and the others below as `LINES`; {text}, {tmp} and {trained} are
-        directories; {run} is a workdir that does not exist, or a copy of {trained} if the damage is in run/.
+    line: the command. {train} is the small run's, {evaluate} and the others below as `LINES`;
+        {text}, {tmp} and {trained} are directories; {run} is a workdir that does not exist, or a
+        copy of {trained} if the damage is in run/.
     says: parts of the printed line.
-    damage: a file below {tmp} and its content, or a function from what it was; in text/, that is a copy of {text}, and {train}
-        reads it.
+    damage: a file below {tmp} and its content, or a function from what it was; in text/, that is a
+        copy of {text}, and {train} reads it.
     """
 
     name: str
@@ -29,8 +32,11 @@ LINES = {
     "quick": "train.py --config=configs/quickstart.py --workdir={run}",
     "own": "train.py --config=configs/own_text.py --workdir={run} --config.data.cache={tmp}/cache",
     "evaluate": "evaluate.py --workdir={trained}",
-    "prepare": "-m adaptive_jax.data.prepare --config=configs/quickstart.py --config.data.corpus=text_files"
-    " --config.data.path={text} --config.data.cache={tmp}/cache --config.data.threshold=1",
+    "prepare": (
+        "-m adaptive_jax.data.prepare --config=configs/quickstart.py"
+        " --config.data.corpus=text_files --config.data.path={text} --config.data.cache={tmp}/cache"
+        " --config.data.threshold=1"
+    ),
     "vocabulary": "-m adaptive_jax.data.vocabulary text_files --path={text} --cache={tmp}/cache",
     "convert": "-m adaptive_jax.convert",
     "checkpoint": "tests/fixtures/fairseq/lm_post_norm.pt",
@@ -47,182 +53,348 @@ def rows(line, *cases):
 
 TRAIN_FLAGS = rows(
     "{quick}",
-    ("--config", "--config has no value"), ("--workdir", "--workdir has no value"), ("--hours", "--hours has no value"),
-    ("--wrkdir=x", "--wrkdir", "Did you mean --workdir?"), ("--dry-run", "--dry-run", "Did you mean --dry_run?"),
-    ("--dryrun", "--dryrun", "Did you mean --dry_run?"), ("--Dry_run", "--Dry_run", "Did you mean --dry_run?"),
-    ("dry_run", "'dry_run'", "--flag=value"), ("--dry_run=maybe", "--dry_run=maybe", "true or false"),
-    ("-dry_run=2", "--dry_run=2", "true or false"), ("--explain=3", "--explain=3", "true or false"),
-    ("--explian", "--explian", "Did you mean --explain?"), ("--help=3", "--help=3", "true or false"),
-    ("--memory=80GB", "--memory=80GB", "a number"), ("--memory=0", "--memory=0", "--memory=80"),
-    ("--memory=", "--memory=", "a number"), ("--memory=inf", "--memory=inf", "--memory=80"),
-    ("--hours=-1", "hours=-1.0", "0 (no limit)"), ("--hours=1h", "--hours=1h", "a number"),
-    ("--hours=0,5", "--hours=0,5", "a number"), ("--split=test", "--split", "--help"), ("--window=3", "--window", "--help"),
-    ("--steps=5", "--steps", "--help"), ("--config.steps 5 6", "'6'", "--flag=value"), ("--config-steps=4", "--config-steps"),
-    ("--config.steps==5", "config.steps='=5'", "a whole number"), ("--conf.steps=4", "--conf.steps"),
-    ("--config..steps=5", "config."), ("--config.steps.=5", "config.steps is no group"),
-    ("--config.Steps=4", "config.Steps", 'Did you mean "steps"'), ("--config.body/layers=4", "config.body/layers"),
-    ("--config.body.layers=4=5", "config.body.layers='4=5'"), ("—dry_run", "'—dry_run' is no flag"), ("''", "'' is no flag"),
-    ("--config.steps=10k", "config.steps='10k'", "a whole number"), ("--config.steps=1e3", "config.steps='1e3'"),
-    ("--config.steps=0,5", "config.steps='0,5'"), ("--config.steps=0x10", "config.steps='0x10'"),
+    ("--config", "--config has no value"),
+    ("--workdir", "--workdir has no value"),
+    ("--hours", "--hours has no value"),
+    ("--wrkdir=x", "--wrkdir", "Did you mean --workdir?"),
+    ("--dry-run", "--dry-run", "Did you mean --dry_run?"),
+    ("--dryrun", "--dryrun", "Did you mean --dry_run?"),
+    ("--Dry_run", "--Dry_run", "Did you mean --dry_run?"),
+    ("dry_run", "'dry_run'", "--flag=value"),
+    ("--dry_run=maybe", "--dry_run=maybe", "true or false"),
+    ("-dry_run=2", "--dry_run=2", "true or false"),
+    ("--explain=3", "--explain=3", "true or false"),
+    ("--explian", "--explian", "Did you mean --explain?"),
+    ("--help=3", "--help=3", "true or false"),
+    ("--memory=80GB", "--memory=80GB", "a number"),
+    ("--memory=0", "--memory=0", "--memory=80"),
+    ("--memory=", "--memory=", "a number"),
+    ("--memory=inf", "--memory=inf", "--memory=80"),
+    ("--hours=-1", "hours=-1.0", "0 (no limit)"),
+    ("--hours=1h", "--hours=1h", "a number"),
+    ("--hours=0,5", "--hours=0,5", "a number"),
+    ("--split=test", "--split", "--help"),
+    ("--window=3", "--window", "--help"),
+    ("--steps=5", "--steps", "--help"),
+    ("--config.steps 5 6", "'6'", "--flag=value"),
+    ("--config-steps=4", "--config-steps"),
+    ("--config.steps==5", "config.steps='=5'", "a whole number"),
+    ("--conf.steps=4", "--conf.steps"),
+    ("--config..steps=5", "config."),
+    ("--config.steps.=5", "config.steps is no group"),
+    ("--config.Steps=4", "config.Steps", 'Did you mean "steps"'),
+    ("--config.body/layers=4", "config.body/layers"),
+    ("--config.body.layers=4=5", "config.body.layers='4=5'"),
+    ("—dry_run", "'—dry_run' is no flag"),
+    ("''", "'' is no flag"),
+    ("--config.steps=10k", "config.steps='10k'", "a whole number"),
+    ("--config.steps=1e3", "config.steps='1e3'"),
+    ("--config.steps=0,5", "config.steps='0,5'"),
+    ("--config.steps=0x10", "config.steps='0x10'"),
     ("--config.optimizer.learning_rate=0,5", "config.optimizer.learning_rate='0,5'", "a number"),
-    ("--config.input.cutoffs=5:9", "config.input.cutoffs='5:9'"), ("--config.input.cutoffs=none", "config.input.cutoffs=None"),
-    ("--config.input.cutoffs=-5 --dry_run", "-5", "increase"), ("--config.input.cutoffs=5,5 --dry_run", "(5, 5)", "increase"),
-    ("--config.input.cutoffs=10**5", "'10**5'", "whole numbers"), ("--config.input.cutoffs=True", "(True,)", "whole numbers"),
-    ("--config.input.cutoffs=1e5", "(100000.0,)", "whole numbers"), ("--flagfile=/nowhere", "/nowhere"),
+    ("--config.input.cutoffs=5:9", "config.input.cutoffs='5:9'"),
+    ("--config.input.cutoffs=none", "config.input.cutoffs=None"),
+    ("--config.input.cutoffs=-5 --dry_run", "-5", "increase"),
+    ("--config.input.cutoffs=5,5 --dry_run", "(5, 5)", "increase"),
+    ("--config.input.cutoffs=10**5", "'10**5'", "whole numbers"),
+    ("--config.input.cutoffs=True", "(True,)", "whole numbers"),
+    ("--config.input.cutoffs=1e5", "(100000.0,)", "whole numbers"),
+    ("--flagfile=/nowhere", "/nowhere"),
     (f"--config.input.cutoffs={HUGE}", f"input.cutoffs={HUGE}", "2,147,483,647"),
-    ("--coordinator=localhost:1234", "--hosts=None", "all three"), ("--hosts=0", "--hosts=0", "all three"),
-    ("--hosts=2", "--hosts=2", "all three"), ("--host=0", "--host=0", "all three"),
+    ("--coordinator=localhost:1234", "--hosts=None", "all three"),
+    ("--hosts=0", "--hosts=0", "all three"),
+    ("--hosts=2", "--hosts=2", "all three"),
+    ("--host=0", "--host=0", "all three"),
     ("--hosts=two", "--hosts=two", "a whole number"),
-    ("--hosts=2 --host=2 --coordinator=a:1", "--host=2", "from 0 to 1"), ("--hosts=2 --host=-1 --coordinator=a:1", "--host=-1"),
-    ("--hosts=2 --host=0 --coordinator=", "--coordinator= has no port"), ("--hosts=2 --host=0 --coordinator=a", "HOST:PORT"),
+    ("--hosts=2 --host=2 --coordinator=a:1", "--host=2", "from 0 to 1"),
+    ("--hosts=2 --host=-1 --coordinator=a:1", "--host=-1"),
+    ("--hosts=2 --host=0 --coordinator=", "--coordinator= has no port"),
+    ("--hosts=2 --host=0 --coordinator=a", "HOST:PORT"),
     ("--hosts=2 --host=0 --coordinator=a:b", "--coordinator=a:b", "HOST:PORT"),
     ("--hosts=2 --host=0 --coordinator=a:99999", "--coordinator=a:99999", "65,535"),
-)  # fmt: skip
+)
 
 CONFIGS = rows(
     "train.py --workdir={run}",
-    ("", "--config is missing", "--config=configs/NAME.py"), ("--config.steps=3", "--config.steps", "--config is missing"),
-    ("--config=configs/wikitext103.py:foo", "'foo'", "adp_t"), ("--config=configs/wikitext103.py:adp_t:x", "adp_t", "no such file"),
+    ("", "--config is missing", "--config=configs/NAME.py"),
+    ("--config.steps=3", "--config.steps", "--config is missing"),
+    ("--config=configs/wikitext103.py:foo", "'foo'", "adp_t"),
+    ("--config=configs/wikitext103.py:adp_t:x", "adp_t", "no such file"),
     ("'--config=configs/wikitext103.py adp_t'", "configs/wikitext103.py adp_t", "no such file"),
-    ("--config configs/quickstart.py adp_t", "'adp_t'", "--flag=value"), ("--config=configs/", "configs/", "Is a directory"),
-    ("--config=.", "--config=.", "Is a directory"), ("--config=/dev/null", "/dev/null has no function get_config"),
-    ("--config=README.md", "README.md, line ", "Error: "), ("--config=configs/quickstart", "no such file"),
-    ("--config=quickstart", "no such file", "--config=configs/NAME.py"), ("--config=configs.quickstart", "no such file"),
-    ("--config='configs\\quickstart.py'", "configs\\quickstart.py", "no such file"), ("--config='C:\\q.py'", "C:\\q.py"),
-    ("--config=~/nosuchconfig.py", "/nosuchconfig.py", "no such file"), ("--config=https://x.y/z.py", "no such file"),
-    ("--config={text}/train.txt", "train.txt, line 1: SyntaxError"), ("--config={tmp}/{tmp}", "no such file"),
-)  # fmt: skip
+    ("--config configs/quickstart.py adp_t", "'adp_t'", "--flag=value"),
+    ("--config=configs/", "configs/", "Is a directory"),
+    ("--config=.", "--config=.", "Is a directory"),
+    ("--config=/dev/null", "/dev/null has no function get_config"),
+    ("--config=README.md", "README.md, line ", "Error: "),
+    ("--config=configs/quickstart", "no such file"),
+    ("--config=quickstart", "no such file", "--config=configs/NAME.py"),
+    ("--config=configs.quickstart", "no such file"),
+    ("--config='configs\\quickstart.py'", "configs\\quickstart.py", "no such file"),
+    ("--config='C:\\q.py'", "C:\\q.py"),
+    ("--config=~/nosuchconfig.py", "/nosuchconfig.py", "no such file"),
+    ("--config=https://x.y/z.py", "no such file"),
+    ("--config={text}/train.txt", "train.txt, line 1: SyntaxError"),
+    ("--config={tmp}/{tmp}", "no such file"),
+)
 
 OWN = rows(
     "{own}",
     ("--config.body.name=awd_lstm --config.data.path={text}", "awd_lstm", "transformers only"),
-    ("", "--config.data.path=DIR"), ("--config.data.path=", "--config.data.path=DIR"), ("--hours=-1", "--hours=1.5", "-1.0"),
-    ("--hours=0", "0.0", "--hours=1.5"), ("--hours=nan", "nan", "--hours=1.5"), ("--hours=inf", "inf", "--hours=1.5"),
-    ("--config.choose.hours=ten", "'ten'", "a number"), ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
+    ("", "--config.data.path=DIR"),
+    ("--config.data.path=", "--config.data.path=DIR"),
+    ("--hours=-1", "--hours=1.5", "-1.0"),
+    ("--hours=0", "0.0", "--hours=1.5"),
+    ("--hours=nan", "nan", "--hours=1.5"),
+    ("--hours=inf", "inf", "--hours=1.5"),
+    ("--config.choose.hours=ten", "'ten'", "a number"),
+    ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
     ("--config.data.path=~nosuchuser/x", "~nosuchuser/x", "no directory"),
-    ("--config.data.path={text}/train.txt --config.data.cache=~nosuchuser", "~nosuchuser", "no directory"),
-    ("--config.data.path=/dev/null", "/dev/null"), ("--config.data.path=/proc/self", "/proc/self"),
-)  # fmt: skip
+    (
+        "--config.data.path={text}/train.txt --config.data.cache=~nosuchuser",
+        "~nosuchuser",
+        "no directory",
+    ),
+    ("--config.data.path=/dev/null", "/dev/null"),
+    ("--config.data.path=/proc/self", "/proc/self"),
+)
 
 # Much too much: refused before anything large is made.
 SIZES = rows(
     "{train}",
-    ("--config.body.features=1000000000 --config.body.heads=1", "GB a device", "make the model smaller"),
+    (
+        "--config.body.features=1000000000 --config.body.heads=1",
+        "GB a device",
+        "make the model smaller",
+    ),
     ("--config.body.layers=1000000000", "GB a device", "make the model smaller"),
     ("--config.body.feed_forward=1000000000", "GB a device", "make the model smaller"),
     ("--config.input.width=1000000000", "GB a device", "make the model smaller"),
-    ("--config.batches.sequence_length=1000000000 --config.tokens_per_update=1000000000 --config.tokens_per_device=1000000000",
-     "GB a device", "sequence_length"),
+    (
+        (
+            "--config.batches.sequence_length=1000000000 --config.tokens_per_update=1000000000"
+            " --config.tokens_per_device=1000000000"
+        ),
+        "GB a device",
+        "sequence_length",
+    ),
     ("--config.body.heads=1000000000", "1000000000 heads", "choose body.heads"),
     ("--config.input.factor=1000000000", "1000000000", "a smaller factor"),
-    ("--config.data.codes=1000000", "data.codes=1000000", "or less"), ("--config.data.limit=3", "cutoff 60", "give cutoffs"),
-    ("--config.data.threshold=1000000", "cutoff 60", "give cutoffs"), ("--config.fsdp=3", "fsdp=3", "choose"),
-)  # fmt: skip
+    ("--config.data.codes=1000000", "data.codes=1000000", "or less"),
+    ("--config.data.limit=3", "cutoff 60", "give cutoffs"),
+    ("--config.data.threshold=1000000", "cutoff 60", "give cutoffs"),
+    ("--config.fsdp=3", "fsdp=3", "choose"),
+)
 
 PLACES = rows(
     "{train}",
-    ("--workdir=", "--workdir is missing"), ("--workdir=/proc/x", "/proc/x", "another place"),
-    ("--workdir=/dev/null", "/dev/null", "another place"), ("--workdir=/dev/null/x", "/dev/null/x", "another place"),
-    ("--workdir={text}/train.txt", "train.txt", "another place"), ("--workdir=~nosuchuser/x", "~nosuchuser/x", "another directory"),
-    (f"--workdir={300 * 'x'}", 300 * "x", "another place"), ("--workdir=foo://b/x", "foo://b/x", "a directory"),
-    ("--workdir=memory://b/x", "memory://b/x", "a directory"), ("--workdir='{tmp}/[x]'", "[x]", "another name"),
+    ("--workdir=", "--workdir is missing"),
+    ("--workdir=/proc/x", "/proc/x", "another place"),
+    ("--workdir=/dev/null", "/dev/null", "another place"),
+    ("--workdir=/dev/null/x", "/dev/null/x", "another place"),
+    ("--workdir={text}/train.txt", "train.txt", "another place"),
+    ("--workdir=~nosuchuser/x", "~nosuchuser/x", "another directory"),
+    (f"--workdir={300 * 'x'}", 300 * "x", "another place"),
+    ("--workdir=foo://b/x", "foo://b/x", "a directory"),
+    ("--workdir=memory://b/x", "memory://b/x", "a directory"),
+    ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir='runs\\x'", "runs\\x", "another name"),
-    ("--workdir=/proc/x --dry_run", "/proc/x", "another place"), ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
-    ("--config.data.cache=", "data.cache=''", "give the path"), ("--config.data.cache=/proc/x", "/proc/x", "a directory"),
-    ("--config.data.cache=/dev/null", "/dev/null", "a directory"), ("--config.data.cache={text}/train.txt", "train.txt"),
-    ("--config.data.cache=~nosuchuser", "~nosuchuser", "give the path"), ("--config.data.cache=foo://b", "foo://b", "a directory"),
-    ("--config.data.path=/nowhere", "/nowhere", "not a directory"), ("--config.data.path=/dev/zero", "/dev/zero"),
-    ("--config.data.path=/proc", "/proc", "no train split"), ("--config.data.path={text}/train.txt", "not a directory"),
-    ("--config.data.path=~/nosuchtext", "/nosuchtext", "not a directory"), ("--config.data.path=' '", "not a directory"),
-    ("--config.data.path=~nosuchuser", "~nosuchuser", "give the path"), ("--config.data.path='C:\\text'", "C:\\text"),
-    (f"--config.data.path={5000 * 'x'}", "xxx", "give a directory"), ("--config.data.path=gs://", "gs://", "give a URL"),
-    ("--config.data.path=foo://x", "foo://x", "give a URL"), ("--config.data.path=file:///nowhere", "file:///nowhere", "write it"),
+    ("--workdir=/proc/x --dry_run", "/proc/x", "another place"),
+    ("--workdir='{tmp}/[x]' --dry_run", "[x]", "another name"),
+    ("--config.data.cache=", "data.cache=''", "give the path"),
+    ("--config.data.cache=/proc/x", "/proc/x", "a directory"),
+    ("--config.data.cache=/dev/null", "/dev/null", "a directory"),
+    ("--config.data.cache={text}/train.txt", "train.txt"),
+    ("--config.data.cache=~nosuchuser", "~nosuchuser", "give the path"),
+    ("--config.data.cache=foo://b", "foo://b", "a directory"),
+    ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
+    ("--config.data.path=/dev/zero", "/dev/zero"),
+    ("--config.data.path=/proc", "/proc", "no train split"),
+    ("--config.data.path={text}/train.txt", "not a directory"),
+    ("--config.data.path=~/nosuchtext", "/nosuchtext", "not a directory"),
+    ("--config.data.path=' '", "not a directory"),
+    ("--config.data.path=~nosuchuser", "~nosuchuser", "give the path"),
+    ("--config.data.path='C:\\text'", "C:\\text"),
+    (f"--config.data.path={5000 * 'x'}", "xxx", "give a directory"),
+    ("--config.data.path=gs://", "gs://", "give a URL"),
+    ("--config.data.path=foo://x", "foo://x", "give a URL"),
+    ("--config.data.path=file:///nowhere", "file:///nowhere", "write it"),
     ("--config.data.corpus=europarl --config.data.path=", "europarl", "--config.data.path=DIR"),
     ("--config.body.attention=cudnn", "cudnn", "choose"),
     ("--config.metrics.wandb=true", "config.metrics.wandb", "pip install wandb"),
-)  # fmt: skip
+)
 
 EVALUATE = rows(
     "{evaluate}",
-    ("--checkpoint=foo", "'foo'", "it has steps"), ("--checkpoint=-1", "'-1'", "it has steps"), ("--checkpoint=999", "'999'"),
-    ("--checkpoint=", "''", "it has steps"), ("--checkpoint=../240", "'../240'", "it has steps"), ("--checkpoint", "no value"),
-    ("--split=dev", "--split=dev", "train, validation, test"), ("--split=", "--split=", "train, validation, test"),
-    ("--split=Test", "--split=Test", "train, validation, test"), ("--split", "--split has no value"), ("test", "'test' is no flag"),
-    ("--window=-5", "window=-5"), ("--window=1000000000", "window=1000000000", "give that or less"),
+    ("--checkpoint=foo", "'foo'", "it has steps"),
+    ("--checkpoint=-1", "'-1'", "it has steps"),
+    ("--checkpoint=999", "'999'"),
+    ("--checkpoint=", "''", "it has steps"),
+    ("--checkpoint=../240", "'../240'", "it has steps"),
+    ("--checkpoint", "no value"),
+    ("--split=dev", "--split=dev", "train, validation, test"),
+    ("--split=", "--split=", "train, validation, test"),
+    ("--split=Test", "--split=Test", "train, validation, test"),
+    ("--split", "--split has no value"),
+    ("test", "'test' is no flag"),
+    ("--window=-5", "window=-5"),
+    ("--window=1000000000", "window=1000000000", "give that or less"),
     ("--window=1e9", "--window=1e9"),
-    (f"--window={HUGE}", HUGE, "give that or less"), ("--wndow=3", "--wndow", "Did you mean --window?"),
-    ("--context=-1", "context=-1"), ("--context=16", "window=16", "context=16"),
+    (f"--window={HUGE}", HUGE, "give that or less"),
+    ("--wndow=3", "--wndow", "Did you mean --window?"),
+    ("--context=-1", "context=-1"),
+    ("--context=16", "window=16", "context=16"),
     ("--window=8 --context=9", "window=8", "context=9"),
-    ("--data_path=/nowhere", "/nowhere", "not a directory"), ("--data_path=", "give --data_path=DIR"),
-    ("--data_path=/dev/null", "/dev/null", "not a directory"), ("--data_path={text}/test.txt", "test.txt", "not a directory"),
-    ("--data_path={tmp}", "no test split"), ("--data_path=~nosuchuser", "~nosuchuser", "give the path"),
-    ("--break_mode=foo", "'foo'", "complete"), ("--break_mode=eos --context=3", "context=3", "give context 0"),
-    ("--dry_run", "--dry_run", "--help"), ("--config=configs/quickstart.py", "--config is no flag"),
+    ("--data_path=/nowhere", "/nowhere", "not a directory"),
+    ("--data_path=", "give --data_path=DIR"),
+    ("--data_path=/dev/null", "/dev/null", "not a directory"),
+    ("--data_path={text}/test.txt", "test.txt", "not a directory"),
+    ("--data_path={tmp}", "no test split"),
+    ("--data_path=~nosuchuser", "~nosuchuser", "give the path"),
+    ("--break_mode=foo", "'foo'", "complete"),
+    ("--break_mode=eos --context=3", "context=3", "give context 0"),
+    ("--dry_run", "--dry_run", "--help"),
+    ("--config=configs/quickstart.py", "--config is no flag"),
     ("--config.steps=3", "--config.steps"),
-    ("--hosts=2", "--hosts=2", "all three"), ("--workdir=" + str(ROOT), "holds no run"), ("--workdir=/dev/null", "/dev/null"),
-    ("--workdir={text}/train.txt", "train.txt", "another place"), ("--workdir=~nosuchuser", "~nosuchuser"),
-    ("--workdir=~/nosuchrun", "/nosuchrun holds no run"), ("--workdir={tmp}/none", "none holds no run", "--workdir"),
-)  # fmt: skip
+    ("--hosts=2", "--hosts=2", "all three"),
+    ("--workdir=" + str(ROOT), "holds no run"),
+    ("--workdir=/dev/null", "/dev/null"),
+    ("--workdir={text}/train.txt", "train.txt", "another place"),
+    ("--workdir=~nosuchuser", "~nosuchuser"),
+    ("--workdir=~/nosuchrun", "/nosuchrun holds no run"),
+    ("--workdir={tmp}/none", "none holds no run", "--workdir"),
+)
 
 PREPARE = rows(
     "{prepare}",
-    ("--workdir=x", "--workdir is no flag"), ("--dry_run", "--dry_run is no flag"), ("--to", "--to has no value"),
+    ("--workdir=x", "--workdir is no flag"),
+    ("--dry_run", "--dry_run is no flag"),
+    ("--to", "--to has no value"),
     ("x", "'x' is no flag"),
-    ("--to=/tmp/x", "/tmp/x", "give a URL"), ("--to=foo://x", "foo://x", "give a URL"), ("--to=gs://", "gs://", "give a URL"),
-    ("--to=file:///proc/x", "file:///proc/x"), ("--config.data.threshold=0", "data.threshold=0", "or more"),
-    ("--config.data.limit=2", "data.limit=2", "3 or more"), ("--config.data.limit=-5", "data.limit=-5", "3 or more"),
-    ("--config.data.codes=-1", "data.codes=-1", "or more"), ("--config.data.codes=100000", "data.codes=100000", "or less"),
-    ("--config.data.codes=9 --config.data.limit=50", "data.codes=9", "data.limit=0"), ("--config.data.cache=/proc/x", "/proc/x"),
-    ("--config.data.cache=", "data.cache=''"), ("--config.data.tokeniser=x", "data.tokeniser='x'", "moses"),
-    ("--config.data.path=/nowhere", "/nowhere"), ("--config=configs/own_text.py", "run train.py"), ("--config=nope.py", "nope.py"),
-)  # fmt: skip
+    ("--to=/tmp/x", "/tmp/x", "give a URL"),
+    ("--to=foo://x", "foo://x", "give a URL"),
+    ("--to=gs://", "gs://", "give a URL"),
+    ("--to=file:///proc/x", "file:///proc/x"),
+    ("--config.data.threshold=0", "data.threshold=0", "or more"),
+    ("--config.data.limit=2", "data.limit=2", "3 or more"),
+    ("--config.data.limit=-5", "data.limit=-5", "3 or more"),
+    ("--config.data.codes=-1", "data.codes=-1", "or more"),
+    ("--config.data.codes=100000", "data.codes=100000", "or less"),
+    ("--config.data.codes=9 --config.data.limit=50", "data.codes=9", "data.limit=0"),
+    ("--config.data.cache=/proc/x", "/proc/x"),
+    ("--config.data.cache=", "data.cache=''"),
+    ("--config.data.tokeniser=x", "data.tokeniser='x'", "moses"),
+    ("--config.data.path=/nowhere", "/nowhere"),
+    ("--config=configs/own_text.py", "run train.py"),
+    ("--config=nope.py", "nope.py"),
+)
 
 VOCABULARY = rows(
     "{vocabulary}",
-    ("extra", "'extra' is no flag"), ("--threshold=0", "threshold=0"), ("--threshold=two", "--threshold=two", "a whole number"),
-    ("--limit=1", "limit=1", "3 or more"), ("--width=0", "--width=0", "from 1"), ("--width=10k", "--width=10k"),
-    (f"--width={HUGE}", f"--width={HUGE}", "2,147,483,647"), ("--bands=-1", "--bands=-1"), ("--bands=99", "99 bands", "give fewer"),
-    ("--bands=1000000000", "--bands=1000000000", "1,000"), ("--smallest=-1", "--smallest=-1"), ("--factor=0", "--factor=0"),
-    (f"--factor={HUGE}", f"--factor={HUGE}"), ("--batch=0", "--batch=0"), ("--least_rows=-1", "--least_rows=-1"),
-    ("--tokeniser=spacy", "'spacy'", "moses"), ("--lower=maybe", "--lower=maybe"), ("--vocab=3", "--vocab is no flag"),
-    ("--path=/nowhere", "/nowhere"), ("--path=", "data.path=DIR"), ("--cache=/proc/x", "/proc/x"), ("--cache=foo://x/y", "foo://x/y"),
-)  # fmt: skip
+    ("extra", "'extra' is no flag"),
+    ("--threshold=0", "threshold=0"),
+    ("--threshold=two", "--threshold=two", "a whole number"),
+    ("--limit=1", "limit=1", "3 or more"),
+    ("--width=0", "--width=0", "from 1"),
+    ("--width=10k", "--width=10k"),
+    (f"--width={HUGE}", f"--width={HUGE}", "2,147,483,647"),
+    ("--bands=-1", "--bands=-1"),
+    ("--bands=99", "99 bands", "give fewer"),
+    ("--bands=1000000000", "--bands=1000000000", "1,000"),
+    ("--smallest=-1", "--smallest=-1"),
+    ("--factor=0", "--factor=0"),
+    (f"--factor={HUGE}", f"--factor={HUGE}"),
+    ("--batch=0", "--batch=0"),
+    ("--least_rows=-1", "--least_rows=-1"),
+    ("--tokeniser=spacy", "'spacy'", "moses"),
+    ("--lower=maybe", "--lower=maybe"),
+    ("--vocab=3", "--vocab is no flag"),
+    ("--path=/nowhere", "/nowhere"),
+    ("--path=", "data.path=DIR"),
+    ("--cache=/proc/x", "/proc/x"),
+    ("--cache=foo://x/y", "foo://x/y"),
+)
 
 OTHERS = [
-    *rows("-m adaptive_jax.data.vocabulary", ("", "CORPUS is missing"), ("ptb", "'ptb'", 'Did you mean "penn_treebank"?')),
-    *rows("evaluate.py", ("", "--workdir is missing", "--workdir=DIRECTORY"), ("--split=test", "--workdir is missing")),
-    *rows("-m adaptive_jax.data.prepare", ("", "--config is missing"), ("--config.data.lower", "--config.data.lower")),
-    *rows("-m adaptive_jax.explain", ("x", "'x' is no flag"), ("--config=x", "--config is no flag")),
-    *rows("-m benchmarks.throughput", ("--rows=two", "--rows=two"), ("--config=nope.py", "nope.py"), ("x", "'x' is no flag")),
-    *rows("-m benchmarks.attention", ("--nonsense=3", "--nonsense"), ("--heads=0", "--heads=0", "1 or more"),
-          ("--times=x", "--times=x", "1 or more"), ("--repeats=0", "--repeats=0", "1 or more")),
-    *rows("-m benchmarks.gpu", ("--nonsense=3", "--nonsense"), ("--minutes=x", "--minutes=x", "a number"), ("x", "'x' is no flag")),
+    *rows(
+        "-m adaptive_jax.data.vocabulary",
+        ("", "CORPUS is missing"),
+        ("ptb", "'ptb'", 'Did you mean "penn_treebank"?'),
+    ),
+    *rows(
+        "evaluate.py",
+        ("", "--workdir is missing", "--workdir=DIRECTORY"),
+        ("--split=test", "--workdir is missing"),
+    ),
+    *rows(
+        "-m adaptive_jax.data.prepare",
+        ("", "--config is missing"),
+        ("--config.data.lower", "--config.data.lower"),
+    ),
+    *rows(
+        "-m adaptive_jax.explain", ("x", "'x' is no flag"), ("--config=x", "--config is no flag")
+    ),
+    *rows(
+        "-m benchmarks.throughput",
+        ("--rows=two", "--rows=two"),
+        ("--config=nope.py", "nope.py"),
+        ("x", "'x' is no flag"),
+    ),
+    *rows(
+        "-m benchmarks.attention",
+        ("--nonsense=3", "--nonsense"),
+        ("--heads=0", "--heads=0", "1 or more"),
+        ("--times=x", "--times=x", "1 or more"),
+        ("--repeats=0", "--repeats=0", "1 or more"),
+    ),
+    *rows(
+        "-m benchmarks.gpu",
+        ("--nonsense=3", "--nonsense"),
+        ("--minutes=x", "--minutes=x", "a number"),
+        ("x", "'x' is no flag"),
+    ),
     *rows("-m benchmarks.scaling", ("--nonsense=3", "--nonsense")),
-    *rows("-m benchmarks.tables", ("", "TABLE is missing"),
-          ("thesis --size=x", "--size=x", "cpu"), ("thesis", "TABLE=thesis", "thesis_4_3")),
-    *rows("{convert}", ("", "CHECKPOINT is missing"), ("{checkpoint}", "WORDS is missing"),
-          ("{checkpoint} {dict}", "OUT_WORKDIR is"),
-          ("{checkpoint} {dict} {run} x", "'x' is no flag"), ("/nowhere {dict} {run}", "/nowhere", "give the path"),
-          ("{dict} {checkpoint} {run}", "dict.txt", "not a file of torch.save"),
-          ("{checkpoint} {checkpoint} {run}", "not UTF-8", "give the dict.txt"),
-          ("{awd_lstm} {dict} {run}", "line 1", "is not one word", "one word a line"),
-          ("{awd_lstm} {text} {run}", "and the checkpoint 37", "train.txt"),
-          ("{awd_lstm} /nowhere {run}", "/nowhere", "one word a line"),
-          ("{awd_lstm} {trained} {run}", "train.txt", "No such file", "give the directory"),
-          ("{fconv_lm} {dict} {run}", "1,000 words", "the checkpoint 240", "give the dict.txt"),
-          ("{checkpoint} /dev/null {run}", "/dev/null has no words"),
-          ("/dev/null {dict} {run}", "/dev/null", "truncated"), ("/dev/zero {dict} {run}", "/dev/zero", "copy or download"),
-          ("{text} {dict} {run}", "Is a directory"), ("{text}/train.txt {dict} {run}", "train.txt", "not a file of torch.save"),
-          ("{checkpoint} {dict} {text}", "already exists", "give a new directory"), ("{checkpoint} {dict} ''", "OUT_WORKDIR=''"),
-          ("{checkpoint} {dict} /proc/x", "/proc/", "another place"), ("{checkpoint} {dict} gs://b/x", "gs://b/x", "a disk"),
-          ("{checkpoint} {dict} ~nosuchuser/x", "~nosuchuser/x"), ("{checkpoint} {dict} 'a\\b'", "a\\b", "another name"),
-          ("{checkpoint} {dict} --workdir=x", "--workdir is no flag")),
-]  # fmt: skip
+    *rows(
+        "-m benchmarks.tables",
+        ("", "TABLE is missing"),
+        ("thesis --size=x", "--size=x", "cpu"),
+        ("thesis", "TABLE=thesis", "thesis_4_3"),
+    ),
+    *rows(
+        "{convert}",
+        ("", "CHECKPOINT is missing"),
+        ("{checkpoint}", "WORDS is missing"),
+        ("{checkpoint} {dict}", "OUT_WORKDIR is"),
+        ("{checkpoint} {dict} {run} x", "'x' is no flag"),
+        ("/nowhere {dict} {run}", "/nowhere", "give the path"),
+        ("{dict} {checkpoint} {run}", "dict.txt", "not a file of torch.save"),
+        ("{checkpoint} {checkpoint} {run}", "not UTF-8", "give the dict.txt"),
+        ("{awd_lstm} {dict} {run}", "line 1", "is not one word", "one word a line"),
+        ("{awd_lstm} {text} {run}", "and the checkpoint 37", "train.txt"),
+        ("{awd_lstm} /nowhere {run}", "/nowhere", "one word a line"),
+        ("{awd_lstm} {trained} {run}", "train.txt", "No such file", "give the directory"),
+        ("{fconv_lm} {dict} {run}", "1,000 words", "the checkpoint 240", "give the dict.txt"),
+        ("{checkpoint} /dev/null {run}", "/dev/null has no words"),
+        ("/dev/null {dict} {run}", "/dev/null", "truncated"),
+        ("/dev/zero {dict} {run}", "/dev/zero", "copy or download"),
+        ("{text} {dict} {run}", "Is a directory"),
+        ("{text}/train.txt {dict} {run}", "train.txt", "not a file of torch.save"),
+        ("{checkpoint} {dict} {text}", "already exists", "give a new directory"),
+        ("{checkpoint} {dict} ''", "OUT_WORKDIR=''"),
+        ("{checkpoint} {dict} /proc/x", "/proc/", "another place"),
+        ("{checkpoint} {dict} gs://b/x", "gs://b/x", "a disk"),
+        ("{checkpoint} {dict} ~nosuchuser/x", "~nosuchuser/x"),
+        ("{checkpoint} {dict} 'a\\b'", "a\\b", "another name"),
+        ("{checkpoint} {dict} --workdir=x", "--workdir is no flag"),
+    ),
+]
 
 
 def damaged(line, file, *cases):
     """Rows of one file of a run or a text: what stands in its place, and what the command says."""
-    return [Row(f"{line}, {file} {number}", line, says, (file, content)) for number, (content, *says) in enumerate(cases)]
+    return [
+        Row(f"{line}, {file} {number}", line, says, (file, content))
+        for number, (content, *says) in enumerate(cases)
+    ]
 
 
 def other(old, new):
@@ -239,55 +411,156 @@ CONFIG = "run/config.json"
 EVAL = "evaluate.py --workdir={run}"
 HERE = "{train} --config.steps=242"
 RUNS = [
-    *damaged(EVAL, CONFIG, (b"", CONFIG, "restore it"), (b"[]", CONFIG, "restore it"), (b"null", CONFIG), (b"{}", CONFIG),
-             (b'{"batches": 3}', CONFIG), (b"\xff\x00" * 99, CONFIG), (b"[" * 100_000, CONFIG, "restore it"),
-             (DIRECTORY, CONFIG), (LINK, "holds no run"),
-             (other(b'"features": 32', b'"features": NaN'), "config.body.features=nan"),
-             (other(b'"features": 32', b'"features": 64'), "an array of shape", "64")),
-    *damaged(HERE, CONFIG, (b"[]", CONFIG), (b'{"name": "a package"}', CONFIG),
-             (NOTHING, "checkpoints and no config.json", "another"),
-             (other(b'"layers": 1,', b'"layers": 2,'), "body.layers was 2 and is now 1", "another --workdir")),
-    *damaged(EVAL, "run/vocabulary.txt", (b"", "vocabulary.txt is damaged"), (other(b"the ", b"teh "), "is damaged", "restore"),
-             (NOTHING, "vocabulary.txt", "restore")),
-    *damaged(HERE, "run/vocabulary.txt", (other(b"the ", b"teh "), "is damaged", "restore"), (NOTHING, "vocabulary.txt")),
-    *damaged(HERE, "run/metrics.jsonl", (b"\xff\n" * 9, "metrics.jsonl is damaged", "move it away"), (b"[]\n3\n", "is damaged"),
-             (b'{"step": "x"}\n', "line 1", "move it away"), (b"{}\n", "line 1"), (b'{"step": 1, "a": []}\n', "line 1"),
-             (DIRECTORY, "metrics.jsonl", "Is a directory")),
-    *damaged(HERE, "run/rewinds.json", (b"{", "rewinds.json is damaged", "restore it"), (b"[3]", "rewinds.json")),
-    *damaged(HERE, "run/checkpoints", (b"x", "checkpoints", "another place"), (LINK, "checkpoints", "another place")),
-    *damaged(EVAL, "run/checkpoints", (NOTHING, "no checkpoint yet"), (b"x", "no checkpoint yet"), (DIRECTORY, "saved none yet")),
+    *damaged(
+        EVAL,
+        CONFIG,
+        (b"", CONFIG, "restore it"),
+        (b"[]", CONFIG, "restore it"),
+        (b"null", CONFIG),
+        (b"{}", CONFIG),
+        (b'{"batches": 3}', CONFIG),
+        (b"\xff\x00" * 99, CONFIG),
+        (b"[" * 100_000, CONFIG, "restore it"),
+        (DIRECTORY, CONFIG),
+        (LINK, "holds no run"),
+        (other(b'"features": 32', b'"features": NaN'), "config.body.features=nan"),
+        (other(b'"features": 32', b'"features": 64'), "an array of shape", "64"),
+    ),
+    *damaged(
+        HERE,
+        CONFIG,
+        (b"[]", CONFIG),
+        (b'{"name": "a package"}', CONFIG),
+        (NOTHING, "checkpoints and no config.json", "another"),
+        (
+            other(b'"layers": 1,', b'"layers": 2,'),
+            "body.layers was 2 and is now 1",
+            "another --workdir",
+        ),
+    ),
+    *damaged(
+        EVAL,
+        "run/vocabulary.txt",
+        (b"", "vocabulary.txt is damaged"),
+        (other(b"the ", b"teh "), "is damaged", "restore"),
+        (NOTHING, "vocabulary.txt", "restore"),
+    ),
+    *damaged(
+        HERE,
+        "run/vocabulary.txt",
+        (other(b"the ", b"teh "), "is damaged", "restore"),
+        (NOTHING, "vocabulary.txt"),
+    ),
+    *damaged(
+        HERE,
+        "run/metrics.jsonl",
+        (b"\xff\n" * 9, "metrics.jsonl is damaged", "move it away"),
+        (b"[]\n3\n", "is damaged"),
+        (b'{"step": "x"}\n', "line 1", "move it away"),
+        (b"{}\n", "line 1"),
+        (b'{"step": 1, "a": []}\n', "line 1"),
+        (DIRECTORY, "metrics.jsonl", "Is a directory"),
+    ),
+    *damaged(
+        HERE,
+        "run/rewinds.json",
+        (b"{", "rewinds.json is damaged", "restore it"),
+        (b"[3]", "rewinds.json"),
+    ),
+    *damaged(
+        HERE,
+        "run/checkpoints",
+        (b"x", "checkpoints", "another place"),
+        (LINK, "checkpoints", "another place"),
+    ),
+    *damaged(
+        EVAL,
+        "run/checkpoints",
+        (NOTHING, "no checkpoint yet"),
+        (b"x", "no checkpoint yet"),
+        (DIRECTORY, "saved none yet"),
+    ),
     *damaged(EVAL, "run/eval", (b"x", "run/eval/test-16-0", "the result stands above")),
-]  # fmt: skip
+]
 
 TEXTS = [
-    *damaged("{train}", "text/train.txt", (b"", "no words"), (b" \n\t\n", "no words"), (b"a\0b\n", "line 1: a NUL byte"),
-             ("ä\n".encode("latin-1"), "line 1: not UTF-8", "convert"), ("the cat\n".encode("utf-16"), "not UTF-8"),
-             (b"one word", "'the'", "data.threshold=2"), (DIRECTORY, "train.txt"), (NOTHING, "no train split"),
-             (LINK, "no train split")),
-    *damaged("{train}", "text/valid.txt", (b"", "valid.txt has no words"), (b"\n\n", "valid.txt has no words"),
-             (b"zebra\n", "'zebra'")),
+    *damaged(
+        "{train}",
+        "text/train.txt",
+        (b"", "no words"),
+        (b" \n\t\n", "no words"),
+        (b"a\0b\n", "line 1: a NUL byte"),
+        ("ä\n".encode("latin-1"), "line 1: not UTF-8", "convert"),
+        ("the cat\n".encode("utf-16"), "not UTF-8"),
+        (b"one word", "'the'", "data.threshold=2"),
+        (DIRECTORY, "train.txt"),
+        (NOTHING, "no train split"),
+        (LINK, "no train split"),
+    ),
+    *damaged(
+        "{train}",
+        "text/valid.txt",
+        (b"", "valid.txt has no words"),
+        (b"\n\n", "valid.txt has no words"),
+        (b"zebra\n", "'zebra'"),
+    ),
     *damaged("{train}", "text/train.txt.gz", (b"x", "both train.txt", "keep one")),
-    *damaged("{prepare}", "text/test.txt", (b"\xff\n", "line 1: not UTF-8"), (NOTHING, "no test split"), (b"zebra\n", "'zebra'")),
-    *damaged("{own} --config.data.path={tmp}/text2", "text2/all.txt", (b"", "0 line(s)"), (b"one\ntwo\n", "2 line(s)"),
-             (b"\0\n\0\n\0\n\0\n", "NUL")),
-]  # fmt: skip
+    *damaged(
+        "{prepare}",
+        "text/test.txt",
+        (b"\xff\n", "line 1: not UTF-8"),
+        (NOTHING, "no test split"),
+        (b"zebra\n", "'zebra'"),
+    ),
+    *damaged(
+        "{own} --config.data.path={tmp}/text2",
+        "text2/all.txt",
+        (b"", "0 line(s)"),
+        (b"one\ntwo\n", "2 line(s)"),
+        (b"\0\n\0\n\0\n\0\n", "NUL"),
+    ),
+]
 
 
 def keys(group, prefix=""):
     """Every key of a config with its default."""
     for key, value in group.items():
-        yield from keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+        yield from (
+            keys(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+        )
 
 
 # What is no mistake, although the rows below would have it.
 ACCEPTED = {("divergence.loss", "inf"), ("divergence.spike", "inf"), ("optimizer.clip_norm", "inf")}
-WRONG_VALUES = {int: ("-1", HUGE), float: ("-1", "nan", "inf", "1e30"), bool: ("maybe",), tuple: ("a",), str: ("nonsense",)}
+WRONG_VALUES = {
+    int: ("-1", HUGE),
+    float: ("-1", "nan", "inf", "1e30"),
+    bool: ("maybe",),
+    tuple: ("a",),
+    str: ("nonsense",),
+}
 ANY_TEXT = {"data.path", "data.cache"}
 OWN_TABLE = "output.table."  # the small run has another table
 GENERATED = [
-    Row(f"{key}={value}", f"{{train}} --dry_run --config.{key}={value}", (f"{key.split('.')[-1]}=", value.removesuffix("e30")[:2]))
+    Row(
+        f"{key}={value}",
+        f"{{train}} --dry_run --config.{key}={value}",
+        (f"{key.split('.')[-1]}=", value.removesuffix("e30")[:2]),
+    )
     for key, default in keys(DEFAULTS)
     for value in WRONG_VALUES[type(default)]
     if key not in ANY_TEXT and (key, value) not in ACCEPTED and not key.startswith(OWN_TABLE)
 ]
-TABLE = [*TRAIN_FLAGS, *CONFIGS, *OWN, *SIZES, *PLACES, *EVALUATE, *PREPARE, *VOCABULARY, *OTHERS, *RUNS, *TEXTS]
+TABLE = [
+    *TRAIN_FLAGS,
+    *CONFIGS,
+    *OWN,
+    *SIZES,
+    *PLACES,
+    *EVALUATE,
+    *PREPARE,
+    *VOCABULARY,
+    *OTHERS,
+    *RUNS,
+    *TEXTS,
+]

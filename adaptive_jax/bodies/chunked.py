@@ -1,4 +1,5 @@
-"""Causal attention in chunks of queries: it skips the keys after each chunk, and only one chunk of weights exists at a time.
+"""Causal attention in chunks of queries: it skips the keys after each chunk, and only one chunk of
+weights exists at a time.
 
 The backward pass recomputes weights and dropout masks.
 """
@@ -16,7 +17,9 @@ from adaptive_jax.dropout import keep_mask, tied
 
 
 def causal_mask(first, time: int, length: int) -> jax.Array:
-    """Which of `length` keys each of `time` queries may see, the first query at position `first`: bool `[time, length]`."""
+    """Which of `length` keys each of `time` queries may see, the first query at position
+    `first`: bool `[time, length]`.
+    """
     return jnp.arange(length)[None] <= (first + jnp.arange(time))[:, None]
 
 
@@ -26,7 +29,9 @@ def scaled(queries: jax.Array) -> jax.Array:
 
 
 class _Heads(NamedTuple):
-    """The heads of all rows along one axis, `heads` = rows * heads of a row; the last four are None where not needed."""
+    """The heads of all rows along one axis, `heads` = rows * heads of a row; the last four are
+    None where not needed.
+    """
 
     queries: jax.Array  # [heads, time, width], scaled; keys and values have the same shape
     keys: jax.Array
@@ -49,7 +54,9 @@ def _unfold(x, heads):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def chunked(dropout, slopes, queries, keys, values, segment_ids, seeds):
-    """Attention in chunks of queries; arguments as those of `attention.attention` and `attention.Pairs`."""
+    """Attention in chunks of queries; arguments as those of `attention.attention` and
+    `attention.Pairs`.
+    """
     return _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)[0]
 
 
@@ -66,9 +73,14 @@ def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)
 
 def _chunked_backward(dropout, _, residuals, gradient):
     heads, attended, logsumexp = residuals
-    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix B.2.
-    shared = jnp.einsum("bqhw,bqhw->bhq", attended, gradient, preferred_element_type=jnp.float32).reshape(logsumexp.shape)
-    gradients = _in_groups(functools.partial(_backward, dropout), heads, logsumexp, shared, _fold(gradient))
+    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix
+    # B.2.
+    shared = jnp.einsum(
+        "bqhw,bqhw->bhq", attended, gradient, preferred_element_type=jnp.float32
+    ).reshape(logsumexp.shape)
+    gradients = _in_groups(
+        functools.partial(_backward, dropout), heads, logsumexp, shared, _fold(gradient)
+    )
     queries, keys, values = (_unfold(each, gradient.shape[2]) for each in gradients)
     return scaled(queries), keys, values, None, None
 
@@ -91,12 +103,17 @@ def _forward(dropout, heads):
         return (attended.astype(heads.values.dtype), logsumexp), ()
 
     chunked = heads.queries, heads.segment_ids
-    stages = [_run_stage(functools.partial(attend, stage[1]), stage, chunked)[0] for stage in _stages(time)]
+    stages = [
+        _run_stage(functools.partial(attend, stage[1]), stage, chunked)[0]
+        for stage in _stages(time)
+    ]
     return tuple(jnp.concatenate(each, axis=1) for each in zip(*stages, strict=True))
 
 
 def _backward(dropout, heads, logsumexp, shared, gradient):
-    """Gradients of (scaled) queries, keys and values, each `[heads, time, width]`, in a second pass over the chunks."""
+    """Gradients of (scaled) queries, keys and values, each `[heads, time, width]`, in a second
+    pass over the chunks.
+    """
     time, dtype = heads.queries.shape[1], heads.keys.dtype
 
     def attend(end, first, queries, segment_ids, logsumexp, shared, gradient):
@@ -106,9 +123,13 @@ def _backward(dropout, heads, logsumexp, shared, gradient):
         of_scores = weights * (of_weights - shared[..., None])
         transposed = jnp.swapaxes(queries, 1, 2), jnp.swapaxes(gradient, 1, 2)
         if platform() == "cpu":
-            # It sums over queries faster along the last axis; without the barrier the compiler would undo the transposition.
+            # It sums over queries faster along the last axis; without the barrier the compiler
+            # would undo the transposition.
             transposed = jax.lax.optimization_barrier(transposed)
-        sums = tuple(_product("nwq,nqk->nwk", *pair) for pair in zip(transposed, (of_scores, dropped), strict=True))
+        sums = tuple(
+            _product("nwq,nqk->nwk", *pair)
+            for pair in zip(transposed, (of_scores, dropped), strict=True)
+        )
         return _product("nqk,nkw->nqw", of_scores, heads.keys[:, :end]).astype(dtype), sums
 
     of_queries, of_keys, of_values = [], 0, 0
@@ -118,13 +139,17 @@ def _backward(dropout, heads, logsumexp, shared, gradient):
         of_queries.append(of_chunk)
         padded = [jnp.pad(x, ((0, 0), (0, 0), (0, time - stage[1]))) for x in sums]
         of_keys, of_values = of_keys + padded[0], of_values + padded[1]
-    return jnp.concatenate(of_queries, axis=1), *(jnp.swapaxes(x, 1, 2).astype(dtype) for x in (of_keys, of_values))
+    return jnp.concatenate(of_queries, axis=1), *(
+        jnp.swapaxes(x, 1, 2).astype(dtype) for x in (of_keys, of_values)
+    )
 
 
 def _stages(time):
-    """Stages `(first, end, size)`: queries from `first` to `end` in equal chunks of `size`, with the keys before `end`.
+    """Stages `(first, end, size)`: queries from `first` to `end` in equal chunks of `size`, with
+    the keys before `end`.
 
-    On a CPU 130 tokens give (0, 64, 64), (64, 128, 64), (128, 130, 2), and 3072 give eight: (0, 384, 128), (384, 768, 128) …
+    On a CPU 130 tokens give (0, 64, 64), (64, 128, 64), (128, 130, 2), and 3072 give eight: (0,
+    384, 128), (384, 768, 128) …
     """
     # Small chunks skip more keys, large ones make fewer and larger products: measured on a CPU.
     size = 64 if time <= 512 and platform() == "cpu" else 128
@@ -136,14 +161,19 @@ def _stages(time):
 
 
 def _run_stage(function, stage, arrays):
-    """Calls `function(first, *chunk)` for every chunk `[heads, size, ...]` of a stage of `arrays`, `[heads, time, ...]`.
+    """Calls `function(first, *chunk)` for every chunk `[heads, size, ...]` of a stage of `arrays`,
+    `[heads, time, ...]`.
 
-    `function` returns results by query, which are joined to `[heads, end - first, ...]`, and arrays that are summed over chunks.
+    `function` returns results by query, which are joined to `[heads, end - first, ...]`, and arrays
+    that are summed over chunks.
     """
     first, end, size = stage
     if end - first == size:
         return function(first, *jax.tree.map(lambda x: x[:, first:end], arrays))
-    chunks = jax.tree.map(lambda x: jnp.moveaxis(x[:, first:end].reshape(len(x), -1, size, *x.shape[2:]), 1, 0), arrays)
+    chunks = jax.tree.map(
+        lambda x: jnp.moveaxis(x[:, first:end].reshape(len(x), -1, size, *x.shape[2:]), 1, 0),
+        arrays,
+    )
     chunks = jnp.arange(first, end, size), *chunks
 
     def step(sums, chunk):
@@ -151,12 +181,21 @@ def _run_stage(function, stage, arrays):
         return jax.tree.map(jnp.add, sums, more), results
 
     shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))[1]
-    sums, results = jax.lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks)
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], end - first, *x.shape[3:]), results), sums
+    sums, results = jax.lax.scan(
+        step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks
+    )
+    return (
+        jax.tree.map(
+            lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], end - first, *x.shape[3:]), results
+        ),
+        sums,
+    )
 
 
 def _scores(heads, queries, segment_ids, first, end):
-    """Scores `[heads, queries, end]` of a chunk of queries from `first` on with the keys before `end`; -inf if masked."""
+    """Scores `[heads, queries, end]` of a chunk of queries from `first` on with the keys before
+    `end`; -inf if masked.
+    """
     zero, hidden = (tied(x, queries) for x in (jnp.int32(0), jnp.float32(-jnp.inf)))
     mask = causal_mask(first + zero, queries.shape[1], end)[None]
     if segment_ids is not None:
@@ -173,27 +212,37 @@ def _drop(weights, dropout, heads, first):
         return weights
     time = heads.queries.shape[1]
     zero, dropped = (tied(x, heads.seeds) for x in (jnp.int32(0), jnp.zeros((), weights.dtype)))
-    in_head = (zero + first + jnp.arange(weights.shape[1]))[:, None] * time + jnp.arange(weights.shape[2])[None]
-    of_head = jax.vmap(lambda seed, head: keep_mask(seed, head * time**2 + in_head.astype(jnp.uint32), dropout))
+    in_head = (zero + first + jnp.arange(weights.shape[1]))[:, None] * time + jnp.arange(
+        weights.shape[2]
+    )[None]
+    of_head = jax.vmap(
+        lambda seed, head: keep_mask(seed, head * time**2 + in_head.astype(jnp.uint32), dropout)
+    )
     return jnp.where(of_head(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
 
 
 def _product(form, left, right):
     """Product of each head's matrices in the narrower of the two dtypes, summed in float32."""
     dtype = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
-    return jnp.einsum(form, left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32)
+    return jnp.einsum(
+        form, left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32
+    )
 
 
 def _in_groups(function, heads, *arrays):
-    """`function(heads, *arrays)` for all heads at once, or for groups of heads whose weights fit a processor's cache."""
+    """`function(heads, *arrays)` for all heads at once, or for groups of heads whose weights
+    fit a processor's cache.
+    """
     count, time = heads.queries.shape[:2]
     on_cpu = platform() == "cpu"
-    # Float32 weights of a chunk: 256 KiB on a CPU, which computes a head at a time anyway; elsewhere 256 MiB.
+    # Float32 weights of a chunk: 256 KiB on a CPU, which computes a head at a time anyway;
+    # elsewhere 256 MiB.
     fit = max((2**16 if on_cpu else 2**26) // (_stages(time)[0][2] * time), 1)
     group = max(size for size in range(1, count + 1) if count % size == 0 and size <= fit)
     if group == count:
         return function(heads, *arrays)
-    # XLA on a CPU uses more threads only where many operations are ready: with one device, run up to four groups side by side.
+    # XLA on a CPU uses more threads only where many operations are ready: with one device, run up
+    # to four groups side by side.
     alone = on_cpu and jax.local_device_count() == 1
     parallel = max(n for n in (1, 2, 4) if (count // group) % n == 0) if alone else 1
     parts = jax.tree.map(lambda x: x.reshape(-1, parallel, group, *x.shape[1:]), (heads, *arrays))

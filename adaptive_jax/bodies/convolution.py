@@ -1,15 +1,17 @@
 """Causal convolutions as matrix products.
 
-A convolution of kernel width 3 reads zeros before the start of a row, so token t depends on tokens t-2, t-1 and t:
+A convolution of kernel width 3 reads zeros before the start of a row, so token t depends on tokens
+t-2, t-1 and t:
 
     tokens            a  b  c  d
     two before        0  0  a  b
     one before        0  a  b  c
     current           a  b  c  d
 
-The last three lines side by side, `[rows, time, 3 * width]`, times one matrix `[3 * width, outputs]` are the convolution. On two
-CPU cores this product is about as fast as XLA's convolution, forward and backward, and faster than a sum of three products
-(`python -m benchmarks.convolutions`); and it can stop at the start of a segment.
+The last three lines side by side, `[rows, time, 3 * width]`, times one matrix `[3 * width,
+outputs]` are the convolution. On two CPU cores this product is about as fast as XLA's convolution,
+forward and backward, and faster than a sum of three products (`python -m benchmarks.convolutions`);
+and it can stop at the start of a segment.
 """
 
 import functools
@@ -46,9 +48,10 @@ class Convolution(nn.Module):
         """`x [rows, time, width]` to `[rows, time, outputs]`.
 
         Args:
-            before: the inputs before `x`, `[rows, kernel - 1, width]`; not needed if the kernel is 1.
-            positions: int `[rows, time]`: an output at position p reads zeros for what is more than p inputs away. None: it reads
-                all `kernel` inputs.
+            before: the inputs before `x`, `[rows, kernel - 1, width]`; not needed if the kernel is
+                1.
+            positions: int `[rows, time]`: an output at position p reads zeros for what is more than
+                p inputs away. None: it reads all `kernel` inputs.
         """
         inputs = self.kernel * x.shape[-1]
         initial = nn.initializers.normal(math.sqrt(self.variance / inputs))
@@ -63,7 +66,9 @@ class Convolution(nn.Module):
 
 
 class NormedConvolution(Convolution):
-    """A convolution whose weights have the norm g for each output, and v for their direction; g starts as the norm of v."""
+    """A convolution whose weights have the norm g for each output, and v for their direction; g
+    starts as the norm of v.
+    """
 
     matrix = staticmethod(weight_norm)
 
@@ -74,18 +79,23 @@ class NormedConvolution(Convolution):
 
 @functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)
 def _convolve(matrix, x, before, positions, weights):
-    """The product of a convolution. The backward pass computes windows and matrix again: windows have `kernel` times the inputs."""
+    """The product of a convolution. The backward pass computes windows and matrix again:
+    windows have `kernel` times the inputs.
+    """
     matrix = matrix(*weights).astype(x.dtype)
     kernel = len(matrix) // x.shape[-1]
     return product(x if kernel == 1 else _windows(x, before, positions, kernel), matrix)
 
 
 def _windows(x, before, positions, kernel):
-    """The inputs that each output reads, side by side and oldest first: `[rows, time, kernel * width]`."""
+    """The inputs that each output reads, side by side and oldest first: `[rows, time, kernel *
+    width]`.
+    """
     time, x = x.shape[1], jnp.concatenate([before, x], axis=1)
     shifted = [x[:, start : start + time] for start in range(kernel)]
     if positions is not None:
         shifted = [
-            jnp.where((positions >= kernel - 1 - start)[..., None], inputs, 0) for start, inputs in enumerate(shifted)
+            jnp.where((positions >= kernel - 1 - start)[..., None], inputs, 0)
+            for start, inputs in enumerate(shifted)
         ]
     return jnp.concatenate(shifted, axis=-1)

@@ -1,10 +1,13 @@
-"""Causal attention with dropout on an NVIDIA GPU, in one kernel forward and one backward (Dao et al. 2022; Dao 2023).
+"""Causal attention with dropout on an NVIDIA GPU, in one kernel forward and one backward (Dao et
+al. 2022; Dao 2023).
 
-A program of the forward kernel holds a block of queries and visits the keys before them block by block, so weights never leave
-the chip. A program of the backward kernel owns a block of tokens: first it visits the keys before them and sums the gradient of
-their queries, then the queries after them and sums the gradients of their keys and values. So all programs do equal work.
-Dropout masks are the hash of `dropout.keep`, computed where a weight is. The kernels read queries, keys and values where the
-model's projection wrote them, and write the three gradients where its backward pass reads them.
+A program of the forward kernel holds a block of queries and visits the keys before them block by
+block, so weights never leave the chip. A program of the backward kernel owns a block of tokens:
+first it visits the keys before them and sums the gradient of their queries, then the queries after
+them and sums the gradients of their keys and values. So all programs do equal work. Dropout masks
+are the hash of `dropout.keep`, computed where a weight is. The kernels read queries, keys and
+values where the model's projection wrote them, and write the three gradients where its backward
+pass reads them.
 
 Pallas compiles the kernels by Triton; on a CPU it interprets them, for tests.
 """
@@ -28,7 +31,9 @@ HIDDEN = -1e30  # the score of a key that a query does not see
 
 
 class Blocks(NamedTuple):
-    """How a kernel is cut: tokens of a program, tokens of a step of its loop, warps, and steps whose reads are in flight."""
+    """How a kernel is cut: tokens of a program, tokens of a step of its loop, warps, and steps
+    whose reads are in flight.
+    """
 
     program: int = 64
     step: int = 64
@@ -46,7 +51,9 @@ class _Settings(NamedTuple):
 
     def kernel(self, blocks: Blocks, joint, segment_ids) -> "_Kernel":
         """What the programs of one of the kernels have in common."""
-        return _Kernel(self.dropout, blocks, joint.shape[1], segment_ids is not None, bool(self.slopes))
+        return _Kernel(
+            self.dropout, blocks, joint.shape[1], segment_ids is not None, bool(self.slopes)
+        )
 
     def given(self, segment_ids, seeds) -> list[jax.Array]:
         """The arrays that `_Kernel.read` reads, those that there are."""
@@ -55,14 +62,17 @@ class _Settings(NamedTuple):
 
 
 def flash(joint, pairs, bias=None, *, blocks: tuple[Blocks, Blocks] | None = None):
-    """Scaled dot-product attention of each token to itself and the tokens before it; see `attention.attention`.
+    """Scaled dot-product attention of each token to itself and the tokens before it; see
+    `attention.attention`.
 
     Args:
-        joint: `[rows, time, 3, heads, width]`: queries, keys and values. Time is a multiple of 64, width a power
-            of 2 from 16 on.
+        joint: `[rows, time, 3, heads, width]`: queries, keys and values. Time is a multiple of 64,
+            width a power of 2 from 16 on.
         pairs: see `attention.Pairs`.
-        bias: `[3, heads, width]`, added to `joint` in its dtype; the backward kernel sums its gradient in float32. None: nothing.
-        blocks: of the forward and of the backward kernel; all sizes divide time. None: by time and width, not yet measured.
+        bias: `[3, heads, width]`, added to `joint` in its dtype; the backward kernel sums its
+            gradient in float32. None: nothing.
+        blocks: of the forward and of the backward kernel; all sizes divide time. None: by time and
+            width, not yet measured.
 
     Returns:
         `[rows, time, heads, width]` in the dtype of `joint`.
@@ -82,14 +92,19 @@ def _flash(settings, joint, bias, segment_ids, seeds):
 def _forward(settings, joint, bias, segment_ids, seeds):
     rows, time, _, heads, width = joint.shape
     if bias is not None:
-        joint = added(joint.reshape(rows, time, -1), bias.reshape(-1)).reshape(joint.shape)  # in two axes, as products end
+        joint = added(joint.reshape(rows, time, -1), bias.reshape(-1)).reshape(
+            joint.shape
+        )  # in two axes, as products end
     joint = keep(joint)
     size = settings.forward.program
     attended, logsumexp = _call(
         functools.partial(_forward_kernel, settings.kernel(settings.forward, joint, segment_ids)),
         settings.forward,
         [joint, *settings.given(segment_ids, seeds)],
-        [jax.ShapeDtypeStruct((rows, time, heads, width), joint.dtype), jax.ShapeDtypeStruct((rows, heads, time), jnp.float32)],
+        [
+            jax.ShapeDtypeStruct((rows, time, heads, width), joint.dtype),
+            jax.ShapeDtypeStruct((rows, heads, time), jnp.float32),
+        ],
         [
             pl.BlockSpec((None, size, None, width), lambda i, head, row: (row, i, head, 0)),
             pl.BlockSpec((None, None, size), lambda i, head, row: (row, head, i)),
@@ -102,16 +117,26 @@ def _forward(settings, joint, bias, segment_ids, seeds):
 def _backward(settings, residuals, gradient):
     joint, bias, segment_ids, seeds, attended, logsumexp = residuals
     (rows, time, *of_token), size = joint.shape, settings.backward.program
-    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix B.2.
-    shared = jnp.sum(attended.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).swapaxes(1, 2)
+    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix
+    # B.2.
+    shared = jnp.sum(attended.astype(jnp.float32) * gradient.astype(jnp.float32), axis=-1).swapaxes(
+        1, 2
+    )
     of_joint, sums = _call(
         functools.partial(_backward_kernel, settings.kernel(settings.backward, joint, segment_ids)),
         settings.backward,
         [joint, gradient, logsumexp, shared, *settings.given(segment_ids, seeds)],
-        [jax.ShapeDtypeStruct(joint.shape, joint.dtype), jax.ShapeDtypeStruct((rows, time // size, *of_token), jnp.float32)],
         [
-            pl.BlockSpec((None, size, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)),
-            pl.BlockSpec((None, None, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)),
+            jax.ShapeDtypeStruct(joint.shape, joint.dtype),
+            jax.ShapeDtypeStruct((rows, time // size, *of_token), jnp.float32),
+        ],
+        [
+            pl.BlockSpec(
+                (None, size, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)
+            ),
+            pl.BlockSpec(
+                (None, None, 3, None, of_token[-1]), lambda i, head, row: (row, i, 0, head, 0)
+            ),
         ],
     )
     return of_joint, None if bias is None else sums.sum((0, 1)).astype(bias.dtype), None, None
@@ -123,8 +148,8 @@ _flash.defvjp(_forward, _backward)
 def _call(kernel, blocks, arrays, shapes, out_specs):
     """Runs `kernel` for every block of tokens, head and row of `arrays[0]`, the joint array.
 
-    It reads of each array what belongs to its row and head. Axes of arrays are those of the joint array without some,
-    `[rows, heads, time]`, `[rows, any]` or `[heads]`.
+    It reads of each array what belongs to its row and head. Axes of arrays are those of the joint
+    array without some, `[rows, heads, time]`, `[rows, any]` or `[heads]`.
     """
     rows, time, _, heads, width = arrays[0].shape
     of_axes = {
@@ -133,7 +158,10 @@ def _call(kernel, blocks, arrays, shapes, out_specs):
         3: pl.BlockSpec((None, None, time), lambda i, head, row: (row, head, 0)),
         1: pl.BlockSpec((1,), lambda i, head, row: (head,)),
     }
-    specs = [of_axes.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0)) for a in arrays]
+    specs = [
+        of_axes.get(a.ndim) or pl.BlockSpec((None, a.shape[1]), lambda i, head, row: (row, 0))
+        for a in arrays
+    ]
     return pl.pallas_call(
         kernel,
         grid=(time // blocks.program, heads, rows),
@@ -154,7 +182,9 @@ class _Given(NamedTuple):
 
 
 class _Kernel(NamedTuple):
-    """What the programs of a kernel have in common, and how they weigh a block of pairs of tokens."""
+    """What the programs of a kernel have in common, and how they weigh a block of pairs of
+    tokens.
+    """
 
     dropout: float
     blocks: Blocks
@@ -167,29 +197,44 @@ class _Kernel(NamedTuple):
         refs, given = list(refs), _Given()
         if self.dropout:
             seeds, head = refs.pop(), pl.program_id(1).astype(jnp.uint32)
-            given = given._replace(seeds=(seeds[0], seeds[1], head * jnp.uint32(self.time**2 % 2**32)))
+            given = given._replace(
+                seeds=(seeds[0], seeds[1], head * jnp.uint32(self.time**2 % 2**32))
+            )
         segments = refs.pop() if self.segmented else None
         return given._replace(segments=segments, slope=refs.pop()[0] if self.sloped else None)
 
     def scores(self, queries, keys, starts, given):
-        """Scores in powers of 2 of queries from `starts[0]` with keys from `starts[1]`: float32 `[queries, keys]`."""
+        """Scores in powers of 2 of queries from `starts[0]` with keys from `starts[1]`: float32
+        `[queries, keys]`.
+        """
         # Scaled in float32; 2^x is one instruction where e^x is two.
         scores = _product(queries, keys.T) * (queries.shape[1] ** -0.5 * math.log2(math.e))
-        places = [start + lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis, start in enumerate(starts)]
+        places = [
+            start + lax.broadcasted_iota(jnp.int32, scores.shape, axis)
+            for axis, start in enumerate(starts)
+        ]
         seen = places[0] >= places[1]
         if given.slope is not None:
             scores -= given.slope * math.log2(math.e) * (places[0] - places[1]).astype(jnp.float32)
         if given.segments is not None:
-            own, other = (given.segments[pl.ds(start, size)] for start, size in zip(starts, scores.shape, strict=True))
+            own, other = (
+                given.segments[pl.ds(start, size)]
+                for start, size in zip(starts, scores.shape, strict=True)
+            )
             seen &= own[:, None] == other[None]
         return jnp.where(seen, scores, HIDDEN)
 
     def stays(self, seeds, starts, shape):
-        """Which weights of queries from `starts[0]` and keys from `starts[1]` are not dropped: bool `shape`."""
+        """Which weights of queries from `starts[0]` and keys from `starts[1]` are not dropped:
+        bool `shape`.
+        """
         queries, keys = (
-            start.astype(jnp.uint32) + lax.broadcasted_iota(jnp.uint32, shape, axis) for axis, start in enumerate(starts)
+            start.astype(jnp.uint32) + lax.broadcasted_iota(jnp.uint32, shape, axis)
+            for axis, start in enumerate(starts)
         )
-        return stays(seeds[0], seeds[1], seeds[2] + queries * jnp.uint32(self.time) + keys, self.dropout)
+        return stays(
+            seeds[0], seeds[1], seeds[2] + queries * jnp.uint32(self.time) + keys, self.dropout
+        )
 
 
 def _forward_kernel(kernel, joint, *refs):
@@ -204,7 +249,8 @@ def _forward_kernel(kernel, joint, *refs):
         keys, values = (joint[pl.ds(i * step, step), part, :] for part in (1, 2))
         starts = first, i * step
         scores = kernel.scores(queries, keys, starts, given)
-        # Of a query that has seen no key of its segment yet, weights are those of no key; its own key, the last, wipes them out.
+        # Of a query that has seen no key of its segment yet, weights are those of no key; its own
+        # key, the last, wipes them out.
         now = jnp.maximum(largest, scores.max(axis=1))
         shrink, weights = jnp.exp2(largest - now), jnp.exp2(scores - now[:, None])
         total = total * shrink + weights.sum(axis=1)
@@ -212,7 +258,11 @@ def _forward_kernel(kernel, joint, *refs):
             weights = jnp.where(kernel.stays(given.seeds, starts, weights.shape), weights, 0.0)
         return mixed * shrink[:, None] + _product(weights.astype(values.dtype), values), now, total
 
-    start = jnp.zeros(queries.shape, jnp.float32), jnp.full((size,), HIDDEN, jnp.float32), jnp.zeros((size,), jnp.float32)
+    start = (
+        jnp.zeros(queries.shape, jnp.float32),
+        jnp.full((size,), HIDDEN, jnp.float32),
+        jnp.zeros((size,), jnp.float32),
+    )
     mixed, largest, total = lax.fori_loop(0, lax.div(first + size + step - 1, step), visit, start)
     attended[...] = (mixed / (total * (1 - kernel.dropout))[:, None]).astype(attended.dtype)
     logsumexp[...] = largest + jnp.log2(total)
@@ -226,18 +276,28 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
     scale, stay = joint.shape[-1] ** -0.5, 1 / (1 - kernel.dropout)
 
     def read(at):
-        """Queries, keys and values of a block, and what its queries come with: gradient, logsumexp and shared part."""
-        return [joint[at, part, :] for part in range(3)], (gradient[at, :], logsumexp[at], shared[at])
+        """Queries, keys and values of a block, and what its queries come with: gradient,
+        logsumexp and shared part.
+        """
+        return [joint[at, part, :] for part in range(3)], (
+            gradient[at, :],
+            logsumexp[at],
+            shared[at],
+        )
 
     def weigh(queries, keys, values, of_queries, starts):
-        """Of a block of pairs: weights, dropped but not yet divided, and gradients of scores, in the dtype of the products."""
+        """Of a block of pairs: weights, dropped but not yet divided, and gradients of scores,
+        in the dtype of the products.
+        """
         upstream, logsumexp, shared = of_queries
         weights = jnp.exp2(kernel.scores(queries, keys, starts, given) - logsumexp[:, None])
         dropped, of_weights = weights, _product(upstream, values.T) * stay
         if given.seeds is not None:
             keeps = kernel.stays(given.seeds, starts, weights.shape)
             dropped, of_weights = (jnp.where(keeps, x, 0.0) for x in (dropped, of_weights))
-        return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(queries.dtype)
+        return dropped.astype(queries.dtype), (weights * (of_weights - shared[:, None])).astype(
+            queries.dtype
+        )
 
     (queries, keys, values), of_queries = read(pl.ds(first, size))
     zeros = jnp.zeros(queries.shape, jnp.float32)
@@ -249,21 +309,29 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
 
     def write(part, total):
         of_joint[:, part, :] = total.astype(of_joint.dtype)
-        sums[part, :] = total.sum(axis=0)  # of the block's tokens: its share of the gradient of the bias
+        sums[part, :] = total.sum(
+            axis=0
+        )  # of the block's tokens: its share of the gradient of the bias
 
     write(0, scale * lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros))
 
     def visit_queries(i, totals):
         (others, _, _), of_others = read(pl.ds(i * step, step))
         dropped, of_scores = weigh(others, keys, values, of_others, (i * step, first))
-        return totals[0] + _product(of_scores.T, others), totals[1] + _product(dropped.T, of_others[0])
+        return totals[0] + _product(of_scores.T, others), totals[1] + _product(
+            dropped.T, of_others[0]
+        )
 
-    of_keys, of_values = lax.fori_loop(lax.div(first, step), kernel.time // step, visit_queries, (zeros, zeros))
+    of_keys, of_values = lax.fori_loop(
+        lax.div(first, step), kernel.time // step, visit_queries, (zeros, zeros)
+    )
     write(1, of_keys * scale)
     write(2, of_values * stay)
 
 
 def _product(left, right):
-    """A product of blocks, summed in float32; of float32 blocks a float32 product, not one of TF32."""
+    """A product of blocks, summed in float32; of float32 blocks a float32 product, not one of
+    TF32.
+    """
     precision = lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
     return jnp.dot(left, right, precision=precision, preferred_element_type=jnp.float32)

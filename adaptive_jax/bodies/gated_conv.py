@@ -1,4 +1,6 @@
-"""Gated convolutional networks: residual blocks of causal convolutions whose outputs are gated (Dauphin et al. 2017)."""
+"""Gated convolutional networks: residual blocks of causal convolutions whose outputs are gated
+(Dauphin et al. 2017).
+"""
 
 import functools
 import math
@@ -23,8 +25,9 @@ class Activation(NamedTuple):
     Attributes:
         function: from `maps` arrays of one shape to one of that shape.
         maps: outputs of the convolution for each unit, 2 where one multiplies the other.
-        variance: initial variance of the convolution's outputs, where the inputs have mean square 1, that keeps the mean square
-            of small inputs, as He et al. 2015 derive it for ReLU. None: of gates, where the form says it.
+        variance: initial variance of the convolution's outputs, where the inputs have mean square
+            1, that keeps the mean square of small inputs, as He et al. 2015 derive it for ReLU.
+            None: of gates, where the form says it.
     """
 
     function: Callable
@@ -46,9 +49,11 @@ class Form(NamedTuple):
     """What the paper leaves open.
 
     Attributes:
-        entry: whether a linear layer brings the vectors to the width of the first convolution, after dropout.
+        entry: whether a linear layer brings the vectors to the width of the first convolution,
+            after dropout.
         residual_scale: factor of the sum of a block's input and output.
-        variance: of a gated layer, see `Activation`. Gates are half open at first, so 4 keeps the mean square, and 2 halves it.
+        variance: of a gated layer, see `Activation`. Gates are half open at first, so 4 keeps the
+            mean square, and 2 halves it.
     """
 
     entry: bool
@@ -60,7 +65,9 @@ FORMS = {"paper": Form(False, 1.0, 2.0), "fairseq": Form(True, math.sqrt(0.5), 4
 
 
 class Stage(NamedTuple):
-    """Equal blocks in a row: `count` blocks of `layers`, pairs (kernel, units), whose inputs have `width`."""
+    """Equal blocks in a row: `count` blocks of `layers`, pairs (kernel, units), whose inputs
+    have `width`.
+    """
 
     count: int
     layers: tuple[tuple[int, int], ...]
@@ -73,12 +80,18 @@ class Stage(NamedTuple):
 
 
 def stages(width: int, blocks: tuple[tuple[int, ...], ...]) -> list[Stage]:
-    """`GatedConv.blocks` as stages, given the width of the first block's input; a block that changes the width runs alone."""
+    """`GatedConv.blocks` as stages, given the width of the first block's input; a block that
+    changes the width runs alone.
+    """
     found = []
     for repeat, *sizes in blocks:
         layers = tuple(zip(sizes[::2], sizes[1::2], strict=True))
         alone = int(width != layers[-1][1])
-        found += [Stage(count, layers, at) for count, at in ((alone, width), (repeat - alone, layers[-1][1])) if count]
+        found += [
+            Stage(count, layers, at)
+            for count, at in ((alone, width), (repeat - alone, layers[-1][1]))
+            if count
+        ]
         width = layers[-1][1]
     return found
 
@@ -91,7 +104,8 @@ class Block(nn.Module):
         convolution: makes a convolution, given kernel, outputs, variance and name.
         activation: what follows each convolution.
         form: how input and output are summed, and the initial variance of gated layers.
-        dropout: rate on the input of each convolution; the input itself reaches the sum without dropout.
+        dropout: rate on the input of each convolution; the input itself reaches the sum without
+            dropout.
         train: whether to drop.
     """
 
@@ -104,12 +118,22 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, memory, positions, row_ids):
-        """`x [rows, time, width]` and the memory `[rows, kernel - 1, ...]` of each layer to both after this block."""
-        y, after, variance = x, [], (self.activation.variance or self.form.variance) * (1 - self.dropout)
+        """`x [rows, time, width]` and the memory `[rows, kernel - 1, ...]` of each layer to
+        both after this block.
+        """
+        y, after, variance = (
+            x,
+            [],
+            (self.activation.variance or self.form.variance) * (1 - self.dropout),
+        )
         for i, ((kernel, units), before) in enumerate(zip(self.stage.layers, memory, strict=True)):
             y = Dropout(self.dropout)(y, row_ids, train=self.train)
-            after.append(None if before is None else jnp.concatenate([before, y], axis=1)[:, y.shape[1] :])
-            layer = self.convolution(kernel, self.activation.maps * units, variance, name=f"layer_{i}")
+            after.append(
+                None if before is None else jnp.concatenate([before, y], axis=1)[:, y.shape[1] :]
+            )
+            layer = self.convolution(
+                kernel, self.activation.maps * units, variance, name=f"layer_{i}"
+            )
             maps = layer(y, before, positions)
             y = self.activation.function(*jnp.split(maps, self.activation.maps, axis=-1))
         if self.stage.projected:
@@ -120,37 +144,43 @@ class Block(nn.Module):
 class GatedConv(nn.Module):
     """The gated convolutional network of Dauphin et al. 2017, sections 2 and 3 and Table 1.
 
-    Each layer is a causal convolution and an activation; equation 1 is the activation "glu". A block adds its input to its
-    output, through a linear projection where the widths differ. Equal blocks run under one scan, and their parameters have a
-    leading axis of blocks; `stages` says which.
+    Each layer is a causal convolution and an activation; equation 1 is the activation "glu". A
+    block adds its input to its output, through a linear projection where the widths differ. Equal
+    blocks run under one scan, and their parameters have a leading axis of blocks; `stages` says
+    which.
 
-    `form` decides what the paper leaves open. "paper": the first convolution reads the vectors, and sums are not scaled.
-    "fairseq", as the released code: a linear layer first brings the vectors to the width of the first convolution, after
-    dropout, and sums are scaled by sqrt(1/2).
+    `form` decides what the paper leaves open. "paper": the first convolution reads the vectors, and
+    sums are not scaled. "fairseq", as the released code: a linear layer first brings the vectors to
+    the width of the first convolution, after dropout, and sums are scaled by sqrt(1/2).
 
-    Initial weights are normal (He et al. 2015). Their variance keeps that of a layer's inputs, with one exception: where sums are
-    not scaled, weights of gated layers have 2 / inputs, the formula of He et al. that the paper names, and not 4 / inputs. With 4
-    the hidden states of GCNN-14B, at a quarter of its widths, would start 34,000 times as large as its vectors; with 2, 2.7 times.
-    Dropout with rate p raises the variance of inputs, so weights behind it have 1 - p of that, as released.
+    Initial weights are normal (He et al. 2015). Their variance keeps that of a layer's inputs, with
+    one exception: where sums are not scaled, weights of gated layers have 2 / inputs, the formula
+    of He et al. that the paper names, and not 4 / inputs. With 4 the hidden states of GCNN-14B, at
+    a quarter of its widths, would start 34,000 times as large as its vectors; with 2, 2.7 times.
+    Dropout with rate p raises the variance of inputs, so weights behind it have 1 - p of that, as
+    released.
 
-    "glu", "gtu" and "bilinear" convolve twice for each unit, so at n units a layer of another activation has half their
-    parameters; with 1.41 times the units it has as many.
+    "glu", "gtu" and "bilinear" convolve twice for each unit, so at n units a layer of another
+    activation has half their parameters; with 1.41 times the units it has as many.
 
     Attributes:
         features: width of the vectors that the body takes.
-        blocks: the blocks, each as (repeat, k, n, k, n, ...): its layers' kernel widths and units. (3, 1, 512, 5, 512, 1, 1024) are
-            the three blocks of three layers that Table 1 writes as [1,512; 5,512; 1,1024] x 3.
+        blocks: the blocks, each as (repeat, k, n, k, n, ...): its layers' kernel widths and units.
+            (3, 1, 512, 5, 512, 1, 1024) are the three blocks of three layers that Table 1 writes as
+            [1,512; 5,512; 1,1024] x 3.
         form: what Table 1 leaves open: paper or fairseq.
-        activation: what follows each convolution: glu, gtu, relu, tanh, linear or bilinear (sections 3 and 5.2, 5.3).
+        activation: what follows each convolution: glu, gtu, relu, tanh, linear or bilinear
+            (sections 3 and 5.2, 5.3).
         weight_norm: learn norm and direction of the weights apart (section 4.2).
-        dropout: rate on the input of every convolution and of the linear layer at the start, and on the output of the one at the
-            end. The paper has none.
-        output_width: width that a linear layer at the end brings the hidden states to, as the released code has it before a full
-            softmax; 0: no such layer.
+        dropout: rate on the input of every convolution and of the linear layer at the start, and on
+            the output of the one at the end. The paper has none.
+        output_width: width that a linear layer at the end brings the hidden states to, as the
+            released code has it before a full softmax; 0: no such layer.
         dtype: of the matrix products; parameters are float32.
 
     Raises:
-        InputError: blocks that are not written so or have more than 5 layers, an unknown name, or a number that is out of range.
+        InputError: blocks that are not written so or have more than 5 layers, an unknown name, or a
+            number that is out of range.
     """
 
     features: int
@@ -180,7 +210,9 @@ class GatedConv(nn.Module):
     @property
     def receptive_field(self) -> int:
         """Vectors that a hidden state depends on: its own and those before it."""
-        return 1 + sum(stage.count * (kernel - 1) for stage in self.stages for kernel, _ in stage.layers)
+        return 1 + sum(
+            stage.count * (kernel - 1) for stage in self.stages for kernel, _ in stage.layers
+        )
 
     @property
     def stages(self) -> list[Stage]:
@@ -188,23 +220,32 @@ class GatedConv(nn.Module):
         return stages(self.blocks[0][2] if FORMS[self.form].entry else self.features, self.blocks)
 
     @nn.compact
-    def __call__(self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False):
-        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, output_features], next carry)`.
+    def __call__(
+        self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False
+    ):
+        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time,
+        output_features], next carry)`.
 
         Args:
-            carry: `()`, where every row stands alone, and `()` is returned; or one of `initial_carry`, which the rows continue.
-            batch: its `row_ids` (for dropout), `segment_ids` and `reset` are read. Convolutions read zeros for what lies before a
-                token's segment; rows that are reset, zeros for the carry. None: rows 0, 1, 2 … of one segment each.
+            carry: `()`, where every row stands alone, and `()` is returned; or one of
+                `initial_carry`, which the rows continue.
+            batch: its `row_ids` (for dropout), `segment_ids` and `reset` are read. Convolutions
+                read zeros for what lies before a token's segment; rows that are reset, zeros for
+                the carry. None: rows 0, 1, 2 … of one segment each.
 
         Raises:
             InputError: shapes that do not fit, or segments together with a carry.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, time = vectors.shape[:2]
-        row_ids = jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        row_ids = (
+            jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        )
         positions = None
         if batch is not None and batch.segment_ids is not None:
-            positions = positions_in_segments(whole_numbers("segment_ids", batch.segment_ids, rows, time))
+            positions = positions_in_segments(
+                whole_numbers("segment_ids", batch.segment_ids, rows, time)
+            )
         memory = self.initial_carry(rows)
         if carry:
             _check_carry(carry, memory, rows, positions)
@@ -217,37 +258,52 @@ class GatedConv(nn.Module):
             x = Dropout(self.dropout)(x, row_ids, train=train)
             x = convolution(1, self.blocks[0][2], 1 - self.dropout, name="entry")(x)
         for i, stage in enumerate(self.stages):
-            settings = {"stage": stage, "convolution": convolution, "activation": ACTIVATIONS[self.activation]}
+            settings = {
+                "stage": stage,
+                "convolution": convolution,
+                "activation": ACTIVATIONS[self.activation],
+            }
             settings |= {"form": form, "dropout": self.dropout, "train": train}
-            block = (Block if stage.count == 1 else _repeated(stage.count))(**settings, name=f"blocks_{i}")
+            block = (Block if stage.count == 1 else _repeated(stage.count))(
+                **settings, name=f"blocks_{i}"
+            )
             x, state = block(x, memory[i], positions, row_ids)
             after.append(state)
         if self.output_width:
-            x = Dropout(self.dropout)(convolution(1, self.output_width, 1.0, name="output")(x), row_ids, train=train)
+            x = Dropout(self.dropout)(
+                convolution(1, self.output_width, 1.0, name="output")(x), row_ids, train=train
+            )
         return x, tuple(after) if carry else ()
 
     def initial_carry(self, rows: int) -> tuple:
         """The carry of rows that start: zeros for the last `kernel - 1` inputs of every layer.
 
-        For each stage a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1, width]`, or
-        `[rows, count, kernel - 1, width]` for a stage of several blocks.
+        For each stage a tuple, with None for a layer of kernel 1 and else `[rows, kernel - 1,
+        width]`, or `[rows, count, kernel - 1, width]` for a stage of several blocks.
         """
 
         def zeros(stage):
             widths = stage.width, *(units for _, units in stage.layers[:-1])
             count = () if stage.count == 1 else (stage.count,)
-            shapes = [(rows, *count, kernel - 1, width) for (kernel, _), width in zip(stage.layers, widths, strict=True)]
+            shapes = [
+                (rows, *count, kernel - 1, width)
+                for (kernel, _), width in zip(stage.layers, widths, strict=True)
+            ]
             return tuple(jnp.zeros(shape, self.dtype) if shape[-2] else None for shape in shapes)
 
         return tuple(map(zeros, self.stages))
 
     def cache(self, rows: int, length: int) -> tuple:
-        """An empty decoding memory, the same as `initial_carry`: it holds no more for longer rows."""
+        """An empty decoding memory, the same as `initial_carry`: it holds no more for longer
+        rows.
+        """
         return self.initial_carry(rows)
 
 
 def _repeated(count):
-    """A block that runs `count` times under one scan; memory has the axis of blocks after that of rows."""
+    """A block that runs `count` times under one scan; memory has the axis of blocks after that
+    of rows.
+    """
     return nn.scan(
         Block,
         variable_axes={"params": 0, "penalties": 0, "intermediates": 0},
@@ -260,24 +316,33 @@ def _repeated(count):
 
 def _without(reset, carry):
     """The carry with zeros for rows that are reset, bool `[rows]`."""
-    return jax.tree.map(lambda a: jnp.where(jnp.asarray(reset).reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry)
+    return jax.tree.map(
+        lambda a: jnp.where(jnp.asarray(reset).reshape(-1, *[1] * (a.ndim - 1)), 0, a), carry
+    )
 
 
 def _check_blocks(blocks):
     if not isinstance(blocks, tuple) or not blocks:
-        raise InputError(f"body.blocks={blocks!r} are no blocks: give at least one, such as ((8, 4, 256),)")
+        raise InputError(
+            f"body.blocks={blocks!r} are no blocks: give at least one, such as ((8, 4, 256),)"
+        )
     for i, block in enumerate(blocks):
         if not isinstance(block, tuple) or len(block) not in (3, 5, 7, 9, 11):
             raise InputError(
-                f"body.blocks[{i}]={block!r} is no block of 1 to 5 layers: give (repeat, kernel, units, kernel, units, ...), "
-                "such as (3, 1, 512, 5, 512, 1, 1024)"
+                f"body.blocks[{i}]={block!r} is no block of 1 to 5 layers: give (repeat, kernel,"
+                " units, kernel, units, ...), such as (3, 1, 512, 5, 512, 1, 1024)"
             )
         check_at_least(1, **{f"body.blocks[{i}][{j}]": number for j, number in enumerate(block)})
 
 
 def _check_carry(carry, expected, rows, positions):
-    """Refuses a carry of other rows or of another body, and one of rows that do not simply continue."""
+    """Refuses a carry of other rows or of another body, and one of rows that do not simply
+    continue.
+    """
     if jax.tree.map(jnp.shape, carry) != jax.tree.map(jnp.shape, expected):
-        raise InputError(f"the carry is none of this body for {rows} rows: make it with body.initial_carry({rows})")
+        raise InputError(
+            f"the carry is none of this body for {rows} rows: make it with"
+            f" body.initial_carry({rows})"
+        )
     if positions is not None:
         raise InputError("a carry continues every row as one segment: give no batch.segment_ids")

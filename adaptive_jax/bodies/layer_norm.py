@@ -13,7 +13,9 @@ EPSILON = 1e-5
 
 
 class LayerNorm(nn.LayerNorm):
-    """flax's layer of this name, with a gradient of its own on accelerators; the result has the dtype `dtype`."""
+    """flax's layer of this name, with a gradient of its own on accelerators; the result has the
+    dtype `dtype`.
+    """
 
     epsilon: float = EPSILON
 
@@ -41,7 +43,9 @@ def _shift(x, mean, inverse, scale, bias, dtype):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def normalise(x, scale, bias, dtype):
-    """What `LayerNorm` computes. Its gradient reads the vectors in their own dtype and two numbers of each."""
+    """What `LayerNorm` computes. Its gradient reads the vectors in their own dtype and two
+    numbers of each.
+    """
     return _shift(x, *_statistics(x), scale, bias, dtype)
 
 
@@ -55,9 +59,16 @@ def _backward(dtype, residuals, gradient):
     gradient = gradient.astype(jnp.float32)
     normal = (x - mean) * inverse
     scaled = gradient * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
-    along = jnp.mean(scaled, axis=-1, keepdims=True), normal * jnp.mean(scaled * normal, axis=-1, keepdims=True)
+    along = (
+        jnp.mean(scaled, axis=-1, keepdims=True),
+        normal * jnp.mean(scaled * normal, axis=-1, keepdims=True),
+    )
     rows = tuple(range(x.ndim - 1))
-    return (inverse * (scaled - along[0] - along[1])).astype(x.dtype), (gradient * normal).sum(rows), gradient.sum(rows)
+    return (
+        (inverse * (scaled - along[0] - along[1])).astype(x.dtype),
+        (gradient * normal).sum(rows),
+        gradient.sum(rows),
+    )
 
 
 normalise.defvjp(_forward, _backward)

@@ -18,17 +18,20 @@ from adaptive_jax.errors import InputError, check_at_least, check_known, check_r
 class LSTM(nn.Module):
     """Layers of LSTM, one on another.
 
-    Every weight and bias of a layer of width H starts uniform between -1/sqrt(H) and 1/sqrt(H), as in PyTorch. The carry is a tuple
-    of one `State` a layer; it is what continues a stream in training and what decoding remembers, so a row can be of any length.
+    Every weight and bias of a layer of width H starts uniform between -1/sqrt(H) and 1/sqrt(H), as
+    in PyTorch. The carry is a tuple of one `State` a layer; it is what continues a stream in
+    training and what decoding remembers, so a row can be of any length.
 
     Attributes:
         features: width of the vectors that the first layer takes.
-        widths: width of each layer's hidden states, such as (1150, 1150, 400); the last is the width that the output takes.
+        widths: width of each layer's hidden states, such as (1150, 1150, 400); the last is the
+            width that the output takes.
         dropout: rate after each layer, another mask at every step.
-        biases: bias vectors of a layer, 1 or 2. PyTorch has two, which are only ever added: the function is the same, but both
-            get the gradient. Their sum moves twice as far, counts twice in the norm that is clipped, and starts with twice the
-            variance.
-        path: how a layer is computed: auto, scan or cudnn, which give the same numbers and differ in speed.
+        biases: bias vectors of a layer, 1 or 2. PyTorch has two, which are only ever added: the
+            function is the same, but both get the gradient. Their sum moves twice as far, counts
+            twice in the norm that is clipped, and starts with twice the variance.
+        path: how a layer is computed: auto, scan or cudnn, which give the same numbers and differ
+            in speed.
         dtype: of the matrix products and hidden states; parameters, cells and sums are float32.
 
     Raises:
@@ -48,7 +51,10 @@ class LSTM(nn.Module):
         super().__post_init__()
         check_at_least(1, features=self.features)
         if not isinstance(self.widths, Sequence) or isinstance(self.widths, str) or not self.widths:
-            raise InputError(f"body.widths={self.widths!r} must be one width for each layer, such as (1150, 1150, 400)")
+            raise InputError(
+                f"body.widths={self.widths!r} must be one width for each layer, such as (1150,"
+                " 1150, 400)"
+            )
         check_at_least(1, **{f"body.widths[{i}]": width for i, width in enumerate(self.widths)})
         check_rates(self, "dropout")
         if self.biases not in (1, 2):
@@ -62,27 +68,40 @@ class LSTM(nn.Module):
         return self.widths[-1]
 
     @nn.compact
-    def __call__(self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False):
-        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, widths[-1]], next carry)`.
+    def __call__(
+        self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False
+    ):
+        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, widths[-1]],
+        next carry)`.
 
         Args:
-            carry: `()`, where every row stands alone, and `()` is returned; or a `State` for each layer, which the rows continue.
-            batch: its `row_ids` (for dropout), `segment_ids`, `reset` and `weights` (for penalties) are read. The state starts anew
-                in each segment, and in rows that are reset. None: rows 0, 1, 2 … of one segment each.
+            carry: `()`, where every row stands alone, and `()` is returned; or a `State` for each
+                layer, which the rows continue.
+            batch: its `row_ids` (for dropout), `segment_ids`, `reset` and `weights` (for penalties)
+                are read. The state starts anew in each segment, and in rows that are reset. None:
+                rows 0, 1, 2 … of one segment each.
 
         Raises:
-            InputError: shapes that do not fit; `batch` has segments, and a carry is given; the path cannot compute this.
+            InputError: shapes that do not fit; `batch` has segments, and a carry is given; the path
+                cannot compute this.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, time = vectors.shape[:2]
-        row_ids = jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        row_ids = (
+            jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        )
         starts = None
         if batch is not None and batch.segment_ids is not None:
             if carry:
-                raise InputError("a carry continues every row as one segment: give no batch.segment_ids, or the carry ()")
+                raise InputError(
+                    "a carry continues every row as one segment: give no batch.segment_ids, or the"
+                    " carry ()"
+                )
             starts = _starts(whole_numbers("segment_ids", batch.segment_ids, rows, time))
         states = self._states(carry, rows, None if batch is None else batch.reset)
-        drops = [Dropout(rate, self.locked, name=f"dropout_{i}") for i, rate in enumerate(self._rates())]
+        drops = [
+            Dropout(rate, self.locked, name=f"dropout_{i}") for i, rate in enumerate(self._rates())
+        ]
         hidden = drops[0](vectors.astype(self.dtype), row_ids, train=train)
         for i, drop in enumerate(drops[1:]):
             raw, states[i] = lstm(hidden, self._weights(i, train), states[i], starts, self.path)
@@ -120,7 +139,11 @@ class LSTM(nn.Module):
             return self.param(f"{name}_{i}", uniform, shape)
 
         bias = sum(param(name, 4 * width) for name in ("bias", "recurrent_bias")[: self.biases])
-        return Weights(param("input", inputs, 4 * width), self._recurrent(i, param("recurrent", width, 4 * width), train), bias)
+        return Weights(
+            param("input", inputs, 4 * width),
+            self._recurrent(i, param("recurrent", width, 4 * width), train),
+            bias,
+        )
 
     def _states(self, carry, rows, reset):
         """The state of each layer before the first step, in a list."""
@@ -128,7 +151,10 @@ class LSTM(nn.Module):
         if not carry:
             return list(zeros)
         if len(carry) != len(zeros):
-            raise InputError(f"a carry of {len(carry)} states does not fit {len(zeros)} layers: make it with body.initial_carry")
+            raise InputError(
+                f"a carry of {len(carry)} states does not fit {len(zeros)} layers: make it with"
+                " body.initial_carry"
+            )
         keep = jnp.ones((rows, 1), bool) if reset is None else ~jnp.asarray(reset)[:, None]
 
         def checked(given, zero):
@@ -138,19 +164,23 @@ class LSTM(nn.Module):
 
 
 class AWDLSTM(LSTM):
-    """The LSTM of Merity et al. 2018: dropout of recurrent weights, dropout with one mask for all steps, and two penalties.
+    """The LSTM of Merity et al. 2018: dropout of recurrent weights, dropout with one mask for all
+    steps, and two penalties.
 
-    Both penalties are means of squares, as in the authors' code, and not norms, as in the paper. Each token has its share: the
-    weighted sum over a batch, divided by its tokens, is the mean. Embedding dropout is `word_dropout` of the input.
+    Both penalties are means of squares, as in the authors' code, and not norms, as in the paper.
+    Each token has its share: the weighted sum over a batch, divided by its tokens, is the mean.
+    Embedding dropout is `word_dropout` of the input.
 
     Attributes: as those of `LSTM`, and
         input_dropout: rate on the input vectors, one mask for all steps of a row.
         hidden_dropout: rate between layers, likewise.
         dropout: rate after the last layer, likewise.
         weight_drop: rate on the entries of the recurrent matrices, one mask an update.
-        ar: activation regularisation (the paper's alpha): times the mean square of the hidden states after dropout.
-        tar: temporal activation regularisation (beta): times the mean square of the difference between the hidden states, before
-            dropout, of neighbouring tokens of a segment. A window of one token has none.
+        ar: activation regularisation (the paper's alpha): times the mean square of the hidden
+            states after dropout.
+        tar: temporal activation regularisation (beta): times the mean square of the difference
+            between the hidden states, before dropout, of neighbouring tokens of a segment. A window
+            of one token has none.
     """
 
     input_dropout: float = 0.0
@@ -177,9 +207,15 @@ class AWDLSTM(LSTM):
 
     def _penalise(self, raw, hidden, batch):
         if self.ar:
-            self.sow("penalties", "ar", self.ar * jnp.mean(jnp.square(hidden.astype(jnp.float32)), axis=-1))
+            self.sow(
+                "penalties",
+                "ar",
+                self.ar * jnp.mean(jnp.square(hidden.astype(jnp.float32)), axis=-1),
+            )
         if self.tar:
-            self.sow("penalties", "tar", self.tar * _squared_changes(raw.astype(jnp.float32), batch))
+            self.sow(
+                "penalties", "tar", self.tar * _squared_changes(raw.astype(jnp.float32), batch)
+            )
 
 
 def _starts(segment_ids):
@@ -188,14 +224,20 @@ def _starts(segment_ids):
 
 
 def _squared_changes(hidden, batch):
-    """The mean square of each hidden state's difference from the one before: `[rows, time]`, 0 for a token that has none before it.
+    """The mean square of each hidden state's difference from the one before: `[rows, time]`, 0 for
+    a token that has none before it.
 
-    A row of T tokens has T - 1 pairs, so each is scaled by T / (T - 1): the mean over tokens is the mean over pairs.
+    A row of T tokens has T - 1 pairs, so each is scaled by T / (T - 1): the mean over tokens is the
+    mean over pairs.
     """
-    weights = jnp.ones(hidden.shape[:2]) if batch is None or batch.weights is None else batch.weights
+    weights = (
+        jnp.ones(hidden.shape[:2]) if batch is None or batch.weights is None else batch.weights
+    )
     pairs = jnp.ones(hidden.shape[:2], bool).at[:, 0].set(False)
     if batch is not None and batch.segment_ids is not None:
         pairs = ~_starts(batch.segment_ids)
     squares = jnp.mean(jnp.square(jnp.diff(hidden, axis=1, prepend=hidden[:, :1])), axis=-1)
     tokens, counted = (jnp.sum(each, axis=1, keepdims=True) for each in (weights, weights * pairs))
-    return jnp.where(pairs & (counted > 0), squares * (tokens / jnp.where(counted > 0, counted, 1)), 0)
+    return jnp.where(
+        pairs & (counted > 0), squares * (tokens / jnp.where(counted > 0, counted, 1)), 0
+    )

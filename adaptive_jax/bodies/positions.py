@@ -1,9 +1,9 @@
 """Positions: how a transformer knows the order of its tokens.
 
-    sinusoidal   a vector of sines and cosines is added to each token (Vaswani et al. 2017, section 3.5)
-    learned      a vector of a table is added, one row a position; there are no others
-    alibi        nothing is added; scores fall in proportion to distance (Press, Smith & Lewis 2022)
-    none         nothing but the causal mask
+sinusoidal   a vector of sines and cosines is added to each token (Vaswani et al. 2017, section 3.5)
+learned      a vector of a table is added, one row a position; there are no others
+alibi        nothing is added; scores fall in proportion to distance (Press, Smith & Lewis 2022)
+none         nothing but the causal mask
 """
 
 import jax
@@ -16,17 +16,21 @@ POSITIONS = ("sinusoidal", "learned", "alibi", "none")
 
 
 def positions_in_segments(segment_ids: jax.Array) -> jax.Array:
-    """The position of each token in its segment, `[rows, time]` to the same shape: 1 1 1 2 2 0 gives 0 1 2 0 1 0."""
+    """The position of each token in its segment, `[rows, time]` to the same shape: 1 1 1 2 2 0
+    gives 0 1 2 0 1 0.
+    """
     columns = jnp.arange(segment_ids.shape[1])[None]
     begins = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
     return columns - jax.lax.cummax(jnp.where(begins, columns, 0), axis=1)
 
 
 def sinusoids(positions: jax.Array, features: int) -> jax.Array:
-    """Sinusoidal position vectors of `positions [time]`: `[time, features]`, sines first, then cosines.
+    """Sinusoidal position vectors of `positions [time]`: `[time, features]`, sines first, then
+    cosines.
 
-    Position 0 is row 2 of the released table. Frequencies fall from 1 to 1/10000 in features/2 steps, so the exponent is
-    divided by features/2 - 1 (Vaswani et al. 2017, section 3.5, divide by features/2).
+    Position 0 is row 2 of the released table. Frequencies fall from 1 to 1/10000 in features/2
+    steps, so the exponent is divided by features/2 - 1 (Vaswani et al. 2017, section 3.5, divide by
+    features/2).
     """
     half = features // 2
     frequencies = 10_000.0 ** (-jnp.arange(half) / max(half - 1, 1))
@@ -35,7 +39,9 @@ def sinusoids(positions: jax.Array, features: int) -> jax.Array:
 
 
 class LearnedPositions(nn.Module):
-    """A table of position vectors, `table [count, features]`, which starts as N(0, 1 / features), as fairseq's does."""
+    """A table of position vectors, `table [count, features]`, which starts as N(0, 1 /
+    features), as fairseq's does.
+    """
 
     count: int
     features: int
@@ -43,24 +49,30 @@ class LearnedPositions(nn.Module):
     @nn.compact
     def __call__(self, positions: jax.Array) -> jax.Array:
         """The vectors of `positions [time]`: `[time, features]`; of one beyond the table, NaN."""
-        table = self.param("table", nn.initializers.normal(self.features**-0.5), (self.count, self.features))
+        table = self.param(
+            "table", nn.initializers.normal(self.features**-0.5), (self.count, self.features)
+        )
         return table.at[positions].get(mode="fill", fill_value=jnp.nan)
 
 
 def check_table(count: int, time: int) -> None:
-    """Raises InputError if `time` tokens, read at once, have more positions than the `count` learned ones."""
+    """Raises InputError if `time` tokens, read at once, have more positions than the `count`
+    learned ones.
+    """
     if time > count:
         raise InputError(
-            f"body.positions='learned' has {count} positions and cannot read {time} tokens at once: give fewer, as by "
-            f"--window={count}, or train with body.max_positions={time}"
+            f"body.positions='learned' has {count} positions and cannot read {time} tokens at once:"
+            f" give fewer, as by --window={count}, or train with body.max_positions={time}"
         )
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """How much a score of each head falls with each token of distance (Press et al. 2022, section 3).
+    """How much a score of each head falls with each token of distance (Press et al. 2022, section
+    3).
 
-    8 heads have 1/2, 1/4 … 1/256, and any power of two has a geometric sequence that ends at 1/256. For another number the
-    authors' code takes those of the next lower power of two and then every second one of the next higher power.
+    8 heads have 1/2, 1/4 … 1/256, and any power of two has a geometric sequence that ends at 1/256.
+    For another number the authors' code takes those of the next lower power of two and then every
+    second one of the next higher power.
 
     >>> alibi_slopes(3)
     (0.0625, 0.00390625, 0.25)
@@ -71,9 +83,11 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
 
 
 def biases(slopes: jax.Array, first, time: int, length: int) -> jax.Array:
-    """What ALiBi adds to the scores of `time` queries, the first at position `first`, with keys 0 to `length`.
+    """What ALiBi adds to the scores of `time` queries, the first at position `first`, with keys 0
+    to `length`.
 
-    slopes: `[heads]`, see `alibi_slopes`. Returns float32 `[heads, time, length]`: minus slope times distance.
+    slopes: `[heads]`, see `alibi_slopes`. Returns float32 `[heads, time, length]`: minus slope
+        times distance.
     """
     distances = (first + jnp.arange(time))[:, None] - jnp.arange(length)[None]
     return -slopes[:, None, None] * distances.astype(jnp.float32)[None]

@@ -1,8 +1,10 @@
-"""One LSTM layer as a function of arrays. Several implementations, called paths, give the same numbers.
+"""One LSTM layer as a function of arrays. Several implementations, called paths, give the same
+numbers.
 
-`scan` runs on every device: one matrix product for the inputs of all steps, then a loop over time that adds the products of hidden
-states. Its backward pass is written by hand: a loop finds the gradients of the gates, and each matrix gets its gradient from one
-product over all steps, where differentiating the loop would add up one product a step. Products of inputs, gates and gradients
+`scan` runs on every device: one matrix product for the inputs of all steps, then a loop over time
+that adds the products of hidden states. Its backward pass is written by hand: a loop finds the
+gradients of the gates, and each matrix gets its gradient from one product over all steps, where
+differentiating the loop would add up one product a step. Products of inputs, gates and gradients
 follow each other in the same memory. `cudnn` calls NVIDIA's kernel.
 """
 
@@ -52,7 +54,9 @@ def zero_state(rows: int, width: int, dtype=jnp.float32) -> State:
     return State(jnp.zeros((rows, width), dtype), jnp.zeros((rows, width), _wide(dtype)))
 
 
-def lstm(x: jax.Array, weights: Weights, state: State, starts=None, path: str = "auto") -> tuple[jax.Array, State]:
+def lstm(
+    x: jax.Array, weights: Weights, state: State, starts=None, path: str = "auto"
+) -> tuple[jax.Array, State]:
     """A layer of LSTM (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000).
 
         i, f, o = sigmoid(…), g = tanh(…) of x_t input + h_(t-1) recurrent + bias
@@ -81,13 +85,21 @@ def lstm(x: jax.Array, weights: Weights, state: State, starts=None, path: str = 
         return jnp.swapaxes(hidden, 0, 1), state
     rows, time, features = x.shape
     width = weights.recurrent.shape[0]
-    given = x, state.hidden[None], state.cell[None], pack_for_cudnn(weights), jnp.full(rows, time, jnp.int32)
+    given = (
+        x,
+        state.hidden[None],
+        state.cell[None],
+        pack_for_cudnn(weights),
+        jnp.full(rows, time, jnp.int32),
+    )
     hidden, *state = rnn.lstm(*given, features, width, 1, 0.0, False)
     return hidden, State(*(each[0] for each in state))
 
 
 def pack_for_cudnn(weights: Weights) -> jax.Array:
-    """One vector of all parameters as cuDNN reads them: matrices `[4 H, …]` row after row, then its two biases."""
+    """One vector of all parameters as cuDNN reads them: matrices `[4 H, …]` row after row, then
+    its two biases.
+    """
     matrices = [weights.input.T.ravel(), weights.recurrent.T.ravel()]
     return jnp.concatenate([*matrices, weights.bias, jnp.zeros_like(weights.bias)])
 
@@ -112,7 +124,9 @@ def _wide(dtype):
 
 @jax.custom_vjp
 def _scan(x, weights, state, keep):
-    """`lstm` with time first: `x [time, rows, features]`; `keep [time, rows, 1]`, False where a state of zeros begins, or None."""
+    """`lstm` with time first: `x [time, rows, features]`; `keep [time, rows, 1]`, False where a
+    state of zeros begins, or None.
+    """
     return _forward(x, weights, state, keep)[0]
 
 
@@ -120,14 +134,17 @@ def _dot(a, b, axis_of_a=1, axis_of_b=0):
     """The product of two matrices over these axes, in their dtype, summed in the wide one."""
     if halved(a):
         return wide(a if axis_of_a else a.T, b.T if axis_of_b else b)
-    return jax.lax.dot_general(a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=_wide(a.dtype))
+    return jax.lax.dot_general(
+        a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=_wide(a.dtype)
+    )
 
 
 def _step_product(a, b):
     """`a @ b` inside the loop over time.
 
-    XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a few rows. A left side that lies
-    transposed goes to Eigen; the barrier stops XLA from transposing it back.
+    XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a
+    few rows. A left side that lies transposed goes to Eigen; the barrier stops XLA from transposing
+    it back.
     """
     eigen = platform() == "cpu" and a.dtype == jnp.float32 and len(a) < FEW_ROWS
     return _dot(_barrier(a.T), b, axis_of_a=0) if eigen else _dot(a, b)
@@ -153,9 +170,13 @@ def _forward(x, weights, state, keep):
     pushed = _dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
 
     def step(at, loop):
-        before, (hiddens, cells, gates) = loop  # what later steps of `gates` hold is still the product of their inputs
+        before, (hiddens, cells, gates) = (
+            loop  # what later steps of `gates` hold is still the product of their inputs
+        )
         hidden, cell = _kept(keep, at, *before)
-        i, f, g, o = jnp.split(gates[at] + weights.bias[None] + _step_product(hidden, recurrent), 4, axis=1)
+        i, f, g, o = jnp.split(
+            gates[at] + weights.bias[None] + _step_product(hidden, recurrent), 4, axis=1
+        )
         i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
         cell = f * cell + i * g
         hidden = (o * jnp.tanh(cell)).astype(dtype)
@@ -163,7 +184,9 @@ def _forward(x, weights, state, keep):
         return (hidden, cell), (_put(hiddens, at, hidden), _put(cells, at, cell), gates)
 
     hiddens, cells = (jnp.zeros((len(x), *a.shape), a.dtype) for a in state)
-    after, (hidden, cells, gates) = jax.lax.fori_loop(0, len(x), step, (tuple(state), (hiddens, cells, pushed)))
+    after, (hidden, cells, gates) = jax.lax.fori_loop(
+        0, len(x), step, (tuple(state), (hiddens, cells, pushed))
+    )
     return (hidden, State(*after)), (x, weights, state, keep, hidden, cells, gates.astype(dtype))
 
 
@@ -174,7 +197,9 @@ def _backward(saved, gradient):
     back = _barrier(weights.recurrent.astype(dtype).T)
 
     def step(number, loop):
-        (of_hidden, of_cell), gates = loop  # what later steps of `gates` hold is the gradient of their sums
+        (of_hidden, of_cell), gates = (
+            loop  # what later steps of `gates` hold is the gradient of their sums
+        )
         at = len(x) - 1 - number
         i, f, g, o = jnp.split(gates[at].astype(wide), 4, axis=1)
         (before,) = _kept(keep, at, jnp.where(at > 0, cells[at - 1], state.cell))
@@ -183,7 +208,8 @@ def _backward(saved, gradient):
         of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
         of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
         of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
-        # All that is made of the gates becomes one array before it takes their place: else XLA copies `gates` at every step.
+        # All that is made of the gates becomes one array before it takes their place: else XLA
+        # copies `gates` at every step.
         made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
         of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
         return _kept(keep, at, _step_product(of_sums, back), of_cell), _put(gates, at, of_sums)
@@ -193,7 +219,11 @@ def _backward(saved, gradient):
     befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
     befores = befores if keep is None else jnp.where(keep, befores, 0)
     flat = _flat(of_sums)
-    of_weights = _dot(_flat(x), flat, 0, 0), _dot(_flat(befores), flat, 0, 0), jnp.sum(flat, axis=0, dtype=wide)
+    of_weights = (
+        _dot(_flat(x), flat, 0, 0),
+        _dot(_flat(befores), flat, 0, 0),
+        jnp.sum(flat, axis=0, dtype=wide),
+    )
     of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
     of_x = _dot(flat, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
     return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None

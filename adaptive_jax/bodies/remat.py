@@ -9,7 +9,8 @@ KEPT = "kept"
 
 
 def keep(x: jax.Array) -> jax.Array:
-    """`x`, marked as worth its memory: where `elementwise` rules, the backward pass reads it and what is not marked is recomputed.
+    """`x`, marked as worth its memory: where `elementwise` rules, the backward pass reads it and
+    what is not marked is recomputed.
 
     A function with its own gradient marks what the gradient reads in its forward rule.
     """
@@ -17,8 +18,13 @@ def keep(x: jax.Array) -> jax.Array:
 
 
 def _not_parameters(primitive, *inputs, **_):
-    """Recompute gathers and casts of matrices in the backward pass; keeping them would store every block's copy."""
-    return not (primitive.name == "all_gather" or (primitive.name == "convert_element_type" and inputs[0].ndim == 2))
+    """Recompute gathers and casts of matrices in the backward pass; keeping them would store
+    every block's copy.
+    """
+    return not (
+        primitive.name == "all_gather"
+        or (primitive.name == "convert_element_type" and inputs[0].ndim == 2)
+    )
 
 
 _POLICIES = {
@@ -30,7 +36,9 @@ REMAT = ("auto", *_POLICIES)
 
 
 def policy(name: str):
-    """The policy of `jax.checkpoint` for one of `REMAT`; "auto" is "none" on a CPU and "elementwise" on accelerators."""
+    """The policy of `jax.checkpoint` for one of `REMAT`; "auto" is "none" on a CPU and
+    "elementwise" on accelerators.
+    """
     if name == "auto":
         name = "none" if platform() == "cpu" else "elementwise"
     return _POLICIES[name]

@@ -1,4 +1,6 @@
-"""Causal attention on a TPU by the kernel that comes with JAX, "splash attention". It drops no weights."""
+"""Causal attention on a TPU by the kernel that comes with JAX, "splash attention". It drops no
+weights.
+"""
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
@@ -11,7 +13,8 @@ STEP = 128  # time is a multiple of it
 
 
 def splash(queries, keys, values, segment_ids=None):
-    """Scaled dot-product attention of each token to itself and the tokens before it; see `attention.attention`.
+    """Scaled dot-product attention of each token to itself and the tokens before it; see
+    `attention.attention`.
 
     Args:
         queries, keys, values: `[rows, time, heads, width]`; time is a multiple of 128.
@@ -32,7 +35,12 @@ def splash(queries, keys, values, segment_ids=None):
     )
 
     def attend_row(queries, keys, values, segment_ids):
-        return attend(queries, keys, values, None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids))
+        return attend(
+            queries,
+            keys,
+            values,
+            None if segment_ids is None else kernels.SegmentIds(segment_ids, segment_ids),
+        )
 
     by_heads = (array.swapaxes(1, 2) for array in (scaled(queries), keys, values))
     return jax.vmap(attend_row)(*by_heads, segment_ids).swapaxes(1, 2)

@@ -31,7 +31,9 @@ UNROLL = ("auto", "all", "none")
 
 
 class Cache(NamedTuple):
-    """The decoding memory: keys and values of all tokens so far, `[layers, rows, length, heads, features / heads]`."""
+    """The decoding memory: keys and values of all tokens so far, `[layers, rows, length, heads,
+    features / heads]`.
+    """
 
     keys: jax.Array
     values: jax.Array
@@ -40,7 +42,9 @@ class Cache(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _relu(rate, x, mask):
-    """`drop(jax.nn.relu(x), mask, rate)`, whose gradient needs only the result, which the next product keeps anyway."""
+    """`drop(jax.nn.relu(x), mask, rate)`, whose gradient needs only the result, which the next
+    product keeps anyway.
+    """
     return drop(jnp.maximum(x, 0), mask, rate)
 
 
@@ -57,7 +61,9 @@ _relu.defvjp(_relu_forward, _relu_backward)
 
 
 class Block(nn.Module):
-    """One block: self-attention, then a feed-forward layer; attributes as those of `Transformer`, and `slopes` of `Pairs`."""
+    """One block: self-attention, then a feed-forward layer; attributes as those of
+    `Transformer`, and `slopes` of `Pairs`.
+    """
 
     features: int
     heads: int
@@ -72,7 +78,9 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x, cache, seen, segment_ids, row_ids):
-        """`x [rows, time, features]` and this layer's cached `(keys, values)` or `()` to both after this block."""
+        """`x [rows, time, features]` and this layer's cached `(keys, values)` or `()` to both
+        after this block.
+        """
 
         def dropped(y):
             return Dropout(self.dropout)(y, row_ids, train=self.train)
@@ -82,33 +90,49 @@ class Block(nn.Module):
 
         def attend(x):
             nonlocal cache
-            # One product for all three: Xavier over the joint shape is Xavier of each with gain 1/sqrt(2), as released.
+            # One product for all three: Xavier over the joint shape is Xavier of each with gain
+            # 1/sqrt(2), as released.
             joint, bias = Dense(3 * self.features, self.dtype, name="query_key_value")(x)
             if cache:
                 joint = added(joint, bias)
-                queries, keys, values = (y.reshape(*x.shape[:2], self.heads, -1) for y in jnp.split(joint, 3, axis=-1))
+                queries, keys, values = (
+                    y.reshape(*x.shape[:2], self.heads, -1) for y in jnp.split(joint, 3, axis=-1)
+                )
                 pairs = zip(cache, (keys, values), strict=True)
-                cache = tuple(jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1) for old, new in pairs)
+                cache = tuple(
+                    jax.lax.dynamic_update_slice_in_dim(old, new, seen, axis=1)
+                    for old, new in pairs
+                )
                 keys, values = cache
                 mixed = cached_attention(queries, keys, values, seen, self.slopes)
             else:
                 rate = self.attention_dropout if self.train else 0.0
                 seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
                 pairs = Pairs(segment_ids, self.slopes, rate, seeds)
-                path = "auto" if self.is_initializing() else self.attention  # parameters are shaped with two tokens
+                path = (
+                    "auto" if self.is_initializing() else self.attention
+                )  # parameters are shaped with two tokens
                 mixed = joint_attention(joint, bias, self.heads, pairs, path=path)
             return dropped(dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
-            inner, rate = dense(self.feed_forward, "inner")(x), self.activation_dropout if self.train else 0.0
+            inner, rate = (
+                dense(self.feed_forward, "inner")(x),
+                self.activation_dropout if self.train else 0.0,
+            )
             inner = _relu(rate, inner, Dropout(rate).mask(inner, row_ids, train=self.train))
             return dropped(dense(self.features, "outer")(inner))
 
         x = self.around(attend, LayerNorm(dtype=self.dtype, name="norm_attention"), x)
-        return self.around(feed_forward, LayerNorm(dtype=self.dtype, name="norm_feed_forward"), x), cache
+        return (
+            self.around(feed_forward, LayerNorm(dtype=self.dtype, name="norm_feed_forward"), x),
+            cache,
+        )
 
     def around(self, sub_block, norm, x):
-        """The residual connection around a sub-block, whose input is normalised (Baevski & Auli 2019, section 4.1)."""
+        """The residual connection around a sub-block, whose input is normalised (Baevski & Auli
+        2019, section 4.1).
+        """
         return keep(x + sub_block(norm(x)))
 
 
@@ -116,17 +140,20 @@ class PostNormBlock(Block):
     """A block that normalises residual sums; attributes as those of `Transformer`."""
 
     def around(self, sub_block, norm, x):
-        """The residual connection around a sub-block, normalised after the sum (Vaswani et al. 2017, section 3.1)."""
+        """The residual connection around a sub-block, normalised after the sum (Vaswani et al.
+        2017, section 3.1).
+        """
         return norm(keep(x + sub_block(x)))
 
 
 class Transformer(nn.Module):
     """The decoder of Baevski & Auli 2019, section 4.1.
 
-    It scales the input vectors by sqrt(features), adds sinusoidal positions or others, and applies `layers` blocks of causal
-    self-attention and a ReLU feed-forward layer; each sub-block has a normalised input and a residual connection. One scan
-    runs all blocks, so their parameters have a leading axis `[layers, ...]`, and sixteen layers compile as fast as one. A
-    layer inside a block can sow "penalties" `[rows, time]`; they arrive as `[layers, rows, time]`.
+    It scales the input vectors by sqrt(features), adds sinusoidal positions or others, and applies
+    `layers` blocks of causal self-attention and a ReLU feed-forward layer; each sub-block has a
+    normalised input and a residual connection. One scan runs all blocks, so their parameters have a
+    leading axis `[layers, ...]`, and sixteen layers compile as fast as one. A layer inside a block
+    can sow "penalties" `[rows, time]`; they arrive as `[layers, rows, time]`.
 
     Attributes:
         features: width of the hidden states (the paper's e).
@@ -137,22 +164,26 @@ class Transformer(nn.Module):
         attention_dropout: rate on the attention weights.
         activation_dropout: rate after the ReLU.
         final_norm: normalise the last hidden states. The released WikiText-103 models do not.
-        positions: how tokens know their order: "sinusoidal" vectors, a "learned" table of vectors, "alibi", attention that falls
-            with distance (Press et al. 2022), or "none".
-        max_positions: rows of the table of learned positions: the most tokens that the model can read at once.
-        attention: how attention is computed: auto, plain, chunked, triton, cudnn or splash, which give the same numbers and
-            differ in speed and memory.
-        remat: what the backward pass recomputes in each block instead of keeping it. "none": only gathers and casts of
-            parameters; "elementwise": also normalisations, dropout masks and attention weights; "all": the whole block, at the
-            cost of another forward pass; "auto": "none" on CPUs, "elementwise" elsewhere.
-        unroll: run the blocks one after the other instead of in a loop, which copies what it keeps of each into one array. The
-            program grows with the layers, and so does the time to compile it. "all", "none", or "auto": in training on GPUs.
+        positions: how tokens know their order: "sinusoidal" vectors, a "learned" table of vectors,
+            "alibi", attention that falls with distance (Press et al. 2022), or "none".
+        max_positions: rows of the table of learned positions: the most tokens that the model can
+            read at once.
+        attention: how attention is computed: auto, plain, chunked, triton, cudnn or splash, which
+            give the same numbers and differ in speed and memory.
+        remat: what the backward pass recomputes in each block instead of keeping it. "none": only
+            gathers and casts of parameters; "elementwise": also normalisations, dropout masks and
+            attention weights; "all": the whole block, at the cost of another forward pass; "auto":
+            "none" on CPUs, "elementwise" elsewhere.
+        unroll: run the blocks one after the other instead of in a loop, which copies what it keeps
+            of each into one array. The program grows with the layers, and so does the time to
+            compile it. "all", "none", or "auto": in training on GPUs.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
-        gather: turns a block's stored parameters into the ones it computes with; see `sharding.gathering`.
+        gather: turns a block's stored parameters into the ones it computes with; see
+            `sharding.gathering`.
 
     Raises:
-        InputError: heads that do not divide the features, an odd number of features, an unknown name, or a number that is
-            out of range.
+        InputError: heads that do not divide the features, an odd number of features, an unknown
+            name, or a number that is out of range.
     """
 
     features: int
@@ -175,7 +206,12 @@ class Transformer(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        sizes = {"features": self.features, "layers": self.layers, "heads": self.heads, "feed_forward": self.feed_forward}
+        sizes = {
+            "features": self.features,
+            "layers": self.layers,
+            "heads": self.heads,
+            "feed_forward": self.feed_forward,
+        }
         check_at_least(1, **sizes, max_positions=self.max_positions)
         check_known(f"body.positions={self.positions!r}", self.positions, POSITIONS)
         check_dtype(self.dtype)
@@ -190,23 +226,30 @@ class Transformer(nn.Module):
             )
 
     @nn.compact
-    def __call__(self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False):
-        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, features], next carry)`.
+    def __call__(
+        self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False
+    ):
+        """Vectors `[rows, time, features]` and a carry to `(hidden states [rows, time, features],
+        next carry)`.
 
         Args:
-            carry: `()`, where every row stands alone, and `()` is returned; or a `Cache`, which the rows continue.
-            batch: its `row_ids` (for dropout) and `segment_ids` are read. Tokens see those of their own segment only, and
-                positions count from 0 in each. None: rows 0, 1, 2 … of one segment each.
+            carry: `()`, where every row stands alone, and `()` is returned; or a `Cache`, which the
+                rows continue.
+            batch: its `row_ids` (for dropout) and `segment_ids` are read. Tokens see those of their
+                own segment only, and positions count from 0 in each. None: rows 0, 1, 2 … of one
+                segment each.
 
         Raises:
-            InputError: shapes that do not fit; more tokens than learned positions; the cache is full, or
-                `batch` has segments or resets, which a cache cannot follow.
-                Inside `jax.jit` the number of tokens in the cache is not known: there the hidden states of a cache that overflows
-                are NaN.
+            InputError: shapes that do not fit; more tokens than learned positions; the cache is
+                full, or `batch` has segments or resets, which a cache cannot follow. Inside
+                `jax.jit` the number of tokens in the cache is not known: there the hidden states of
+                a cache that overflows are NaN.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, time = vectors.shape[:2]
-        row_ids = jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        row_ids = (
+            jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
+        )
         segment_ids, seen = None if batch is None else batch.segment_ids, 0
         if segment_ids is not None:
             segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
@@ -216,16 +259,23 @@ class Transformer(nn.Module):
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
         if (positions := self._position_vectors(seen, time)) is not None:
             positions = positions.astype(self.dtype)
-            x += positions[None] if segment_ids is None else positions[positions_in_segments(segment_ids)]
+            x += (
+                positions[None]
+                if segment_ids is None
+                else positions[positions_in_segments(segment_ids)]
+            )
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
         def gather(variables):
-            return {name: self.gather(params) for name, params in variables.items()}  # empty at initialisation
+            return {
+                name: self.gather(params) for name, params in variables.items()
+            }  # empty at initialisation
 
         unroll = self.unroll == "all" or (self.unroll == "auto" and train and platform() == "gpu")
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
-            # Outside of a loop, the compiler would take what is recomputed from the forward pass, which would have to keep it.
+            # Outside of a loop, the compiler would take what is recomputed from the forward pass,
+            # which would have to keep it.
             nn.remat(block, policy=policy(self.remat), prevent_cse=unroll),
             variable_axes={"params": 0, "penalties": 0},
             split_rngs={"params": True, "dropout": True},
@@ -234,12 +284,21 @@ class Transformer(nn.Module):
             length=self.layers,
             unroll=self.layers if unroll else 1,
         )(
-            features=self.features, heads=self.heads, feed_forward=self.feed_forward, dropout=self.dropout,
-            attention_dropout=self.attention_dropout, activation_dropout=self.activation_dropout,
-            attention=self.attention, slopes=alibi_slopes(self.heads) if self.positions == "alibi" else (),
-            dtype=self.dtype, train=train, name="blocks",
-        )  # fmt: skip
-        x, cache = blocks(x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids)
+            features=self.features,
+            heads=self.heads,
+            feed_forward=self.feed_forward,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            activation_dropout=self.activation_dropout,
+            attention=self.attention,
+            slopes=alibi_slopes(self.heads) if self.positions == "alibi" else (),
+            dtype=self.dtype,
+            train=train,
+            name="blocks",
+        )
+        x, cache = blocks(
+            x, (carry.keys, carry.values) if carry else (), seen, segment_ids, row_ids
+        )
         if self.final_norm:
             x = LayerNorm(dtype=self.dtype, name="norm")(x)
         if not carry:
@@ -248,11 +307,15 @@ class Transformer(nn.Module):
         return jnp.where(carry.seen > carry.keys.shape[2], jnp.nan, x), carry
 
     def _position_vectors(self, seen, time):
-        """Vectors `[time, features]` of the positions from `seen` on; None where nothing is added to the tokens."""
+        """Vectors `[time, features]` of the positions from `seen` on; None where nothing is
+        added to the tokens.
+        """
         positions = seen + jnp.arange(time)
         if self.positions == "learned":
             check_table(self.max_positions, time)
-            return LearnedPositions(self.max_positions, self.features, name="learned_positions")(positions)
+            return LearnedPositions(self.max_positions, self.features, name="learned_positions")(
+                positions
+            )
         return sinusoids(positions, self.features) if self.positions == "sinusoidal" else None
 
     def initial_carry(self, rows: int) -> tuple:
@@ -268,16 +331,26 @@ class Transformer(nn.Module):
         if self.positions == "learned":
             check_table(self.max_positions, length)
         shape = (self.layers, rows, length, self.heads, self.features // self.heads)
-        return Cache(jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros((), jnp.int32))
+        return Cache(
+            jnp.zeros(shape, self.dtype), jnp.zeros(shape, self.dtype), jnp.zeros((), jnp.int32)
+        )
 
 
 def _check_cache(cache, shape, batch):
-    """Refuses what would give wrong hidden states: other rows, rows that do not simply continue, more tokens than fit."""
+    """Refuses what would give wrong hidden states: other rows, rows that do not simply
+    continue, more tokens than fit.
+    """
     (rows, time), held = shape, cache.keys.shape[1]
     if rows != held:
-        raise InputError(f"a cache of {held} rows does not fit vectors of {rows} rows: make it with body.cache({rows}, length=...)")
+        raise InputError(
+            f"a cache of {held} rows does not fit vectors of {rows} rows: make it with"
+            f" body.cache({rows}, length=...)"
+        )
     if batch is not None and (batch.segment_ids is not None or batch.reset is not None):
-        raise InputError("a cache continues every row as one segment: give no batch.segment_ids and no batch.reset")
+        raise InputError(
+            "a cache continues every row as one segment: give no batch.segment_ids and no"
+            " batch.reset"
+        )
     length, seen = cache.keys.shape[2], 0
     with contextlib.suppress(jax.errors.ConcretizationTypeError):  # inside jax.jit
         seen = int(cache.seen)
@@ -289,7 +362,8 @@ def _check_cache(cache, shape, batch):
 
 
 class PostNormTransformer(Transformer):
-    """The decoder of Vaswani et al. 2017, normalised after every sub-block; attributes as those of `Transformer`.
+    """The decoder of Vaswani et al. 2017, normalised after every sub-block; attributes as those of
+    `Transformer`.
 
     The last block already normalises its output, so `final_norm` is normally False here.
     """

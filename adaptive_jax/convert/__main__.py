@@ -1,4 +1,6 @@
-"""`python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR`; see `adaptive_jax.convert.command`."""
+"""`python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR`; see
+`adaptive_jax.convert.command`.
+"""
 
 import runpy
 

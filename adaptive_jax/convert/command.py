@@ -6,12 +6,14 @@
 CHECKPOINT is one of these; no code in it is run:
     a .pt file of fairseq's `transformer_lm` or `fconv_lm`, with `args` (until 2020) or `cfg`;
     the model.pt of AWD-LSTM (salesforce/awd-lstm-lm), or the state dict of its model.
-WORDS says what the ids mean: for fairseq, the dict.txt that the model was trained with; for AWD-LSTM, the directory of the
-train.txt, valid.txt and test.txt it was trained with, or a file with one word a line in the order of the ids.
-OUT_WORKDIR is a new directory. DIRECTORY has a test.txt, tokenised like the training text.
+WORDS says what the ids mean: for fairseq, the dict.txt that the model was trained with; for
+AWD-LSTM, the directory of the train.txt, valid.txt and test.txt it was trained with, or a file with
+one word a line in the order of the ids. OUT_WORKDIR is a new directory. DIRECTORY has a test.txt,
+tokenised like the training text.
 
-The command uses every tensor of the checkpoint exactly once, or writes nothing. train.py cannot resume the workdir, because
-the checkpoint has no corpus; the config keeps the training settings as a record.
+The command uses every tensor of the checkpoint exactly once, or writes nothing. train.py cannot
+resume the workdir, because the checkpoint has no corpus; the config keeps the training settings as
+a record.
 """
 
 import os
@@ -26,7 +28,13 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax import command
-from adaptive_jax.convert import awd_lstm_config, fconv, fconv_config, transformer, transformer_config
+from adaptive_jax.convert import (
+    awd_lstm_config,
+    fconv,
+    fconv_config,
+    transformer,
+    transformer_config,
+)
 from adaptive_jax.convert.checkpoint import read
 from adaptive_jax.convert.words import awd_lstm_words, fairseq_words
 from adaptive_jax.data.corpora.load import home_of
@@ -40,7 +48,8 @@ class Kind(NamedTuple):
     """How checkpoints of one kind are converted.
 
     Attributes:
-        words: `words(WORDS, state)` gives the vocabulary, and the tensors with their rows in its order.
+        words: `words(WORDS, state)` gives the vocabulary, and the tensors with their rows in its
+            order.
         config_of: `config_of(options, state, words)` gives the config.
         parameters_of: `parameters_of(state, config)` gives the parameters.
     """
@@ -58,7 +67,8 @@ KINDS = {
 
 
 def convert(checkpoint: str, words: str, workdir: str) -> None:
-    """Writes a checkpoint of other code as a workdir: config.json, vocabulary.txt and one checkpoint with the parameters.
+    """Writes a checkpoint of other code as a workdir: config.json, vocabulary.txt and one
+    checkpoint with the parameters.
 
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
@@ -75,9 +85,14 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
         params = jax.tree.map(jnp.asarray, kind.parameters_of(state, config))
     except InputError:
         raise
-    except Exception as error:  # options and tensors can have any type and shape, which fails in many ways
+    except (
+        Exception
+    ) as error:  # options and tensors can have any type and shape, which fails in many ways
         reason = " ".join(f"{type(error).__name__} {error}".split())[:150]
-        raise InputError(f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; give another") from error
+        raise InputError(
+            f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; give"
+            " another"
+        ) from error
 
     workdir.parent.mkdir(parents=True, exist_ok=True)
     unfinished = workdir.with_name(f".{workdir.name}.{uuid.uuid4().hex}")
@@ -92,9 +107,11 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     print(
-        f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters, {len(vocabulary):,} words"
+        f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters,"
+        f" {len(vocabulary):,} words"
         + (f", after {loaded.updates:,} updates" if loaded.updates else "")
-        + f"\npython evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    # that holds test.txt",
+        + f"\npython evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    #"
+        " that holds test.txt",
         flush=True,
     )
 

@@ -1,7 +1,8 @@
-"""The tensors of fairseq's `fconv_lm`, a gated convolutional network, as parameters of this project.
+"""The tensors of fairseq's `fconv_lm`, a gated convolutional network, as parameters of this
+project.
 
-fairseq writes layers as (units, kernel, residual): residual r adds the state r layers back, 0 adds none. Here r layers that end so
-are one block. A weight that is normed is g v / |v| in both.
+fairseq writes layers as (units, kernel, residual): residual r adds the state r layers back, 0 adds
+none. Here r layers that end so are one block. A weight that is normed is g v / |v| in both.
 """
 
 import ast
@@ -20,7 +21,8 @@ MOST = 10_000  # layers
 
 
 def layers_of(text: str) -> list[tuple[int, int, int]]:
-    """The option `decoder_layers`, `[(850, 6)] * 3 + [(128, 1, 0)]`, as (units, kernel, residual); residual is 1 if not given.
+    """The option `decoder_layers`, `[(850, 6)] * 3 + [(128, 1, 0)]`, as (units, kernel, residual);
+    residual is 1 if not given.
 
     Raises:
         InputError: anything but sums and multiples of lists of such tuples.
@@ -28,12 +30,15 @@ def layers_of(text: str) -> list[tuple[int, int, int]]:
     try:
         layers = _literal(ast.parse(text, mode="eval").body)
         layers = [(units, kernel, *(residual or [1])) for units, kernel, *residual in layers]
-        if not all(len(layer) == 3 and all(type(number) is int for number in layer) for layer in layers):
+        if not all(
+            len(layer) == 3 and all(type(number) is int for number in layer) for layer in layers
+        ):
             raise ValueError("not two or three whole numbers")
         return layers
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"decoder_layers={text[:200]!r} is no list of layers: give one such as '[(850, 6)] * 3 + [(128, 1, 0), (512, 1, 2)]'"
+            f"decoder_layers={text[:200]!r} is no list of layers: give one such as '[(850, 6)] * 3"
+            " + [(128, 1, 0), (512, 1, 2)]'"
         ) from error
 
 
@@ -53,7 +58,8 @@ def _times(layers, number):
 def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], ...]:
     """Layers (units, kernel, residual) as `GatedConv.blocks`.
 
-    (128, 1, 0), (128, 5, 0), (512, 1, 3) twice in a row are the blocks ((2, 1, 128, 5, 128, 1, 512),).
+    (128, 1, 0), (128, 5, 0), (512, 1, 3) twice in a row are the blocks ((2, 1, 128, 5, 128, 1,
+    512),).
 
     Raises:
         InputError: residuals that do not lead back to the end of the block before.
@@ -63,14 +69,15 @@ def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], 
         block += (kernel, units)
         if residual not in (0, len(block) // 2):
             raise InputError(
-                f"decoder_layers: a residual of {residual} after {len(block) // 2} layers of a block is not known here: "
-                "give layers whose residual leads back to the one before"
+                f"decoder_layers: a residual of {residual} after {len(block) // 2} layers of a"
+                " block is not known here: give layers whose residual leads back to the one before"
             )
         if residual:
             blocks, block = [*blocks, block], ()
     if block:
         raise InputError(
-            f"decoder_layers end with {len(block) // 2} layers without a residual: give the last one a residual"
+            f"decoder_layers end with {len(block) // 2} layers without a residual: give the last"
+            " one a residual"
         )
     return tuple((len(list(equal)), *block) for block, equal in itertools.groupby(blocks))
 
@@ -78,7 +85,8 @@ def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], 
 def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     """The parameters, float32, of `build(config, ...)`, from the state of a fairseq model.
 
-    Gradients under the names of the state are converted in the same way, if they are of version 2 or later.
+    Gradients under the names of the state are converted in the same way, if they are of version 2
+    or later.
 
     Raises:
         InputError: tensors are left over, missing or of another shape, all in one line.
@@ -97,7 +105,9 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
 
 
 def _one_norm_for_each_output(v, g):
-    """v and g of the same weights `[kernel, inputs, outputs]`, whose norms were those of the `kernel` matrices before version 2."""
+    """v and g of the same weights `[kernel, inputs, outputs]`, whose norms were those of the
+    `kernel` matrices before version 2.
+    """
     weights = v * (g / np.sqrt(np.sum(v**2, axis=(1, 2), keepdims=True)))
     return weights, np.sqrt(np.sum(weights**2, axis=(0, 1)))
 
@@ -111,7 +121,10 @@ def _places(config) -> Iterator[tuple[str, Place]]:
         for number in range(run.count):
             part = (number,) if run.count > 1 else ()
             for j in range(len(run.layers)):
-                source, ours = f"decoder.convolutions.{(last := next(layer))}", f"body/blocks_{i}/layer_{j}"
+                source, ours = (
+                    f"decoder.convolutions.{(last := next(layer))}",
+                    f"body/blocks_{i}/layer_{j}",
+                )
                 yield f"{source}.weight_v", Place(f"{ours}/v", part)
                 yield f"{source}.weight_g", Place(f"{ours}/g", part)
                 yield f"{source}.bias", Place(f"{ours}/bias", part)

@@ -15,7 +15,9 @@ from adaptive_jax.model import build, parameter_shapes
 
 
 class Place(NamedTuple):
-    """Where a tensor goes: the path of the parameter, the part of it, and whether the tensor must be transposed."""
+    """Where a tensor goes: the path of the parameter, the part of it, and whether the tensor
+    must be transposed.
+    """
 
     path: str
     part: tuple = ()
@@ -25,7 +27,8 @@ class Place(NamedTuple):
 def fill(tensors: Mapping[str, np.ndarray], places: Mapping[str, Place], config: dict) -> dict:
     """The parameters, float32, of `build(config, ...)`.
 
-    places: of every tensor that such a model may have; those of parameters that this one lacks are ignored.
+    places: of every tensor that such a model may have; those of parameters that this one lacks are
+        ignored.
 
     Raises:
         InputError: tensors are left over, missing or of another shape, all in one line.
@@ -51,8 +54,13 @@ def fitting(parameters: dict, config: dict) -> dict:
         for path in sorted({*given, *shapes})
         if path not in given or path not in shapes or given[path].shape != shapes[path]
     ]:
-        raise InputError(f"the checkpoint's tensors do not fit together: {_listed(wrong)}; give another checkpoint")
-    return traverse_util.unflatten_dict({path: array.astype(np.float32) for path, array in given.items()}, sep="/")
+        raise InputError(
+            f"the checkpoint's tensors do not fit together: {_listed(wrong)}; give another"
+            " checkpoint"
+        )
+    return traverse_util.unflatten_dict(
+        {path: array.astype(np.float32) for path, array in given.items()}, sep="/"
+    )
 
 
 def _shapes(config):
@@ -67,19 +75,35 @@ def _listed(names, most=4):
 
 def _check_all_used(tensors, places, shapes):
     """Raises InputError unless the tensors fill all parameters, and each is used."""
-    parts = {name: np.broadcast_to(np.float32(0), shapes[place.path])[place.part] for name, place in places.items()}
-    expected = {name: list(part.T.shape if places[name].transposed else part.shape) for name, part in parts.items()}
+    parts = {
+        name: np.broadcast_to(np.float32(0), shapes[place.path])[place.part]
+        for name, place in places.items()
+    }
+    expected = {
+        name: list(part.T.shape if places[name].transposed else part.shape)
+        for name, part in parts.items()
+    }
     given = {name: list(tensor.shape) for name, tensor in tensors.items()}
     filled = dict.fromkeys(shapes, 0)
     for name, place in places.items():
         filled[place.path] += parts[name].size
     wrong = {
-        "left over in the checkpoint": [f"{name} {shape}" for name, shape in given.items() if name not in expected],
-        "missing in it": [f"{name} {shape}" for name, shape in expected.items() if name not in given],
-        "of another shape": [
-            f"{name} {given[name]}, not {shape}" for name, shape in expected.items() if given.get(name, shape) != shape
+        "left over in the checkpoint": [
+            f"{name} {shape}" for name, shape in given.items() if name not in expected
         ],
-        "without a source": [f"{path} {list(shape)}" for path, shape in shapes.items() if filled[path] != math.prod(shape)],
+        "missing in it": [
+            f"{name} {shape}" for name, shape in expected.items() if name not in given
+        ],
+        "of another shape": [
+            f"{name} {given[name]}, not {shape}"
+            for name, shape in expected.items()
+            if given.get(name, shape) != shape
+        ],
+        "without a source": [
+            f"{path} {list(shape)}"
+            for path, shape in shapes.items()
+            if filled[path] != math.prod(shape)
+        ],
     }
     if any(wrong.values()):
         raise InputError(

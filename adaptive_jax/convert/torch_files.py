@@ -1,11 +1,12 @@
 """Reads files written by torch.save, without torch and without running anything in them.
 
-Such a file is a pickle, and a pickle can name any function of any module and have it called. This reader accepts only the
-names in a short list, which covers what checkpoints contain, and replaces each by something inert of this module or of the
-standard library; any other name is an error. It imports no module, and it checks that every tensor lies within its storage.
+Such a file is a pickle, and a pickle can name any function of any module and have it called. This
+reader accepts only the names in a short list, which covers what checkpoints contain, and replaces
+each by something inert of this module or of the standard library; any other name is an error. It
+imports no module, and it checks that every tensor lies within its storage.
 
-It reads both formats: the zip archive (torch 1.6 and later), with one member `data/N` for each storage, and the older
-stream, which is several pickles followed by the storages.
+It reads both formats: the zip archive (torch 1.6 and later), with one member `data/N` for each
+storage, and the older stream, which is several pickles followed by the storages.
 """
 
 import collections
@@ -22,15 +23,23 @@ from adaptive_jax.errors import InputError
 
 # The unpickler passes types of storages on as these names: a str cannot be called or changed.
 DTYPES = {
-    "DoubleStorage": np.dtype("float64"), "FloatStorage": np.dtype("float32"), "HalfStorage": np.dtype("float16"),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16), "LongStorage": np.dtype("int64"), "IntStorage": np.dtype("int32"),
-    "ShortStorage": np.dtype("int16"), "CharStorage": np.dtype("int8"), "ByteStorage": np.dtype("uint8"),
+    "DoubleStorage": np.dtype("float64"),
+    "FloatStorage": np.dtype("float32"),
+    "HalfStorage": np.dtype("float16"),
+    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "LongStorage": np.dtype("int64"),
+    "IntStorage": np.dtype("int32"),
+    "ShortStorage": np.dtype("int16"),
+    "CharStorage": np.dtype("int8"),
+    "ByteStorage": np.dtype("uint8"),
     "BoolStorage": np.dtype("bool"),
-}  # fmt: skip
+}
 
 
 def _plain(key):
-    """Checks a key of a dict or an entry of a set: hashing a tuple may never end if it is nested deeply or repeats itself."""
+    """Checks a key of a dict or an entry of a set: hashing a tuple may never end if it is
+    nested deeply or repeats itself.
+    """
     if not isinstance(key, str | int | float | bytes | None):
         raise ValueError(f"a {type(key).__name__} as a key")
     return key
@@ -43,7 +52,9 @@ def _nothing(*_):
 # The names that a file may contain, besides storages and functions that rebuild tensors.
 KNOWN = {
     "torch.Size": tuple,
-    "collections.OrderedDict": lambda items=(): collections.OrderedDict((_plain(key), value) for key, value in items),
+    "collections.OrderedDict": lambda items=(): collections.OrderedDict(
+        (_plain(key), value) for key, value in items
+    ),
     "builtins.set": lambda entries=(): set(map(_plain, entries)),
     "__builtin__.set": lambda entries=(): set(map(_plain, entries)),
     "collections.defaultdict": lambda *_: {},
@@ -52,34 +63,53 @@ KNOWN = {
     "fairseq.meters.AverageMeter": types.SimpleNamespace,
     "fairseq.meters.StopwatchMeter": types.SimpleNamespace,
     "fairseq.meters.TimeMeter": types.SimpleNamespace,
-    # AWD-LSTM saves its model, loss and optimizer as they are: classes, defaults of dicts, and methods as attributes.
-    **dict.fromkeys(("model.RNNModel", "weight_drop.WeightDrop", "locked_dropout.LockedDropout"), types.SimpleNamespace),
+    # AWD-LSTM saves its model, loss and optimizer as they are: classes, defaults of dicts, and
+    # methods as attributes.
+    **dict.fromkeys(
+        ("model.RNNModel", "weight_drop.WeightDrop", "locked_dropout.LockedDropout"),
+        types.SimpleNamespace,
+    ),
     "splitcross.SplitCrossEntropyLoss": types.SimpleNamespace,
     "torch.nn.backends.thnn._get_thnn_function_backend": _nothing,  # until 2019
-    **{f"{module}.{name}": _nothing for module in ("builtins", "__builtin__") for name in ("dict", "list", "getattr")},
+    **{
+        f"{module}.{name}": _nothing
+        for module in ("builtins", "__builtin__")
+        for name in ("dict", "list", "getattr")
+    },
 }
 # Classes of these modules, too, become a `types.SimpleNamespace` of their attributes.
 CLASSES = "torch.nn.modules.", "torch.optim."
 
-# Opcodes that torch does not write: registered extensions, instances in the oldest form, sets, buffers of a declared size.
+# Opcodes that torch does not write: registered extensions, instances in the oldest form, sets,
+# buffers of a declared size.
 REFUSED = (
-    pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.INST, pickle.OBJ, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
-    pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER,
-)  # fmt: skip
+    pickle.EXT1,
+    pickle.EXT2,
+    pickle.EXT4,
+    pickle.INST,
+    pickle.OBJ,
+    pickle.EMPTY_SET,
+    pickle.ADDITEMS,
+    pickle.FROZENSET,
+    pickle.BYTEARRAY8,
+    pickle.NEXT_BUFFER,
+    pickle.READONLY_BUFFER,
+)
 
 STREAM_MAGIC = 0x1950A86A20F9469CFC6C
 STREAM_PROTOCOL = 1001
 
 
 def read(path: Path):
-    """The object that was given to `torch.save`, with tensors as NumPy arrays of the same dtype, shape and strides.
+    """The object that was given to `torch.save`, with tensors as NumPy arrays of the same dtype,
+    shape and strides.
 
-    Tensors that shared a storage share memory. An `argparse.Namespace`, a module and an optimizer become a
-    `types.SimpleNamespace` with the same attributes.
+    Tensors that shared a storage share memory. An `argparse.Namespace`, a module and an optimizer
+    become a `types.SimpleNamespace` with the same attributes.
 
     Raises:
-        InputError: the file is missing, truncated, damaged or not from torch.save, or it contains a name that no
-            checkpoint needs.
+        InputError: the file is missing, truncated, damaged or not from torch.save, or it contains a
+            name that no checkpoint needs.
     """
     try:
         with path.open("rb") as file:
@@ -89,27 +119,39 @@ def read(path: Path):
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}; give the path of a checkpoint") from None
+        raise InputError(
+            f"cannot read {path}: {error.strerror or error}; give the path of a checkpoint"
+        ) from None
     except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
         broken = isinstance(error, IndexError)  # an empty stack
-        reason = "no whole pickle" if broken else " ".join(str(error).split())[:100] or type(error).__name__
+        reason = (
+            "no whole pickle"
+            if broken
+            else " ".join(str(error).split())[:100] or type(error).__name__
+        )
         raise InputError(
-            f"cannot read {path} ({reason}): it is truncated, damaged or not a file of torch.save; copy or download it again"
+            f"cannot read {path} ({reason}): it is truncated, damaged or not a file of torch.save;"
+            " copy or download it again"
         ) from None
 
 
 class _Unpickler(pickle._Unpickler):
     """Builds containers, numbers, strings and arrays, and nothing else.
 
-    It extends the unpickler that the standard library has in Python. With the one in C, a few bytes can ask for any amount of
-    memory, and a file can set attributes of everything it names.
+    It extends the unpickler that the standard library has in Python. With the one in C, a few bytes
+    can ask for any amount of memory, and a file can set attributes of everything it names.
 
     Args:
         size: bytes of the file, and so the most that a value in it can have.
-        make_storage: `make_storage(key, dtype, length)` makes the array of a storage; called once for each key.
+        make_storage: `make_storage(key, dtype, length)` makes the array of a storage; called once
+            for each key.
     """
 
-    dispatch = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in REFUSED}  # noqa: RUF012
+    dispatch = {
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if bytes([code]) not in REFUSED
+    }
 
     def __init__(self, file, size, make_storage=None):
         def read(count):
@@ -140,8 +182,9 @@ class _Unpickler(pickle._Unpickler):
             return types.SimpleNamespace
         if path not in known:
             raise InputError(
-                f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options, so none of it was read: "
-                "get the file from a source you trust, or save it again with only plain dicts and tensors, as model.state_dict()"
+                f"it names {path[:100]!r}, which is not part of a checkpoint's weights and options,"
+                " so none of it was read: get the file from a source you trust, or save it again"
+                " with only plain dicts and tensors, as model.state_dict()"
             )
         return known[path]
 
@@ -149,7 +192,12 @@ class _Unpickler(pickle._Unpickler):
         tag, *given = pid
         if tag == "module" and len(given) == 3 and given[0] is types.SimpleNamespace:
             return given[0]  # until 2020, classes came with their source
-        if tag != "storage" or len(given) < 4 or not isinstance(given[0], str) or not isinstance(given[1], str | int):
+        if (
+            tag != "storage"
+            or len(given) < 4
+            or not isinstance(given[0], str)
+            or not isinstance(given[1], str | int)
+        ):
             raise ValueError("a reference to something that is not a storage")
         type_name, key, _, length, *view = given
         key, dtype, length = str(key), DTYPES[type_name], int(length)
@@ -166,15 +214,19 @@ class _Unpickler(pickle._Unpickler):
         return array[start : start + count]
 
     def tensor(self, storage, offset, shape, strides, *_):
-        # A file may give anything as `storage`. A storage has one axis; a tensor in its place may have none.
+        # A file may give anything as `storage`. A storage has one axis; a tensor in its place may
+        # have none.
         if not isinstance(storage, np.ndarray) or storage.ndim != 1:
             raise ValueError("a tensor without a storage")
         # Python integers do not overflow; the file may give NumPy's.
         offset, shape, strides = int(offset), tuple(map(int, shape)), tuple(map(int, strides))
         if len(shape) != len(strides) or min((offset, *shape, *strides)) < 0:
             raise ValueError("a tensor of an impossible shape")
-        last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        # A tensor may not repeat its storage either: with strides of 0, a few bytes would become any number of entries.
+        last = offset + sum(
+            (size - 1) * stride for size, stride in zip(shape, strides, strict=True)
+        )
+        # A tensor may not repeat its storage either: with strides of 0, a few bytes would become
+        # any number of entries.
         if 0 not in shape and (last >= len(storage) or math.prod(shape) > len(storage)):
             raise ValueError("a tensor extends beyond its storage")
         steps = [stride * storage.itemsize for stride in strides]
@@ -197,14 +249,17 @@ class _Unpickler(pickle._Unpickler):
     def _set(self, key, value):
         if not isinstance(self.stack[-1], dict):  # a set would hash the value, an array copy it
             raise ValueError(f"entries of a {type(self.stack[-1]).__name__}")
-        if not isinstance(key, np.ndarray):  # an optimizer's memory of a parameter, which is not needed
+        if not isinstance(
+            key, np.ndarray
+        ):  # an optimizer's memory of a parameter, which is not needed
             self.stack[-1][_plain(key)] = value
 
     def load_build(self):
         state, instance = self.stack.pop(), self.stack[-1]
         if isinstance(instance, types.SimpleNamespace) and isinstance(state, dict):
             vars(instance).update(state)
-        # An OrderedDict's attributes are the versions of torch's modules, which are not needed here.
+        # An OrderedDict's attributes are the versions of torch's modules, which are not needed
+        # here.
         elif not isinstance(instance, collections.OrderedDict):
             raise ValueError(f"attributes of a {type(instance).__name__}")
 
@@ -217,7 +272,9 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _Room:
-    """Makes arrays of at most as many bytes as the file has, all together, so that no file can ask for more memory."""
+    """Makes arrays of at most as many bytes as the file has, all together, so that no file can
+    ask for more memory.
+    """
 
     def __init__(self, size):
         self.size = self.left = size
@@ -233,7 +290,11 @@ def _read_zip(file, room):
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("the archive is compressed, and torch.save never compresses")
-        roots = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")]
+        roots = [
+            name.removesuffix("data.pkl")
+            for name in archive.namelist()
+            if name.endswith("/data.pkl")
+        ]
         if len(roots) != 1:
             raise ValueError(f"the archive has {len(roots)} members data.pkl")
         [root] = roots
@@ -260,7 +321,10 @@ def _read_stream(file, room):
     def make_storage(key, dtype, length):
         return room.array(length, dtype)  # filled below: the numbers follow after the pickles
 
-    if _Unpickler(file, room.size).load() != STREAM_MAGIC or _Unpickler(file, room.size).load() != STREAM_PROTOCOL:
+    if (
+        _Unpickler(file, room.size).load() != STREAM_MAGIC
+        or _Unpickler(file, room.size).load() != STREAM_PROTOCOL
+    ):
         raise ValueError("it does not begin like one")
     _check_byte_order(_Unpickler(file, room.size).load()["little_endian"])
     unpickler = _Unpickler(file, room.size, make_storage)
@@ -288,4 +352,7 @@ def _fill(source, array):
 
 def _check_byte_order(little):
     if not little:
-        raise InputError("it was written on a big-endian machine: load it with torch on this machine and save it again")
+        raise InputError(
+            "it was written on a big-endian machine: load it with torch on this machine and save it"
+            " again"
+        )

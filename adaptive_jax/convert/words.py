@@ -11,15 +11,20 @@ from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
 
 DICTIONARY = "give the dict.txt of the checkpoint"
-CORPUS = "give the directory of train.txt, valid.txt and test.txt that the model was trained with, or a file with one word a line"
+CORPUS = (
+    "give the directory of train.txt, valid.txt and test.txt that the model was trained with, or a"
+    " file with one word a line"
+)
 
 
 def read_dictionary(path: Path) -> Vocabulary:
-    """The vocabulary of a dict.txt with the same ids: fairseq's own `<s> <pad> </s> <unk>`, then the words of the file.
+    """The vocabulary of a dict.txt with the same ids: fairseq's own `<s> <pad> </s> <unk>`, then
+    the words of the file.
 
-    `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the largest count in it, so the
-    unigram perplexity of a converted model is only a rough number. A word that a later line overwrites
-    (`#fairseq:overwrite`) keeps its id under a name that cannot occur in a text.
+    `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the
+    largest count in it, so the unigram perplexity of a converted model is only a rough number. A
+    word that a later line overwrites (`#fairseq:overwrite`) keeps its id under a name that cannot
+    occur in a text.
 
     Raises:
         InputError: gives the number of the wrong line.
@@ -34,13 +39,17 @@ def read_dictionary(path: Path) -> Vocabulary:
             if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
                 raise InputError(f"must be a word, one space and its count; {DICTIONARY}")
             if word == EOS:
-                raise InputError("has the name of fairseq's </s> in this project; rename the word, also in the text")
+                raise InputError(
+                    "has the name of fairseq's </s> in this project; rename the word, also in the"
+                    " text"
+                )
             if word in ids and entry == line:
                 raise InputError(f"repeats a word; {DICTIONARY}")
             if counts and int(count) > counts[-1]:
                 raise InputError(
-                    f"follows a count of {counts[-1]}, and fairseq sorts by count; keep the order of the words and lower "
-                    "this count (counts are used for the unigram perplexity only)"
+                    f"follows a count of {counts[-1]}, and fairseq sorts by count; keep the order"
+                    " of the words and lower this count (counts are used for the unigram"
+                    " perplexity only)"
                 )
         except InputError as error:
             raise InputError(f"{path}, line {number}: {line!r} {error}") from None
@@ -56,12 +65,23 @@ def read_dictionary(path: Path) -> Vocabulary:
 
 
 def vocabulary_size_of(state: dict[str, np.ndarray]) -> int:
-    """The number of words that the tables of a fairseq model have rows for; 0 if it has no table known here."""
+    """The number of words that the tables of a fairseq model have rows for; 0 if it has no
+    table known here.
+    """
 
     def rows(pattern):
-        return [len(tensor) for name, tensor in state.items() if tensor.ndim == 2 and fnmatchcase(name, f"decoder.{pattern}")]
+        return [
+            len(tensor)
+            for name, tensor in state.items()
+            if tensor.ndim == 2 and fnmatchcase(name, f"decoder.{pattern}")
+        ]
 
-    tables = ("embed_tokens.embeddings.*.0.weight", "embed_tokens.weight", "output_projection.weight", "embed_out")
+    tables = (
+        "embed_tokens.embeddings.*.0.weight",
+        "embed_tokens.weight",
+        "output_projection.weight",
+        "embed_out",
+    )
     if found := next(filter(None, map(rows, tables)), None):
         return sum(found)
     tails = rows("adaptive_softmax.tail.*.2.weight")
@@ -71,11 +91,13 @@ def vocabulary_size_of(state: dict[str, np.ndarray]) -> int:
 def read_corpus(path: Path) -> dict[str, int]:
     """Counts of the words of an AWD-LSTM in the order of their ids.
 
-    path: the directory of the corpus, whose words are numbered as they appear in train.txt, valid.txt and test.txt, with `<eos>` at
-        the end of every line; or a text file with one word a line, which has no counts: each is 1.
+    path: the directory of the corpus, whose words are numbered as they appear in train.txt,
+        valid.txt and test.txt, with `<eos>` at the end of every line; or a text file with one word
+        a line, which has no counts: each is 1.
 
     Raises:
-        InputError: a file is missing or not UTF-8, a line of the list is no word or one of a line before, or there is no `<eos>`.
+        InputError: a file is missing or not UTF-8, a line of the list is no word or one of a line
+            before, or there is no `<eos>`.
     """
     counts = _counted(path) if path.is_dir() else _listed(path)
     if EOS not in counts:
@@ -103,7 +125,9 @@ def _listed(path):
     return counts
 
 
-def fairseq_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary, dict[str, np.ndarray]]:
+def fairseq_words(
+    path: Path, state: dict[str, np.ndarray]
+) -> tuple[Vocabulary, dict[str, np.ndarray]]:
     """The vocabulary of a dict.txt, and the tensors of the model as they are.
 
     Raises:
@@ -112,16 +136,20 @@ def fairseq_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary,
     vocabulary, size = read_dictionary(path), vocabulary_size_of(state)
     if size not in (0, len(vocabulary)):
         raise InputError(
-            f"{path} has {len(vocabulary):,} words, including fairseq's own four, and the checkpoint {size:,}: "
-            "give the dict.txt that the model was trained with"
+            f"{path} has {len(vocabulary):,} words, including fairseq's own four, and the"
+            f" checkpoint {size:,}: give the dict.txt that the model was trained with"
         )
     return vocabulary, state
 
 
-def awd_lstm_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary, dict[str, np.ndarray]]:
-    """The vocabulary of an AWD-LSTM, most frequent words first, and the tensors of the model with their rows in this order.
+def awd_lstm_words(
+    path: Path, state: dict[str, np.ndarray]
+) -> tuple[Vocabulary, dict[str, np.ndarray]]:
+    """The vocabulary of an AWD-LSTM, most frequent words first, and the tensors of the model with
+    their rows in this order.
 
-    Classes of words are ranges of ids, so a model with a split softmax keeps its ids, and its words have no counts.
+    Classes of words are ranges of ids, so a model with a split softmax keeps its ids, and its words
+    have no counts.
 
     Raises:
         InputError: see `read_corpus`; or the model has another number of words.
@@ -133,7 +161,11 @@ def awd_lstm_words(path: Path, state: dict[str, np.ndarray]) -> tuple[Vocabulary
     if "tail_vectors" in state:
         numbers = np.ones_like(numbers)
     order, words = np.argsort(-numbers, kind="stable"), list(counts)
-    tables = {name: state[name] for name in ("encoder.weight", "decoder.weight", "decoder.bias") if name in state}
+    tables = {
+        name: state[name]
+        for name in ("encoder.weight", "decoder.weight", "decoder.bias")
+        if name in state
+    }
     tables = {name: rows[order] for name, rows in tables.items() if len(rows) == size}
     return Vocabulary(tuple(words[i] for i in order), numbers[order]), state | tables
 

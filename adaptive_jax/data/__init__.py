@@ -1,1 +1,3 @@
-"""From text to batches: corpora, their vocabularies, and batches that are pure functions of (ids, seed, step)."""
+"""From text to batches: corpora, their vocabularies, and batches that are pure functions of
+(ids, seed, step).
+"""

@@ -1,4 +1,6 @@
-"""Peak performance and memory of accelerators, used for utilisation and plans; and the cache of compiled programs."""
+"""Peak performance and memory of accelerators, used for utilisation and plans; and the cache of
+compiled programs.
+"""
 
 import os
 import platform
@@ -13,7 +15,9 @@ from adaptive_jax.stores import path_of
 
 
 class Accelerator(NamedTuple):
-    """The maker's figures of one device: dense bfloat16 FLOP/s, bytes of memory, memory bandwidth in bytes/s."""
+    """The maker's figures of one device: dense bfloat16 FLOP/s, bytes of memory, memory
+    bandwidth in bytes/s.
+    """
 
     flops: float
     memory: float
@@ -41,20 +45,29 @@ def accelerator(kind: str) -> Accelerator | None:
 
 
 def memory() -> int | None:
-    """Bytes that programs may use on the smallest device of all hosts; None if a device does not report it, as a CPU."""
-    mib = min((device.memory_stats() or {}).get("bytes_limit", 0) // 2**20 for device in jax.local_devices())
+    """Bytes that programs may use on the smallest device of all hosts; None if a device does
+    not report it, as a CPU.
+    """
+    mib = min(
+        (device.memory_stats() or {}).get("bytes_limit", 0) // 2**20
+        for device in jax.local_devices()
+    )
     return int(np.min(multihost_utils.process_allgather(np.int32(mib)))) * 2**20 or None
 
 
 def installed() -> int:
-    """Bytes of memory of this machine, for each of its devices: what `memory` cannot say of a CPU."""
+    """Bytes of memory of this machine, for each of its devices: what `memory` cannot say of a
+    CPU.
+    """
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
 
 
 def keep_programs(cache: str | os.PathLike) -> None:
-    """Keeps compiled programs below the directory `cache`, on a disk or in a store, unless JAX already has a compilation cache.
+    """Keeps compiled programs below the directory `cache`, on a disk or in a store, unless JAX
+    already has a compilation cache.
 
-    Each machine has its own directory of programs for a CPU, because they may use instructions that another CPU lacks.
+    Each machine has its own directory of programs for a CPU, because they may use instructions that
+    another CPU lacks.
 
     Raises:
         InputError: there can be no such directory.
@@ -64,17 +77,24 @@ def keep_programs(cache: str | os.PathLike) -> None:
             raise RuntimeError
         place = path_of(cache)
     except RuntimeError:  # no such user
-        raise InputError(f"data.cache={cache!r} is no directory: give the path of one on a disk") from None
+        raise InputError(
+            f"data.cache={cache!r} is no directory: give the path of one on a disk"
+        ) from None
     if jax.config.jax_compilation_cache_dir is None:
-        place = place / "programs" / (platform.node() if jax.default_backend() == "cpu" else jax.default_backend())
+        place = (
+            place
+            / "programs"
+            / (platform.node() if jax.default_backend() == "cpu" else jax.default_backend())
+        )
         jax.config.update("jax_compilation_cache_dir", str(place))
 
 
 def utilisation(flops: float, seconds: float, devices: int, kind: str) -> float | None:
-    """Model FLOP utilisation (Chowdhery et al. 2022, appendix B): `flops / (seconds · devices · peak FLOP/s in bfloat16)`.
+    """Model FLOP utilisation (Chowdhery et al. 2022, appendix B): `flops / (seconds · devices ·
+    peak FLOP/s in bfloat16)`.
 
-    `flops` are those of all matrix products of a forward pass, times three; recomputation does not count. None for a device
-    that is not listed.
+    `flops` are those of all matrix products of a forward pass, times three; recomputation does not
+    count. None for a device that is not listed.
     """
     figures = accelerator(kind)
     return figures and flops / (seconds * devices * figures.flops)

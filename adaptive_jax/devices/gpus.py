@@ -6,7 +6,9 @@ KIB, MIB = 2**10, 2**20
 
 
 class GPU(NamedTuple):
-    """The public figures of one GPU that XLA's compiler reads; sizes in bytes, those of shared memory and caches for each core."""
+    """The public figures of one GPU that XLA's compiler reads; sizes in bytes, those of shared
+    memory and caches for each core.
+    """
 
     kind: str  # as `jax.Device.device_kind`
     capability: tuple[int, int]
@@ -20,13 +22,51 @@ class GPU(NamedTuple):
     bandwidth: float  # bytes a second
 
 
-# NVIDIA's data sheets and architecture papers, and the CUDA programming guide's table of capabilities.
+# NVIDIA's data sheets and architecture papers, and the CUDA programming guide's table of
+# capabilities.
 GPUS = {
-    "a100": GPU("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 2048, 1.41, 164 * KIB, 40 * MIB, 81_920 * MIB, 2.039e12),
-    "rtx4090": GPU("NVIDIA GeForce RTX 4090", (8, 9), 128, 128, 1536, 2.52, 100 * KIB, 72 * MIB, 24_564 * MIB, 1.008e12),
-    "h100": GPU("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 2048, 1.98, 228 * KIB, 50 * MIB, 81_008 * MIB, 3.352e12),
-    "h200": GPU("NVIDIA H200", (9, 0), 132, 128, 2048, 1.98, 228 * KIB, 50 * MIB, 143_771 * MIB, 4.8e12),
-    "b200": GPU("NVIDIA B200", (10, 0), 148, 128, 2048, 1.965, 228 * KIB, 126 * MIB, 183_359 * MIB, 8.0e12),
+    "a100": GPU(
+        "NVIDIA A100-SXM4-80GB",
+        (8, 0),
+        108,
+        64,
+        2048,
+        1.41,
+        164 * KIB,
+        40 * MIB,
+        81_920 * MIB,
+        2.039e12,
+    ),
+    "rtx4090": GPU(
+        "NVIDIA GeForce RTX 4090",
+        (8, 9),
+        128,
+        128,
+        1536,
+        2.52,
+        100 * KIB,
+        72 * MIB,
+        24_564 * MIB,
+        1.008e12,
+    ),
+    "h100": GPU(
+        "NVIDIA H100 80GB HBM3",
+        (9, 0),
+        132,
+        128,
+        2048,
+        1.98,
+        228 * KIB,
+        50 * MIB,
+        81_008 * MIB,
+        3.352e12,
+    ),
+    "h200": GPU(
+        "NVIDIA H200", (9, 0), 132, 128, 2048, 1.98, 228 * KIB, 50 * MIB, 143_771 * MIB, 4.8e12
+    ),
+    "b200": GPU(
+        "NVIDIA B200", (10, 0), 148, 128, 2048, 1.965, 228 * KIB, 126 * MIB, 183_359 * MIB, 8.0e12
+    ),
 }
 
 

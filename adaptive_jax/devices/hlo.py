@@ -5,8 +5,16 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}  # of dtypes whose name does not say it
-CALLED = re.compile(r"(?:calls|to_apply|body|(?:branch|true|false)_computations?)=(?:\{([^}]*)\}|([%\w.\-]+))")
+BITS = {
+    "pred": 8,
+    "token": 0,
+    "opaque": 0,
+    "c64": 64,
+    "c128": 128,
+}  # of dtypes whose name does not say it
+CALLED = re.compile(
+    r"(?:calls|to_apply|body|(?:branch|true|false)_computations?)=(?:\{([^}]*)\}|([%\w.\-]+))"
+)
 ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\]")
 
 
@@ -27,11 +35,17 @@ class Instruction(NamedTuple):
     @property
     def called(self) -> list[str]:
         """Names of the computations that it runs."""
-        return [name.strip(" %") for groups in CALLED.findall(self.attributes) for name in "".join(groups).split(",")]
+        return [
+            name.strip(" %")
+            for groups in CALLED.findall(self.attributes)
+            for name in "".join(groups).split(",")
+        ]
 
     @property
     def source(self) -> str:
-        """Where the program's author wrote it, as `jit(update)/…/blocks/attention/dot_general`; empty if unknown."""
+        """Where the program's author wrote it, as `jit(update)/…/blocks/attention/dot_general`;
+        empty if unknown.
+        """
         found = re.search(r'op_name="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
@@ -53,7 +67,9 @@ class Computation(NamedTuple):
     root: Instruction
 
     def uses(self, name: str) -> Iterator[tuple[Instruction, int]]:
-        """Instructions that read `name`, seen through bitcasts, each with the place among its operands."""
+        """Instructions that read `name`, seen through bitcasts, each with the place among its
+        operands.
+        """
         for user in self.instructions.values():
             for place, operand in enumerate(user.operands):
                 if operand == name and user.opcode == "bitcast":
@@ -64,13 +80,19 @@ class Computation(NamedTuple):
 
 def dimensions(shape: str) -> list[tuple[int, ...]]:
     """Of every array of a shape: `(f32[8,16]{1,0}, pred[])` is [(8, 16), ()]."""
-    return [tuple(int(size.lstrip("<=")) for size in found.split(",") if size) for _, found in ARRAY.findall(shape)]
+    return [
+        tuple(int(size.lstrip("<=")) for size in found.split(",") if size)
+        for _, found in ARRAY.findall(shape)
+    ]
 
 
 def sizes(shape: str) -> list[int]:
     """Bytes of every array of a shape: `(f32[8,16]{1,0}, pred[])` is [512, 1]."""
     dtypes = [dtype for dtype, _ in ARRAY.findall(shape)]
-    return [math.ceil(math.prod(each) * _bits(dtype) / 8) for dtype, each in zip(dtypes, dimensions(shape), strict=True)]
+    return [
+        math.ceil(math.prod(each) * _bits(dtype) / 8)
+        for dtype, each in zip(dtypes, dimensions(shape), strict=True)
+    ]
 
 
 def _bits(dtype):
@@ -99,7 +121,9 @@ def _instruction(line):
     opens = rest.index("(")
     closes = _closing(rest, opens)
     given = rest[opens + 1 : closes]
-    operands = re.findall(r"%([\w.\-]+)", given) or [item.strip() for item in given.split(",") if item]
+    operands = re.findall(r"%([\w.\-]+)", given) or [
+        item.strip() for item in given.split(",") if item
+    ]
     return Instruction(name.lstrip("%"), shape, rest[:opens], operands, rest[closes + 1 :])
 
 

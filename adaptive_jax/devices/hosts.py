@@ -1,4 +1,5 @@
-"""Several processes that run one command together, called hosts: how they connect, print, stop and end.
+"""Several processes that run one command together, called hosts: how they connect, print, stop and
+end.
 
     train.py on each of 4 machines       -> initialize() connects them; jax.devices() lists the devices of all four
     hosts.say("step 1")                  -> prints one line, on host 0
@@ -28,11 +29,20 @@ MEETING = 300  # seconds in which all hosts must have started
 ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
-SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")  # all that jax reads
+SLURM = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+)  # all that jax reads
 
 
-def meeting(coordinator: str | None, hosts: int | None, host: int | None, environment: Mapping[str, str]) -> dict | None:
-    """The arguments of `jax.distributed.initialize` for these flags and this environment; None for a single process.
+def meeting(
+    coordinator: str | None, hosts: int | None, host: int | None, environment: Mapping[str, str]
+) -> dict | None:
+    """The arguments of `jax.distributed.initialize` for these flags and this environment; None for
+    a single process.
 
         flags a:1234, 2, 0                      -> {"coordinator_address": "a:1234", "num_processes": 2, "process_id": 0, ...}
         `srun` with several tasks               -> {}: jax finds them itself
@@ -41,22 +51,33 @@ def meeting(coordinator: str | None, hosts: int | None, host: int | None, enviro
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
     Raises:
-        InputError: some of the flags without the others, no HOST:PORT, no such port, or a host that is not in 0 … hosts − 1.
+        InputError: some of the flags without the others, no HOST:PORT, no such port, or a host that
+            is not in 0 … hosts − 1.
     """
     given = [flag is not None for flag in (coordinator, hosts, host)]
     if any(given):
         shown = f"--coordinator={coordinator} --hosts={hosts} --host={host}"
         if coordinator is None or hosts is None or host is None:
-            raise InputError(f"{shown}: give --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none")
+            raise InputError(
+                f"{shown}: give --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none"
+            )
         if not re.fullmatch(r".+:\d+", coordinator):
-            raise InputError(f"--coordinator={coordinator} has no port: give HOST:PORT of host 0, the same on every host")
+            raise InputError(
+                f"--coordinator={coordinator} has no port: give HOST:PORT of host 0, the same on"
+                " every host"
+            )
         if not 0 < int(coordinator.rpartition(":")[2]) < 2**16:
-            raise InputError(f"--coordinator={coordinator}: a port is a number from 1 to 65,535, such as 1234")
+            raise InputError(
+                f"--coordinator={coordinator}: a port is a number from 1 to 65,535, such as 1234"
+            )
         if not 0 <= host < hosts:
-            raise InputError(f"--host={host} is not one of {hosts} hosts: number them from 0 to {hosts - 1}")
+            raise InputError(
+                f"--host={host} is not one of {hosts} hosts: number them from 0 to {hosts - 1}"
+            )
         named = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}
         return named | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
-    # The number of tasks of the step, not of the job: `python` without srun is a single process in a job of many tasks.
+    # The number of tasks of the step, not of the job: `python` without srun is a single process in
+    # a job of many tasks.
     if all(name in environment for name in SLURM):
         if int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])) == 1:
             return None
@@ -67,7 +88,9 @@ def meeting(coordinator: str | None, hosts: int | None, host: int | None, enviro
 
 
 def _on_tpus(environment):
-    """Whether jax should look for other hosts of a TPU; jax sets some of these variables when it is imported."""
+    """Whether jax should look for other hosts of a TPU; jax sets some of these variables when
+    it is imported.
+    """
     if "tpu" not in environment.get("JAX_PLATFORMS", "tpu") or "TPU_ML_PLATFORM" not in environment:
         return False
     named = environment.get("TPU_PROCESS_ADDRESSES", environment.get("TPU_WORKER_HOSTNAMES"))
@@ -76,8 +99,11 @@ def _on_tpus(environment):
     return "TPU_SKIP_MDS_QUERY" not in environment
 
 
-def initialize(coordinator: str | None = None, hosts: int | None = None, host: int | None = None) -> None:
-    """Connects this process to the other hosts of its run, if any. Call it before anything that uses a device.
+def initialize(
+    coordinator: str | None = None, hosts: int | None = None, host: int | None = None
+) -> None:
+    """Connects this process to the other hosts of its run, if any. Call it before anything that
+    uses a device.
 
     On TPU pods and under SLURM jax finds the others; elsewhere the flags name them. See `meeting`.
 
@@ -87,10 +113,13 @@ def initialize(coordinator: str | None = None, hosts: int | None = None, host: i
     arguments = meeting(coordinator, hosts, host, os.environ)
     if arguments is None:
         return
-    # In a thread, because jax kills the process with a stack trace after its own timeout. Its timeout for the end of a run
-    # is short, so that no host waits long for one that is gone.
+    # In a thread, because jax kills the process with a stack trace after its own timeout. Its
+    # timeout for the end of a run is short, so that no host waits long for one that is gone.
     joined = ThreadPoolExecutor(1, "meeting").submit(
-        jax.distributed.initialize, initialization_timeout=2 * MEETING, shutdown_timeout_seconds=3 * ENDING, **arguments
+        jax.distributed.initialize,
+        initialization_timeout=2 * MEETING,
+        shutdown_timeout_seconds=3 * ENDING,
+        **arguments,
     )
     where = f"at {coordinator}" if coordinator else "that SLURM or the TPU names"
     try:
@@ -98,11 +127,14 @@ def initialize(coordinator: str | None = None, hosts: int | None = None, host: i
     except TimeoutError:
         this = "this host" if host is None else f"host {host}"
         raise InputError(
-            f"{this} has not met the others {where} within {MEETING} seconds: start all of them, and check"
-            " that the address is that of host 0 and that its port is free there and reachable from here"
+            f"{this} has not met the others {where} within {MEETING} seconds: start all of them,"
+            " and check that the address is that of host 0 and that its port is free there and"
+            " reachable from here"
         ) from None
     except (RuntimeError, ValueError, OSError) as error:
-        raise InputError(f"cannot connect to the hosts {where}: {' '.join(str(error).split())[:300]}") from error
+        raise InputError(
+            f"cannot connect to the hosts {where}: {' '.join(str(error).split())[:300]}"
+        ) from error
     if not first():
         logging.getLogger("adaptive_jax").setLevel(logging.ERROR)
 
@@ -125,13 +157,17 @@ def wait(name: str, seconds: float = WAITING) -> None:
         RuntimeError: a host does not come within `seconds`.
     """
     if jax.distributed.is_initialized():
-        from orbax.checkpoint import multihost  # here, because the import takes a second that a single process can save
+        from orbax.checkpoint import (
+            multihost,
+        )  # here, because the import takes a second that a single process can save
 
         multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(1000 * seconds))
 
 
 class Stop:
-    """Whether to stop, see `stopping`. `asked` is true as soon as a single process has been asked to."""
+    """Whether to stop, see `stopping`. `asked` is true as soon as a single process has been
+    asked to.
+    """
 
     def __init__(self, reached: Callable[[int], bool] | None = None):
         self.asked, self.reached = False, reached
@@ -145,15 +181,17 @@ class Stop:
 def stopping(first: str = "") -> Iterator[Stop]:
     """Stops all hosts after the same update. Every host asks `stop(step)` after every update.
 
-    `stop` becomes true on all hosts once one of them gets SIGTERM, which SLURM and clouds send before they take a machine
-    away, or Ctrl-C. A second Ctrl-C ends that host at once.
+    `stop` becomes true on all hosts once one of them gets SIGTERM, which SLURM and clouds send
+    before they take a machine away, or Ctrl-C. A second Ctrl-C ends that host at once.
 
-    first: what a single process does before it stops, for the line that it prints. Without it, Ctrl-C and SIGTERM act in a single
-        process as they did before.
+    first: what a single process does before it stops, for the line that it prints. Without it,
+        Ctrl-C and SIGTERM act in a single process as they did before.
     """
     several = jax.distributed.is_initialized()
     stop = Stop(multihost_utils.reached_preemption_sync_point if several else None)
-    if not (several or first) or threading.current_thread() is not threading.main_thread():  # which alone receives signals
+    if (
+        not (several or first) or threading.current_thread() is not threading.main_thread()
+    ):  # which alone receives signals
         yield stop
         return
 
@@ -166,14 +204,21 @@ def stopping(first: str = "") -> Iterator[Stop]:
 
     def wait_for_update(number, _):
         if stop.asked and number == signal.SIGINT:
-            tell("\x1b[?25h" * os.isatty(2) + "\nstopped at once: the same command resumes from the last checkpoint\n")  # cursor on
+            tell(
+                "\x1b[?25h" * os.isatty(2)
+                + "\nstopped at once: the same command resumes from the last checkpoint\n"
+            )  # cursor on
             os._exit(130)
         if not stop.asked:
             tell(f"\nstopping: {first}; Ctrl-C again stops at once\n")
         stop.asked = True
 
     pass_on.interrupts_nothing = wait_for_update.interrupts_nothing = True
-    handlers = {signal.SIGINT: pass_on} if several else {signal.SIGINT: wait_for_update, signal.SIGTERM: wait_for_update}
+    handlers = (
+        {signal.SIGINT: pass_on}
+        if several
+        else {signal.SIGINT: wait_for_update, signal.SIGTERM: wait_for_update}
+    )
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield stop
@@ -184,16 +229,23 @@ def stopping(first: str = "") -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM until the end of the block. Within `stopping`, which interrupts nothing, they act at once.
+    """Delays Ctrl-C and SIGTERM until the end of the block. Within `stopping`, which interrupts
+    nothing, they act at once.
 
     On several hosts SIGTERM is jax's, which Python's functions for signals cannot put back.
     """
-    numbers = [signal.SIGINT] if jax.distributed.is_initialized() else [signal.SIGINT, signal.SIGTERM]
-    numbers = [number for number in numbers if not hasattr(signal.getsignal(number), "interrupts_nothing")]
+    numbers = (
+        [signal.SIGINT] if jax.distributed.is_initialized() else [signal.SIGINT, signal.SIGTERM]
+    )
+    numbers = [
+        number for number in numbers if not hasattr(signal.getsignal(number), "interrupts_nothing")
+    ]
     if threading.current_thread() is not threading.main_thread():  # which alone receives signals
         numbers = []
     came = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers
+    }
     try:
         yield
     finally:
@@ -205,10 +257,12 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently with its status.
+    """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently
+    with its status.
 
-    A host that fails alone raises its error and ends. The others then lose the connection and fail, or jax notices within
-    about 100 seconds that a host is gone, and kills them with status 134 and a message about "another task".
+    A host that fails alone raises its error and ends. The others then lose the connection and fail,
+    or jax notices within about 100 seconds that a host is gone, and kills them with status 134 and
+    a message about "another task".
     """
     try:
         yield
@@ -216,16 +270,25 @@ def together() -> Iterator[None]:
     except BaseException as error:
         if not jax.distributed.is_initialized():
             raise
-        status = 2 if isinstance(error, InputError | OSError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+        status = (
+            2
+            if isinstance(error, InputError | OSError)
+            else 130
+            if isinstance(error, KeyboardInterrupt)
+            else 1
+        )
         if _all_reach("the end after a failure"):
-            jax.distributed.shutdown()  # otherwise the first host to exit would look like a lost one to the others
+            # Otherwise the first host to exit would look like a lost one to the others
+            jax.distributed.shutdown()
             if not first():
                 os._exit(status)
         else:
             if status == 1:
                 traceback.print_exception(error)
                 os._exit(status)
-            atexit.register(os._exit, status)  # jax's own exit handler would wait for the missing hosts
+            atexit.register(
+                os._exit, status
+            )  # jax's own exit handler would wait for the missing hosts
         raise
 
 

@@ -1,6 +1,8 @@
-"""What makes training on a CPU faster and must be chosen before JAX starts: large pages of memory, and two devices.
+"""What makes training on a CPU faster and must be chosen before JAX starts: large pages of memory,
+and two devices.
 
-Whoever chooses the number of CPU devices, by JAX_NUM_CPU_DEVICES or XLA_FLAGS, keeps that choice, and memory as it is.
+Whoever chooses the number of CPU devices, by JAX_NUM_CPU_DEVICES or XLA_FLAGS, keeps that choice,
+and memory as it is.
 """
 
 import os
@@ -15,7 +17,9 @@ OWN_CHOICE = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
 
 
 def use_large_pages() -> None:
-    """Starts this process anew with memory in large pages, if glibc can ask this system for them and does not yet."""
+    """Starts this process anew with memory in large pages, if glibc can ask this system for
+    them and does not yet.
+    """
     told = os.environ.get("GLIBC_TUNABLES", "")
     if _chosen(os.environ) or "hugetlb" in told or not _large_pages_exist():
         return
@@ -24,15 +28,18 @@ def use_large_pages() -> None:
 
 
 def use_two_devices(config: Mapping) -> bool:
-    """Makes a CPU of two cores or more two devices, each with half of the rows and a copy of the parameters.
+    """Makes a CPU of two cores or more two devices, each with half of the rows and a copy of the
+    parameters.
 
-    Returns whether training runs on them. Call it before JAX uses a device. One device stays where an update has an odd number of
-    rows, and on several hosts.
+    Returns whether training runs on them. Call it before JAX uses a device. One device stays where
+    an update has an odd number of rows, and on several hosts.
     """
     import jax  # here, because `use_large_pages` comes first and starts anew
 
     tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
-    odd = tokens is not None and length and tokens // length % 2  # None: chosen later, for the devices that are there
+    odd = (
+        tokens is not None and length and tokens // length % 2
+    )  # None: chosen later, for the devices that are there
     if _chosen(os.environ) or jax.distributed.is_initialized() or odd or _cores() < 2:
         return False
     jax.config.update("jax_num_cpu_devices", 2)

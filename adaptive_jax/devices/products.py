@@ -1,11 +1,13 @@
 """Matrix products, computed in the way that is fastest on the backend.
 
-The gradient of a matrix [256, 1024] over 2,048 vectors is a product [256, 2048] @ [2048, 1024], as much work as the product
-itself. It is summed in the matrix's own dtype: float32, though the vectors may be bfloat16. In a complete update, XLA on a CPU
-transposes and copies the larger operand, which doubles the time.
+The gradient of a matrix [256, 1024] over 2,048 vectors is a product [256, 2048] @ [2048, 1024], as
+much work as the product itself. It is summed in the matrix's own dtype: float32, though the vectors
+may be bfloat16. In a complete update, XLA on a CPU transposes and copies the larger operand, which
+doubles the time.
 
-In bfloat16, XLA on a CPU with such instructions multiplies twice as fast as in float32, but only matrices that lie row after row,
-into a result of float32. It widens all others first, which is slower than float32 itself. So `wide` lays them out.
+In bfloat16, XLA on a CPU with such instructions multiplies twice as fast as in float32, but only
+matrices that lie row after row, into a result of float32. It widens all others first, which is
+slower than float32 itself. So `wide` lays them out.
 """
 
 import jax
@@ -16,7 +18,8 @@ from adaptive_jax.devices.platforms import platform
 
 @jax.custom_vjp
 def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
-    """Vectors times a matrix, which is cast to their dtype: `x [..., n] @ matrix [n, m]` is `[..., m]`.
+    """Vectors times a matrix, which is cast to their dtype: `x [..., n] @ matrix [n, m]` is `[...,
+    m]`.
 
     It has no forward-mode derivative.
     """
@@ -26,7 +29,9 @@ def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 def wide(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The product of two matrices `[n, k]` and `[k, m]` of one dtype, summed and returned in float32, or their dtype if wider."""
+    """The product of two matrices `[n, k]` and `[k, m]` of one dtype, summed and returned in
+    float32, or their dtype if wider.
+    """
     return _of_rows(left, right) if halved(left) else _widened(left, right)
 
 
@@ -45,7 +50,9 @@ def _in_rows(matrix):
 
 
 def _widened(left, right):
-    return jnp.matmul(left, right, preferred_element_type=jnp.promote_types(left.dtype, jnp.float32))
+    return jnp.matmul(
+        left, right, preferred_element_type=jnp.promote_types(left.dtype, jnp.float32)
+    )
 
 
 def _flat(x):
@@ -63,7 +70,8 @@ def _backward(saved, gradient):
     x, gradient = _flat(x), _flat(gradient)
     if platform() != "cpu":
         return of_x, jnp.matmul(x.T, gradient, preferred_element_type=matrix.dtype)
-    # Transpose the narrower operand, so that the sum over vectors runs along rows; the layouts stop XLA from undoing it.
+    # Transpose the narrower operand, so that the sum over vectors runs along rows; the layouts stop
+    # XLA from undoing it.
     if x.shape[1] <= gradient.shape[1]:
         return of_x, _of_rows(x.T, gradient).astype(matrix.dtype)
     return of_x, _of_rows(gradient.T, x).T.astype(matrix.dtype)

@@ -15,19 +15,26 @@ WIDTH = 512  # where dtypes are compared
 
 
 def product_speed(widths: Collection[int]) -> dict[int, float]:
-    """FLOP/s of matrix products of vectors of each width, by all devices of all hosts together; the same on every host.
+    """FLOP/s of matrix products of vectors of each width, by all devices of all hosts together; the
+    same on every host.
 
     Of a listed accelerator, the maker's figure; of others, measured, for some 0.2 s a width.
     """
     figures = accelerators.accelerator(jax.devices()[0].device_kind)
     if figures is not None:
         return dict.fromkeys(widths, figures.flops * jax.device_count())
-    devices = 1 if jax.default_backend() == "cpu" else jax.local_device_count()  # devices of a CPU share its cores
-    return {width: float(sharding.sum_over_hosts(int(_measured(width) * devices))) for width in widths}
+    devices = (
+        1 if jax.default_backend() == "cpu" else jax.local_device_count()
+    )  # devices of a CPU share its cores
+    return {
+        width: float(sharding.sum_over_hosts(int(_measured(width) * devices))) for width in widths
+    }
 
 
 def gain_of_bfloat16() -> float:
-    """How many times as fast as in float32 this machine multiplies matrices in bfloat16, measured for some 0.4 s."""
+    """How many times as fast as in float32 this machine multiplies matrices in bfloat16,
+    measured for some 0.4 s.
+    """
     return _measured(WIDTH, jnp.bfloat16) / _measured(WIDTH)
 
 

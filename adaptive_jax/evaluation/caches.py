@@ -7,14 +7,16 @@
     local             p_cache(w) ∝ Σ_i 1[x_i = w] exp(θ h_t · h_i)        Grave, Joulin & Usunier 2017
     unbounded         p_cache(w) ∝ Σ_i 1[x_i = w] K(‖h_t − h_i‖ / r_t)    Grave, Cissé & Joulin 2017
 
-Entry i is a word x_i of the text with the hidden state h_i that predicted it. The entries at word t are the last `cache_size`
-before t, in the order of the text, however it was cut into windows and rows. Without entries the model stands alone. Of the
-unbounded cache's entries the `neighbours` nearest to h_t count; r_t is the distance of the farthest of them, and K(u) is
-exp(−u² / 2). The search is exact.
+Entry i is a word x_i of the text with the hidden state h_i that predicted it. The entries at word t
+are the last `cache_size` before t, in the order of the text, however it was cut into windows and
+rows. Without entries the model stands alone. Of the unbounded cache's entries the `neighbours`
+nearest to h_t count; r_t is the distance of the farthest of them, and K(u) is exp(−u² / 2). The
+search is exact.
 
-GroC 2020 says that its unigram cache "assigns probabilities based on the counts of words", which is `unigram`; its public code
-computes `unigram_softmax`, on which its published numbers rest. The public code of AWD-LSTM leaves out a cache that is not yet
-full, and the first word of every later window; here a cache counts from its first entry on.
+GroC 2020 says that its unigram cache "assigns probabilities based on the counts of words", which is
+`unigram`; its public code computes `unigram_softmax`, on which its published numbers rest. The
+public code of AWD-LSTM leaves out a cache that is not yet full, and the first word of every later
+window; here a cache counts from its first entry on.
 """
 
 import functools
@@ -30,7 +32,10 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation.nearest import nearest
 
 KINDS = ("unigram", "unigram_softmax", "local", "unbounded")
-QUERIES, BLOCK = 256, 2_048  # words that are looked up at a time, and entries that they are compared with at a time
+QUERIES, BLOCK = (
+    256,
+    2_048,
+)  # words that are looked up at a time, and entries that they are compared with at a time
 FAR = 32_768  # entries at a time of an unbounded cache: each time, the nearest ones are sorted
 BEYOND = 40  # exp(n) beside exp(n + 40) is nothing in float64
 SHOWN = 10_000  # words between two signs of progress
@@ -41,9 +46,10 @@ class Cache(NamedTuple):
 
     Attributes:
         cache: a name of `KINDS`.
-        model_weight: λ, the weight of the model's own distribution, above 0 and at most 1. Several: all are tried.
-        theta: θ of the local cache, which flattens its distribution; 0 counts words. Several: all are tried. The defaults of both
-            are those that GroC 2020 chose (section C.4).
+        model_weight: λ, the weight of the model's own distribution, above 0 and at most 1. Several:
+            all are tried.
+        theta: θ of the local cache, which flattens its distribution; 0 counts words. Several: all
+            are tried. The defaults of both are those that GroC 2020 chose (section C.4).
         cache_size: entries at most; None: 1,000,000 of the unbounded cache, 10,000 of others.
         neighbours: entries of the unbounded cache that count.
     """
@@ -59,12 +65,18 @@ class Cache(NamedTuple):
         check_known(f"cache={self.cache!r}", self.cache, KINDS)
         check_at_least(1, cache_size=self.size(), neighbours=self.neighbours)
         if not self.model_weight or not all(0 < weight <= 1 for weight in self.model_weight):
-            raise InputError(f"model_weight={list(self.model_weight)} must be above 0 and at most 1, such as 0.966")
+            raise InputError(
+                f"model_weight={list(self.model_weight)} must be above 0 and at most 1, such as"
+                " 0.966"
+            )
         if not self.theta or not all(0 <= theta < np.inf for theta in self.theta):
             raise InputError(f"theta={list(self.theta)} must be 0 or more and finite, such as 0.5")
         for key, kind in ("theta", "local"), ("neighbours", "unbounded"):
             if self.cache != kind and getattr(self, key) != Cache._field_defaults[key]:
-                raise InputError(f"{key} means nothing to cache={self.cache!r}: leave it out, or use cache={kind!r}")
+                raise InputError(
+                    f"{key} means nothing to cache={self.cache!r}: leave it out, or use"
+                    f" cache={kind!r}"
+                )
 
     def size(self) -> int:
         """Entries at most."""
@@ -80,7 +92,8 @@ class Cache(NamedTuple):
 def mixed(nll: np.ndarray, chances: np.ndarray, model_weight: float) -> np.ndarray:
     """−log(λ p_model + (1 − λ) p_cache), float64 `[tokens]` in nats.
 
-    nll: of the model, `[tokens]`. chances: log p_cache of the targets, `[tokens]`; NaN where the cache is empty.
+    nll: of the model, `[tokens]`. chances: log p_cache of the targets, `[tokens]`; NaN where the
+        cache is empty.
     """
     nll = nll.astype(np.float64)
     if model_weight == 1:
@@ -91,7 +104,11 @@ def mixed(nll: np.ndarray, chances: np.ndarray, model_weight: float) -> np.ndarr
 
 
 def log_chances(
-    cache: Cache, hidden: np.ndarray | None, targets: np.ndarray, words: int, progress: Callable[[Iterable, int], Iterable]
+    cache: Cache,
+    hidden: np.ndarray | None,
+    targets: np.ndarray,
+    words: int,
+    progress: Callable[[Iterable, int], Iterable],
 ) -> np.ndarray:
     """log p_cache of every target given those before it: float64 `[thetas, tokens]`.
 
@@ -101,7 +118,8 @@ def log_chances(
         words: of the vocabulary.
 
     Returns:
-        −inf for a target that is not in the cache, NaN where the cache is empty. Caches without θ have one row.
+        −inf for a target that is not in the cache, NaN where the cache is empty. Caches without θ
+        have one row.
     """
     if cache.cache == "unigram":
         found = occurrences(targets, cache.size())
@@ -121,7 +139,8 @@ def occurrences(targets: np.ndarray, size: int) -> np.ndarray:
     """
     places = np.arange(len(targets))
     order = np.argsort(targets, kind="stable")
-    # Words and places in one number, ascending; what is left of a place in it is the same word's earlier places.
+    # Words and places in one number, ascending; what is left of a place in it is the same word's
+    # earlier places.
     keys = targets[order].astype(np.int64) * (len(targets) + 1) + places[order]
     before = np.empty(len(targets), np.int64)
     before[order] = places
@@ -144,7 +163,9 @@ def _log_sums(targets, words, size, progress):
     for begin in progress(range(0, len(targets), SHOWN), -(-len(targets) // SHOWN)):
         for t in range(begin, min(begin + SHOWN, len(targets))):
             least = max(0, most - BEYOND + 1)
-            sums[t] = most + np.log(having[least : most + 1][::-1] @ exponentials[: most + 1 - least])
+            sums[t] = most + np.log(
+                having[least : most + 1][::-1] @ exponentials[: most + 1 - least]
+            )
             add(targets[t], 1)
             if t >= size:
                 add(targets[t - size], -1)
@@ -158,16 +179,30 @@ def _compared(cache, hidden, targets, progress):
     """`log_chances` of the caches that compare hidden states, on the device."""
     tokens, size = len(targets), min(cache.size(), len(targets))
     # Slots are written in turn, QUERIES at a time, so that no entry that counts is overwritten.
-    slots, block = -(-(size + QUERIES) // QUERIES) * QUERIES, FAR if cache.cache == "unbounded" else BLOCK
+    slots, block = (
+        -(-(size + QUERIES) // QUERIES) * QUERIES,
+        FAR if cache.cache == "unbounded" else BLOCK,
+    )
     slots = -(-slots // block) * block if slots > block else slots
     thetas = jnp.asarray(cache.theta, jnp.float32)
-    look_up = _unbounded(size, min(cache.neighbours, size)) if cache.cache == "unbounded" else _local(size)
-    store = jnp.zeros((slots, hidden.shape[1]), hidden.dtype), jnp.zeros(slots, jnp.int32), jnp.full(slots, -1, jnp.int32)
+    look_up = (
+        _unbounded(size, min(cache.neighbours, size))
+        if cache.cache == "unbounded"
+        else _local(size)
+    )
+    store = (
+        jnp.zeros((slots, hidden.shape[1]), hidden.dtype),
+        jnp.zeros(slots, jnp.int32),
+        jnp.full(slots, -1, jnp.int32),
+    )
     found, before = [], None
     for begin in progress(range(0, tokens, QUERIES), -(-tokens // QUERIES)):
         part = slice(begin, begin + QUERIES)
         rest = QUERIES - len(targets[part])
-        given = np.pad(hidden[part], [(0, rest), (0, 0)]), np.pad(targets[part], (0, rest), constant_values=-1)
+        given = (
+            np.pad(hidden[part], [(0, rest), (0, 0)]),
+            np.pad(targets[part], (0, rest), constant_values=-1),
+        )
         store, chances = look_up(store, given, jnp.int32(begin), thetas)
         if before is not None:
             found.append(jax.device_get(before))
@@ -183,12 +218,15 @@ def _stored(store, given, begin):
     at = begin % len(keys)
     keys = lax.dynamic_update_slice_in_dim(keys, hidden, at, 0)
     words = lax.dynamic_update_slice_in_dim(words, targets, at, 0)
-    places = lax.dynamic_update_slice_in_dim(places, begin + jnp.arange(QUERIES, dtype=jnp.int32), at, 0)
+    places = lax.dynamic_update_slice_in_dim(
+        places, begin + jnp.arange(QUERIES, dtype=jnp.int32), at, 0
+    )
     return (keys, words, places), jnp.minimum(begin + QUERIES, len(keys))
 
 
 def _blocks(store, given, begin, size, block):
-    """The number of blocks in use, `read(number) -> (products [queries, block], (keys, words, places))`, and `counts(places)`.
+    """The number of blocks in use, `read(number) -> (products [queries, block], (keys, words,
+    places))`, and `counts(places)`.
 
     counts: which of the places `[1 or queries, n]` each query may see, bool `[queries, n]`.
     """
@@ -197,16 +235,26 @@ def _blocks(store, given, begin, size, block):
     block = min(block, len(store[0]))
 
     def read(number):
-        keys, words, places = (lax.dynamic_slice_in_dim(array, number * block, block) for array in store)
-        products = jnp.matmul(given[0], keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+        keys, words, places = (
+            lax.dynamic_slice_in_dim(array, number * block, block) for array in store
+        )
+        products = jnp.matmul(
+            given[0], keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
         return products, (keys, words, places)
 
-    return -(-used // block), read, lambda places: (places >= jnp.maximum(now - size, 0)) & (places < now)
+    return (
+        -(-used // block),
+        read,
+        lambda places: (places >= jnp.maximum(now - size, 0)) & (places < now),
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def _local(size):
-    """Looks words up in a local cache: `(store, given, begin, thetas) -> (store, log p_cache [thetas, queries])`."""
+    """Looks words up in a local cache: `(store, given, begin, thetas) -> (store, log p_cache
+    [thetas, queries])`.
+    """
 
     def look_up(store, given, begin, thetas):
         new = _stored(store, given, begin)
@@ -219,11 +267,14 @@ def _local(size):
             hit = valid & (words[None] == given[1][:, None])
             # θ is not negative, so that one maximum serves all of them.
             now = jnp.maximum(most, jnp.max(products, axis=1, where=valid, initial=-jnp.inf))
+
             # Of all θ in turn: [thetas, queries, block] would not fit.
             def add(theta, sums, hits):
                 scale = jnp.where(most > -jnp.inf, jnp.exp(theta * (most - now)), 0.0)
                 powers = jnp.where(valid, jnp.exp(theta * (products - now[:, None])), 0.0)
-                return sums * scale + powers.sum(axis=1), hits * scale + jnp.where(hit, powers, 0.0).sum(axis=1)
+                return sums * scale + powers.sum(axis=1), hits * scale + jnp.where(
+                    hit, powers, 0.0
+                ).sum(axis=1)
 
             return now, *lax.map(lambda each: add(*each), (thetas, sums, hits))
 

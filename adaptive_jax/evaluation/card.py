@@ -1,4 +1,6 @@
-"""What a result says beyond its perplexity: bits a character, perplexity by frequency, published numbers, versions."""
+"""What a result says beyond its perplexity: bits a character, perplexity by frequency,
+published numbers, versions.
+"""
 
 import contextlib
 import importlib.metadata
@@ -29,9 +31,10 @@ def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
         nll: `[tokens]` in nats, NaN for those that do not count.
 
     Returns:
-        `characters` and `bits_per_character`, None if the text is not known, see `count_characters`; `bands`, see `by_band`; the
-        `vocabulary`'s size and `fingerprint`, which differs when a word, a count or the order differs; `versions` of python, of
-        packages and of the device.
+        `characters` and `bits_per_character`, None if the text is not known, see
+        `count_characters`; `bands`, see `by_band`; the `vocabulary`'s size and `fingerprint`, which
+        differs when a word, a count or the order differs; `versions` of python, of packages and of
+        the device.
     """
     counts = ~np.isnan(nll)
     nll, ids = nll[counts], ids[:][counts]
@@ -42,12 +45,16 @@ def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
         "bits_per_character": None if characters is None else bits / characters,
         "bands": by_band(nll, ids, edges(run)),
         "vocabulary": {"size": len(run.vocabulary), "fingerprint": run.vocabulary.digest},
-        "versions": {"python": platform.python_version(), "device": jax.devices()[0].device_kind} | _versions(),
+        "versions": (
+            {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
+            | _versions()
+        ),
     }
 
 
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
-    """The characters of a text as the model reads it: those of words, a space between two words, and the end of each line.
+    """The characters of a text as the model reads it: those of words, a space between two words,
+    and the end of each line.
 
     ids: int32 `[tokens]`.
 
@@ -56,8 +63,12 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
     """
     if not len(ids) or vocabulary.unknown(ids):
         return None
-    marks = 0 if vocabulary.ends.all() else 1  # the last unit of a word ends with a mark, which is no character of the text
-    lengths = np.array([sum(byte & 0xC0 != 0x80 for byte in letters) for letters in vocabulary.spellings])
+    marks = (
+        0 if vocabulary.ends.all() else 1
+    )  # the last unit of a word ends with a mark, which is no character of the text
+    lengths = np.array(
+        [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in vocabulary.spellings]
+    )
     lengths -= marks * vocabulary.ends
     lengths[vocabulary.eos] = 1
     words, is_eos = vocabulary.ends[ids], ids == vocabulary.eos
@@ -66,7 +77,9 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
 
 
 def edges(run: Run) -> list[int]:
-    """Ranks that part the words that training knew: the model's cutoffs, or 10, 100, 1,000 … where it has none or has clusters."""
+    """Ranks that part the words that training knew: the model's cutoffs, or 10, 100, 1,000 …
+    where it has none or has clusters.
+    """
     output, own = run.config["output"], ()
     if not output["clusters"]:
         own = output["table"].get("cutoffs") or run.config["input"].get("cutoffs") or ()
@@ -80,21 +93,26 @@ def by_band(nll: np.ndarray, ids: np.ndarray, parts: list[int]) -> list[dict]:
     Args:
         nll: `[tokens]` in nats.
         ids: `[tokens]`.
-        parts: ranks, ascending, the most frequent word's being 0: band i has those from `parts[i]` to below `parts[i + 1]`.
+        parts: ranks, ascending, the most frequent word's being 0: band i has those from `parts[i]`
+            to below `parts[i + 1]`.
 
     Returns:
-        For each band `first` and `last`, ranks counted from 1, `share`, and `perplexity`, None of no tokens.
+        For each band `first` and `last`, ranks counted from 1, `share`, and `perplexity`, None of
+        no tokens.
     """
     bands = []
     for begin, end in itertools.pairwise(parts):
         which = (ids >= begin) & (ids < end)
         paid = perplexity(float(np.mean(nll[which], dtype=np.float64))) if which.any() else None
-        bands.append({"first": begin + 1, "last": end, "share": float(np.mean(which)), "perplexity": paid})
+        bands.append(
+            {"first": begin + 1, "last": end, "share": float(np.mean(which)), "perplexity": paid}
+        )
     return bands
 
 
 def published(workdir: Path, split: str) -> dict | None:
-    """What a paper prints of the row that a run was trained as: `perplexity`, `row`, `table` and the keys `changed`; else None.
+    """What a paper prints of the row that a run was trained as: `perplexity`, `row`, `table` and
+    the keys `changed`; else None.
 
     Raises:
         InputError: train.py's record of it is damaged.
@@ -103,18 +121,30 @@ def published(workdir: Path, split: str) -> dict | None:
     try:
         record = json.loads(path.read_text())
         number = record[split]
-        return None if number is None else {"perplexity": number} | {key: record[key] for key in ("row", "table", "changed")}
+        return (
+            None
+            if number is None
+            else {"perplexity": number} | {key: record[key] for key in ("row", "table", "changed")}
+        )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path} is damaged: remove it; then results stand without the paper's number") from None
+        raise InputError(
+            f"{path} is damaged: remove it; then results stand without the paper's number"
+        ) from None
 
 
 def lines(result: Mapping) -> Iterator[str]:
     """The lines of a result that follow its first one."""
-    yield f"perplexity by rank: {', '.join(f'{ranks} {paid}' for ranks, paid in _shown(result['bands']))}"
+    yield (
+        "perplexity by rank:"
+        f" {', '.join(f'{ranks} {paid}' for ranks, paid in _shown(result['bands']))}"
+    )
     if result["bits_per_character"] is not None:
-        yield f"{result['bits_per_character']:.4f} bits a character over {result['characters']:,} characters"
+        yield (
+            f"{result['bits_per_character']:.4f} bits a character over {result['characters']:,}"
+            " characters"
+        )
     if result.get("published"):
         yield _compared(result["published"])
 
@@ -133,8 +163,13 @@ def markdown(result: Mapping) -> str:
         "published": "" if paper is None else _compared(paper),
         **{f"perplexity of ranks {ranks}": paid for ranks, paid in _shown(result["bands"])},
         "updates": f"{result['step']:,}",
-        "vocabulary": f"{result['vocabulary']['size']:,} words, fingerprint {result['vocabulary']['fingerprint']}",
-        "settings": ", ".join(f"{key} {value}" for key, value in settings.items() if value is not None),
+        "vocabulary": (
+            f"{result['vocabulary']['size']:,} words, fingerprint"
+            f" {result['vocabulary']['fingerprint']}"
+        ),
+        "settings": ", ".join(
+            f"{key} {value}" for key, value in settings.items() if value is not None
+        ),
         "versions": ", ".join(f"{key} {value}" for key, value in result["versions"].items()),
     }
     body = [f"| {key} | {value} |" for key, value in rows.items() if value]
@@ -145,13 +180,19 @@ def _shown(bands):
     """Ranks, perplexity and share of the bands that the text has words of."""
     for band in bands:
         if band["perplexity"] is not None:
-            yield f"{band['first']:,}-{band['last']:,}", f"{_number(band['perplexity'])} ({band['share']:.1%})"
+            yield (
+                f"{band['first']:,}-{band['last']:,}",
+                f"{_number(band['perplexity'])} ({band['share']:.1%})",
+            )
 
 
 def _compared(paper):
     """The published number, where it stands, and what this run does otherwise."""
     changed = f"; this run changes {', '.join(paper['changed'])}" if paper["changed"] else ""
-    return f"{paper['table'] or 'the paper'} prints {paper['perplexity']:g} for {paper['row']}{changed}"
+    return (
+        f"{paper['table'] or 'the paper'} prints {paper['perplexity']:g} for"
+        f" {paper['row']}{changed}"
+    )
 
 
 def _number(value, digits=2):
@@ -161,6 +202,8 @@ def _number(value, digits=2):
 def _versions():
     found = {}
     for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # this one, where it runs from a clone
+        with contextlib.suppress(
+            importlib.metadata.PackageNotFoundError
+        ):  # this one, where it runs from a clone
             found[name] = importlib.metadata.version(name)
     return found

@@ -1,7 +1,9 @@
-"""Puts the words of a vocabulary into clusters, for config.output.clusters; docs/clusters.md says more.
+"""Puts the words of a vocabulary into clusters, for config.output.clusters; docs/clusters.md says
+more.
 
-    python -m adaptive_jax.data.clusters --config=configs/penn_treebank.py:hsm_kmeans_glove --method=kmeans --embeddings=glove.txt
-    python -m adaptive_jax.data.clusters --vocabulary=runs/awd_sm --method=mixture --embeddings=runs/awd_sm --output=mixture.txt
+python -m adaptive_jax.data.clusters --config=configs/penn_treebank.py:hsm_kmeans_glove
+--method=kmeans --embeddings=glove.txt python -m adaptive_jax.data.clusters --vocabulary=runs/awd_sm
+--method=mixture --embeddings=runs/awd_sm --output=mixture.txt
 """
 
 from collections.abc import Sequence
@@ -24,13 +26,17 @@ from adaptive_jax.progress import Bar
 
 WIDTH = 400  # of band 0, from which the bands narrow (Apostoae 2019, Table 4.1)
 
-METHODS, CUT = set(clustering.METHODS), {"frequency", "autoencoder"}  # and those that cut an order at given places
+METHODS, CUT = (
+    set(clustering.METHODS),
+    {"frequency", "autoencoder"},
+)  # and those that cut an order at given places
 
 
 class Request(NamedTuple):
     """What to do; the flags of the command.
 
-    embeddings: workdir of a run, or a text file of vectors. clusters: their number. cutoffs: of "frequency" and "autoencoder";
+    embeddings: workdir of a run, or a text file of vectors. clusters: their number. cutoffs: of
+        "frequency" and "autoencoder";
         none: words times width are equal, where bands narrow from width 400 by `factor`.
     """
 
@@ -54,9 +60,15 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
     check_known(f"--method={method}", method, clustering.METHODS)
     check_at_least(1, clusters=clusters, factor=request.factor)
     check_at_least(0, seed=request.seed)
-    for flag, given, readers in ("cutoffs", request.cutoffs, CUT), ("embeddings", request.embeddings, METHODS - {"frequency"}):
+    for flag, given, readers in (
+        ("cutoffs", request.cutoffs, CUT),
+        ("embeddings", request.embeddings, METHODS - {"frequency"}),
+    ):
         if given and method not in readers:
-            raise InputError(f"--{flag} means nothing to --method={method}: leave it out, or use {', '.join(sorted(readers))}")
+            raise InputError(
+                f"--{flag} means nothing to --method={method}: leave it out, or use"
+                f" {', '.join(sorted(readers))}"
+            )
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if method in CUT:
         sizes = _sizes(len(vocabulary), request)
@@ -72,25 +84,35 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
                 losses = clustering.reconstruction_losses(vectors, request.seed, show)
                 ids = np.argsort(-losses[nearest], kind="stable")
             else:
-                labels = clustering.labels(method, vectors, counts[known], clusters, request.seed, show)
+                labels = clustering.labels(
+                    method, vectors, counts[known], clusters, request.seed, show
+                )
                 ids, sizes = clustering.by_label(labels[nearest], counts)
         finally:
             bar.close()
     shares = np.add.reduceat(counts[ids], np.cumsum([0, *sizes[:-1]])) / max(counts.sum(), 1)
-    said = ", ".join(f"{size:,} words with {share:.1%} of the tokens" for size, share in zip(sizes, shares, strict=True))
+    said = ", ".join(
+        f"{size:,} words with {share:.1%} of the tokens"
+        for size, share in zip(sizes, shares, strict=True)
+    )
     lines.append(f"{method}, seed {request.seed}: {said}")
     return Header(method, request.seed, vocabulary.digest, tuple(sizes)), ids, lines
 
 
 def _sizes(words, request):
-    cutoffs = request.cutoffs or equal_products(words, request.clusters, Workload(WIDTH, request.factor))
+    cutoffs = request.cutoffs or equal_products(
+        words, request.clusters, Workload(WIDTH, request.factor)
+    )
     return band_sizes(words, cutoffs)
 
 
 def _embeddings(vocabulary, source):
     """Ids of the words that have a vector, the vectors, and lines about them."""
     if not source:
-        raise InputError("--embeddings is missing: give the workdir of a run, or a text file of vectors such as GloVe's")
+        raise InputError(
+            "--embeddings is missing: give the workdir of a run, or a text file of vectors such as"
+            " GloVe's"
+        )
     path = Path(source).expanduser()
     bar = Bar(len(vocabulary), 0, [f"reading {path.name}"])
     try:
@@ -98,25 +120,35 @@ def _embeddings(vocabulary, source):
             ids, vectors, lower = *of_run(path, vocabulary), 0
         else:
             ids, vectors, lower = read_vectors(
-                path, vocabulary.words, lambda number: bar.show(parts=[f"reading {path.name}: {number:,} lines"])
+                path,
+                vocabulary.words,
+                lambda number: bar.show(parts=[f"reading {path.name}: {number:,} lines"]),
             )
     finally:
         bar.close()
     counts = vocabulary.counts
     missing = np.setdiff1d(np.arange(len(vocabulary)), ids)
-    lines = [f"{source}: vectors of width {vectors.shape[1]} for {len(ids):,} of {len(vocabulary):,} words"]
+    lines = [
+        f"{source}: vectors of width {vectors.shape[1]} for {len(ids):,} of {len(vocabulary):,}"
+        " words"
+    ]
     lines[0] += f", {lower:,} of them in lower case only" if lower else ""
     if len(missing):
-        share, first = counts[missing].sum() / max(counts.sum(), 1), " ".join(vocabulary.words[i] for i in missing[:5])
+        share, first = (
+            counts[missing].sum() / max(counts.sum(), 1),
+            " ".join(vocabulary.words[i] for i in missing[:5]),
+        )
         lines.append(
-            f"{len(missing):,} words have none ({len(missing) / len(vocabulary):.1%}, {share:.1%} of the tokens: {first} …); "
-            "each goes where the word next to it in frequency goes"
+            f"{len(missing):,} words have none ({len(missing) / len(vocabulary):.1%}, {share:.1%}"
+            f" of the tokens: {first} …); each goes where the word next to it in frequency goes"
         )
     return ids, vectors, lines
 
 
 def of_run(workdir, vocabulary):
-    """Ids of the words that a run knows, and their vectors: rows of its input's table, assembled and in the order of words."""
+    """Ids of the words that a run knows, and their vectors: rows of its input's table,
+    assembled and in the order of words.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -127,15 +159,24 @@ def of_run(workdir, vocabulary):
 
     def table(model):
         bands = model.input.bands()
-        return jnp.concatenate([band.table if band.projection is None else band.table @ band.projection for band in bands])
+        return jnp.concatenate(
+            [
+                band.table if band.projection is None else band.table @ band.projection
+                for band in bands
+            ]
+        )
 
-    vectors = np.asarray(jax.jit(lambda variables: run.model.apply(variables, method=table))(variables), np.float32)
+    vectors = np.asarray(
+        jax.jit(lambda variables: run.model.apply(variables, method=table))(variables), np.float32
+    )
     if "input" in run.model.wants().get("order", {}).get("of", ()):
         vectors = vectors[np.asarray(run.lexicon["order"]["places"])]
     rows = dict(zip(run.vocabulary.words, range(len(vectors)), strict=True))
     ids = np.array([i for i, word in enumerate(vocabulary.words) if word in rows])
     if not len(ids):
-        raise InputError(f"{workdir} has none of the {len(vocabulary):,} words: give a run on the same words")
+        raise InputError(
+            f"{workdir} has none of the {len(vocabulary):,} words: give a run on the same words"
+        )
     return ids, vectors[[rows[vocabulary.words[i]] for i in ids]]
 
 
@@ -145,7 +186,10 @@ def _vocabulary(path):
         path = Path(path).expanduser()
         return read_vocabulary(path / "vocabulary.txt" if path.is_dir() else path)
     if flags.FLAGS.config is None:
-        raise InputError("--vocabulary is missing: give a vocabulary.txt or the workdir of a run, or --config=FILE for its corpus")
+        raise InputError(
+            "--vocabulary is missing: give a vocabulary.txt or the workdir of a run, or"
+            " --config=FILE for its corpus"
+        )
     from adaptive_jax.data.corpora.load import load
 
     return load(command.config()[0]["data"], splits=()).vocabulary
@@ -157,9 +201,18 @@ def _main(given):
         raise InputError("--output is missing: give --output=FILE")
     cutoffs = given.cutoffs or []
     if not all(cut.strip().isdigit() for cut in cutoffs):
-        raise InputError(f"--cutoffs={','.join(cutoffs)} must be whole numbers: give them as --cutoffs=1000,4000")
+        raise InputError(
+            f"--cutoffs={','.join(cutoffs)} must be whole numbers: give them as --cutoffs=1000,4000"
+        )
     vocabulary = _vocabulary(given.vocabulary)
-    request = Request(given.method, given.embeddings, given.clusters, given.factor, tuple(map(int, cutoffs)), given.seed)
+    request = Request(
+        given.method,
+        given.embeddings,
+        given.clusters,
+        given.factor,
+        tuple(map(int, cutoffs)),
+        given.seed,
+    )
     header, ids, lines = make_clusters(vocabulary, request)
     write_clusters(Path(output).expanduser(), header, [vocabulary.words[i] for i in ids])
     print("\n".join([*lines, f"written to {output}: train with --config.output.clusters={output}"]))
@@ -167,12 +220,29 @@ def _main(given):
 
 def _define():
     command.define_config()
-    flags.DEFINE_string("vocabulary", "", "vocabulary.txt, or the workdir of a run; default: the words of --config's corpus.")
+    flags.DEFINE_string(
+        "vocabulary",
+        "",
+        "vocabulary.txt, or the workdir of a run; default: the words of --config's corpus.",
+    )
     flags.DEFINE_enum("method", "frequency", clustering.METHODS, "How words are put into clusters.")
-    flags.DEFINE_string("embeddings", "", "Workdir of a run, or a text file of vectors: plain, .gz, .xz, .bz2 or .zip.")
+    flags.DEFINE_string(
+        "embeddings",
+        "",
+        "Workdir of a run, or a text file of vectors: plain, .gz, .xz, .bz2 or .zip.",
+    )
     flags.DEFINE_integer("clusters", 3, "Their number.")
-    flags.DEFINE_integer("factor", 3, f"frequency, autoencoder: words times width are equal, and widths narrow from {WIDTH} by it.")
-    flags.DEFINE_list("cutoffs", None, "frequency, autoencoder: places where clusters begin, instead of equal words times width.")
+    flags.DEFINE_integer(
+        "factor",
+        3,
+        f"frequency, autoencoder: words times width are equal, and widths narrow from {WIDTH}"
+        " by it.",
+    )
+    flags.DEFINE_list(
+        "cutoffs",
+        None,
+        "frequency, autoencoder: places where clusters begin, instead of equal words times width.",
+    )
     flags.DEFINE_integer("seed", 0, "Of k-means, mixture or autoencoder.")
     flags.DEFINE_string("output", "", "The file to write; default: output.clusters of --config.")
     return flags.FLAGS

@@ -1,4 +1,6 @@
-"""Results of one model with several contexts, side by side: a table, and a CSV file and a figure in eval/."""
+"""Results of one model with several contexts, side by side: a table, and a CSV file and a
+figure in eval/.
+"""
 
 import csv
 import importlib.util
@@ -13,8 +15,12 @@ COLUMNS = "window", "context", "scored", "perplexity", "nll", "words", "seconds"
 
 
 def table(results: Sequence[dict]) -> Iterator[str]:
-    """Lines of a table as Table 5 of Baevski & Auli 2019: what a row reads and scores, perplexity, and the seconds that it took."""
-    yield f"{'window':>8}{'context':>9}{'scored':>9}{'perplexity':>13}{'nats a word':>13}{'seconds':>10}"
+    """Lines of a table as Table 5 of Baevski & Auli 2019: what a row reads and scores,
+    perplexity, and the seconds that it took.
+    """
+    yield (
+        f"{'window':>8}{'context':>9}{'scored':>9}{'perplexity':>13}{'nats a word':>13}{'seconds':>10}"
+    )
     for row in rows(results):
         yield (
             f"{row['window']:>8,}{row['context']:>9,}{row['scored']:>9,}{row['perplexity']:>13.2f}{row['nll']:>13.4f}"
@@ -23,12 +29,19 @@ def table(results: Sequence[dict]) -> Iterator[str]:
 
 
 def rows(results: Sequence[dict]) -> list[dict]:
-    """A dict of `COLUMNS` for each result; `scored`: tokens of a window that are, on streams all of them."""
+    """A dict of `COLUMNS` for each result; `scored`: tokens of a window that are, on streams
+    all of them.
+    """
     found = []
     for result in results:
-        window, context, config = (result["settings"][key] for key in ("window", "context", "config"))
+        window, context, config = (
+            result["settings"][key] for key in ("window", "context", "config")
+        )
         scored = window if config["batches"]["layout"] == "streams" else window - context
-        found.append({"window": window, "context": context, "scored": scored} | {key: result[key] for key in COLUMNS[3:]})
+        found.append(
+            {"window": window, "context": context, "scored": scored}
+            | {key: result[key] for key in COLUMNS[3:]}
+        )
     return found
 
 
@@ -60,7 +73,9 @@ def figure(results: Sequence[dict]):
     points = sorted((row["context"], row["perplexity"]) for row in rows(results))
     axes.plot(*zip(*points, strict=True), "o-")
     for context, paid in points:
-        axes.annotate(f"{paid:.2f}", (context, paid), xytext=(0, 7), textcoords="offset points", ha="center")
+        axes.annotate(
+            f"{paid:.2f}", (context, paid), xytext=(0, 7), textcoords="offset points", ha="center"
+        )
     axes.set(
         xlabel="context, tokens that are given before the first that is scored",
         ylabel=f"perplexity a word, {first['split']} split",

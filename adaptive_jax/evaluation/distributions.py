@@ -1,4 +1,6 @@
-"""What a model expects at a token: the most probable words, the rank of the word that came, and the entropy."""
+"""What a model expects at a token: the most probable words, the rank of the word that came, and
+the entropy.
+"""
 
 import functools
 from typing import NamedTuple
@@ -34,7 +36,8 @@ class Expected(NamedTuple):
 
 
 def expected(run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int) -> Expected:
-    """The distributions of the words that training knew, a few tokens at a time: never `[tokens, vocabulary]`.
+    """The distributions of the words that training knew, a few tokens at a time: never `[tokens,
+    vocabulary]`.
 
     Args:
         tables: composed tables, as `scores` makes them; {} for a model that composes none.
@@ -49,9 +52,14 @@ def expected(run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k:
         states, wanted = hidden[begin : begin + size], targets[begin : begin + size]
         rest = size - len(wanted)
         # Parts of one size are one program, whatever the number of tokens.
-        states, wanted = np.pad(states, [(0, rest), (0, 0)]), np.pad(np.minimum(wanted, words - 1), (0, rest))
+        states, wanted = (
+            np.pad(states, [(0, rest), (0, 0)]),
+            np.pad(np.minimum(wanted, words - 1), (0, rest)),
+        )
         parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, wanted)))
-    return Expected(*(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True)))
+    return Expected(
+        *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -66,12 +74,18 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
         best, words = jax.lax.top_k(log_probs, k)
         rank = 1 + jnp.sum(log_probs > of_targets, axis=1, dtype=jnp.int32)
         likely = log_probs > -jnp.inf  # 0 log 0 is 0
-        entropy = -jnp.sum(jnp.where(likely, jnp.exp(log_probs) * jnp.where(likely, log_probs, 0.0), 0.0), axis=1)
+        entropy = -jnp.sum(
+            jnp.where(likely, jnp.exp(log_probs) * jnp.where(likely, log_probs, 0.0), 0.0), axis=1
+        )
         return Expected(words, best, rank, entropy)
 
     whole = PartitionSpec()
     specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole, whole
-    return jax.jit(jax.shard_map(exact(describe, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False))
+    return jax.jit(
+        jax.shard_map(
+            exact(describe, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False
+        )
+    )
 
 
 def _log_probs(model, hidden):

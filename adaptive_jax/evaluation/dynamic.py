@@ -1,7 +1,8 @@
-"""Dynamic evaluation: the parameters follow the text that has been scored (Krause, Kahembwe, Murray & Renals 2018).
+"""Dynamic evaluation: the parameters follow the text that has been scored (Krause, Kahembwe, Murray
+& Renals 2018).
 
-Segment after segment is scored, and then the parameters θ take a step along the gradient g of the segment's mean loss, with decay
-towards the trained parameters θ_g:
+Segment after segment is scored, and then the parameters θ take a step along the gradient g of the
+segment's mean loss, with decay towards the trained parameters θ_g:
 
     sgd   θ ← θ − η g                 + λ (θ_g − θ)
     rms   θ ← θ − η g / (√MS_g + ε)   + λ (θ_g − θ) ⊙ min(RMS_norm, 1 / λ)
@@ -9,8 +10,9 @@ towards the trained parameters θ_g:
     MS_g      the mean of g² over segments of the train split, for every parameter
     RMS_norm  √MS_g over its mean over all parameters
 
-A segment is a batch of `window − context` tokens in each of `rows` rows. No dropout is drawn, and losses have no regularisation.
-Loss and gradient are those of training otherwise; so sampled outputs score all words and learn from samples.
+A segment is a batch of `window − context` tokens in each of `rows` rows. No dropout is drawn, and
+losses have no regularisation. Loss and gradient are those of training otherwise; so sampled outputs
+score all words and learn from samples.
 """
 
 import copy
@@ -26,12 +28,25 @@ from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import PLAIN, Progress, finite, initial_carry, make_scorer, scored_columns
+from adaptive_jax.evaluation.scoring import (
+    PLAIN,
+    Progress,
+    finite,
+    initial_carry,
+    make_scorer,
+    scored_columns,
+)
 from adaptive_jax.gradients import make_gradients
 from adaptive_jax.model import build
 
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
-CURE = {"sgd": "", "rms": ", or raise --epsilon or --statistics, which hold steps small where the train split gave no gradient"}
+CURE = {
+    "sgd": "",
+    "rms": (
+        ", or raise --epsilon or --statistics, which hold steps small where the train split gave no"
+        " gradient"
+    ),
+}
 PLACES = 20  # of the train split, from which the statistics come
 NOISE = {"weight_drop", "label_smoothing", "z_loss", "ar", "tar"}  # besides every kind of dropout
 
@@ -58,19 +73,35 @@ class Dynamic(NamedTuple):
         check_known(f"rule={self.rule!r}", self.rule, RULES)
         check_at_least(1, statistics=self.statistics)
         rate = self.rate is None or self.rate >= 0
-        for name, good in ("rate", rate), ("decay", 0 <= self.decay < 1), ("epsilon", self.epsilon > 0):
+        for name, good in (
+            ("rate", rate),
+            ("decay", 0 <= self.decay < 1),
+            ("epsilon", self.epsilon > 0),
+        ):
             if not good:
-                what = {"rate": "0 or more", "decay": "0 or more and below 1", "epsilon": "above 0"}[name]
+                what = {
+                    "rate": "0 or more",
+                    "decay": "0 or more and below 1",
+                    "epsilon": "above 0",
+                }[name]
                 raise InputError(f"{name}={getattr(self, name)} must be {what}")
         for key in ("epsilon", "statistics") if self.rule != "rms" else ():
             if getattr(self, key) != Dynamic._field_defaults[key]:
-                raise InputError(f"{key} means nothing to rule={self.rule!r}: leave it out, or use rule='rms'")
+                raise InputError(
+                    f"{key} means nothing to rule={self.rule!r}: leave it out, or use rule='rms'"
+                )
 
 
 def dynamic(
-    run: Run, ids: np.ndarray, settings: Windows, options: Dynamic, train: Callable[[], np.ndarray], progress: Progress
+    run: Run,
+    ids: np.ndarray,
+    settings: Windows,
+    options: Dynamic,
+    train: Callable[[], np.ndarray],
+    progress: Progress,
 ) -> np.ndarray:
-    """Scores every token of a split once, as `scoring.plain`, with parameters that follow the text; `run` keeps its own.
+    """Scores every token of a split once, as `scoring.plain`, with parameters that follow the text;
+    `run` keeps its own.
 
     train: gives the ids of the train split, for the rule rms.
 
@@ -81,7 +112,9 @@ def dynamic(
     model = build(without_noise(run.config), len(run.vocabulary))
     squares, nll = None, np.full(len(ids), np.nan, np.float32)
     if options.rule == "rms":
-        squares = mean_squares(run, model, _sample(train(), settings, options.statistics), settings, progress)
+        squares = mean_squares(
+            run, model, _sample(train(), settings, options.statistics), settings, progress
+        )
     step = _make_step(model, run.mesh, settings.unscored)
     rate = RULES[options.rule] if options.rate is None else options.rate
     numbers = {"rate": rate, "decay": options.decay, "epsilon": options.epsilon}
@@ -90,11 +123,15 @@ def dynamic(
     for batch, at in progress(batches, count):
         carry = _first_carry(model, run.mesh, settings, batch) if carry is None else carry
         given = sharding.put_batch(run.mesh, batch)
-        losses, params, carry = step(params, (run.params, squares, numbers), run.lexicon, given, carry)
+        losses, params, carry = step(
+            params, (run.params, squares, numbers), run.lexicon, given, carry
+        )
         losses = jax.device_get(losses)
         nll[at] = finite(losses[scored_columns(batch, losses.shape[1])])
         if np.isinf(nll[at]).any():
-            raise InputError(f"--method=dynamic diverged at token {at[0]:,}: lower --rate" + CURE[options.rule])
+            raise InputError(
+                f"--method=dynamic diverged at token {at[0]:,}: lower --rate" + CURE[options.rule]
+            )
     return nll
 
 
@@ -105,7 +142,9 @@ def mean_squares(run: Run, model, ids: np.ndarray, settings: Windows, progress: 
     total, carry = jax.jit(functools.partial(jax.tree.map, jnp.zeros_like))(run.params), None
     for batch, _ in progress(batches, count):
         carry = _first_carry(model, run.mesh, settings, batch) if carry is None else carry
-        total, carry = add(run.params, total, run.lexicon, sharding.put_batch(run.mesh, batch), carry)
+        total, carry = add(
+            run.params, total, run.lexicon, sharding.put_batch(run.mesh, batch), carry
+        )
     return jax.jit(lambda total: jax.tree.map(lambda a: a / count, total))(total)
 
 
@@ -127,7 +166,9 @@ def without_noise(config: Mapping) -> dict:
 
 @functools.lru_cache(maxsize=2)
 def _make_sum(model, mesh):
-    """Returns `add(params, total, lexicon, batch, carry) -> (total, carry)`, which adds squared gradients."""
+    """Returns `add(params, total, lexicon, batch, carry) -> (total, carry)`, which adds squared
+    gradients.
+    """
     gradients = make_gradients(model, mesh, 0)
 
     def add(params, total, lexicon, given, carry):
@@ -144,7 +185,10 @@ def _make_step(model, mesh, unscored):
     rule: the trained parameters, MS_g or None for sgd, and the rate, decay and epsilon.
     """
     words = model.input.vocabulary_size
-    scorer, gradients = make_scorer(model, mesh, unscored, (words, words, PLAIN)), make_gradients(model, mesh, 0)
+    scorer, gradients = (
+        make_scorer(model, mesh, unscored, (words, words, PLAIN)),
+        make_gradients(model, mesh, 0),
+    )
 
     def step(params, rule, lexicon, given, carry):
         trained, squares, numbers = rule
@@ -152,9 +196,17 @@ def _make_step(model, mesh, unscored):
         (nll, _), after = scorer(params, lexicon, {}, given, carry)
         gradient, _ = _mean_gradient(gradients, params, lexicon, given, carry)
         if squares is None:
-            return nll, jax.tree.map(lambda p, t, g: p - rate * g + decay * (t - p), params, trained, gradient), after
+            return (
+                nll,
+                jax.tree.map(
+                    lambda p, t, g: p - rate * g + decay * (t - p), params, trained, gradient
+                ),
+                after,
+            )
         roots = jax.tree.map(jnp.sqrt, squares)
-        mean = sum(map(jnp.sum, jax.tree.leaves(roots))) / sum(a.size for a in jax.tree.leaves(roots))
+        mean = sum(map(jnp.sum, jax.tree.leaves(roots))) / sum(
+            a.size for a in jax.tree.leaves(roots)
+        )
 
         def move(p, t, g, root):
             return p - rate * g / (root + epsilon) + jnp.minimum(decay * root / mean, 1.0) * (t - p)
@@ -181,4 +233,6 @@ def _sample(ids, settings, segments):
     if tokens >= len(ids):
         return np.asarray(ids)
     each = -(-tokens // PLACES)
-    return np.concatenate([ids[begin : begin + each] for begin in np.linspace(0, len(ids) - each, PLACES).astype(int)])
+    return np.concatenate(
+        [ids[begin : begin + each] for begin in np.linspace(0, len(ids) - each, PLACES).astype(int)]
+    )

@@ -35,20 +35,25 @@ class Request(NamedTuple):
 
     Attributes:
         split: "train", "validation" or "test".
-        window, context: see `scores`; window 0 is the sequence length that the model was trained with.
+        window, context: see `scores`; window 0 is the sequence length that the model was trained
+            with.
         checkpoint: "best" by validation, "latest", or a step.
-        data_path: a directory with the split as .txt, .txt.xz or .txt.gz, instead of the corpus in the run's config.
+        data_path: a directory with the split as .txt, .txt.xz or .txt.gz, instead of the corpus in
+            the run's config.
         break_mode: how the split is broken into examples, instead of as the run's config says.
         method: a name of `METHODS`.
-        rows: rows of a batch, 0: as many as a device holds. Layout "streams" cuts the split into so many, and 0 means one, so
-            that every token sees all that came before it; so it does for the method "dynamic".
+        rows: rows of a batch, 0: as many as a device holds. Layout "streams" cuts the split into so
+            many, and 0 means one, so that every token sees all that came before it; so it does for
+            the method "dynamic".
         options: fields of `Cache`, `Neighbours` or `Dynamic`, for the methods of that name.
-        vocabulary: "train", the words of the run; "union", these and the words of the split; or these and the words of a file.
-        uniform: share of the uniform distribution over the vocabulary in that of the model. None: 0.01 where the model gives new
-            words no probability, else 0.
-        down_weight: factor of the probabilities that the model gives to new words (GroC 2020, section 5.1), which are then
-            normalised again.
-        share: of the words, those that keep their entries in a lexicon, instead of the config's `input.share` (GroC 2020, Table 4).
+        vocabulary: "train", the words of the run; "union", these and the words of the split; or
+            these and the words of a file.
+        uniform: share of the uniform distribution over the vocabulary in that of the model. None:
+            0.01 where the model gives new words no probability, else 0.
+        down_weight: factor of the probabilities that the model gives to new words (GroC 2020,
+            section 5.1), which are then normalised again.
+        share: of the words, those that keep their entries in a lexicon, instead of the config's
+            `input.share` (GroC 2020, Table 4).
     """
 
     split: str = "test"
@@ -67,25 +72,30 @@ class Request(NamedTuple):
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
-    """Scores a split with a trained model, prints the result and writes it to workdir/eval/, as JSON and as a card in Markdown.
+    """Scores a split with a trained model, prints the result and writes it to workdir/eval/, as
+    JSON and as a card in Markdown.
 
     Returns:
-        `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds` that scoring took (compilation
-        included), `settings`: the config, break_mode, window, context and checkpoint, of a run on streams, rows, too; and what
-        `card.facts` and, as `published`, `card.published` return. Of a vocabulary with more words, `unseen` is the share of new
-        words, `open` has share and perplexity of words that training knew and of others, and the settings are those of the
-        request. Where several settings were tried, `grid` has a line for each, and the rest is of the best one.
+        `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
+        that scoring took (compilation included), `settings`: the config, break_mode, window,
+        context and checkpoint, of a run on streams, rows, too; and what `card.facts` and, as
+        `published`, `card.published` return. Of a vocabulary with more words, `unseen` is the share
+        of new words, `open` has share and perplexity of words that training knew and of others, and
+        the settings are those of the request. Where several settings were tried, `grid` has a line
+        for each, and the rest is of the best one.
 
     Raises:
-        InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the split, see `windows`, and settings
-            that do not fit together; scores that are not finite; or the result, which has been printed by then, cannot be
-            written.
+        InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
+            split, see `windows`, and settings that do not fit together; scores that are not finite;
+            or the result, which has been printed by then, cannot be written.
     """
     return evaluate_contexts(workdir, request, (request.context,))[0]
 
 
 def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) -> list[dict]:
-    """As `evaluate`, once for each context in place of the request's. Several are also printed and written side by side."""
+    """As `evaluate`, once for each context in place of the request's. Several are also printed
+    and written side by side.
+    """
     config = read_config(workdir)
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
     checked = [_checked(config, each) for each in requests]
@@ -95,7 +105,10 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     corpus = load(data, vocabulary=vocabulary, splits=(request.split,))
     ids = corpus.ids[request.split]
     if request.window > len(ids):
-        raise InputError(f"window={request.window} is longer than the {request.split} split, {len(ids)} tokens: give that or less")
+        raise InputError(
+            f"window={request.window} is longer than the {request.split} split, {len(ids)} tokens:"
+            " give that or less"
+        )
     words = describe_words(corpus, request.split) if request.vocabulary == TRAIN else ""
     run = open_extended(workdir, request.checkpoint, own, vocabulary, request.share)
 
@@ -126,25 +139,45 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
 def _checked(config, request):
     """How to cut the split, and the method with its options."""
     batches = config["batches"]
-    window, break_mode = request.window or batches["sequence_length"], request.break_mode or batches["break_mode"]
+    window, break_mode = (
+        request.window or batches["sequence_length"],
+        request.break_mode or batches["break_mode"],
+    )
     if batches["layout"] == "streams" and break_mode != "none":
-        raise InputError(f"--break_mode={break_mode} is not for a run on streams, which reads the split as one text: leave it out")
+        raise InputError(
+            f"--break_mode={break_mode} is not for a run on streams, which reads the split as one"
+            " text: leave it out"
+        )
     check_at_least(0, rows=request.rows)
     settings = Windows(window, request.context, break_mode, batches["layout"], request.rows or 1)
     check_windows(settings)
     check_known(f"split={request.split!r}", request.split, SPLITS)
     score = prepared(request.method, request.options)
-    lists = [key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1]
+    lists = [
+        key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1
+    ]
     if lists and request.split == "test":
-        raise InputError(f"--{lists[0]} has several values: choose among them with --split=validation, and give the test split one")
+        raise InputError(
+            f"--{lists[0]} has several values: choose among them with --split=validation, and give"
+            " the test split one"
+        )
     if request.uniform is not None and not 0 <= request.uniform < 1:
-        raise InputError(f"uniform={request.uniform} is no share: give a number from 0 to less than 1")
+        raise InputError(
+            f"uniform={request.uniform} is no share: give a number from 0 to less than 1"
+        )
     if not 0 < request.down_weight <= 1:
-        raise InputError(f"down_weight={request.down_weight} must be above 0 and at most 1, such as 0.1")
+        raise InputError(
+            f"down_weight={request.down_weight} must be above 0 and at most 1, such as 0.1"
+        )
     if request.down_weight != 1 and request.vocabulary == TRAIN:
-        raise InputError(f"down_weight={request.down_weight} is for new words: give --vocabulary=union, or leave it out")
+        raise InputError(
+            f"down_weight={request.down_weight} is for new words: give --vocabulary=union, or leave"
+            " it out"
+        )
     if request.down_weight != 1 and request.method == "dynamic":
-        raise InputError(f"down_weight={request.down_weight} means nothing to --method=dynamic: leave it out")
+        raise InputError(
+            f"down_weight={request.down_weight} means nothing to --method=dynamic: leave it out"
+        )
     return settings, score
 
 
@@ -154,13 +187,14 @@ def _check_new_words(run, request):
         return
     if request.down_weight != 1:
         raise InputError(
-            f"down_weight={request.down_weight} is for models that predict new words, and this one has vectors of the words of its "
-            "training only: leave it out"
+            f"down_weight={request.down_weight} is for models that predict new words, and this one"
+            " has vectors of the words of its training only: leave it out"
         )
     if request.method == "dynamic":
         raise InputError(
-            f"--method=dynamic cannot learn from the new words of --vocabulary={request.vocabulary}, of which this model has no "
-            "vectors: leave the vocabulary out"
+            "--method=dynamic cannot learn from the new words of"
+            f" --vocabulary={request.vocabulary}, of which this model has no vectors: leave the"
+            " vocabulary out"
         )
 
 
@@ -177,13 +211,17 @@ def _job(run, ids, settings, request):
         uniform = 0.0 if predicts_new_words(run) else UNIFORM
 
     def progress(what):
-        return functools.partial(_progress, what=f"{what}, context {request.context:,}" if request.context else what)
+        return functools.partial(
+            _progress, what=f"{what}, context {request.context:,}" if request.context else what
+        )
 
     return Job(run, ids, settings, uniform, request.down_weight, None, progress)
 
 
 def _best(score, job):
-    """The summary of the best setting, with all of them as `grid` if there are several, and its nll."""
+    """The summary of the best setting, with all of them as `grid` if there are several, and its
+    nll.
+    """
     best, tried = None, []
     for label, nll in score(job):
         found = label | summary(nll, job.ids, job.run.vocabulary)
@@ -196,11 +234,17 @@ def _best(score, job):
 
 def _about(request, settings, config):
     """What the result is of."""
-    asked = {key: getattr(request, key) for key in ("split", "window", "context", "checkpoint", "data_path", "method")}
+    asked = {
+        key: getattr(request, key)
+        for key in ("split", "window", "context", "checkpoint", "data_path", "method")
+    }
     if settings.layout == "streams" or request.method == "dynamic":
         asked["rows"] = settings.rows
     if request.options:
-        asked["options"] = {key: list(value) if isinstance(value, tuple) else value for key, value in request.options.items()}
+        asked["options"] = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in request.options.items()
+        }
     if request.vocabulary != TRAIN or request.uniform is not None:
         asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
     if request.share is not None:
@@ -213,7 +257,9 @@ def _data(workdir, config, request):
     """The group `data` of a run's config, with another path if one is given."""
     data = config["data"] | ({} if request.data_path is None else {"path": request.data_path})
     if data["corpus"] == "text_files" and not data["path"]:
-        raise InputError(f"{workdir} names no text: give --data_path=DIR, a directory with {request.split}.txt")
+        raise InputError(
+            f"{workdir} names no text: give --data_path=DIR, a directory with {request.split}.txt"
+        )
     return data
 
 

@@ -1,7 +1,8 @@
 """Loss by how often words occur in the training text: bins, means, medians and their intervals.
 
-Baevski & Auli 2019 (section 5.3, Figures 2 to 5) bin the mean loss by the frequency of the word, or of the word before it. Pappas
-et al. 2020 (section 4.3, Figure 3) take the median of the difference between two models.
+Baevski & Auli 2019 (section 5.3, Figures 2 to 5) bin the mean loss by the frequency of the word, or
+of the word before it. Pappas et al. 2020 (section 4.3, Figure 3) take the median of the difference
+between two models.
 """
 
 import functools
@@ -16,7 +17,14 @@ from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
-PAPER = (10, 100, 1_000, 10_000, 100_000, 1_000_000)  # largest frequency of each bin but the last, in Figures 2 to 5
+PAPER = (
+    10,
+    100,
+    1_000,
+    10_000,
+    100_000,
+    1_000_000,
+)  # largest frequency of each bin but the last, in Figures 2 to 5
 DRAWS = 1_000  # bootstrap samples
 BLOCKS = 256  # parts of the text that the bootstrap draws
 LEAST_BLOCK = 10  # words of a part
@@ -29,8 +37,10 @@ class Words(NamedTuple):
     """The words of a text as a model scores them, `<eos>` included.
 
     Attributes:
-        nll: float64 `[words]` in nats, summed over the units of a word; NaN for words that are not scored.
-        counts: int64 `[words]`, how often each word occurs in the training text; 0 for one that it lacks.
+        nll: float64 `[words]` in nats, summed over the units of a word; NaN for words that are not
+            scored.
+        counts: int64 `[words]`, how often each word occurs in the training text; 0 for one that it
+            lacks.
         lines: int64, the places of `<eos>` among the words.
     """
 
@@ -39,7 +49,9 @@ class Words(NamedTuple):
     lines: np.ndarray
 
     def before(self) -> np.ndarray:
-        """The counts of the word before each word, int64 `[words]`; before the first stands `<eos>`."""
+        """The counts of the word before each word, int64 `[words]`; before the first stands
+        `<eos>`.
+        """
         first = self.counts[self.lines[:1]] if len(self.lines) else self.counts[:0]
         return np.concatenate([first if len(first) else self.counts[:1], self.counts[:-1]])
 
@@ -51,7 +63,8 @@ class Bin(NamedTuple):
         least, most: frequencies in the bin, both included; `most` is None for the last bin.
         words: how many of the text are in it.
         mean, median: of their values.
-        mean_interval, median_interval: 95 % bootstrap intervals, low and high; None where the words stand in too few places.
+        mean_interval, median_interval: 95 % bootstrap intervals, low and high; None where the words
+            stand in too few places.
     """
 
     least: int
@@ -64,7 +77,9 @@ class Bin(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As the papers label bins, by the largest frequency: "10", "1K", "1M+"; "new" for words that training lacks."""
+        """As the papers label bins, by the largest frequency: "10", "1K", "1M+"; "new" for
+        words that training lacks.
+        """
         if self.most == 0:
             return "new"
         return f"{short(self.least - 1)}+" if self.most is None else short(self.most)
@@ -79,9 +94,14 @@ def short(number: int) -> str:
 
 
 def check_edges(edges: Sequence[int]) -> None:
-    """Checks the edges of bins. Raises InputError unless they are whole numbers above 0 that grow."""
+    """Checks the edges of bins. Raises InputError unless they are whole numbers above 0 that
+    grow.
+    """
     if not edges or edges[0] < 1 or any(a >= b for a, b in itertools.pairwise(edges)):
-        raise InputError(f"bins={','.join(map(str, edges))} must be growing frequencies above 0, such as 10,100,1000")
+        raise InputError(
+            f"bins={','.join(map(str, edges))} must be growing frequencies above 0, such as"
+            " 10,100,1000"
+        )
 
 
 def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Mapping) -> Words:
@@ -89,7 +109,8 @@ def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Map
 
     Args:
         ids, nll: `[tokens]`; nll is NaN for tokens that are not scored.
-        data: the group `data` of the run's config; the training text is counted for sub-word units only.
+        data: the group `data` of the run's config; the training text is counted for sub-word units
+            only.
 
     Raises:
         InputError: as `occurring`.
@@ -102,19 +123,25 @@ def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Map
         return Words(nll, vocabulary.counts[ids], lines)
     starts = np.concatenate([[0], ends[:-1] + 1])
     seen, spellings, mark = occurring(data, "train"), vocabulary.spellings, MARK.encode()
-    spelled = (b"".join(spellings[i] for i in ids[a : b + 1]) for a, b in zip(starts.tolist(), ends.tolist(), strict=True))
+    spelled = (
+        b"".join(spellings[i] for i in ids[a : b + 1])
+        for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
+    )
     counts = (seen.get(word.removesuffix(mark).decode(errors="replace"), 0) for word in spelled)
     return Words(np.add.reduceat(nll, starts), np.fromiter(counts, np.int64, len(ends)), lines)
 
 
 def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = PAPER) -> list[Bin]:
-    """Means and medians of the values of a text's words, binned by frequency; bins without words are left out.
+    """Means and medians of the values of a text's words, binned by frequency; bins without words
+    are left out.
 
-    A bin holds frequencies above the edge before it, up to its own; bins are not cumulative. Words that do not occur in training
-    have a bin of their own. Intervals are of a bootstrap that draws parts of the text, because words near each other are alike.
+    A bin holds frequencies above the edge before it, up to its own; bins are not cumulative. Words
+    that do not occur in training have a bin of their own. Intervals are of a bootstrap that draws
+    parts of the text, because words near each other are alike.
 
     Args:
-        values: `[words]` in the order of the text, such as losses in nats; NaN for words that do not count.
+        values: `[words]` in the order of the text, such as losses in nats; NaN for words that do
+            not count.
         counts: int `[words]`.
     """
     numbers = np.where(counts == 0, 0, 1 + np.searchsorted(edges, counts, side="left"))
@@ -130,14 +157,20 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
         least = 0 if number == 0 else limits[number - 1] + 1
         middle = float(np.mean(inner)), float(np.median(inner))
         several = len(np.unique(places)) >= LEAST_BLOCKS
-        intervals = (_of_means(inner, places, weights), _of_medians(inner, places, weights)) if several else (None, None)
+        intervals = (
+            (_of_means(inner, places, weights), _of_medians(inner, places, weights))
+            if several
+            else (None, None)
+        )
         found.append(Bin(least, most, len(inner), *middle, *intervals))
     return found
 
 
 @functools.lru_cache(maxsize=8)
 def _draws(blocks):
-    """How often each part of the text is in each bootstrap sample: float32 `[draws, parts]`, the same for all bins and runs."""
+    """How often each part of the text is in each bootstrap sample: float32 `[draws, parts]`,
+    the same for all bins and runs.
+    """
     bits = np.random.Generator(np.random.Philox(0))
     return bits.multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float32)
 
@@ -150,7 +183,8 @@ def _of_means(values, places, weights):
 
 def _of_medians(values, places, weights):
     order = np.argsort(values, kind="stable")
-    # Neighbouring values share a rank where there are more than RANKS: of 100,000 words 100, less than their medians vary.
+    # Neighbouring values share a rank where there are more than RANKS: of 100,000 words 100, less
+    # than their medians vary.
     ranks = np.arange(len(values)) * min(RANKS, len(values)) // len(values)
     firsts = np.flatnonzero(np.diff(ranks, prepend=-1))
     times = np.zeros((weights.shape[1], len(firsts)), np.float32)

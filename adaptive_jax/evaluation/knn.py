@@ -1,10 +1,12 @@
-"""Nearest neighbours: the words that followed states like this one in another text (kNN-LM, Khandelwal et al. 2020).
+"""Nearest neighbours: the words that followed states like this one in another text (kNN-LM,
+Khandelwal et al. 2020).
 
     p(w) = λ p_model(w) + (1 − λ) p_knn(w),    p_knn(w) ∝ Σ_i 1[x_i = w] exp(−‖h_t − h_i‖² / T)
 
-Entry i of a datastore is a word x_i of a text, by default of the train split, with the hidden state h_i that predicted it. The sum
-is over the k entries nearest to h_t; the search compares h_t with all entries. A hidden state is what the output layer reads, of
-any body; the paper takes the input of the last feed-forward layer.
+Entry i of a datastore is a word x_i of a text, by default of the train split, with the hidden state
+h_i that predicted it. The sum is over the k entries nearest to h_t; the search compares h_t with
+all entries. A hidden state is what the output layer reads, of any body; the paper takes the input
+of the last feed-forward layer.
 """
 
 import functools
@@ -29,7 +31,8 @@ from adaptive_jax.evaluation.scoring import Extras, Progress, scores
 from adaptive_jax.stores import in_store
 from adaptive_jax.workdir.settings import write_json
 
-# Words that are looked up before the datastore is read again, words at a time among them, and entries that they are compared with.
+# Words that are looked up before the datastore is read again, words at a time among them, and
+# entries that they are compared with.
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
 
 
@@ -37,11 +40,13 @@ class Neighbours(NamedTuple):
     """The options of --method=knn.
 
     Attributes:
-        model_weight: λ, the weight of the model's own distribution, above 0 and at most 1. Several: all are tried. The paper's λ is
-            1 minus this one, 0.25 on WikiText-103.
-        temperature: T, which flattens the distribution over neighbours. Several: all are tried. The paper's is 1.
+        model_weight: λ, the weight of the model's own distribution, above 0 and at most 1. Several:
+            all are tried. The paper's λ is 1 minus this one, 0.25 on WikiText-103.
+        temperature: T, which flattens the distribution over neighbours. Several: all are tried. The
+            paper's is 1.
         neighbours: k, entries that count.
-        datastore: a directory with a train.txt to take the entries from; empty: the run's own train split.
+        datastore: a directory with a train.txt to take the entries from; empty: the run's own train
+            split.
     """
 
     model_weight: tuple[float, ...] = (0.75,)
@@ -53,32 +58,52 @@ class Neighbours(NamedTuple):
         """Raises InputError for values out of range."""
         check_at_least(1, neighbours=self.neighbours)
         if not self.model_weight or not all(0 < weight <= 1 for weight in self.model_weight):
-            raise InputError(f"model_weight={list(self.model_weight)} must be above 0 and at most 1, such as 0.75")
-        if not self.temperature or not all(0 < temperature < np.inf for temperature in self.temperature):
-            raise InputError(f"temperature={list(self.temperature)} must be above 0 and finite, such as 1 or 10")
+            raise InputError(
+                f"model_weight={list(self.model_weight)} must be above 0 and at most 1, such as"
+                " 0.75"
+            )
+        if not self.temperature or not all(
+            0 < temperature < np.inf for temperature in self.temperature
+        ):
+            raise InputError(
+                f"temperature={list(self.temperature)} must be above 0 and finite, such as 1 or 10"
+            )
 
     def grid(self) -> list[tuple[float, float]]:
         """All pairs of λ and T to try."""
-        return [(weight, temperature) for weight in self.model_weight for temperature in self.temperature]
+        return [
+            (weight, temperature)
+            for weight in self.model_weight
+            for temperature in self.temperature
+        ]
 
 
 class Datastore(NamedTuple):
-    """Entries of a text, in any order, on disk: `keys` float16 `[entries, features]`, hidden states; `words` int32 `[entries]`."""
+    """Entries of a text, in any order, on disk: `keys` float16 `[entries, features]`, hidden
+    states; `words` int32 `[entries]`.
+    """
 
     keys: np.ndarray
     words: np.ndarray
 
 
-def open_datastore(folder: Path, run: Run, ids: np.ndarray, windows: Windows, progress: Progress) -> Datastore:
-    """The datastore of a text, as files in `folder`, which are made anew unless they are of these parameters and settings.
+def open_datastore(
+    folder: Path, run: Run, ids: np.ndarray, windows: Windows, progress: Progress
+) -> Datastore:
+    """The datastore of a text, as files in `folder`, which are made anew unless they are of these
+    parameters and settings.
 
     ids: int32 `[tokens]` of the text. windows: how it is read.
 
     Raises:
-        InputError: the folder is in object storage or cannot be written, several hosts, or hidden states too large for float16.
+        InputError: the folder is in object storage or cannot be written, several hosts, or hidden
+            states too large for float16.
     """
     if in_store(folder) or jax.process_count() > 1:
-        raise InputError(f"--method=knn keeps its datastore on one host's disk, in {folder}: copy the run there, and use one host")
+        raise InputError(
+            f"--method=knn keeps its datastore on one host's disk, in {folder}: copy the run there,"
+            " and use one host"
+        )
     about = _about(run, ids, windows)
     try:
         if (made := _read(folder, about)) is not None:
@@ -88,8 +113,8 @@ def open_datastore(folder: Path, run: Run, ids: np.ndarray, windows: Windows, pr
     except OSError as error:
         size = 2 * len(ids) * run.config["body"]["features"]
         raise InputError(
-            f"cannot write {folder}: {error.strerror}; make room for a datastore of about {size / 1e6:,.0f} MB, or give a smaller "
-            "text by --datastore=DIR"
+            f"cannot write {folder}: {error.strerror}; make room for a datastore of about"
+            f" {size / 1e6:,.0f} MB, or give a smaller text by --datastore=DIR"
         ) from error
 
 
@@ -98,7 +123,9 @@ def _about(run, ids, windows):
     text = hashlib.sha256()
     for part in range(0, len(ids), 1 << 20):  # the text may be larger than memory
         text.update(np.ascontiguousarray(ids[part : part + (1 << 20)], np.int32))
-    rows = windows.rows if windows.layout == "streams" else 0  # elsewhere they change no hidden state
+    rows = (
+        windows.rows if windows.layout == "streams" else 0
+    )  # elsewhere they change no hidden state
     return {
         "parameters": fingerprint((run.params, run.lexicon)),
         "vocabulary": run.vocabulary.digest,
@@ -114,13 +141,17 @@ def fingerprint(arrays) -> str:
     def digests(leaves):
         return [_digest(leaf) for leaf in leaves]
 
-    return hashlib.sha256(np.asarray(jax.device_get(digests(jax.tree.leaves(arrays))), np.uint32)).hexdigest()
+    return hashlib.sha256(
+        np.asarray(jax.device_get(digests(jax.tree.leaves(arrays))), np.uint32)
+    ).hexdigest()
 
 
 def _digest(leaf):
     """A hash of an array, uint32: the sum of a hash of each entry with its place."""
     words = lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).reshape(-1)
-    words = (words ^ (jnp.arange(words.size, dtype=jnp.uint32) * jnp.uint32(0x9E3779B1))) * jnp.uint32(0x7FEB352D)
+    words = (
+        words ^ (jnp.arange(words.size, dtype=jnp.uint32) * jnp.uint32(0x9E3779B1))
+    ) * jnp.uint32(0x7FEB352D)
     return jnp.sum((words ^ (words >> 15)) * jnp.uint32(0x846CA68B))
 
 
@@ -132,7 +163,8 @@ def _read(folder, about):
         if found != about:
             return None
         return Datastore(
-            np.memmap(folder / "keys", np.float16, "r", shape=shape), np.memmap(folder / "words", np.int32, "r", shape=shape[:1])
+            np.memmap(folder / "keys", np.float16, "r", shape=shape),
+            np.memmap(folder / "words", np.int32, "r", shape=shape[:1]),
         )
     except (FileNotFoundError, ValueError, KeyError):  # of files that are damaged, too
         return None
@@ -149,7 +181,10 @@ def _make(folder, about, scored, ids):
                     states = part.hidden.astype(np.float16)
                 if not np.isfinite(states).all():
                     largest = float(np.abs(part.hidden).max())
-                    raise InputError(f"hidden states of {largest:g} exceed float16, which a datastore holds: use --method=cache")
+                    raise InputError(
+                        f"hidden states of {largest:g} exceed float16, which a datastore holds: use"
+                        " --method=cache"
+                    )
                 keys.write(np.ascontiguousarray(states))
                 words.write(np.ascontiguousarray(ids[part.at], np.int32))
                 entries, features = entries + len(states), states.shape[1]
@@ -161,27 +196,44 @@ def _make(folder, about, scored, ids):
 
 
 def log_chances(
-    store: Datastore, hidden: np.ndarray, targets: np.ndarray, options: Neighbours, progress: Progress
+    store: Datastore,
+    hidden: np.ndarray,
+    targets: np.ndarray,
+    options: Neighbours,
+    progress: Progress,
 ) -> np.ndarray:
-    """log p_knn of every target: float64 `[temperatures, tokens]`; −inf for a word that none of its neighbours is.
+    """log p_knn of every target: float64 `[temperatures, tokens]`; −inf for a word that none of its
+    neighbours is.
 
-    hidden: `[tokens, features]`. targets: int32 `[tokens]`. The work is tokens × entries × features, on one device.
+    hidden: `[tokens, features]`. targets: int32 `[tokens]`. The work is tokens × entries ×
+        features, on one device.
     """
     tokens, entries = len(targets), len(store.words)
     group, block = _rounded(min(GROUP, tokens), QUERIES), min(BLOCK, entries)
-    visit, temperatures = _visit(min(options.neighbours, entries)), jnp.asarray(options.temperature, jnp.float32)
+    visit, temperatures = (
+        _visit(min(options.neighbours, entries)),
+        jnp.asarray(options.temperature, jnp.float32),
+    )
     visits = [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)]
     found, queries, best = [], None, None
     for t, i in progress(visits, len(visits)):
         if i == 0:
             given = _padded(hidden[t : t + group], group), _padded(targets[t : t + group], group)
-            queries = jax.tree.map(lambda a: jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])), given)
+            queries = jax.tree.map(
+                lambda a: jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])), given
+            )
             shape = (*queries[1].shape, min(options.neighbours, entries))
             best = jnp.full(shape, -jnp.inf), jnp.zeros(shape, bool)
         part = slice(i, min(i + block, entries))
-        best = visit(best, (_padded(store.keys[part], block), _padded(store.words[part], block), part.stop - i), queries)
+        best = visit(
+            best,
+            (_padded(store.keys[part], block), _padded(store.words[part], block), part.stop - i),
+            queries,
+        )
         if part.stop == entries:
-            found.append(jax.device_get(_log_shares(best, temperatures)).reshape(len(temperatures), -1))
+            found.append(
+                jax.device_get(_log_shares(best, temperatures)).reshape(len(temperatures), -1)
+            )
     return np.concatenate(found, axis=1)[:, :tokens].astype(np.float64)
 
 
@@ -197,14 +249,18 @@ def _padded(array, length):
 def _visit(neighbours) -> Callable:
     """`visit(best, entries, queries) -> best` with those of the entries that are nearer.
 
-    best: nearness, minus squared distance, `[chunks, queries, neighbours]`, and whether the neighbour is the target. entries: keys
-    `[block, features]`, words `[block]`, and how many of them there are.
+    best: nearness, minus squared distance, `[chunks, queries, neighbours]`, and whether the
+    neighbour is the target. entries: keys `[block, features]`, words `[block]`, and how many of
+    them there are.
     """
 
     def visit(best, entries, queries):
         keys, words, used = entries
         keys = keys.astype(jnp.float32)
-        squares, valid = jnp.sum(jnp.square(keys), axis=1)[None], (jnp.arange(len(keys)) < used)[None]
+        squares, valid = (
+            jnp.sum(jnp.square(keys), axis=1)[None],
+            (jnp.arange(len(keys)) < used)[None],
+        )
 
         def add(each):
             nearness, hit, hidden, targets = each

@@ -1,4 +1,6 @@
-"""The ways to score a split, by name: the model alone, with a cache, with neighbours, or with parameters that follow the text."""
+"""The ways to score a split, by name: the model alone, with a cache, with neighbours, or with
+parameters that follow the text.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -49,8 +51,9 @@ class Job(NamedTuple):
         if len(wrong):
             total, step, dtype = np.sum(~np.isnan(nll)), self.run.step, self.run.config["dtype"]
             raise InputError(
-                f"{len(wrong):,} of {total:,} scores are not finite, the first of token {wrong[0]:,}: the model of step {step:,} "
-                f"diverged, is damaged or overflows in {dtype}; give another --checkpoint"
+                f"{len(wrong):,} of {total:,} scores are not finite, the first of token"
+                f" {wrong[0]:,}: the model of step {step:,} diverged, is damaged or overflows in"
+                f" {dtype}; give another --checkpoint"
             )
         return with_uniform(nll, self.uniform, len(self.run.vocabulary))
 
@@ -62,7 +65,9 @@ class Plain(NamedTuple):
         """Nothing to check."""
 
 
-Scores = Iterator[tuple[dict, np.ndarray]]  # for each setting tried: what it is, and the nll `[tokens]` in nats
+Scores = Iterator[
+    tuple[dict, np.ndarray]
+]  # for each setting tried: what it is, and the nll `[tokens]` in nats
 
 
 def _plain(job: Job, options: Plain) -> Scores:
@@ -77,7 +82,9 @@ def _cached(job: Job, options: Cache) -> Scores:
     nll, hidden = gathered(job.run, job.ids, job.windows, extras, job.progress("scoring"))
     nll, counts = job.mixed(nll), ~np.isnan(nll)
     entries = None if hidden is None else hidden[counts]
-    chances = log_chances(options, entries, job.ids[:][counts], len(job.run.vocabulary), job.progress("cache"))
+    chances = log_chances(
+        options, entries, job.ids[:][counts], len(job.run.vocabulary), job.progress("cache")
+    )
     for weight, theta in options.grid():
         label = {"model_weight": weight} | ({"theta": theta} if options.cache == "local" else {})
         scored = nll.copy()
@@ -86,20 +93,33 @@ def _cached(job: Job, options: Cache) -> Scores:
 
 
 def _knn(job: Job, options: Neighbours) -> Scores:
-    """The split is scored and its neighbours are searched for once, whatever the number of settings."""
+    """The split is scored and its neighbours are searched for once, whatever the number of
+    settings.
+    """
     text, batches = job.train(options.datastore or None), job.run.config["batches"]
     if np.array_equal(text[: len(job.ids)], job.ids):
-        raise InputError("the datastore is the text to be scored, which would find itself: give another --split or --datastore=DIR")
+        raise InputError(
+            "the datastore is the text to be scored, which would find itself: give another --split"
+            " or --datastore=DIR"
+        )
     windows = job.windows
-    if windows.layout == "streams":  # in as many rows as in training: in one, the text would be read a window at a time
+    if (
+        windows.layout == "streams"
+    ):  # in as many rows as in training: in one, the text would be read a window at a time
         rows = job.run.config["tokens_per_update"] // batches["sequence_length"]
         windows = windows._replace(rows=max(1, min(rows, len(text) // (4 * windows.window))))
-    name = "datastore" + (f"-{hashlib.sha256(options.datastore.encode()).hexdigest()[:8]}" if options.datastore else "")
+    name = "datastore" + (
+        f"-{hashlib.sha256(options.datastore.encode()).hexdigest()[:8]}"
+        if options.datastore
+        else ""
+    )
     store = knn.open_datastore(job.folder / name, job.run, text, windows, job.progress("datastore"))
     extras = Extras(hidden=True, down_weight=job.down_weight)
     nll, hidden = gathered(job.run, job.ids, job.windows, extras, job.progress("scoring"))
     nll, counts = job.mixed(nll), ~np.isnan(nll)
-    chances = knn.log_chances(store, hidden[counts], job.ids[:][counts], options, job.progress("neighbours"))
+    chances = knn.log_chances(
+        store, hidden[counts], job.ids[:][counts], options, job.progress("neighbours")
+    )
     for weight, temperature in options.grid():
         scored = nll.copy()
         scored[counts] = mixed(nll[counts], chances[options.temperature.index(temperature)], weight)
@@ -107,24 +127,38 @@ def _knn(job: Job, options: Neighbours) -> Scores:
 
 
 def _dynamic(job: Job, options: Dynamic) -> Scores:
-    yield {}, job.mixed(dynamic(job.run, job.ids, job.windows, options, job.train, job.progress("scoring")))
+    yield (
+        {},
+        job.mixed(
+            dynamic(job.run, job.ids, job.windows, options, job.train, job.progress("scoring"))
+        ),
+    )
 
 
-METHODS = {"plain": (Plain, _plain), "cache": (Cache, _cached), "dynamic": (Dynamic, _dynamic), "knn": (Neighbours, _knn)}
+METHODS = {
+    "plain": (Plain, _plain),
+    "cache": (Cache, _cached),
+    "dynamic": (Dynamic, _dynamic),
+    "knn": (Neighbours, _knn),
+}
 
 
 def prepared(method: str, options: Mapping[str, object]) -> Callable[[Job], Scores]:
     """The method with its options, to be called with a job.
 
     Raises:
-        InputError: a name that does not exist, an option of another method, or a value out of range.
+        InputError: a name that does not exist, an option of another method, or a value out of
+            range.
     """
     check_known(f"method={method!r}", method, METHODS)
     kind, score = METHODS[method]
     for key in options:
         readers = [name for name, (other, _) in METHODS.items() if key in other._fields]
         if method not in readers:
-            raise InputError(f"--{key} means nothing to --method={method}: leave it out, or use --method={' or '.join(readers)}")
+            raise InputError(
+                f"--{key} means nothing to --method={method}: leave it out, or use"
+                f" --method={' or '.join(readers)}"
+            )
     settings = kind(**options)
     settings.check()
     return lambda job: score(job, settings)

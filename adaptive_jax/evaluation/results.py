@@ -24,15 +24,26 @@ def say(result: dict, words: str, settings: Windows) -> None:
     for line in table(result["grid"]) if "grid" in result else ():
         hosts.say(line)
     if "open" in result:
-        words = f"<unk> {result['unknown']:.1%}" + "".join(_part(name, part) for name, part in result["open"].items())
+        words = f"<unk> {result['unknown']:.1%}" + "".join(
+            _part(name, part) for name, part in result["open"].items()
+        )
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
-    chosen = "".join(f", {key} {result[key]:g}" for key in ("model_weight", "theta", "temperature") if key in result)
+    chosen = "".join(
+        f", {key} {result[key]:g}"
+        for key in ("model_weight", "theta", "temperature")
+        if key in result
+    )
     parts = [
-        f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a word) over {result['words']:,} words"
+        f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a"
+        f" word) over {result['words']:,} words"
         + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
         words,
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window}, "
-        + (_context_of_rows(settings) if settings.layout == "streams" else f"context {settings.context}"),
+        + (
+            _context_of_rows(settings)
+            if settings.layout == "streams"
+            else f"context {settings.context}"
+        ),
     ]
     hosts.say("; ".join(parts + ([] if method == "plain" else [f"method {method}{chosen}"])))
     for line in card.lines(result):
@@ -40,7 +51,9 @@ def say(result: dict, words: str, settings: Windows) -> None:
 
 
 def table(tried: Sequence[dict]) -> Iterator[str]:
-    """Lines of a table of perplexities: a row for each model_weight, a column for each theta or temperature."""
+    """Lines of a table of perplexities: a row for each model_weight, a column for each theta or
+    temperature.
+    """
     key = "temperature" if "temperature" in tried[0] else "theta"
     columns = list(dict.fromkeys(line.get(key) for line in tried))
     weights = list(dict.fromkeys(line["model_weight"] for line in tried))
@@ -63,12 +76,15 @@ def _context_of_rows(settings):
     rows, context = settings.rows, settings.context
     if rows == 1:
         return "each token after all before it"
-    before = f"after {context:,} tokens of what came before" if context else "without what came before"
+    before = (
+        f"after {context:,} tokens of what came before" if context else "without what came before"
+    )
     return f"in {rows:,} rows, of which {rows - 1:,} begin {before} (--rows=1 scores exactly)"
 
 
 def write(folder: Path, result: dict) -> None:
-    """Writes a result into a folder as JSON and as a card in Markdown, after it has been printed: it must not be lost.
+    """Writes a result into a folder as JSON and as a card in Markdown, after it has been printed:
+    it must not be lost.
 
     Raises:
         InputError: it cannot be written.
@@ -83,7 +99,9 @@ def write(folder: Path, result: dict) -> None:
 
 
 def compare(folder: Path, results: Sequence[dict]) -> None:
-    """Prints and writes results side by side that differ in their contexts; see `contexts`. Raises InputError as `write`."""
+    """Prints and writes results side by side that differ in their contexts; see `contexts`.
+    Raises InputError as `write`.
+    """
     for line in contexts.table(results):
         hosts.say(line)
     stem = folder / _name(results[0], "contexts")
@@ -98,25 +116,35 @@ def _told(path):
         yield
     except OSError as error:
         raise InputError(
-            f"cannot write {path}: {error.strerror}; the result stands above. To have the file, make room or get permission "
-            "to write there, then evaluate again"
+            f"cannot write {path}: {error.strerror}; the result stands above. To have the file,"
+            " make room or get permission to write there, then evaluate again"
         ) from error
 
 
 def _name(result, context=None):
-    """The name of a result's file: results of other text, or of text broken otherwise, do not replace those of the run's own.
+    """The name of a result's file: results of other text, or of text broken otherwise, do not
+    replace those of the run's own.
 
     context: what stands in the place of the context.
     """
     settings = result["settings"]
-    name = f"{result['split']}-{settings['window']}-{context or settings['context']}-{result['step']}"
+    name = (
+        f"{result['split']}-{settings['window']}-{context or settings['context']}-{result['step']}"
+    )
     if "rows" in settings and settings["rows"] > 1:
         name += f"-rows{settings['rows']}"
     if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:
         name += f"-{settings['break_mode']}"
-    others = {key: settings[key] for key in ("options", "vocabulary", "uniform", "down_weight", "share") if key in settings}
+    others = {
+        key: settings[key]
+        for key in ("options", "vocabulary", "uniform", "down_weight", "share")
+        if key in settings
+    }
     if settings["method"] != "plain" or others:
-        name += f"-{settings['method']}-" + hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
+        name += (
+            f"-{settings['method']}-"
+            + hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:8]
+        )
     if (given := settings["data_path"]) is not None:
         place = given if in_store(given) else str(Path(given).resolve())
         name += "-" + hashlib.sha256(place.encode()).hexdigest()[:8]

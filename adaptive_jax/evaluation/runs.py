@@ -46,15 +46,20 @@ class Run(NamedTuple):
 
 
 def open_run(
-    workdir: Path, checkpoint: str = "best", vocabulary: Vocabulary | None = None, share: float | None = None
+    workdir: Path,
+    checkpoint: str = "best",
+    vocabulary: Vocabulary | None = None,
+    share: float | None = None,
 ) -> Run:
-    """Opens a run of train.py, or an exported model: reads its parameters, or their averages, and nothing else.
+    """Opens a run of train.py, or an exported model: reads its parameters, or their averages, and
+    nothing else.
 
     Args:
         checkpoint: "best" by validation, "latest", or a step.
-        vocabulary: score over these words instead of the run's own; the model must compose its vectors from what the lexicon
-            says of a word, so that its parameters fit any vocabulary.
-        share: of the words, those that keep their entries in the lexicon; None: as the run was trained.
+        vocabulary: score over these words instead of the run's own; the model must compose its
+            vectors from what the lexicon says of a word, so that its parameters fit any vocabulary.
+        share: of the words, those that keep their entries in the lexicon; None: as the run was
+            trained.
 
     Raises:
         InputError: no run or checkpoint there, or a vocabulary that the parameters do not fit.
@@ -64,14 +69,20 @@ def open_run(
     given, other_words = read_config(workdir), not own.index.keys() >= vocabulary.index.keys()
     config = with_own_files(given, workdir, other_words)
     if other_words and lexicon_of(config) != lexicon_of(given):
-        logger.warning("there is no input.lexicon=%r any more: new words have no entries", lexicon_of(given))
+        logger.warning(
+            "there is no input.lexicon=%r any more: new words have no entries", lexicon_of(given)
+        )
     if share is not None:
         if "share" not in config["input"]:
-            raise InputError(f"share={share} is for a run with a lexicon, and this one has none: leave it out")
+            raise InputError(
+                f"share={share} is for a run with a lexicon, and this one has none: leave it out"
+            )
         config = config | {"input": config["input"] | {"share": share}}
     accelerators.keep_programs(config["data"]["cache"])
     model = build(config, len(vocabulary))
-    mesh = sharding.device_mesh(choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory()))
+    mesh = sharding.device_mesh(
+        choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory())
+    )
     shapes = parameter_shapes(model)
     like = jax.tree.map(
         lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
@@ -79,11 +90,20 @@ def open_run(
         sharding.parameter_specs(shapes, mesh),
     )
     step, params = read_parameters(workdir, checkpoint, like)
-    return Run(model, params, put_lexicon(model, vocabulary, mesh, config["data"]["cache"]), mesh, vocabulary, config, step)
+    return Run(
+        model,
+        params,
+        put_lexicon(model, vocabulary, mesh, config["data"]["cache"]),
+        mesh,
+        vocabulary,
+        config,
+        step,
+    )
 
 
 def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh, cache: str = "") -> dict:
-    """The arrays about words that a model wants, on every device. Says how many words have entries in a lexicon.
+    """The arrays about words that a model wants, on every device. Says how many words have entries
+    in a lexicon.
 
     cache: as `lexicon` takes it.
     """
@@ -91,5 +111,8 @@ def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh, cache:
     if shares := coverage(arrays):
         said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
         hosts.say(f"lexicon      of {len(vocabulary):,} words, {said}")
-    # Not device_put, by which several hosts send each other every array to check that they are equal.
-    return jax.tree.map(lambda a: jax.make_array_from_callback(a.shape, whole, lambda index: a[index]), arrays)
+    # Not device_put, by which several hosts send each other every array to check that they are
+    # equal.
+    return jax.tree.map(
+        lambda a: jax.make_array_from_callback(a.shape, whole, lambda index: a[index]), arrays
+    )

@@ -21,11 +21,14 @@ from adaptive_jax.model import LanguageModel, parameter_shapes
 FOREIGN = np.int32(-1)  # stands for an input word that the model has no vector of
 LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
 OVERLAP = 8  # at least this many times what its rows read twice is in a row that carries on
-Progress = Callable[[Iterable, int], Iterable]  # given batches and their number, passes them on and shows how far it is
+Progress = Callable[
+    [Iterable, int], Iterable
+]  # given batches and their number, passes them on and shows how far it is
 
 
 class Scored(NamedTuple):
-    """Some tokens of a split: their positions int64 `[tokens]`, their negative log-likelihood in nats, float32 `[tokens]`, and,
+    """Some tokens of a split: their positions int64 `[tokens]`, their negative log-likelihood in
+    nats, float32 `[tokens]`, and,
     if asked for, the hidden states `[tokens, features]` that predicted them."""
 
     at: np.ndarray
@@ -38,7 +41,8 @@ class Extras(NamedTuple):
 
     Attributes:
         hidden: return hidden states, too.
-        down_weight: factor of the probabilities of words that are new to the model, which are then normalised again.
+        down_weight: factor of the probabilities of words that are new to the model, which are then
+            normalised again.
     """
 
     hidden: bool = False
@@ -49,24 +53,30 @@ PLAIN = Extras()
 
 
 def scores(
-    run: Run, ids: np.ndarray, settings: Windows, extras: Extras = PLAIN, progress: Progress = lambda batches, count: batches
+    run: Run,
+    ids: np.ndarray,
+    settings: Windows,
+    extras: Extras = PLAIN,
+    progress: Progress = lambda batches, count: batches,
 ) -> Iterator[Scored]:
     """Scores every token of a split once, a batch of windows at a time.
 
-    Rows of `window` tokens are read; the first `context` of each are given and not scored. With window 512 and context 480
-    every token but the first few sees at least 480 before it, at 16 times the work of context 0 (Baevski & Auli 2019,
-    section 5.3 and Table 5). With break_mode "complete" a row scores whole sentences, after as much context (section 4.3).
-    Those of "complete_doc" and "eos" are scored as in training, each seeing nothing else. With layout "streams" the body carries
-    its state from batch to batch, so a token sees all before it in its row. So does a body whose receptive field lies within the
-    context, see `continued`: the states of the context are computed once instead of window / (window − context) times.
+    Rows of `window` tokens are read; the first `context` of each are given and not scored. With
+    window 512 and context 480 every token but the first few sees at least 480 before it, at 16
+    times the work of context 0 (Baevski & Auli 2019, section 5.3 and Table 5). With break_mode
+    "complete" a row scores whole sentences, after as much context (section 4.3). Those of
+    "complete_doc" and "eos" are scored as in training, each seeing nothing else. With layout
+    "streams" the body carries its state from batch to batch, so a token sees all before it in its
+    row. So does a body whose receptive field lies within the context, see `continued`: the states
+    of the context are computed once instead of window / (window − context) times.
 
     Args:
         ids: int32 `[tokens]`.
         settings: see `Windows`; `multiple` is set to the number of devices.
 
     Yields:
-        Batches in order. Where the model gives no number, the nll is infinite, as is that of words beyond the model's vocabulary;
-        where they are read, the body gets vectors of zeros.
+        Batches in order. Where the model gives no number, the nll is infinite, as is that of words
+        beyond the model's vocabulary; where they are read, the body gets vectors of zeros.
 
     Raises:
         InputError: see `windows`.
@@ -88,7 +98,9 @@ def scores(
         inputs = batch.batch.inputs
         own = inputs < run.model.input.vocabulary_size
         inputs = np.where(own, inputs if rows is None else rows[np.where(own, inputs, 0)], FOREIGN)
-        given = sharding.put_batch(run.mesh, batch._replace(batch=batch.batch._replace(inputs=inputs)))
+        given = sharding.put_batch(
+            run.mesh, batch._replace(batch=batch.batch._replace(inputs=inputs))
+        )
         carry = initial_carry(run.model, run.mesh, len(batch.first))() if carry is None else carry
         results, carry = scorer(run.params, run.lexicon, tables, given, carry)
         # Fetch a batch's results only once the next one has been dispatched.
@@ -100,34 +112,46 @@ def scores(
 
 
 def continued(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
-    """The settings, as layout "streams" where a body that carries its state gives the same numbers so.
+    """The settings, as layout "streams" where a body that carries its state gives the same numbers
+    so.
 
-    That is a gated convolution whose receptive field the context covers: whatever else a row shows it, a hidden state depends on
-    the last inputs alone. No other body has such a field. The state of an LSTM depends on all that it has read. That of a token
-    in a transformer depends on where the row begins, by attention to all of it and, unless positions are relative, by the token's
+    That is a gated convolution whose receptive field the context covers: whatever else a row shows
+    it, a hidden state depends on the last inputs alone. No other body has such a field. The state
+    of an LSTM depends on all that it has read. That of a token in a transformer depends on where
+    the row begins, by attention to all of it and, unless positions are relative, by the token's
     position in it; so keys and values of one window are not those of the next.
 
     tokens: of the split.
     """
     reach = getattr(model.body, "receptive_field", math.inf) - 1
-    if not settings.context > 0 or settings.context < reach or settings.break_mode in ALONE or settings.layout == "streams":
+    if (
+        not settings.context > 0
+        or settings.context < reach
+        or settings.break_mode in ALONE
+        or settings.layout == "streams"
+    ):
         return settings
     rows = min(settings.rows, max(settings.multiple, tokens // (OVERLAP * max(reach, 1))))
     context = reach if rows > 1 else 0
     longest = max(1, -(-(tokens - context) // rows)) + context
-    window = -(-longest // -(-longest // settings.window))  # equal windows: the last one is not filled up
+    window = -(
+        -longest // -(-longest // settings.window)
+    )  # equal windows: the last one is not filled up
     return Windows(window, context, "none", "streams", rows, settings.multiple)
 
 
 def plain(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> np.ndarray:
-    """The model's own scores: float32 `[tokens]` in nats, NaN for tokens of no example, the empty lines of "complete_doc"."""
+    """The model's own scores: float32 `[tokens]` in nats, NaN for tokens of no example, the
+    empty lines of "complete_doc".
+    """
     return gathered(run, ids, settings, PLAIN, progress)[0]
 
 
 def gathered(
     run: Run, ids: np.ndarray, settings: Windows, extras: Extras, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """What `scores` yields, in the order of the split: nll as `plain`, and hidden states `[tokens, features]` or None.
+    """What `scores` yields, in the order of the split: nll as `plain`, and hidden states `[tokens,
+    features]` or None.
 
     Hidden states of tokens of no example are zeros.
     """
@@ -135,13 +159,19 @@ def gathered(
     for scored in scores(run, ids, settings, extras, progress):
         nll[scored.at] = scored.nll
         if extras.hidden:
-            hidden = np.zeros((len(ids), *scored.hidden.shape[1:]), scored.hidden.dtype) if hidden is None else hidden
+            hidden = (
+                np.zeros((len(ids), *scored.hidden.shape[1:]), scored.hidden.dtype)
+                if hidden is None
+                else hidden
+            )
             hidden[scored.at] = scored.hidden
     return nll, hidden
 
 
 def scored_columns(batch: WindowBatch, columns: int) -> np.ndarray:
-    """Which of the `columns` from `batch.first` on hold targets that count: bool `[rows, columns]`."""
+    """Which of the `columns` from `batch.first` on hold targets that count: bool `[rows,
+    columns]`.
+    """
     at = batch.first[:, None] + np.arange(columns)
     return np.take_along_axis(batch.batch.weights, at, axis=1) > 0
 
@@ -152,15 +182,17 @@ def finite(nll: np.ndarray) -> np.ndarray:
 
 
 def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
-    """Loss and perplexity per word of the text, whatever the tokens: a word's probability is the product of its units'.
+    """Loss and perplexity per word of the text, whatever the tokens: a word's probability is the
+    product of its units'.
 
     Args:
         nll: `[tokens]` in nats, NaN for those that do not count.
         ids: `[tokens]`.
 
     Returns:
-        Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`, `unigram_perplexity`, the
-        perplexity by the words' counts alone, and `unknown`, the share of tokens that are `<unk>`.
+        Of the tokens that count, `nll` (nats a word), `perplexity`, `words`, `tokens`,
+        `unigram_perplexity`, the perplexity by the words' counts alone, and `unknown`, the share of
+        tokens that are `<unk>`.
     """
     counts = ~np.isnan(nll)
     nll, ids = nll[counts], ids[:][counts]
@@ -182,7 +214,9 @@ def perplexity(nll: float) -> float:
 
 
 def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
-    """Tables composed once for a split, and for every word its row in them; None where rows are word ids."""
+    """Tables composed once for a split, and for every word its row in them; None where rows are
+    word ids.
+    """
     which = run.model.composed_words()
     if which == "none":
         return {}, None
@@ -192,7 +226,9 @@ def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
         seen[ids[part : part + (1 << 20)]] = True
     seen = seen[: run.model.input.vocabulary_size]
     words = jax.make_array_from_callback(
-        (int(seen.sum()),), sharding.replicated(run.mesh), lambda index: np.flatnonzero(seen).astype(np.int32)[index]
+        (int(seen.sum()),),
+        sharding.replicated(run.mesh),
+        lambda index: np.flatnonzero(seen).astype(np.int32)[index],
     )
     tables = _composer(run.model, run.mesh)(run.params, run.lexicon, words)
     return tables, None if which == "all" else (np.cumsum(seen) - 1).astype(np.int32)
@@ -204,16 +240,22 @@ def _composer(model, mesh):
     whole = PartitionSpec()
     compose = exact(compose_shared(make_compose(local_model, gather), mesh), model.body)
     return jax.jit(
-        jax.shard_map(compose, mesh=mesh, in_specs=(specs, whole, whole), out_specs=whole, check_vma=False)
+        jax.shard_map(
+            compose, mesh=mesh, in_specs=(specs, whole, whole), out_specs=whole, check_vma=False
+        )
     )
 
 
 @functools.lru_cache(maxsize=8)
-def make_scorer(model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int, int, Extras]) -> Callable:
-    """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see `scores`.
+def make_scorer(
+    model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int, int, Extras]
+) -> Callable:
+    """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see
+    `scores`.
 
     unscored: columns of a row whose targets do not count, see `Windows`.
-    how: words that the model was trained on, words of the vocabulary, which may be more, and `Extras`.
+    how: words that the model was trained on, words of the vocabulary, which may be more, and
+        `Extras`.
     """
     local_model, gather, specs = _local(model, mesh)
     known, words, extras = how
@@ -229,17 +271,27 @@ def make_scorer(model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int,
             batch = batch._replace(inputs=jnp.maximum(batch.inputs, 0))
         hidden, carry = local_model.apply(variables, batch, carry, known=own, method="hidden")
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
-        nll = local_model.apply(variables, hidden, jnp.minimum(targets, known - 1) if foreign else targets, method="nll")
+        nll = local_model.apply(
+            variables, hidden, jnp.minimum(targets, known - 1) if foreign else targets, method="nll"
+        )
         if foreign:
             nll = jnp.where(targets < known, nll, jnp.inf)
         if extras.down_weight != 1:
             mass = _mass_of_new(local_model, variables, hidden, known)
-            nll += jnp.log1p(mass * (extras.down_weight - 1)) - jnp.where(targets < known, 0.0, math.log(extras.down_weight))
+            nll += jnp.log1p(mass * (extras.down_weight - 1)) - jnp.where(
+                targets < known, 0.0, math.log(extras.down_weight)
+            )
         return (nll, hidden if extras.hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
     local = exact(local, model.body)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(specs, whole, whole, rows, rows), out_specs=rows, check_vma=False)
+    mapped = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(specs, whole, whole, rows, rows),
+        out_specs=rows,
+        check_vma=False,
+    )
     # Results are replicated, so that every host can read all of them.
     return jax.jit(mapped, out_shardings=(sharding.replicated(mesh), NamedSharding(mesh, rows)))
 
@@ -250,7 +302,9 @@ def _mass_of_new(model, variables, hidden, known):
     part = min(len(flat), max(1, LOG_PROBS // model.input.vocabulary_size))
 
     def mass(states):
-        log_probs = model.apply(variables, states, method=lambda model, states: model.output.log_probs(states))
+        log_probs = model.apply(
+            variables, states, method=lambda model, states: model.output.log_probs(states)
+        )
         return jnp.sum(jnp.exp(log_probs[:, known:]), axis=1)
 
     parts = jnp.pad(flat, [(0, -len(flat) % part), (0, 0)]).reshape(-1, part, flat.shape[1])

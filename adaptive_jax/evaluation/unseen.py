@@ -1,4 +1,6 @@
-"""How much of a text a model cannot know: tokens that are `<unk>`, and words that its vocabulary was not learnt from."""
+"""How much of a text a model cannot know: tokens that are `<unk>`, and words that its
+vocabulary was not learnt from.
+"""
 
 import logging
 
@@ -13,14 +15,22 @@ MANY = 0.05  # the share from which a perplexity says little about the text
 def describe_words(corpus: Corpus, split: str) -> str:
     """Says it of a split: "<unk> 2.1%, unseen words 1.9%". Reads all ids.
 
-    Warns of more than 5 % unseen words, and of more than 5 % `<unk>` if that is twice the train split's share: the published
-    Penn Treebank has `<unk>` for rare words already, 4.8 % of its train split and 5.8 % of its test split.
+    Warns of more than 5 % unseen words, and of more than 5 % `<unk>` if that is twice the train
+    split's share: the published Penn Treebank has `<unk>` for rare words already, 4.8 % of its
+    train split and 5.8 % of its test split.
     """
     vocabulary = corpus.vocabulary
     unknown, unseen = vocabulary.unknown(corpus.ids[split]), corpus.unseen.get(split)
-    usual = float(vocabulary.chances[vocabulary.index[UNKNOWN]]) if UNKNOWN in vocabulary.words else 0.0
-    shares = f"<unk> {unknown:.1%}, unseen words {'not known' if unseen is None else f'{unseen:.1%}'}"
+    usual = (
+        float(vocabulary.chances[vocabulary.index[UNKNOWN]]) if UNKNOWN in vocabulary.words else 0.0
+    )
+    shares = (
+        f"<unk> {unknown:.1%}, unseen words {'not known' if unseen is None else f'{unseen:.1%}'}"
+    )
     if unknown > max(MANY, 2 * usual) or (unseen or 0.0) > MANY:
-        message = "%s split: %s: its perplexity says little about the text; is it tokenised like the train split?"
+        message = (
+            "%s split: %s: its perplexity says little about the text; is it tokenised like the"
+            " train split?"
+        )
         logger.warning(message, split, shares)
     return shares

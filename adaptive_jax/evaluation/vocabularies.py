@@ -1,9 +1,10 @@
 """Evaluation over words that training never saw.
 
-A vocabulary for evaluation holds the words of the run first, under their ids, and new ones after them. A model all of whose word
-vectors are composed reads and predicts any words: its parameters fit every vocabulary. Another model reads zeros for a new word and
-gives it no probability, as in the public code of GroC (2020); its distribution is mixed with the uniform one (section 5.1), so that
-no word costs infinitely much:
+A vocabulary for evaluation holds the words of the run first, under their ids, and new ones after
+them. A model all of whose word vectors are composed reads and predicts any words: its parameters
+fit every vocabulary. Another model reads zeros for a new word and gives it no probability, as in
+the public code of GroC (2020); its distribution is mixed with the uniform one (section 5.1), so
+that no word costs infinitely much:
 
     p(w) = (1 − u) p_model(w) + u / V
 """
@@ -23,11 +24,14 @@ from adaptive_jax.model import build, parameter_shapes
 from adaptive_jax.workdir.settings import read_config, with_own_files
 
 TRAIN, UNION = "train", "union"
-UNIFORM = 0.01  # u for a model that gives new words no probability; of GroC's public code, where the paper names no number
+# U for a model that gives new words no probability; of GroC's public code, where the paper names no
+# number
+UNIFORM = 0.01
 
 
 def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabulary:
-    """The vocabulary that --vocabulary names: "train", "union" (and the words of the split) or a file with a word a line.
+    """The vocabulary that --vocabulary names: "train", "union" (and the words of the split) or a
+    file with a word a line.
 
     New words have count 0.
 
@@ -37,8 +41,15 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
     if name == TRAIN:
         return own
     if isinstance(own, Subwords):
-        raise InputError(f"--vocabulary={name} is for words, and this run has sub-word units, which spell every word: leave it out")
-    words = [word for word, _ in most_frequent_first(occurring(data, split))] if name == UNION else _read(name)
+        raise InputError(
+            f"--vocabulary={name} is for words, and this run has sub-word units, which spell every"
+            " word: leave it out"
+        )
+    words = (
+        [word for word, _ in most_frequent_first(occurring(data, split))]
+        if name == UNION
+        else _read(name)
+    )
     return own.with_words(words)
 
 
@@ -49,13 +60,18 @@ def _read(path):
     except (OSError, UnicodeDecodeError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise InputError(
-            f"cannot read --vocabulary={path}: {reason}; give train, union, or a file with a word a line"
+            f"cannot read --vocabulary={path}: {reason}; give train, union, or a file with a word a"
+            " line"
         ) from None
     return [line.split()[0] for line in lines if line.strip()]
 
 
 def open_extended(
-    workdir: Path, checkpoint: str, own: Vocabulary, vocabulary: Vocabulary, share: float | None = None
+    workdir: Path,
+    checkpoint: str,
+    own: Vocabulary,
+    vocabulary: Vocabulary,
+    share: float | None = None,
 ) -> Run:
     """Opens a run with a vocabulary of `extended`. share, and raises InputError: as `open_run`."""
     if len(own) == len(vocabulary):
@@ -69,7 +85,9 @@ def open_extended(
 
 
 def fits_any_vocabulary(config: Mapping, words: int) -> bool:
-    """Whether the parameters of a config's model, of so many words, are those of a model of more words."""
+    """Whether the parameters of a config's model, of so many words, are those of a model of
+    more words.
+    """
     if config["output"]["clusters"]:
         return False
     return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
@@ -81,13 +99,16 @@ def predicts_new_words(run: Run) -> bool:
 
 
 def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
-    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over so many words."""
+    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over
+    so many words.
+    """
     nll = nll.astype(np.float64)
     return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words)) if uniform else nll
 
 
 def seen_and_unseen(nll: np.ndarray, ids: np.ndarray, known: int) -> dict:
-    """Share of the tokens and perplexity of words that training knew, "seen", and of those it did not, "unseen".
+    """Share of the tokens and perplexity of words that training knew, "seen", and of those it did
+    not, "unseen".
 
     nll: `[tokens]`, NaN for those that do not count. A perplexity of no tokens is None.
     """
@@ -96,5 +117,8 @@ def seen_and_unseen(nll: np.ndarray, ids: np.ndarray, known: int) -> dict:
     parts = {}
     for name, which in ("seen", ~new), ("unseen", new):
         mean = float(np.mean(nll[which], dtype=np.float64)) if which.any() else None
-        parts[name] = {"share": float(np.mean(which)), "perplexity": None if mean is None else perplexity(mean)}
+        parts[name] = {
+            "share": float(np.mean(which)),
+            "perplexity": None if mean is None else perplexity(mean),
+        }
     return parts

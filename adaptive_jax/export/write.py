@@ -22,10 +22,17 @@ from adaptive_jax.workdir.settings import check_name, read_config, write_json
 
 __all__ = ["Shape", "export"]
 
-COPIES = "clusters.txt", "clusters.sha256", "lexicon.jsonl", "lexicon.sha256"  # what a run keeps of its words
+COPIES = (
+    "clusters.txt",
+    "clusters.sha256",
+    "lexicon.jsonl",
+    "lexicon.sha256",
+)  # what a run keeps of its words
 
 
-def export(workdir: Path, output: str | os.PathLike, checkpoint: str = "best", shape: Shape | None = None) -> None:
+def export(
+    workdir: Path, output: str | os.PathLike, checkpoint: str = "best", shape: Shape | None = None
+) -> None:
     """Writes the model of a run into a new directory and prints what it holds.
 
     Args:
@@ -34,7 +41,8 @@ def export(workdir: Path, output: str | os.PathLike, checkpoint: str = "best", s
         shape: of what a program of StableHLO scores at once; None: safetensors are written.
 
     Raises:
-        InputError: no run or checkpoint, a directory that is there already, a shape out of range, or a package is missing.
+        InputError: no run or checkpoint, a directory that is there already, a shape out of range,
+            or a package is missing.
     """
     output = _new(output)
     read_config(workdir)  # first: it says best what a directory without a run lacks
@@ -47,7 +55,9 @@ def export(workdir: Path, output: str | os.PathLike, checkpoint: str = "best", s
             _at_once(output, lambda directory: _write(workdir, directory, run, params, shape))
     hosts.wait("the export")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    hosts.say(f"{output}: {count:,} parameters, {len(run.vocabulary):,} words, after {run.step:,} updates")
+    hosts.say(
+        f"{output}: {count:,} parameters, {len(run.vocabulary):,} words, after {run.step:,} updates"
+    )
     if shape is None:
         hosts.say(f"python evaluate.py --workdir={shlex.quote(str(output))} --split=test")
 
@@ -57,7 +67,9 @@ def _new(output):
     try:
         path = path_of(output)
     except RuntimeError:
-        raise InputError(f"--output={output} is in the home of an unknown user: give another directory") from None
+        raise InputError(
+            f"--output={output} is in the home of an unknown user: give another directory"
+        ) from None
     if names_in(path) or (not in_store(path) and os.path.lexists(path) and not path.is_dir()):
         raise InputError(f"--output={output} already exists: give a new directory")
     check_name(path)
@@ -80,7 +92,10 @@ def _at_once(output, write):
 def _write(workdir: Path, output: Path, run: Run, params: Mapping, shape: Shape | None) -> None:
     """Writes the words, what is known of them, the config and the arrays."""
     write_sealed(run.vocabulary, output / "vocabulary.txt")
-    config, metadata = read_config(workdir), {"step": str(run.step), "vocabulary": run.vocabulary.digest}
+    config, metadata = (
+        read_config(workdir),
+        {"step": str(run.step), "vocabulary": run.vocabulary.digest},
+    )
     if shape is None:
         for name in COPIES:
             if (workdir / name).exists():

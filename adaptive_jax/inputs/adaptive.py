@@ -16,11 +16,11 @@ from adaptive_jax.errors import check_rates
 class AdaptiveInput(nn.Module):
     """Adaptive input representations (Baevski & Auli 2019, section 3 and Figure 1).
 
-    The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of `width / factor^i`;
-    a linear map for each band, the first included, takes them to `features`.
+    The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of
+    `width / factor^i`; a linear map for each band, the first included, takes them to `features`.
 
-    Tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's public code. A transformer scales the vectors
-    itself.
+    Tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's public code. A
+    transformer scales the vectors itself.
 
     Attributes:
         vocabulary_size: words.
@@ -28,14 +28,17 @@ class AdaptiveInput(nn.Module):
         cutoffs: id of the first word of every band but the first: `(20_000, 60_000)`.
         factor: by which each band is narrower than the one before it.
         width: width of the first band; 0 means `features`.
-        word_dropout: rate at which words are dropped in training, the same ones in a whole update (Merity et al. 2018, section
+        word_dropout: rate at which words are dropped in training, the same ones in a whole update
+            (Merity et al. 2018, section
             4.3). A table that an output shares is not touched.
-        scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a table that an output shares is not.
+        scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a table
+            that an output shares is not.
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
-        InputError: cutoffs that do not increase or do not lie within the vocabulary, a number out of range, a dtype that is no
-            float, or token ids that do not exist. Inside `jax.jit`, where ids are not known, those have vectors of NaN.
+        InputError: cutoffs that do not increase or do not lie within the vocabulary, a number out
+            of range, a dtype that is no float, or token ids that do not exist. Inside `jax.jit`,
+            where ids are not known, those have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -58,23 +61,30 @@ class AdaptiveInput(nn.Module):
         shapes = [(table.shape[1], self.features) for table in tables]
         init = nn.initializers.xavier_uniform()
         self.drop = WordDropout(self.word_dropout)
-        self.own = [Band(t, self.param(f"projection_{i}", init, shapes[i])) for i, t in enumerate(tables)]
+        self.own = [
+            Band(t, self.param(f"projection_{i}", init, shapes[i])) for i, t in enumerate(tables)
+        ]
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         vectors, first = 0.0, 0
         for table, projection, _ in self.own:
-            # A word of another band reads behind the table: it gets zeros, and the gradient's scatter leaves it out. If it read
-            # row 0, the gradients of most tokens of a batch would be added to that one row, one after another.
+            # A word of another band reads behind the table: it gets zeros, and the gradient's
+            # scatter leaves it out. If it read row 0, the gradients of most tokens of a batch would
+            # be added to that one row, one after another.
             place = jnp.where(tokens < first, len(table), tokens - first)
             rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += product(rows.astype(self.dtype), projection)
             first += len(table)
-        vectors = self.drop(vectors * self.features**0.5 if self.scaled else vectors, tokens, train=train)
+        vectors = self.drop(
+            vectors * self.features**0.5 if self.scaled else vectors, tokens, train=train
+        )
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.
         return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent words first."""
+        """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent
+        words first.
+        """
         return list(self.own)

@@ -1,4 +1,6 @@
-"""Character CNN: a word's vector is computed from its spelling, once for every distinct word that is asked for."""
+"""Character CNN: a word's vector is computed from its spelling, once for every distinct word
+that is asked for.
+"""
 
 from collections.abc import Sequence
 
@@ -22,34 +24,40 @@ LETTERS = {"bytes": 256, "elmo": 262}  # letters that there are, without the pad
 class CharacterCNN(nn.Module):
     """Word vectors from spelling (Kim et al. 2016, as in Baevski & Auli 2019, section 4.4).
 
-    Every letter of a word has a vector. Filters of several lengths run over them; the largest response of each, after a ReLU,
-    passes highway layers and a linear projection. Letters beyond `length` are not read. Initial weights follow the public code
-    of the paper that `letters` belongs to.
+    Every letter of a word has a vector. Filters of several lengths run over them; the largest
+    response of each, after a ReLU, passes highway layers and a linear projection. Letters beyond
+    `length` are not read. Initial weights follow the public code of the paper that `letters`
+    belongs to.
 
-    The spelling of all words is the variable `spelling` of the collection "lexicon", see `adaptive_jax.data.vocabulary.spelling`:
+    The spelling of all words is the variable `spelling` of the collection "lexicon", see
+    `adaptive_jax.data.vocabulary.spelling`:
     `apply({"params": ..., "lexicon": {"spelling": ...}}, tokens)`.
 
-    Cost: each distinct word is computed once, see `adaptive_jax.inputs.letters`. Where the collection "tables" holds vectors that
-    `compose` made, they are looked up instead.
+    Cost: each distinct word is computed once, see `adaptive_jax.inputs.letters`. Where the
+    collection "tables" holds vectors that `compose` made, they are looked up instead.
 
     Attributes:
         vocabulary_size: number of words.
         features: width of the vectors that `__call__` returns.
         width: width of a character's vector (the paper's 128).
-        filters: for each filter, the characters it spans and the features it gives: `((1, 128), (2, 256), ...)`.
+        filters: for each filter, the characters it spans and the features it gives: `((1, 128), (2,
+            256), ...)`.
         highway_layers: 1 for WikiText-103, 2 for Billion Word.
-        length: letters of a word that are read (released code: 50), at least the span of the longest filter.
+        length: letters of a word that are read (released code: 50), at least the span of the
+            longest filter.
         strides: for each filter, how many letters apart its responses are; empty: 1.
         activation: of filters and highway layers: relu, selu, tanh or sigmoid.
-        letters: "bytes", where padding is 0, `<eos>` and `<unk>` have vectors of their own, and the projection has a bias (Baevski
-            & Auli 2019); or "elmo", bytes between marks of a word's beginning and end, where padding has a vector, every word is
-            spelt, and the projection has no bias (GroC 2020, after Peters et al. 2018).
+        letters: "bytes", where padding is 0, `<eos>` and `<unk>` have vectors of their own, and the
+            projection has a bias (Baevski & Auli 2019); or "elmo", bytes between marks of a word's
+            beginning and end, where padding has a vector, every word is spelt, and the projection
+            has no bias (GroC 2020, after Peters et al. 2018).
         dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
-        InputError: filters that are not pairs of positive integers; strides that are not one a filter; a length shorter than the
-            longest filter; a name or number out of range; a dtype that is no float; no lexicon, or one of another vocabulary; token
-            ids that do not exist. Inside `jax.jit`, where ids are not known, those have vectors of NaN.
+        InputError: filters that are not pairs of positive integers; strides that are not one a
+            filter; a length shorter than the longest filter; a name or number out of range; a dtype
+            that is no float; no lexicon, or one of another vocabulary; token ids that do not exist.
+            Inside `jax.jit`, where ids are not known, those have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -72,13 +80,24 @@ class CharacterCNN(nn.Module):
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
         check_known(f"letters={self.letters!r}", self.letters, LETTERS)
         filters, strides = self.filters, self.strides
-        if not isinstance(filters, Sequence) or not filters or not all(_is_filter(pair) for pair in filters):
-            raise InputError(f"filters={filters} must be pairs of characters and features: ((1, 128), (2, 256))")
+        if (
+            not isinstance(filters, Sequence)
+            or not filters
+            or not all(_is_filter(pair) for pair in filters)
+        ):
+            raise InputError(
+                f"filters={filters} must be pairs of characters and features: ((1, 128), (2, 256))"
+            )
         longest = max(span for span, _ in filters)
         if self.length < longest:
-            raise InputError(f"length={self.length} is shorter than a filter over {longest} characters: give {longest} or more")
+            raise InputError(
+                f"length={self.length} is shorter than a filter over {longest} characters: give"
+                f" {longest} or more"
+            )
         if not isinstance(strides, Sequence) or len(strides) not in (0, len(filters)):
-            raise InputError(f"strides={strides} do not fit {len(filters)} filters: give one for each, or none")
+            raise InputError(
+                f"strides={strides} do not fit {len(filters)} filters: give one for each, or none"
+            )
         for stride in strides:
             check_at_least(1, strides=stride)
 
@@ -89,11 +108,21 @@ class CharacterCNN(nn.Module):
 
     def setup(self):
         if not (self.is_initializing() or self.has_variable("lexicon", "spelling")):
-            raise InputError('a character CNN needs its words\' spelling: apply({"params": ..., "lexicon": lexicon(...)}, ...)')
+            raise InputError(
+                'a character CNN needs its words\' spelling: apply({"params": ..., "lexicon":'
+                " lexicon(...)}, ...)"
+            )
         self.spelling = self.variable("lexicon", "spelling", self._blank)
         if (words := len(self.spelling.value["lengths"])) != self.vocabulary_size:
-            raise InputError(f"a lexicon of {words} words does not fit vocabulary_size={self.vocabulary_size}: give one of as many")
-        init, pooled, torch = nn.initializers, sum(out for _, out in self.filters), self.letters == "elmo"
+            raise InputError(
+                f"a lexicon of {words} words does not fit vocabulary_size={self.vocabulary_size}:"
+                " give one of as many"
+            )
+        init, pooled, torch = (
+            nn.initializers,
+            sum(out for _, out in self.filters),
+            self.letters == "elmo",
+        )
         square, table = init.xavier_normal(), (LETTERS[self.letters], self.width)
         self.characters = self.param("characters", init.normal(1.0) if torch else square, table)
         self.symbols = None if torch else self.param("symbols", square, (2, self.features))
@@ -106,21 +135,29 @@ class CharacterCNN(nn.Module):
         ]
         self.highways = [
             (
-                self.param(f"highway_{i}", self._start(pooled) if torch else square, (pooled, 2 * pooled)),
-                self.param(f"highway_bias_{i}", _carry_first(pooled**-0.5 if torch else 0.0), (2 * pooled,)),
+                self.param(
+                    f"highway_{i}", self._start(pooled) if torch else square, (pooled, 2 * pooled)
+                ),
+                self.param(
+                    f"highway_bias_{i}", _carry_first(pooled**-0.5 if torch else 0.0), (2 * pooled,)
+                ),
             )
             for i in range(self.highway_layers)
         ]
         last = self._start(pooled) if torch else init.xavier_uniform()
         self.projection = self.param("projection", last, (pooled, self.features))
-        self.projection_bias = None if torch else self.param("projection_bias", init.zeros, (self.features,))
+        self.projection_bias = (
+            None if torch else self.param("projection_bias", init.zeros, (self.features,))
+        )
 
     def _start(self, fan_in):
         """Initial weights of a filter, and of what follows with the letters of ELMo."""
         return uniform(fan_in**-0.5)
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
-        """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows `[...]`."""
+        """Token ids `[...]` to vectors `[..., features]`; with composed vectors, their rows
+        `[...]`.
+        """
         if self.has_variable("tables", "vectors"):
             [(table, _, _)] = self.bands()
             return look_up(table, ids("tokens", tokens, len(table), ...)).astype(self.dtype)
@@ -136,7 +173,9 @@ class CharacterCNN(nn.Module):
         self.put_variable("tables", "vectors", self._encode(words).astype(jnp.float32))
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band, `[words, features]`: the vectors of all words, composed before or computed now."""
+        """The one band, `[words, features]`: the vectors of all words, composed before or
+        computed now.
+        """
         if self.has_variable("tables", "vectors"):
             return [Band(self.get_variable("tables", "vectors")[: self.vocabulary_size])]
         return [Band(self._encode(jnp.arange(self.vocabulary_size)))]
@@ -160,14 +199,24 @@ class CharacterCNN(nn.Module):
             "projection": (self.projection, self.projection_bias),
         }
         if self.letters == "bytes":  # the letter 0 is padding
-            weights |= {"characters": jnp.pad(self.characters, [(1, 0), (0, 0)]), "symbols": self.symbols}
-        strides, chunk = tuple(self.strides or (1,) * len(self.filters)), min(self.chunk, len(words))
+            weights |= {
+                "characters": jnp.pad(self.characters, [(1, 0), (0, 0)]),
+                "symbols": self.symbols,
+            }
+        strides, chunk = (
+            tuple(self.strides or (1,) * len(self.filters)),
+            min(self.chunk, len(words)),
+        )
         reader = Reader(strides, self.activation, self.dtype, chunk, short)
-        return read_words(reader, weights, places_of(words, self.spelling.value), self.spelling.value)
+        return read_words(
+            reader, weights, places_of(words, self.spelling.value), self.spelling.value
+        )
 
     def _blank(self):
         words = jnp.zeros(self.vocabulary_size, jnp.int32)
-        blank = jnp.zeros((self.vocabulary_size, self.length), jnp.uint8 if self.letters == "bytes" else jnp.int16)
+        blank = jnp.zeros(
+            (self.vocabulary_size, self.length), jnp.uint8 if self.letters == "bytes" else jnp.int16
+        )
         symbols = {"symbols": words.astype(jnp.int8)} if self.letters == "bytes" else {}
         return {"letters": blank, "lengths": words, "places": words} | symbols
 
@@ -178,7 +227,11 @@ def uniform(bound: float):
 
 
 def _is_filter(pair):
-    return isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)
+    return (
+        isinstance(pair, Sequence)
+        and len(pair) == 2
+        and all(isinstance(n, int) and n > 0 for n in pair)
+    )
 
 
 def _carry_first(bound):

@@ -1,4 +1,6 @@
-"""Grounded compositional word vectors (GroC): from a word's spelling, its relations to other words and its definition."""
+"""Grounded compositional word vectors (GroC): from a word's spelling, its relations to other
+words and its definition.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -18,47 +20,60 @@ SHORT = (8, 12)
 
 
 class GroC(CharacterCNN):
-    """Word vectors whose parameters do not depend on the vocabulary (Pappas, Mulcaire & Smith 2020, section 3.1).
+    """Word vectors whose parameters do not depend on the vocabulary (Pappas, Mulcaire & Smith 2020,
+    section 3.1).
 
         surface      a character CNN and highway layers over the letters of the word
         relation     the mean of the surface vectors of words that a lexicon relates to it: synonyms and hyponyms
         definition   the mean of the surface vectors of the words that define it
         vector       a linear map of the three, side by side
 
-    A word that the lexicon does not have, or whose words are not in the vocabulary, has relation and definition 0. The mean is over
-    the words that there are. The public code always divides by `relations` or `definition`: `mean="most"`.
+    A word that the lexicon does not have, or whose words are not in the vocabulary, has relation
+    and definition 0. The mean is over the words that there are. The public code always divides by
+    `relations` or `definition`: `mean="most"`.
 
-    The spelling, relations and definitions of words are the collection "lexicon", see `adaptive_jax.data.vocabulary.lexicon`.
+    The spelling, relations and definitions of words are the collection "lexicon", see
+    `adaptive_jax.data.vocabulary.lexicon`.
 
-    Cost: each distinct word that is needed, for itself or for others, is read once, see `adaptive_jax.inputs.letters`. Where the
-    collection "tables" holds vectors that `compose` made, they are looked up instead.
+    Cost: each distinct word that is needed, for itself or for others, is read once, see
+    `adaptive_jax.inputs.letters`. Where the collection "tables" holds vectors that `compose` made,
+    they are looked up instead.
 
     Attributes:
         vocabulary_size: number of words.
-        features: width of the vectors that `__call__` returns, and of surface, relation and definition.
-        lexicon: path of the lexicon: a WordNet directory, or a .jsonl file of relations and definitions; see docs/lexicon.md.
+        features: width of the vectors that `__call__` returns, and of surface, relation and
+            definition.
+        lexicon: path of the lexicon: a WordNet directory, or a .jsonl file of relations and
+            definitions; see docs/lexicon.md.
         relations: most related words that are read; 0: no relations.
         definition: most words of a definition that are read; 0: no definitions.
-        form: how WordNet is read: "paper", synonyms and hyponyms, and definitions of all senses; or "code", as the public code:
-            synonyms, and the definition of the first sense. See docs/lexicon.md.
-        share: of the vocabulary's words, those that may have relations, and those that may have a definition (the paper's Table 4).
-        combine: "concat", the linear map of the paper, or "add", the sum of the three, as the public code does by default.
-        mean: "present", over the words that there are, or "most", over `relations` or `definition` as in the public code.
+        form: how WordNet is read: "paper", synonyms and hyponyms, and definitions of all senses; or
+            "code", as the public code: synonyms, and the definition of the first sense. See
+            docs/lexicon.md.
+        share: of the vocabulary's words, those that may have relations, and those that may have a
+            definition (the paper's Table 4).
+        combine: "concat", the linear map of the paper, or "add", the sum of the three, as the
+            public code does by default.
+        mean: "present", over the words that there are, or "most", over `relations` or `definition`
+            as in the public code.
         width: width of a letter's vector.
-        filters: for each filter, the letters it spans and the features it gives: `((1, 32), (2, 32), ...)`.
+        filters: for each filter, the letters it spans and the features it gives: `((1, 32), (2,
+            32), ...)`.
         strides: for each filter, how many letters apart its responses are; empty: 1.
         activation: of filters and highway layers: relu, selu, tanh or sigmoid.
         letters: "elmo" or "bytes", as `CharacterCNN` has them.
         highway_layers: highway layers.
-        length: letters of a word that are read, the marks of its beginning and end among them; at least the span of the longest
-            filter.
-        init_range: filters, highway layers and projection start uniform between -init_range and init_range; the rest as in torch.
+        length: letters of a word that are read, the marks of its beginning and end among them; at
+            least the span of the longest filter.
+        init_range: filters, highway layers and projection start uniform between -init_range and
+            init_range; the rest as in torch.
         dtype: dtype of the matrix products; parameters are float32.
 
     Raises:
-        InputError: filters that are not pairs of positive integers; strides that are not one a filter; a length shorter than the
-            longest filter; a number or name out of range; a dtype that is no float; no lexicon, or one of another vocabulary; token
-            ids that do not exist. Inside `jax.jit`, where ids are not known, those have vectors of NaN.
+        InputError: filters that are not pairs of positive integers; strides that are not one a
+            filter; a length shorter than the longest filter; a number or name out of range; a dtype
+            that is no float; no lexicon, or one of another vocabulary; token ids that do not exist.
+            Inside `jax.jit`, where ids are not known, those have vectors of NaN.
     """
 
     width: int = 16
@@ -87,7 +102,10 @@ class GroC(CharacterCNN):
         if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
             raise InputError(f"share={self.share!r} is no share: give a number from 0 to 1")
         if not isinstance(self.lexicon, str):
-            raise InputError(f"lexicon={self.lexicon!r} is no path: give a WordNet directory or a .jsonl file; see docs/lexicon.md")
+            raise InputError(
+                f"lexicon={self.lexicon!r} is no path: give a WordNet directory or a .jsonl file;"
+                " see docs/lexicon.md"
+            )
 
     def _parts(self):
         """The parts that the lexicon gives, with their most words."""
@@ -104,22 +122,33 @@ class GroC(CharacterCNN):
     def setup(self):
         missing = [name for name in self.wants if not self.has_variable("lexicon", name)]
         if missing and not self.is_initializing():
-            raise InputError(f'groc needs {", ".join(missing)} of words: apply({{"params": ..., "lexicon": lexicon(...)}}, ...)')
+            raise InputError(
+                f'groc needs {", ".join(missing)} of words: apply({{"params": ..., "lexicon":'
+                " lexicon(...)}, ...)"
+            )
         super().setup()
         self.others = {
-            name: self.variable("lexicon", name, lambda most=most: {"words": jnp.full((self.vocabulary_size, most), -1, jnp.int32)})
+            name: self.variable(
+                "lexicon",
+                name,
+                lambda most=most: {"words": jnp.full((self.vocabulary_size, most), -1, jnp.int32)},
+            )
             for name, most in self._parts().items()
         }
         if self.combine == "concat" and self.others:
             width = (1 + len(self.others)) * self.features
             init = uniform(width**-0.5)
-            self.map = self.param("map", init, (width, self.features)), self.param("map_bias", init, (self.features,))
+            self.map = (
+                self.param("map", init, (width, self.features)),
+                self.param("map_bias", init, (self.features,)),
+            )
 
     def _start(self, fan_in):
         return uniform(self.init_range)
 
     def read(self, words: jax.Array) -> None:
-        """Puts the surface vectors of `words [n]`, float32 `[n, features]`, into the collection "tables".
+        """Puts the surface vectors of `words [n]`, float32 `[n, features]`, into the collection
+        "tables".
 
         `compose` then computes none, if they are those of all words.
         """
@@ -128,12 +157,16 @@ class GroC(CharacterCNN):
 
     @property
     def chunk(self) -> int:
-        """Distinct words that are read at a time: many, since large gradients of the highway layers add up over chunks."""
+        """Distinct words that are read at a time: many, since large gradients of the highway
+        layers add up over chunks.
+        """
         return min(CHUNK, self.vocabulary_size)
 
     def kept_bytes(self, words: int) -> int:
         """As `CharacterCNN.kept_bytes`, for words and those in their lists."""
-        return super().kept_bytes(min(words * (1 + sum(self._parts().values())), self.vocabulary_size))
+        return super().kept_bytes(
+            min(words * (1 + sum(self._parts().values())), self.vocabulary_size)
+        )
 
     def _surfaces(self, words):
         return super()._encode(words, SHORT)
@@ -146,14 +179,27 @@ class GroC(CharacterCNN):
         elif len(words) >= self.vocabulary_size:
             surfaces = self._surfaces(jnp.arange(self.vocabulary_size))
         else:  # those of each word and of the words in its lists, one after another; `lists` become their places
-            surfaces = self._surfaces(jnp.concatenate([words, *(jnp.maximum(others, 0).ravel() for others in lists)]))
+            surfaces = self._surfaces(
+                jnp.concatenate([words, *(jnp.maximum(others, 0).ravel() for others in lists)])
+            )
             starts = len(words) + np.cumsum([0, *(others.size for others in lists)])[:-1]
-            at = [start + jnp.arange(others.size).reshape(others.shape) for others, start in zip(lists, starts, strict=True)]
-            lists = [jnp.where(others < 0, -1, places) for others, places in zip(lists, at, strict=True)]
-            words = jnp.where((words >= 0) & (words < self.vocabulary_size), jnp.arange(len(words)), len(surfaces))
+            at = [
+                start + jnp.arange(others.size).reshape(others.shape)
+                for others, start in zip(lists, starts, strict=True)
+            ]
+            lists = [
+                jnp.where(others < 0, -1, places) for others, places in zip(lists, at, strict=True)
+            ]
+            words = jnp.where(
+                (words >= 0) & (words < self.vocabulary_size), jnp.arange(len(words)), len(surfaces)
+            )
         parts = [look_up(surfaces, words)]
         for places in lists:
-            count = jnp.sum(places >= 0, axis=1, keepdims=True) if self.mean == "present" else places.shape[1]
+            count = (
+                jnp.sum(places >= 0, axis=1, keepdims=True)
+                if self.mean == "present"
+                else places.shape[1]
+            )
             parts.append(sum_of_rows(surfaces, places) / jnp.maximum(count, 1))
         if not (self.combine == "concat" and lists):
             return sum(parts)
@@ -163,11 +209,15 @@ class GroC(CharacterCNN):
 
 @jax.custom_vjp
 def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:
-    """Sums `[n, width]` of rows of a table `[rows, width]`; places `[n, most]` outside of it add nothing.
+    """Sums `[n, width]` of rows of a table `[rows, width]`; places `[n, most]` outside of it add
+    nothing.
 
     Forward and backward go place by place, so that nothing of size `[n, most, width]` exists.
     """
-    rows = (table.at[column].get(mode="fill", fill_value=0, wrap_negative_indices=False) for column in places.T)
+    rows = (
+        table.at[column].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        for column in places.T
+    )
     return functools.reduce(jnp.add, rows)
 
 
@@ -175,9 +225,17 @@ def _pull_rows(residuals, pull):
     table, places = residuals
 
     def add(total, places):
-        return total.at[places].add(pull.astype(jnp.float32), mode="drop", wrap_negative_indices=False), None
+        return (
+            total.at[places].add(
+                pull.astype(jnp.float32), mode="drop", wrap_negative_indices=False
+            ),
+            None,
+        )
 
-    return jax.lax.scan(add, jnp.zeros(table.shape, jnp.float32), places.T)[0].astype(table.dtype), None
+    return (
+        jax.lax.scan(add, jnp.zeros(table.shape, jnp.float32), places.T)[0].astype(table.dtype),
+        None,
+    )
 
 
 sum_of_rows.defvjp(lambda table, places: (sum_of_rows(table, places), (table, places)), _pull_rows)

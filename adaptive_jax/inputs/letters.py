@@ -1,8 +1,10 @@
-"""Vectors of words from their letters: convolutions, highway layers and a projection, once for every distinct word.
+"""Vectors of words from their letters: convolutions, highway layers and a projection, once for
+every distinct word.
 
-Words are sorted by length and computed a chunk at a time, in loops whose trip counts depend on the data. The backward pass repeats
-the loops: it computes the convolutions anew, which are many numbers and little work, and keeps the products of the highway layers,
-which are few numbers and most of the work, where they fit into `MOST_KEPT`.
+Words are sorted by length and computed a chunk at a time, in loops whose trip counts depend on the
+data. The backward pass repeats the loops: it computes the convolutions anew, which are many numbers
+and little work, and keeps the products of the highway layers, which are few numbers and most of the
+work, where they fit into `MOST_KEPT`.
 """
 
 import functools
@@ -29,7 +31,8 @@ class Reader(NamedTuple):
         activation: of the largest responses and of the highway layers, a name of `ACTIVATIONS`.
         dtype: of products and vectors.
         chunk: distinct words that are in memory at a time.
-        short: lengths; a chunk of words no longer than one of them skips the convolutions over what is padding in all of them.
+        short: lengths; a chunk of words no longer than one of them skips the convolutions over what
+            is padding in all of them.
     """
 
     strides: tuple[int, ...]
@@ -40,17 +43,21 @@ class Reader(NamedTuple):
 
 
 def places_of(words: jax.Array, spelling: Mapping) -> jax.Array:
-    """Rows of `spelling`, whose words are sorted by length, that hold `words`; one that does not exist for a word that does not."""
+    """Rows of `spelling`, whose words are sorted by length, that hold `words`; one that does
+    not exist for a word that does not.
+    """
     places = jnp.asarray(spelling["places"])
     return places.at[words].get(mode="fill", fill_value=len(places), wrap_negative_indices=False)
 
 
 def read_words(reader: Reader, weights: Mapping, places: jax.Array, spelling: Mapping) -> jax.Array:
-    """Vectors `[words, features]` of the words at `places [words]` of `spelling`; NaN where there is none.
+    """Vectors `[words, features]` of the words at `places [words]` of `spelling`; NaN where there
+    is none.
 
-    weights: `characters [letters, width]`; `convolutions`, `(kernel [span, width, features], bias)` of each; `highways`, `(kernel
-    [features, 2 features], bias)` of each, new values before gates; `projection`, `(kernel, bias or None)`; and, for words with
-    symbols instead of letters, `symbols [symbols, features]`.
+    weights: `characters [letters, width]`; `convolutions`, `(kernel [span, width, features], bias)`
+    of each; `highways`, `(kernel [features, 2 features], bias)` of each, new values before gates;
+    `projection`, `(kernel, bias or None)`; and, for words with symbols instead of letters, `symbols
+    [symbols, features]`.
     """
     weights, spelling = jax.tree.map(jnp.asarray, (weights, dict(spelling)))
     known = len(spelling["lengths"])
@@ -60,13 +67,17 @@ def read_words(reader: Reader, weights: Mapping, places: jax.Array, spelling: Ma
 
 
 def distinct(places: jax.Array, known: int, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """The distinct places in ascending order, padded to whole chunks by `known`, and the index of each place among them."""
+    """The distinct places in ascending order, padded to whole chunks by `known`, and the index
+    of each place among them.
+    """
     room = -(-min(len(places), known) // chunk) * chunk
     return jnp.unique(places, return_inverse=True, size=room, fill_value=known)
 
 
 def letter_vectors(characters: jax.Array, letters: jax.Array) -> jax.Array:
-    """Vectors `[words, columns, width]` of letters `[words, columns]`: what the convolutions see."""
+    """Vectors `[words, columns, width]` of letters `[words, columns]`: what the convolutions
+    see.
+    """
     return characters[letters]
 
 
@@ -84,13 +95,19 @@ def _forward(reader, weights, words, spelling):
 
 
 def _visit_all(reader, weights, words, spelling, kept):
-    """The vectors, and the highway layers' products side by side, or as many of their columns as `kept`: all or none."""
+    """The vectors, and the highway layers' products side by side, or as many of their columns
+    as `kept`: all or none.
+    """
 
     def visit(most, trip, made):
         rows = lax.dynamic_slice_in_dim(words, trip * reader.chunk, reader.chunk)
         vectors, products = _vectors(reader, weights, rows, spelling, most)
         parts = vectors, jnp.concatenate([*products, vectors[:, :0]], axis=1)[:, :kept]
-        return jax.tree.map(lambda a, part: lax.dynamic_update_slice_in_dim(a, part, trip * reader.chunk, 0), made, parts)
+        return jax.tree.map(
+            lambda a, part: lax.dynamic_update_slice_in_dim(a, part, trip * reader.chunk, 0),
+            made,
+            parts,
+        )
 
     widths = weights["projection"][0].shape[1], kept
     made = tuple(jnp.zeros((len(words), width), reader.dtype) for width in widths)
@@ -104,7 +121,10 @@ def _backward(reader, residuals, cotangent):
     widths = [kernel.shape[1] for kernel, _ in weights["highways"]]
 
     def visit(most, trip, gradient):
-        rows, pull, kept = (lax.dynamic_slice_in_dim(a, trip * reader.chunk, reader.chunk) for a in (words, cotangent, products))
+        rows, pull, kept = (
+            lax.dynamic_slice_in_dim(a, trip * reader.chunk, reader.chunk)
+            for a in (words, cotangent, products)
+        )
         kept = lax.split(kept, widths, axis=1) if kept.shape[1] else None
         _, vjp = jax.vjp(lambda w: _vectors(reader, w, rows, spelling, most, kept)[0], weights)
         return jax.tree.map(jnp.add, gradient, vjp(pull.astype(reader.dtype))[0])
@@ -119,12 +139,20 @@ _of_sorted.defvjp(_forward, _backward)
 
 
 def runs(reader: Reader, words: jax.Array, spelling: Mapping):
-    """Yields `(most, begin, end)`: chunks `begin` to `end - 1` of `words` are of words of at most that many letters.
+    """Yields `(most, begin, end)`: chunks `begin` to `end - 1` of `words` are of words of at most
+    that many letters.
 
-    One loop for each, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU devices.
+    One loop for each, not one loop with a branch: jaxlib 0.11 crashes compiling that for many CPU
+        devices.
     """
     full, known = spelling["letters"].shape[1], len(spelling["lengths"])
-    longest = spelling["lengths"].at[words].get(mode="fill", fill_value=0).reshape(-1, reader.chunk).max(axis=1)
+    longest = (
+        spelling["lengths"]
+        .at[words]
+        .get(mode="fill", fill_value=0)
+        .reshape(-1, reader.chunk)
+        .max(axis=1)
+    )
     used = (words < known).reshape(-1, reader.chunk).any(axis=1)
     begin = 0
     for most in (*(length for length in reader.short if length < full), full):
@@ -134,12 +162,16 @@ def runs(reader: Reader, words: jax.Array, spelling: Mapping):
 
 
 def positions(span: int, stride: int, most: int, full: int) -> int:
-    """Responses of a filter that words of at most `most` letters need: all that touch one, and one of padding if there is any."""
+    """Responses of a filter that words of at most `most` letters need: all that touch one, and
+    one of padding if there is any.
+    """
     return min((full - span) // stride, -(-most // stride)) + 1
 
 
 def _vectors(reader, weights, rows, spelling, most, kept=None):
-    """Vectors `[chunk, features]` of rows of `spelling`, and products of the highway layers; rows beyond its end are padding."""
+    """Vectors `[chunk, features]` of rows of `spelling`, and products of the highway layers;
+    rows beyond its end are padding.
+    """
     letters = spelling["letters"].at[rows].get(mode="fill", fill_value=0).astype(jnp.int32)
     vectors, products = read_letters(reader, weights, letters, most, kept)
     if "symbols" in weights:
@@ -149,8 +181,11 @@ def _vectors(reader, weights, rows, spelling, most, kept=None):
     return vectors, products
 
 
-def read_letters(reader: Reader, weights: Mapping, letters: jax.Array, most: int, kept=None) -> tuple[jax.Array, list]:
-    """Vectors `[chunk, features]` of words of at most `most` letters `[chunk, length]`, and the products of the highway layers.
+def read_letters(
+    reader: Reader, weights: Mapping, letters: jax.Array, most: int, kept=None
+) -> tuple[jax.Array, list]:
+    """Vectors `[chunk, features]` of words of at most `most` letters `[chunk, length]`, and the
+    products of the highway layers.
 
     kept: these products, where they are known; only their gradients are computed then.
     """
@@ -163,7 +198,9 @@ def read_letters(reader: Reader, weights: Mapping, letters: jax.Array, most: int
         span, width, out = kernel.shape
         last = (positions(span, stride, most, full) - 1) * stride
         windows = jnp.stack([x[:, i : i + last + 1 : stride] for i in range(span)], axis=2)
-        responses = product(windows.reshape(*windows.shape[:2], span * width), kernel.reshape(span * width, out))
+        responses = product(
+            windows.reshape(*windows.shape[:2], span * width), kernel.reshape(span * width, out)
+        )
         pooled.append(activation(responses.max(axis=1) + bias[None]))
     x, products = jnp.concatenate(pooled, axis=1), []
     for i, (kernel, bias) in enumerate(weights["highways"]):
@@ -183,5 +220,8 @@ def _known_product(x, kernel, known):
 
 _known_product.defvjp(
     lambda x, kernel, known: (known, (x, kernel)),
-    lambda arrays, pull: (*jax.vjp(product, *arrays)[1](pull), None),  # nothing reads the product itself
+    lambda arrays, pull: (
+        *jax.vjp(product, *arrays)[1](pull),
+        None,
+    ),  # nothing reads the product itself
 )

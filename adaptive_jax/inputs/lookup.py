@@ -20,15 +20,18 @@ class Lookup(nn.Module):
         vocabulary_size: words.
         features: width of what `__call__` returns.
         width: width of a word's vector; 0 means `features`.
-        word_dropout: rate at which words are dropped in training, the same ones in a whole update (Merity et al. 2018, section
+        word_dropout: rate at which words are dropped in training, the same ones in a whole update
+            (Merity et al. 2018, section
             4.3). A table that an output shares is not touched.
         init_range: the table starts uniform between -init_range and init_range; 0: normal.
-        init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated convolutional network; 0: width^-0.5.
+        init_deviation: deviation of a table that starts normal, 0.1 in fairseq's gated
+            convolutional network; 0: width^-0.5.
         dtype: of what `__call__` returns; parameters are float32.
 
     Raises:
-        InputError: a number out of range, both init_range and init_deviation, a dtype that is no float, or token ids that do not
-            exist. Inside `jax.jit`, where ids are not known, those that do not exist have vectors of NaN.
+        InputError: a number out of range, both init_range and init_deviation, a dtype that is no
+            float, or token ids that do not exist. Inside `jax.jit`, where ids are not known, those
+            that do not exist have vectors of NaN.
     """
 
     vocabulary_size: int
@@ -45,12 +48,19 @@ class Lookup(nn.Module):
         check_at_least(0, width=self.width)
         check_rates(self, "word_dropout", "init_range", "init_deviation")
         if self.init_range and self.init_deviation:
-            raise InputError(f"init_range={self.init_range} and init_deviation={self.init_deviation} exclude each other: give one")
+            raise InputError(
+                f"init_range={self.init_range} and init_deviation={self.init_deviation} exclude"
+                " each other: give one"
+            )
         check_dtype(self.dtype)
 
     def setup(self):
         width = self.width or self.features
-        init = _uniform(self.init_range) if self.init_range else nn.initializers.normal(self.init_deviation or width**-0.5)
+        init = (
+            _uniform(self.init_range)
+            if self.init_range
+            else nn.initializers.normal(self.init_deviation or width**-0.5)
+        )
         self.table = self.param("table", init, (self.vocabulary_size, width))
         self.drop = WordDropout(self.word_dropout)
         shape = (width, self.features)
@@ -64,7 +74,9 @@ class Lookup(nn.Module):
         return vectors if self.projection is None else product(vectors, self.projection)
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band, `table [words, width]` and, where that is not the features' width, `projection [width, features]`."""
+        """The one band, `table [words, width]` and, where that is not the features' width,
+        `projection [width, features]`.
+        """
         return [Band(self.table, self.projection)]
 
 

@@ -1,7 +1,8 @@
 """Output tables whose vectors are computed: from the input's table, or from the spelling of words.
 
-Like the tables of `adaptive_jax.outputs.tables` they answer `bands()`. `compose` computes the vectors of all words once an update
-or an evaluation and puts them into the collection "tables", see `adaptive_jax.composition`; without it `bands` computes them.
+Like the tables of `adaptive_jax.outputs.tables` they answer `bands()`. `compose` computes the
+vectors of all words once an update or an evaluation and puts them into the collection "tables", see
+`adaptive_jax.composition`; without it `bands` computes them.
 """
 
 from collections.abc import Sequence
@@ -24,18 +25,24 @@ class ComputedTable(nn.Module):
     """What the tables of this file share; they compute `vectors(words, train)`."""
 
     def bands(self, *, train: bool = False) -> list[Band]:
-        """The one band, `[words, features]`: composed before, or computed now, then with dropout if `train`."""
+        """The one band, `[words, features]`: composed before, or computed now, then with
+        dropout if `train`.
+        """
         if self.has_variable("tables", "vectors"):
             words = self.words()
             vectors = self.get_variable("tables", "vectors")[:words]
-            predicted = self.get_variable("tables", "bias")[:words] if self.bias == "predicted" else None
+            predicted = (
+                self.get_variable("tables", "bias")[:words] if self.bias == "predicted" else None
+            )
         else:
             vectors = self.vectors(jnp.arange(self.words()), train)
             predicted = self._predicted(vectors)
         return [Band(vectors, None, self.own_bias if self.bias == "own" else predicted)]
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts the vectors of `words [n]`, and their biases where these are predicted, into the collection "tables"."""
+        """Puts the vectors of `words [n]`, and their biases where these are predicted, into the
+        collection "tables".
+        """
         vectors = self.vectors(words, train)
         self.put_variable("tables", "vectors", vectors)
         if self.bias == "predicted":
@@ -45,13 +52,20 @@ class ComputedTable(nn.Module):
         if self.bias == "own":
             self.own_bias = self.param("bias", nn.initializers.zeros, (self.words(),))
         if self.bias == "predicted":
-            self.bias_weights = self.param("bias_weights", _matrix, (self.features, 1)), self.param("bias", _zero)
+            self.bias_weights = (
+                self.param("bias_weights", _matrix, (self.features, 1)),
+                self.param("bias", _zero),
+            )
 
     def _mask(self, rate, train):
         """Factors `[features]` that all words and tokens of an update share."""
         if not train or not rate:
             return 1.0
-        keep = dropout.keep_mask(dropout.shared_seeds(self.make_rng("dropout")), dropout.positions((self.features,)), rate)
+        keep = dropout.keep_mask(
+            dropout.shared_seeds(self.make_rng("dropout")),
+            dropout.positions((self.features,)),
+            rate,
+        )
         return keep / (1 - rate)
 
     def _predicted(self, vectors):
@@ -74,15 +88,16 @@ class MappedTable(ComputedTable):
         form: "bilinear" or "residual".
         depth: layers of the residual form; 0 is E itself.
         activation: g, the activation of the residual form: relu, selu, tanh or sigmoid.
-        dropout: rate of dropout on E, the input's table. All words and tokens of an update share one mask over the features, as in
-            the variational dropout of GroC 2020, section 3.2.
-        layer_dropout: rate of dropout on what enters each map, with a mask like that of `dropout` for each.
-        bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)` (GroC 2020, equation 5, whose public
-            code also drops entries of the vector).
+        dropout: rate of dropout on E, the input's table. All words and tokens of an update share
+            one mask over the features, as in the variational dropout of GroC 2020, section 3.2.
+        layer_dropout: rate of dropout on what enters each map, with a mask like that of `dropout`
+            for each.
+        bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`
+            (GroC 2020, equation 5, whose public code also drops entries of the vector).
 
     Raises:
-        InputError: a source without bands, with several or of another width; cutoffs beyond the vocabulary; a name or a number out
-            of range.
+        InputError: a source without bands, with several or of another width; cutoffs beyond the
+            vocabulary; a name or a number out of range.
     """
 
     source: nn.Module
@@ -104,20 +119,27 @@ class MappedTable(ComputedTable):
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
         check_known(f"bias={self.bias!r}", self.bias, BIASES)
         if not hasattr(self.source, "bands"):
-            raise InputError(f"source={self.source!r} has no bands(): give an input, such as Lookup(...)")
+            raise InputError(
+                f"source={self.source!r} has no bands(): give an input, such as Lookup(...)"
+            )
 
     def setup(self):
         shapes = [tuple(band.table.shape[1:]) for band in self.source.bands()]
         if shapes != [(self.features,)]:
             widths = ", ".join(str(width) for (width,) in shapes)
             raise InputError(
-                f"output.table.name='mapped' takes an input of one band of width {self.features}, and this one has width {widths}: "
-                "use input.name='lookup' with input.width=0, 'char_cnn' or 'groc', and a body as wide"
+                f"output.table.name='mapped' takes an input of one band of width {self.features},"
+                f" and this one has width {widths}: use input.name='lookup' with input.width=0,"
+                " 'char_cnn' or 'groc', and a body as wide"
             )
         size = 1 if self.form == "bilinear" else self.depth
         square = self.features, self.features
         self.layers = [
-            (self.param(f"kernel_{i}", _matrix, square), self.param(f"kernel_bias_{i}", _uniform, square)) for i in range(size)
+            (
+                self.param(f"kernel_{i}", _matrix, square),
+                self.param(f"kernel_bias_{i}", _uniform, square),
+            )
+            for i in range(size)
         ]
         self._set_up_bias()
 
@@ -126,7 +148,10 @@ class MappedTable(ComputedTable):
         [(table, _, bias)] = super().bands(train=train)
         sizes = band_sizes(self.words(), self.cutoffs)
         biases = [None] * len(sizes) if bias is None else split_rows(bias, sizes)
-        return [Band(rows, None, part) for rows, part in zip(split_rows(table, sizes), biases, strict=True)]
+        return [
+            Band(rows, None, part)
+            for rows, part in zip(split_rows(table, sizes), biases, strict=True)
+        ]
 
     def words(self) -> int:
         """The number of words."""
@@ -137,8 +162,16 @@ class MappedTable(ComputedTable):
         [(table, *_)] = self.source.bands()
         if not self.source.has_variable("tables", "vectors"):  # else they are those of `words`
             table = look_up(table, words)
-        masks = [self._mask(rate, train) for rate in (self.dropout, *[self.layer_dropout] * len(self.layers))]
-        return mapped(table, self.layers, masks, None if self.form == "bilinear" else ACTIVATIONS[self.activation])
+        masks = [
+            self._mask(rate, train)
+            for rate in (self.dropout, *[self.layer_dropout] * len(self.layers))
+        ]
+        return mapped(
+            table,
+            self.layers,
+            masks,
+            None if self.form == "bilinear" else ACTIVATIONS[self.activation],
+        )
 
 
 def mapped(table: jax.Array, layers: Sequence, masks: Sequence, activation=None) -> jax.Array:
@@ -160,7 +193,8 @@ def mapped(table: jax.Array, layers: Sequence, masks: Sequence, activation=None)
 class AssembledTable(ComputedTable):
     """The bands of the input, each through its projection, as one table for a full softmax.
 
-    So is the row "Adaptive" of GroC 2020, Table 2: an adaptive embedding (Baevski & Auli 2019) without their adaptive softmax.
+    So is the row "Adaptive" of GroC 2020, Table 2: an adaptive embedding (Baevski & Auli 2019)
+    without their adaptive softmax.
 
     Attributes:
         source: the module whose bands are assembled.
@@ -170,7 +204,8 @@ class AssembledTable(ComputedTable):
         bias: of every word: "none"; "own", a parameter; or "predicted", as in `MappedTable`.
 
     Raises:
-        InputError: a source without bands, or whose bands give another width; a name or a number out of range.
+        InputError: a source without bands, or whose bands give another width; a name or a number
+            out of range.
     """
 
     source: nn.Module
@@ -185,14 +220,20 @@ class AssembledTable(ComputedTable):
         check_rates(self, "dropout")
         check_known(f"bias={self.bias!r}", self.bias, BIASES)
         if not hasattr(self.source, "bands"):
-            raise InputError(f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)")
+            raise InputError(
+                f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)"
+            )
 
     def setup(self):
-        widths = {band.table.shape[1] if band.projection is None else band.projection.shape[1] for band in self.source.bands()}
+        widths = {
+            band.table.shape[1] if band.projection is None else band.projection.shape[1]
+            for band in self.source.bands()
+        }
         if widths != {self.features}:
             raise InputError(
-                f"output.table.name='assembled' takes an input whose vectors are as wide as the hidden states, {self.features}, "
-                f"and this one has width {', '.join(map(str, sorted(widths)))}: use a body with output_width=0"
+                "output.table.name='assembled' takes an input whose vectors are as wide as the"
+                f" hidden states, {self.features}, and this one has width"
+                f" {', '.join(map(str, sorted(widths)))}: use a body with output_width=0"
             )
         self._set_up_bias()
 
@@ -202,21 +243,33 @@ class AssembledTable(ComputedTable):
 
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
         """Vectors `[n, features]` of `words [n]`."""
-        parts = [band.table if band.projection is None else band.table @ band.projection for band in self.source.bands()]
-        table = jnp.concatenate(parts) if self.source.has_variable("tables", "vectors") else look_up(jnp.concatenate(parts), words)
-        return table * jnp.atleast_2d(self._mask(self.dropout, train) * (self.features**0.5 if self.scaled else 1.0))
+        parts = [
+            band.table if band.projection is None else band.table @ band.projection
+            for band in self.source.bands()
+        ]
+        table = (
+            jnp.concatenate(parts)
+            if self.source.has_variable("tables", "vectors")
+            else look_up(jnp.concatenate(parts), words)
+        )
+        return table * jnp.atleast_2d(
+            self._mask(self.dropout, train) * (self.features**0.5 if self.scaled else 1.0)
+        )
 
 
 class ComposedTable(ComputedTable):
-    """Vectors from spelling, by a character CNN of the output's own, with a linear correction for every word.
+    """Vectors from spelling, by a character CNN of the output's own, with a linear correction for
+    every word.
 
         CNN(letters of w) + M correction_w         (Józefowicz et al. 2016, section 3.2)
 
-    Attributes: in a config, for the CNN, as those of `adaptive_jax.inputs.char_cnn.CharacterCNN`; and
-        cnn: the CNN, which makes vectors of words.
+    Attributes: in a config, for the CNN, as those of `adaptive_jax.inputs.char_cnn.CharacterCNN`;
+        and cnn: the CNN, which makes vectors of words.
         features: width of the hidden states, and of the CNN's vectors.
-        correction: width of a word's own correction (the paper: 128), mapped by a matrix M that all words share; 0: none.
-        bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`, as in `MappedTable`.
+        correction: width of a word's own correction (the paper: 128), mapped by a matrix M that all
+            words share; 0: none.
+        bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`, as
+            in `MappedTable`.
 
     Raises:
         InputError: a name or number out of range.
@@ -240,8 +293,12 @@ class ComposedTable(ComputedTable):
 
     def setup(self):
         if self.correction:
-            self.corrections = self.param("corrections", nn.initializers.zeros, (self.words(), self.correction))
-            self.correction_map = self.param("correction_map", _matrix, (self.correction, self.features))
+            self.corrections = self.param(
+                "corrections", nn.initializers.zeros, (self.words(), self.correction)
+            )
+            self.correction_map = self.param(
+                "correction_map", _matrix, (self.correction, self.features)
+            )
         self._set_up_bias()
 
     def words(self) -> int:
@@ -249,16 +306,24 @@ class ComposedTable(ComputedTable):
         return self.cnn.vocabulary_size
 
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
-        """Float32 vectors `[n, features]` of `words [n]`, computed or, where "tables" has them, given."""
+        """Float32 vectors `[n, features]` of `words [n]`, computed or, where "tables" has them,
+        given.
+        """
         if self.has_variable("tables", "vectors"):
             return self.get_variable("tables", "vectors")
         vectors = self.cnn(words).astype(jnp.float32)
-        return vectors + look_up(self.corrections, words) @ self.correction_map if self.correction else vectors
+        return (
+            vectors + look_up(self.corrections, words) @ self.correction_map
+            if self.correction
+            else vectors
+        )
 
 
 def _uniform(key, square):
     """A bias `[features]` as torch starts that of a linear layer."""
-    return jax.random.uniform(key, square[:1], minval=-(square[0] ** -0.5), maxval=square[0] ** -0.5)
+    return jax.random.uniform(
+        key, square[:1], minval=-(square[0] ** -0.5), maxval=square[0] ** -0.5
+    )
 
 
 def _zero(key):

@@ -18,21 +18,24 @@ FORMS = ("slices", "projections")
 
 
 class Differentiated(nn.Module):
-    """A full softmax whose words have vectors of the width of their band (Chen et al. 2016, "Differentiated Softmax").
+    """A full softmax whose words have vectors of the width of their band (Chen et al. 2016,
+    "Differentiated Softmax").
 
-    Every token computes the logits of all words; what is saved are parameters and work for rare words. Logits exist a chunk of
-    tokens at a time. There are no clusters: bands share one normaliser.
+    Every token computes the logits of all words; what is saved are parameters and work for rare
+    words. Logits exist a chunk of tokens at a time. There are no clusters: bands share one
+    normaliser.
 
     Attributes:
         table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
-        form: "slices": each band reads a slice of the hidden states as wide as its vectors, one after the other (D-softmax; Chen et
-            al. 2016), from a table with projected=False. "projections": each band reads a linear projection of all of them, the
-            D-softmax [*] of Grave et al. 2017.
+        form: "slices": each band reads a slice of the hidden states as wide as its vectors, one
+            after the other (D-softmax; Chen et al. 2016), from a table with projected=False.
+            "projections": each band reads a linear projection of all of them, the D-softmax [*] of
+            Grave et al. 2017.
         input_dropout: rate of dropout on the hidden states that reach the output.
 
     Raises:
-        InputError: a rate or a form out of range; slices of a table that has projections, or that need more than the width of the
-            hidden states; projections of a table that has none.
+        InputError: a rate or a form out of range; slices of a table that has projections, or that
+            need more than the width of the hidden states; projections of a table that has none.
     """
 
     table: nn.Module
@@ -44,7 +47,9 @@ class Differentiated(nn.Module):
         check_rates(self, "input_dropout")
         check_known(f"form={self.form!r}", self.form, FORMS)
         if not hasattr(self.table, "bands"):
-            raise InputError(f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
+            raise InputError(
+                f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)"
+            )
 
     def setup(self):
         self.dropout = dropout.Dropout(self.input_dropout)
@@ -55,25 +60,36 @@ class Differentiated(nn.Module):
         widths = [band.table.shape[1] for band in bands]
         if self.form == "slices" and any(band.projection is not None for band in bands):
             raise InputError(
-                "output.form='slices' takes a table without projections: use output.table.name='own' with projected=False, or "
-                "output.form='projections'"
+                "output.form='slices' takes a table without projections: use"
+                " output.table.name='own' with projected=False, or output.form='projections'"
             )
-        lacking = [str(w) for (_, p, _), w in zip(bands, widths, strict=True) if p is None and w != self.table.features]
+        lacking = [
+            str(w)
+            for (_, p, _), w in zip(bands, widths, strict=True)
+            if p is None and w != self.table.features
+        ]
         if self.form == "projections" and lacking:
             raise InputError(
-                f"output.form='projections' takes a table with projections, and bands of width {', '.join(lacking)} have none: use "
-                "output.table.projected=True, or output.form='slices'"
+                "output.form='projections' takes a table with projections, and bands of width"
+                f" {', '.join(lacking)} have none: use output.table.projected=True, or"
+                " output.form='slices'"
             )
         if self.form == "slices" and sum(widths) > self.table.features:
             most = widths[0] * self.table.features // sum(widths)
             raise InputError(
-                f"slices of {', '.join(map(str, widths))} do not fit hidden states of {self.table.features}: give "
-                f"output.table.width={most} or less"
+                f"slices of {', '.join(map(str, widths))} do not fit hidden states of"
+                f" {self.table.features}: give output.table.width={most} or less"
             )
         return bands
 
     def loss(
-        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array | None = None, row_ids=None, *, train: bool = False
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array | None = None,
+        row_ids=None,
+        *,
+        train: bool = False,
     ) -> Loss:
         """See `adaptive_jax.outputs.softmax.Softmax.loss`."""
         hidden = floats("hidden", hidden, ..., self.table.features)
@@ -82,21 +98,31 @@ class Differentiated(nn.Module):
         bands, shape = self.bands(train=train), hidden.shape[:-1]
         words = _words(bands)
         hidden, targets, weights, exist = one_pass.flat(hidden, targets, weights, words)
-        total, nll = one_pass.weighted(_losses, chunk_size(0, words, self.table.features), bands, hidden, targets, weights)
+        total, nll = one_pass.weighted(
+            _losses, chunk_size(0, words, self.table.features), bands, hidden, targets, weights
+        )
         return Loss(total, jnp.where(exist, nll, 0 * weights).reshape(shape))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for one that does not exist."""
+        """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for
+        one that does not exist.
+        """
         hidden, bands = floats("hidden", hidden, ..., self.table.features), self.bands()
         words, shape = _words(bands), hidden.shape[:-1]
         hidden, targets, _, exist = one_pass.flat(hidden, targets, None, words)
-        each = one_pass.unweighted(_losses, chunk_size(0, words, self.table.features), bands, hidden, targets)
+        each = one_pass.unweighted(
+            _losses, chunk_size(0, words, self.table.features), bands, hidden, targets
+        )
         return jnp.where(exist, each, jnp.nan).reshape(shape)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are needed."""
+        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
+        needed.
+        """
         hidden = floats("hidden", hidden, ..., self.table.features)
-        logits = jnp.concatenate(_logits(self.bands(), hidden.reshape(-1, hidden.shape[-1])), axis=1)
+        logits = jnp.concatenate(
+            _logits(self.bands(), hidden.reshape(-1, hidden.shape[-1])), axis=1
+        )
         return jax.nn.log_softmax(logits, axis=1).reshape(*hidden.shape[:-1], -1)
 
 
@@ -105,7 +131,9 @@ def _words(bands):
 
 
 def _logits(bands, hidden):
-    """The logits `[tokens, words]` of each band. Bands without projections read slices, or all if they are as wide."""
+    """The logits `[tokens, words]` of each band. Bands without projections read slices, or all
+    if they are as wide.
+    """
     ends = list(itertools.accumulate(band.table.shape[1] for band in bands))
     logits = []
     for (table, projection, bias), end in zip(bands, ends, strict=True):

@@ -1,8 +1,10 @@
-"""A tail of an adaptive softmax in two kernels for NVIDIA GPUs, in which logits never leave the chip.
+"""A tail of an adaptive softmax in two kernels for NVIDIA GPUs, in which logits never leave the
+chip.
 
-As flash attention (Dao et al. 2022) with tokens for queries and words for keys and values. One kernel computes the logsumexp of
-each token's logits and the mean of the words' vectors under its softmax, which is all that the token's gradient needs; the other
-computes the logits again and sums the gradient of the table. Tokens are sorted by band. Which are a tail's is known on the device
+As flash attention (Dao et al. 2022) with tokens for queries and words for keys and values. One
+kernel computes the logsumexp of each token's logits and the mean of the words' vectors under its
+softmax, which is all that the token's gradient needs; the other computes the logits again and sums
+the gradient of the table. Tokens are sorted by band. Which are a tail's is known on the device
 alone: a program whose tokens are another's ends at once, so no loop of the host depends on them.
 
 Pallas compiles the kernels by Triton; on a CPU it interprets them, for tests.
@@ -29,29 +31,44 @@ WIDEST = 128  # where shared memory is small
 
 
 def fits(settings: Settings, band: Band, tails: int) -> bool:
-    """Whether the kernels compute a group of so many tails: one in 16 bits, without a bias, on one NVIDIA GPU."""
+    """Whether the kernels compute a group of so many tails: one in 16 bits, without a bias, on
+    one NVIDIA GPU.
+    """
     rows, width = band.table.shape
     wanted = settings.tails == "auto" and settings.axis_name is None
     plain = not settings.label_smoothing and not settings.soft_cap and band.bias is None
-    shaped = tails == 1 and width in WIDTHS and rows % WORDS == 0 and band.table.dtype in (jnp.bfloat16, jnp.float16)
+    shaped = (
+        tails == 1
+        and width in WIDTHS
+        and rows % WORDS == 0
+        and band.table.dtype in (jnp.bfloat16, jnp.float16)
+    )
     return wanted and plain and shaped and capability() >= (8, 0) and (width <= WIDEST or roomy())
 
 
 def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gradients: bool):
-    """Runs the tokens of a tail through its softmax, as `banded` does by loops over chunks of tokens.
+    """Runs the tokens of a tail through its softmax, as `banded` does by loops over chunks of
+    tokens.
 
     Args:
         static: settings, and the rows of the tail's table as a tuple.
         softmax: the tail's band in the dtype of the hidden states, see `fits`, and None.
         queue: sorted tokens; columns of those of the tail are rows of its table.
-        spans: lists of one: the first token of the tail, the one behind its last, and how many rows are words. None: all.
-        outcome: loss, nll and gradient of the hidden states of all tokens, to which those of the tail's are added.
+        spans: lists of one: the first token of the tail, the one behind its last, and how many rows
+            are words. None: all.
+        outcome: loss, nll and gradient of the hidden states of all tokens, to which those of the
+            tail's are added.
 
     Returns:
         The outcome, and the gradients of `softmax` in float32, or of None.
     """
     (settings, _), (band, _), (begins, ends, exist) = static, softmax, spans
-    limits = jnp.stack([jnp.asarray(n, jnp.int32) for n in (begins[0], ends[0], len(band.table) if exist is None else exist[0])])
+    limits = jnp.stack(
+        [
+            jnp.asarray(n, jnp.int32)
+            for n in (begins[0], ends[0], len(band.table) if exist is None else exist[0])
+        ]
+    )
     count = len(queue.column)
     hidden, column, weight, seeds = jax.tree.map(_in_blocks, queue)
     token = jnp.arange(len(column))
@@ -75,7 +92,10 @@ def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gra
         d_x = d_x.astype(x.dtype)
         d_hidden, d_projection = wide(d_x, band.projection), wide(d_x.T, hidden)
     results = loss, nll, d_hidden
-    return jax.tree.map(lambda whole, more: whole + more[:count], outcome, results), (Band(d_table, d_projection, None), None)
+    return jax.tree.map(lambda whole, more: whole + more[:count], outcome, results), (
+        Band(d_table, d_projection, None),
+        None,
+    )
 
 
 def _in_blocks(array):
@@ -88,13 +108,19 @@ def _call(kernel, grid, specs, out_specs, out_shape):
     from jax.experimental.pallas import triton
 
     cut = [[pl.BlockSpec(*spec) for spec in each] for each in (specs, out_specs)]
-    options = {"compiler_params": triton.CompilerParams(num_warps=4, num_stages=2), "interpret": platform() == "cpu"}
+    options = {
+        "compiler_params": triton.CompilerParams(num_warps=4, num_stages=2),
+        "interpret": platform() == "cpu",
+    }
     kernel = functools.partial(kernel, pl)
-    return pl.pallas_call(kernel, grid=grid, in_specs=cut[0], out_specs=cut[1], out_shape=out_shape, **options)
+    return pl.pallas_call(
+        kernel, grid=grid, in_specs=cut[0], out_specs=cut[1], out_shape=out_shape, **options
+    )
 
 
 def _normalised(x, table, limits):
-    """Logsumexp `[tokens]` of the logits and mean `[tokens, width]` of the table's rows under their softmax; float32.
+    """Logsumexp `[tokens]` of the logits and mean `[tokens, width]` of the table's rows under their
+    softmax; float32.
 
     Those of tokens that are not the tail's have no meaning.
     """
@@ -103,9 +129,16 @@ def _normalised(x, table, limits):
     peaks, sums, means = _call(
         _normalise,
         (tokens // ROWS, splits),
-        [((3,), lambda i, split: (0,)), ((ROWS, width), lambda i, split: (i, 0)), (table.shape, lambda i, split: (0, 0))],
+        [
+            ((3,), lambda i, split: (0,)),
+            ((ROWS, width), lambda i, split: (i, 0)),
+            (table.shape, lambda i, split: (0, 0)),
+        ],
         [by_split, by_split, ((None, ROWS, width), lambda i, split: (split, i, 0))],
-        [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (*2 * [(splits, tokens)], (splits, tokens, width))],
+        [
+            jax.ShapeDtypeStruct(shape, jnp.float32)
+            for shape in (*2 * [(splits, tokens)], (splits, tokens, width))
+        ],
     )(limits, x, table)
     peak = peaks.max(axis=0)
     share = jnp.exp(peaks - peak[None])
@@ -128,15 +161,24 @@ def _normalise(pl, limits, x_ref, table_ref, peak_ref, sum_ref, mean_ref):
             logits = jnp.where(word < limits[2], _product(x, rows.T), LOW)
             higher = jnp.maximum(peak, logits.max(axis=1))
             fall, powers = jnp.exp(peak - higher), jnp.exp(logits - higher[:, None])
-            return higher, total * fall + powers.sum(axis=1), mean * fall[:, None] + _product(powers.astype(rows.dtype), rows)
+            return (
+                higher,
+                total * fall + powers.sum(axis=1),
+                mean * fall[:, None] + _product(powers.astype(rows.dtype), rows),
+            )
 
-        start = jnp.full((ROWS,), LOW, jnp.float32), jnp.zeros((ROWS,), jnp.float32), jnp.zeros(x.shape, jnp.float32)
+        start = (
+            jnp.full((ROWS,), LOW, jnp.float32),
+            jnp.zeros((ROWS,), jnp.float32),
+            jnp.zeros(x.shape, jnp.float32),
+        )
         begin, end = (lax.div((split + more) * blocks, splits) for more in (0, 1))
         peak_ref[...], sum_ref[...], mean_ref[...] = lax.fori_loop(begin, end, add, start)
 
 
 def _d_table(x, table, by_token, limits):
-    """The gradient `[rows, width]` of the table, float32, of the tail's sum of weight · (factor · logsumexp - logit of the target).
+    """The gradient `[rows, width]` of the table, float32, of the tail's sum of weight · (factor ·
+    logsumexp - logit of the target).
 
     by_token: `(logsumexp, weight, factor, column)`, each `[tokens]`.
     """
@@ -144,7 +186,12 @@ def _d_table(x, table, by_token, limits):
     [found] = _call(
         _add_tokens,
         (len(table) // WORDS,),
-        [((3,), lambda i: (0,)), ((tokens, width), lambda i: (0, 0)), ((WORDS, width), lambda i: (i, 0)), *[whole] * 4],
+        [
+            ((3,), lambda i: (0,)),
+            ((tokens, width), lambda i: (0, 0)),
+            ((WORDS, width), lambda i: (i, 0)),
+            *[whole] * 4,
+        ],
         [((WORDS, width), lambda i: (i, 0))],
         [jax.ShapeDtypeStruct(table.shape, jnp.float32)],
     )(limits, x, table, *by_token)
@@ -162,7 +209,9 @@ def _add_tokens(pl, limits, x_ref, table_ref, *refs):
         inside = (token >= limits[0]) & (token < limits[1]) & (word < limits[2])
         logsumexp, weight, factor, column = (ref[here][:, None] for ref in by_token)
         chances = jnp.exp(jnp.where(inside, _product(x, rows.T) - logsumexp, LOW))
-        scaled = jnp.where(inside, weight * (factor * chances - jnp.where(column == word, 1.0, 0.0)), 0.0)
+        scaled = jnp.where(
+            inside, weight * (factor * chances - jnp.where(column == word, 1.0, 0.0)), 0.0
+        )
         return total + _product(scaled.astype(x.dtype).T, x)
 
     begin, end = lax.div(limits[0], ROWS), lax.div(limits[1] + ROWS - 1, ROWS)

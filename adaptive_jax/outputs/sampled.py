@@ -16,31 +16,38 @@ from adaptive_jax.outputs.given import given
 from adaptive_jax.outputs.softmax import Loss
 
 PROPOSALS = ("log_uniform", "unigram")
-HIT = -1e30  # the score of a candidate that is the target: finite, so that its gradient is 0 where all candidates are
+# The score of a candidate that is the target: finite, so that its gradient is 0 where all
+# candidates are
+HIT = -1e30
 
 
 class Sampled(nn.Module):
-    """Full softmax that is trained on the target and a sample of candidates (Bengio & Senécal 2008; Jean et al. 2015, section 3).
+    """Full softmax that is trained on the target and a sample of candidates (Bengio & Senécal 2008;
+    Jean et al. 2015, section 3).
 
-    The loss is that of a softmax over target and candidates, each candidate's score corrected for how often it is drawn (Blanc &
-    Rendle 2018, section 2):
+    The loss is that of a softmax over target and candidates, each candidate's score corrected for
+    how often it is drawn (Blanc & Rendle 2018, section 2):
 
-        -log(exp s(target) / (exp s(target) + Σ over candidates w of exp(s(w) - log(samples · Q(w)))))
+        -log(exp s(target) / (exp s(target) + Σ over candidates w of exp(s(w) - log(samples ·
+        Q(w)))))
 
-    So the normaliser is right on average, and the loss is an estimate of the nll; training reports it as the nll too. Candidates
-    are drawn from Q with replacement, from the rng stream "dropout" alone: all tokens of an update share them, on every device and
-    in every microbatch. A candidate that is the token's target is left out. Without `train`, as in `nll` and `log_probs`, all
-    words count.
+    So the normaliser is right on average, and the loss is an estimate of the nll; training reports
+    it as the nll too. Candidates are drawn from Q with replacement, from the rng stream "dropout"
+    alone: all tokens of an update share them, on every device and in every microbatch. A candidate
+    that is the token's target is left out. Without `train`, as in `nll` and `log_probs`, all words
+    count.
 
     Attributes:
         table: a module with `bands()` of one band, see `adaptive_jax.outputs.tables`.
         samples: candidates of an update (Józefowicz et al. 2016: 8,192).
-        proposal: Q. "log_uniform": by the rank of the word alone, `log((rank + 1) / rank) / log(V + 1)`, ranks from 1, about
-            Zipf's law; words must be in order of frequency. "unigram": by its count in the training text.
+        proposal: Q. "log_uniform": by the rank of the word alone, `log((rank + 1) / rank) / log(V +
+            1)`, ranks from 1, about Zipf's law; words must be in order of frequency. "unigram": by
+            its count in the training text.
         input_dropout: rate of dropout on the hidden states that reach the output.
 
     Raises:
-        InputError: a number or name out of range; a table of several bands; a lexicon of another vocabulary.
+        InputError: a number or name out of range; a table of several bands; a lexicon of another
+            vocabulary.
     """
 
     table: nn.Module
@@ -54,7 +61,9 @@ class Sampled(nn.Module):
         check_at_least(1, samples=self.samples)
         check_known(f"proposal={self.proposal!r}", self.proposal, PROPOSALS)
         if not hasattr(self.table, "bands"):
-            raise InputError(f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
+            raise InputError(
+                f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)"
+            )
 
     @property
     def wants(self) -> dict:
@@ -66,25 +75,38 @@ class Sampled(nn.Module):
         [(table, *_)] = self.bands()
         if self.proposal == "unigram":
             if not (self.is_initializing() or self.has_variable("lexicon", "counts")):
-                raise InputError("proposal='unigram' needs its words' counts: give apply the collection lexicon")
+                raise InputError(
+                    "proposal='unigram' needs its words' counts: give apply the collection lexicon"
+                )
             self.counts = self.variable("lexicon", "counts", jnp.ones, len(table))
             if (words := len(self.counts.value)) != len(table):
-                raise InputError(f"a lexicon of {words} words does not fit a table of {len(table)}: give one of as many")
+                raise InputError(
+                    f"a lexicon of {words} words does not fit a table of {len(table)}: give one of"
+                    " as many"
+                )
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band; `train` draws the table's dropout."""
         bands = self.table.bands(train=train)
         if len(bands) > 1:
             raise InputError(
-                f"a sampled output takes a table of one band, and this one has {len(bands)}: use output.name='adaptive', or "
-                "output.table.name='own' without cutoffs"
+                f"a sampled output takes a table of one band, and this one has {len(bands)}: use"
+                " output.name='adaptive', or output.table.name='own' without cutoffs"
             )
         return bands
 
     def loss(
-        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array | None = None, row_ids=None, *, train: bool = False
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array | None = None,
+        row_ids=None,
+        *,
+        train: bool = False,
     ) -> Loss:
-        """See `adaptive_jax.outputs.softmax.Softmax.loss`; with `train` on candidates, and `nll` is an estimate."""
+        """See `adaptive_jax.outputs.softmax.Softmax.loss`; with `train` on candidates, and
+        `nll` is an estimate.
+        """
         hidden, [band], _ = given(hidden, self.bands(train=train), None)
         if not train:
             return Loss(*banded.loss(hidden, targets, weights, [band]))
@@ -94,26 +116,44 @@ class Sampled(nn.Module):
         hidden, targets, weights, exist = one_pass.flat(hidden, targets, weights, words)
         key = self.make_rng("dropout")
         counts = jnp.asarray(self.counts.value) if self.proposal == "unigram" else None
-        candidates = log_uniform(key, words, self.samples) if counts is None else unigram(key, counts, self.samples)
+        candidates = (
+            log_uniform(key, words, self.samples)
+            if counts is None
+            else unigram(key, counts, self.samples)
+        )
         drawn = jnp.concatenate([targets, candidates])
-        expected = math.log(self.samples) + (log_uniform_chance(drawn, words) if counts is None else unigram_chance(drawn, counts))
+        expected = math.log(self.samples) + (
+            log_uniform_chance(drawn, words) if counts is None else unigram_chance(drawn, counts)
+        )
         rows = band.table[drawn], None if band.bias is None else band.bias[drawn]
         (own, own_expected), (rows, expected) = (
-            jax.tree.map(cut, (rows, expected)) for cut in (lambda a: a[: len(targets)], lambda a: a[len(targets) :])
+            jax.tree.map(cut, (rows, expected))
+            for cut in (lambda a: a[: len(targets)], lambda a: a[len(targets) :])
         )
-        x = project(hidden, None if band.projection is None else band.projection.astype(hidden.dtype))
+        x = project(
+            hidden, None if band.projection is None else band.projection.astype(hidden.dtype)
+        )
         total, nll = one_pass.weighted(
-            type(self).losses, chunk_size(0, self.samples, x.shape[1]), rows, (x, own), (targets, own_expected), weights,
+            type(self).losses,
+            chunk_size(0, self.samples, x.shape[1]),
+            rows,
+            (x, own),
+            (targets, own_expected),
+            weights,
             (candidates, expected, math.log(words)),
-        )  # fmt: skip
+        )
         return Loss(total, jnp.where(exist, nll, 0 * weights).reshape(shape))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood among all words of each target `[...]` in nats, in the order given; see `banded.nll`."""
+        """Negative log-likelihood among all words of each target `[...]` in nats, in the order
+        given; see `banded.nll`.
+        """
         return banded.nll(hidden, targets, self.bands())
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are needed."""
+        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
+        needed.
+        """
         return banded.log_probs(floats("hidden", hidden, ...), self.bands())
 
     @staticmethod
@@ -125,13 +165,16 @@ class Sampled(nn.Module):
 
 
 class NCE(Sampled):
-    """Full softmax that learns to tell targets from noise (Gutmann & Hyvärinen 2012; Mnih & Teh 2012, section 3).
+    """Full softmax that learns to tell targets from noise (Gutmann & Hyvärinen 2012; Mnih & Teh
+    2012, section 3).
 
-        -log σ(s(target) - log(samples · Q(target))) - Σ over the noise w of log σ(log(samples · Q(w)) - s(w))
+        -log σ(s(target) - log(samples · Q(target))) - Σ over the noise w of log σ(log(samples ·
+        Q(w)) - s(w))
 
-    Scores s are taken for log-probabilities as they are: the model learns to be normalised, so no normaliser is computed. They are
-    the logits less log V, which makes a fresh model normalised, as a bias that starts at -log V does (Devlin et al. 2014). Noise is
-    drawn once for all tokens of an update, and may hold the target. Evaluation normalises; the nll that training reports is the
+    Scores s are taken for log-probabilities as they are: the model learns to be normalised, so no
+    normaliser is computed. They are the logits less log V, which makes a fresh model normalised, as
+    a bias that starts at -log V does (Devlin et al. 2014). Noise is drawn once for all tokens of an
+    update, and may hold the target. Evaluation normalises; the nll that training reports is the
     estimate that is the loss of `Sampled`.
 
     Attributes: as those of `adaptive_jax.outputs.sampled.Sampled`.
@@ -143,15 +186,24 @@ class NCE(Sampled):
         own, noise, others = scores(rows, states, targets, constants)
         _, expected, log_words = constants
         missed = jax.nn.softplus(noise - log_words - expected[None])
-        return jax.nn.softplus(targets[1] + log_words - own) + missed.sum(axis=1), jax.nn.softplus(others - own)
+        return jax.nn.softplus(targets[1] + log_words - own) + missed.sum(axis=1), jax.nn.softplus(
+            others - own
+        )
 
 
 def scores(rows, states, targets, constants) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Float32 logits of the targets `[tokens]` and of the candidates `[tokens, samples]`; and `[tokens]`, an estimate:
+    """Float32 logits of the targets `[tokens]` and of the candidates `[tokens, samples]`; and
+    `[tokens]`, an estimate:
 
-    the log-sum-exp of all logits but the target's, each candidate that is not the target divided by its expected count.
+    the log-sum-exp of all logits but the target's, each candidate that is not the target divided by
+    its expected count.
     """
-    (table, bias), (x, (own_rows, own_bias)), (words, _), (candidates, expected, _) = rows, states, targets, constants
+    (table, bias), (x, (own_rows, own_bias)), (words, _), (candidates, expected, _) = (
+        rows,
+        states,
+        targets,
+        constants,
+    )
     own = jnp.sum(x.astype(jnp.float32) * own_rows.astype(x.dtype), axis=1)
     logits = one_pass.product(x, table)
     if bias is not None:
@@ -176,8 +228,8 @@ def log_uniform_chance(ids: jax.Array, words: int) -> jax.Array:
 def unigram(key: jax.Array, counts: jax.Array, samples: int) -> jax.Array:
     """Ids `[samples]` with probabilities proportional to `counts [words]`.
 
-    First a block of words is drawn, then a word in it: a uniform float32 has 23 bits, too few to reach a word that occurs once in a
-    large text.
+    First a block of words is drawn, then a word in it: a uniform float32 has 23 bits, too few to
+    reach a word that occurs once in a large text.
     """
     words = len(counts)
     side = math.isqrt(words - 1) + 1

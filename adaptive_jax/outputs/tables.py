@@ -1,10 +1,11 @@
 """Tables that an output is built on: its own, or one shared with the input.
 
-A table answers `bands(train=False) -> list[Band]`, frequent words first; `train` draws its dropout, if it has any.
-Every input of this project is one too.
+A table answers `bands(train=False) -> list[Band]`, frequent words first; `train` draws its dropout,
+if it has any. Every input of this project is one too.
 
-Where band 0 is narrower or wider than the hidden states, one linear projection without bias brings the hidden states to
-its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's own projection starts from that width.
+Where band 0 is narrower or wider than the hidden states, one linear projection without bias brings
+the hidden states to its width (Baevski & Auli 2019, section 4.1). Head and tails share it: a tail's
+own projection starts from that width.
 """
 
 from collections.abc import Sequence
@@ -19,19 +20,21 @@ from adaptive_jax.weight_norm import norms, weight_norm
 class OwnTable(nn.Module):
     """A table that belongs to the output alone.
 
-    Without cutoffs it has one band, for a full softmax; with them the narrowing bands of an adaptive softmax (Grave et
-    al. 2017). The first band has a projection only where its width is not `features`, since the head multiplies hidden
-    states and words directly (Baevski & Auli 2019, section 3). All arrays start Xavier-uniform.
+    Without cutoffs it has one band, for a full softmax; with them the narrowing bands of an
+    adaptive softmax (Grave et al. 2017). The first band has a projection only where its width is
+    not `features`, since the head multiplies hidden states and words directly (Baevski & Auli 2019,
+    section 3). All arrays start Xavier-uniform.
 
     Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`, and
         bias: add a bias to the logit of every word, 0 at first.
-        weight_norm: learn norm and direction of every word's vector apart (Salimans & Kingma 2016), as fairseq's gated
-            convolutional network does under a full softmax.
-        projected: give bands a projection where their width is not `features`. Without, only a differentiated softmax of slices can
-            read them.
+        weight_norm: learn norm and direction of every word's vector apart (Salimans & Kingma 2016),
+            as fairseq's gated convolutional network does under a full softmax.
+        projected: give bands a projection where their width is not `features`. Without, only a
+            differentiated softmax of slices can read them.
 
     Raises:
-        InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number out of range.
+        InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number
+            out of range.
     """
 
     vocabulary_size: int
@@ -50,12 +53,17 @@ class OwnTable(nn.Module):
     def setup(self):
         tables = make_tables(self, lambda width: nn.initializers.xavier_uniform())
         if self.weight_norm:
-            lengths = [self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1)) for i, v in enumerate(tables)]
+            lengths = [
+                self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1))
+                for i, v in enumerate(tables)
+            ]
             tables = [weight_norm(v, g, axis=1) for v, g in zip(tables, lengths, strict=True)]
         projections = [None] * len(tables)
         if self.projected:
             projections = _own_projections(self, [table.shape[1] for table in tables], {})
-        self.own = list(map(Band, tables, projections, _biases(self, [len(table) for table in tables])))
+        self.own = list(
+            map(Band, tables, projections, _biases(self, [len(table) for table in tables]))
+        )
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""
@@ -63,25 +71,30 @@ class OwnTable(nn.Module):
 
 
 class TiedTable(nn.Module):
-    """The table of the input, shared with the output (Baevski & Auli 2019, "Weight sharing" and Table 7).
+    """The table of the input, shared with the output (Baevski & Auli 2019, "Weight sharing" and
+    Table 7).
 
-    By default as the paper's ADP-T: embeddings and projections are shared, and the head has no projection.
+    By default as the paper's ADP-T: embeddings and projections are shared, and the head has no
+    projection.
 
     Attributes:
         source: the module whose `bands()` are shared.
         features: width of the hidden states.
-        share_projections: use the source's projections of the tails; otherwise this module has its own.
-        share_head_projection: use the source's projection of band 0 as well; otherwise the head has one of its own where
-            the band's width is not `features`, and else none.
-        cutoffs: cut a source of one band here, so that all bands have its width: "no dimension reduction, tied" (Merity et
-            al. 2018; Table 7), whose tails have projections of their own. Empty: the source's own bands.
+        share_projections: use the source's projections of the tails; otherwise this module has its
+            own.
+        share_head_projection: use the source's projection of band 0 as well; otherwise the head has
+            one of its own where the band's width is not `features`, and else none.
+        cutoffs: cut a source of one band here, so that all bands have its width: "no dimension
+            reduction, tied" (Merity et al. 2018; Table 7), whose tails have projections of their
+            own. Empty: the source's own bands.
         bias: add a bias to the logit of every word, 0 at first; the input has none.
-        own_head: the words of band 0 have vectors of the output's own, Xavier-uniform at first; only the tails' are shared. So are
-            the counts of Apostoae 2019, Table 5.1: the head of torch's adaptive softmax is a matrix of its own.
+        own_head: the words of band 0 have vectors of the output's own, Xavier-uniform at first;
+            only the tails' are shared. So are the counts of Apostoae 2019, Table 5.1: the head of
+            torch's adaptive softmax is a matrix of its own.
 
     Raises:
-        InputError: a source without bands, or whose projections take other features; cutoffs for a source that has several bands,
-            or cutoffs beyond the vocabulary.
+        InputError: a source without bands, or whose projections take other features; cutoffs for a
+            source that has several bands, or cutoffs beyond the vocabulary.
     """
 
     source: nn.Module
@@ -96,7 +109,9 @@ class TiedTable(nn.Module):
         super().__post_init__()
         check_at_least(1, features=self.features)
         if not hasattr(self.source, "bands"):
-            raise InputError(f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)")
+            raise InputError(
+                f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)"
+            )
 
     def setup(self):
         bands = self.source.bands()
@@ -105,17 +120,22 @@ class TiedTable(nn.Module):
         if self.own_head:
             head = self.param("head", nn.initializers.xavier_uniform(), bands[0].table.shape)
             bands = [bands[0]._replace(table=head), *bands[1:]]
-        take = [self.share_head_projection] + [self.share_projections and not self.cutoffs] * (len(bands) - 1)
+        take = [self.share_head_projection] + [self.share_projections and not self.cutoffs] * (
+            len(bands) - 1
+        )
         shared = {i: band.projection for i, band in enumerate(bands) if take[i]}
         projections = _own_projections(self, [band.table.shape[1] for band in bands], shared)
         for i, projection in shared.items():
             if projection is not None and projection.shape[1] != self.features:
                 raise InputError(
-                    f"features={self.features} does not fit the source, whose band {i} has projections to {projection.shape[1]}: "
-                    f"give features={projection.shape[1]}, or share_projections=False"
+                    f"features={self.features} does not fit the source, whose band {i} has"
+                    f" projections to {projection.shape[1]}: give features={projection.shape[1]},"
+                    " or share_projections=False"
                 )
         biases = _biases(self, [len(band.table) for band in bands])
-        self.shared = [Band(band.table, *more) for band, *more in zip(bands, projections, biases, strict=True)]
+        self.shared = [
+            Band(band.table, *more) for band, *more in zip(bands, projections, biases, strict=True)
+        ]
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""
@@ -126,11 +146,13 @@ def _cut(bands, cutoffs):
     """The single band of `bands` as several, of one width."""
     if len(bands) > 1:
         raise InputError(
-            f"output.table.cutoffs={tuple(cutoffs)} cannot cut an input that has {len(bands)} bands: leave them empty, or use "
-            "input.name='lookup'"
+            f"output.table.cutoffs={tuple(cutoffs)} cannot cut an input that has {len(bands)}"
+            " bands: leave them empty, or use input.name='lookup'"
         )
     [(table, projection, _)] = bands
-    return [Band(rows, projection) for rows in split_rows(table, band_sizes(table.shape[0], cutoffs))]
+    return [
+        Band(rows, projection) for rows in split_rows(table, band_sizes(table.shape[0], cutoffs))
+    ]
 
 
 def _biases(module, sizes):
@@ -141,10 +163,12 @@ def _biases(module, sizes):
 
 
 def _own_projections(module, widths, shared):
-    """A projection `[width_i, features]` for every band: the one in `shared`, or one of the module's own, or None.
+    """A projection `[width_i, features]` for every band: the one in `shared`, or one of the
+    module's own, or None.
 
-    Where the hidden states are first projected to the width of band 0, a tail's own projection starts from there, so the
-    two are multiplied: a product of weights alone, small beside one of tokens. The projections of many tails are one parameter.
+    Where the hidden states are first projected to the width of band 0, a tail's own projection
+    starts from there, so the two are multiplied: a product of weights alone, small beside one of
+    tokens. The projections of many tails are one parameter.
     """
 
     init = nn.initializers.xavier_uniform
@@ -154,7 +178,9 @@ def _own_projections(module, widths, shared):
     projections, tails = {0: outer} | shared, range(1, len(widths))
     own = [i for i in tails if i not in shared]
     if len(own) == len(tails) >= MANY_BANDS and len(set(widths)) == 1:
-        matrices = module.param("projections", init(batch_axis=(0,)), (len(own), widths[0], inner)).reshape(-1, inner)
+        matrices = module.param(
+            "projections", init(batch_axis=(0,)), (len(own), widths[0], inner)
+        ).reshape(-1, inner)
         matrices = split_rows(matrices if outer is None else matrices @ outer, widths[1:])
     else:
         matrices = [module.param(f"projection_{i}", init(), (widths[i], inner)) for i in own]

@@ -1,7 +1,7 @@
 """Tables laid out for matrix units, whose products have columns in multiples of 128.
 
-A compiler pads other numbers of columns for every chunk of tokens; here tables are padded once. Clusters become rows behind the
-head's words, where they need no products of their own.
+A compiler pads other numbers of columns for every chunk of tokens; here tables are padded once.
+Clusters become rows behind the head's words, where they need no products of their own.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,20 @@ from adaptive_jax.bands import Band
 from adaptive_jax.devices.platforms import platform
 from adaptive_jax.outputs.chunks import TILE
 
-# Of a band this long XLA sums products over words in up to 128 parts, and pads for each chunk where those are not of 8 words.
+# Of a band this long XLA sums products over words in up to 128 parts, and pads for each chunk where
+# those are not of 8 words.
 LONG = 2**17
 LONG_TILE = 1024
 
 
-def tiled(words: Sequence[int], groups: tuple[Band, ...], sizes: tuple[tuple[int, ...], ...], clusters: Band | None):
-    """Sizes, groups and clusters, in the order of `groups.join`, with whole tiles of rows on accelerators, unchanged on a CPU.
+def tiled(
+    words: Sequence[int],
+    groups: tuple[Band, ...],
+    sizes: tuple[tuple[int, ...], ...],
+    clusters: Band | None,
+):
+    """Sizes, groups and clusters, in the order of `groups.join`, with whole tiles of rows on
+    accelerators, unchanged on a CPU.
 
     Args:
         words: words of each band; rows behind them are padding.
@@ -31,8 +38,14 @@ def tiled(words: Sequence[int], groups: tuple[Band, ...], sizes: tuple[tuple[int
     if clusters is not None:
         bias = None if head.bias is None else head.bias[: words[0]]
         head = _joined(Band(head.table[: words[0]], head.projection, bias), clusters)
-    laid = [_padded(group) if len(rows) == 1 else group for group, rows in zip((head, *groups[1:]), sizes, strict=True)]
-    rows = tuple((len(group.table),) if len(own) == 1 else own for group, own in zip(laid, sizes, strict=True))
+    laid = [
+        _padded(group) if len(rows) == 1 else group
+        for group, rows in zip((head, *groups[1:]), sizes, strict=True)
+    ]
+    rows = tuple(
+        (len(group.table),) if len(own) == 1 else own
+        for group, own in zip(laid, sizes, strict=True)
+    )
     return rows, tuple(laid), None
 
 
@@ -40,7 +53,12 @@ def _joined(band, more):
     """The band with the rows of another behind its own."""
     biases = None
     if band.bias is not None or more.bias is not None:
-        biases = jnp.concatenate([jnp.zeros(len(b.table), jnp.float32) if b.bias is None else b.bias for b in (band, more)])
+        biases = jnp.concatenate(
+            [
+                jnp.zeros(len(b.table), jnp.float32) if b.bias is None else b.bias
+                for b in (band, more)
+            ]
+        )
     return Band(jnp.concatenate([band.table, more.table]), band.projection, biases)
 
 

@@ -1,4 +1,6 @@
-"""Decoding: a model that reads tokens one after another, remembers them in its body's cache, and says what comes next."""
+"""Decoding: a model that reads tokens one after another, remembers them in its body's cache,
+and says what comes next.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -41,15 +43,20 @@ class Decoder:
     Attributes:
         run: the trained model.
         tails: how many tails the output has; 0 where the probability of any word needs all of them.
-        limited: whether a cache holds only as many tokens as it was made for, as a transformer's does.
+        limited: whether a cache holds only as many tokens as it was made for, as a transformer's
+            does.
     """
 
     def __init__(self, run: Run, tables: dict):
-        """tables: vectors of all words that are composed, see `adaptive_jax.composition`; {} for a model that composes none."""
+        """tables: vectors of all words that are composed, see `adaptive_jax.composition`; {}
+        for a model that composes none.
+        """
         self.run, self._tables = run, tables
         self._sizes, self._bands = _softmax(run, tables)
         self.tails = sum(map(len, self._sizes[1:]))
-        one, two = (jax.eval_shape(functools.partial(run.model.body.cache, 1, length)) for length in (8, 16))
+        one, two = (
+            jax.eval_shape(functools.partial(run.model.body.cache, 1, length)) for length in (8, 16)
+        )
         self.limited = jax.tree.map(jnp.shape, one) != jax.tree.map(jnp.shape, two)
 
     def cache(self, rows: int, length: int) -> object:
@@ -58,7 +65,9 @@ class Decoder:
         return make()
 
     def read(self, tokens: np.ndarray, carry: object) -> tuple[jax.Array, object]:
-        """Reads tokens `[rows, n]` after `carry`, which is used up: the last hidden states `[rows, features]`, the next carry."""
+        """Reads tokens `[rows, n]` after `carry`, which is used up: the last hidden states
+        `[rows, features]`, the next carry.
+        """
         at, hidden = 0, None
         while at < tokens.shape[1]:
             piece = next(length for length in PIECES if length <= tokens.shape[1] - at)
@@ -67,19 +76,25 @@ class Decoder:
             at += piece
         return hidden, carry
 
-    def draw(self, hidden: jax.Array, carry: object, how: Choice, settings: tuple) -> tuple[Drawn, jax.Array, object]:
-        """Draws the word after `hidden [rows, features]` and reads it: the words, the next hidden states and carry.
+    def draw(
+        self, hidden: jax.Array, carry: object, how: Choice, settings: tuple
+    ) -> tuple[Drawn, jax.Array, object]:
+        """Draws the word after `hidden [rows, features]` and reads it: the words, the next hidden
+        states and carry.
 
-        settings: a random key, the number of the word, 1 / temperature, and the share of the nucleus; see `pruned.draw`.
+        settings: a random key, the number of the word, 1 / temperature, and the share of the
+            nucleus; see `pruned.draw`.
         """
         program = _drawing(self.run.model, self.run.mesh, self._sizes, how)
         return program(*self._variables, (self._bands, hidden, settings), carry)
 
-    def best(self, hidden: jax.Array, k: int, scores: np.ndarray, avoided: tuple[int, ...] = ()) -> Best:
+    def best(
+        self, hidden: jax.Array, k: int, scores: np.ndarray, avoided: tuple[int, ...] = ()
+    ) -> Best:
         """The k most probable next words of each row of `hidden [rows, features]`.
 
-        scores: of each row, `[rows]` in nats. Of several rows only the k words of all that have the highest sums of score and
-            log-probability are sure to be there.
+        scores: of each row, `[rows]` in nats. Of several rows only the k words of all that have the
+            highest sums of score and log-probability are sure to be there.
         avoided: places of words that count as impossible.
         """
         program = _ranking(self.run.model, self.run.mesh, self._sizes, k, avoided)
@@ -92,7 +107,11 @@ class Decoder:
     def places(self, words: Sequence[int]) -> tuple[int, ...]:
         """Where the output has these words: their ids, unless clusters order its words."""
         order = self.run.lexicon.get("order")
-        return tuple(words) if order is None else tuple(np.asarray(order["places"])[list(words)].tolist())
+        return (
+            tuple(words)
+            if order is None
+            else tuple(np.asarray(order["places"])[list(words)].tolist())
+        )
 
     @property
     def _variables(self):
@@ -100,14 +119,17 @@ class Decoder:
 
 
 def _softmax(run, tables):
-    """Words of each band by group, and their arrays `(groups, clusters)`: made once, since to join bands copies them.
+    """Words of each band by group, and their arrays `(groups, clusters)`: made once, since to join
+    bands copies them.
 
     Without tails `((words,),)` and `()`.
     """
     sizes = []
 
     def lay_out(apply):
-        bands, clusters = apply(method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None)))
+        bands, clusters = apply(
+            method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None))
+        )
         if clusters is None:
             sizes.append(((run.model.input.vocabulary_size,),))
             return ()
@@ -120,9 +142,11 @@ def _softmax(run, tables):
 
 
 def _mapped(function, model, mesh, carries=False):
-    """A program that calls `function(apply, *arrays)` on every device, where `apply` is the model's with its variables.
+    """A program that calls `function(apply, *arrays)` on every device, where `apply` is the model's
+    with its variables.
 
-    The program takes params, lexicon, tables and the arrays. Devices all do the same: the work of a few rows cannot be shared.
+    The program takes params, lexicon, tables and the arrays. Devices all do the same: the work of a
+    few rows cannot be shared.
     carries: the last array is used up.
     """
     shapes, whole = parameter_shapes(model), PartitionSpec()
@@ -133,7 +157,9 @@ def _mapped(function, model, mesh, carries=False):
         return function(functools.partial(local_model.apply, variables), *arrays)
 
     specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole
-    local = jax.shard_map(exact(local, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+    local = jax.shard_map(
+        exact(local, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False
+    )
 
     def program(params, lexicon, tables, *arrays):
         return local(params, lexicon, tables, arrays)
@@ -176,7 +202,9 @@ def _drawing(model: LanguageModel, mesh: Mesh, sizes: tuple, how: Choice) -> Cal
 
 
 @functools.lru_cache(maxsize=8)
-def _ranking(model: LanguageModel, mesh: Mesh, sizes: tuple, k: int, avoided: tuple[int, ...]) -> Callable:
+def _ranking(
+    model: LanguageModel, mesh: Mesh, sizes: tuple, k: int, avoided: tuple[int, ...]
+) -> Callable:
     def rank(apply, given):
         bands, hidden, scores = given
 
@@ -192,15 +220,28 @@ def _ranking(model: LanguageModel, mesh: Mesh, sizes: tuple, k: int, avoided: tu
 
 @functools.lru_cache(maxsize=8)
 def _cache(model, mesh, rows, length):
-    return jax.jit(functools.partial(model.body.cache, rows, length), out_shardings=sharding.replicated(mesh))
+    return jax.jit(
+        functools.partial(model.body.cache, rows, length), out_shardings=sharding.replicated(mesh)
+    )
 
 
 @functools.lru_cache(maxsize=8)
 def _taking(model):
-    """A program that takes rows of a carry; each array's axis of rows is the one whose size follows the number of rows."""
-    two, three = (jax.tree.leaves(jax.eval_shape(functools.partial(model.body.cache, rows, 8))) for rows in (2, 3))
-    axes = [[axis for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True)) if len(set(sizes)) > 1] for a, b in
-            zip(two, three, strict=True)]  # fmt: skip
+    """A program that takes rows of a carry; each array's axis of rows is the one whose size
+    follows the number of rows.
+    """
+    two, three = (
+        jax.tree.leaves(jax.eval_shape(functools.partial(model.body.cache, rows, 8)))
+        for rows in (2, 3)
+    )
+    axes = [
+        [
+            axis
+            for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True))
+            if len(set(sizes)) > 1
+        ]
+        for a, b in zip(two, three, strict=True)
+    ]
 
     def take(carry, rows):
         leaves, tree = jax.tree.flatten(carry)
@@ -213,11 +254,17 @@ def _taking(model):
 def _outlook(apply, sizes, bands, hidden, avoided):
     if len(sizes) > 1:
         return Outlook.banded(hidden, Grouped(sizes, *bands), avoided)
-    return Outlook(apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden)), avoided)
+    return Outlook(
+        apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden)), avoided
+    )
 
 
 def _words(apply, model, places):
-    """The words at places of the output; where clusters order its words, they are others than those of the vocabulary."""
+    """The words at places of the output; where clusters order its words, they are others than
+    those of the vocabulary.
+    """
     if not model.clusters:
         return places
-    return apply(places, method=lambda model, places: jnp.asarray(model.order.value["words"])[places])
+    return apply(
+        places, method=lambda model, places: jnp.asarray(model.order.value["words"])[places]
+    )

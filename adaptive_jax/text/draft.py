@@ -15,12 +15,14 @@ SHORTEST = 2  # tokens of a window: one that is read again, and the next
 class Draft:
     """Rows that begin with the same text, and what the model remembers of each.
 
-    A recurrent body, and a convolution, remember without end. A transformer sees the tokens of a window. When the window is full,
-    its last half is read again as if the text began there, so that positions stay those of training.
+    A recurrent body, and a convolution, remember without end. A transformer sees the tokens of a
+    window. When the window is full, its last half is read again as if the text began there, so that
+    positions stay those of training.
 
     Attributes:
         tokens: all tokens so far, int32 `[rows, n]`.
-        steps, opened: how often the next words were asked for, and tails that were computed for it, each for all rows.
+        steps, opened: how often the next words were asked for, and tails that were computed for it,
+            each for all rows.
         seconds: of these steps but the first, which may compile programs.
     """
 
@@ -35,9 +37,14 @@ class Draft:
         self._decoder = decoder
         if window and not decoder.limited:
             body = decoder.run.config["body"]["name"]
-            raise InputError(f"window={window} means nothing to {body}, which remembers without end: leave it out")
+            raise InputError(
+                f"window={window} means nothing to {body}, which remembers without end: leave"
+                " it out"
+            )
         if window and window < SHORTEST:
-            raise InputError(f"window={window} must be {SHORTEST} or more, or 0 for the length of training")
+            raise InputError(
+                f"window={window} must be {SHORTEST} or more, or 0 for the length of training"
+            )
         self._window = window or max(SHORTEST, decoder.run.config["batches"]["sequence_length"])
         self.tokens, self.steps, self.opened = np.asarray(tokens, np.int32)[None], 0, 0
         self._first, self.seconds = 0.0, 0.0
@@ -48,7 +55,9 @@ class Draft:
     def draw(self, how: Choice, settings: tuple) -> Drawn:
         """Draws the next word of each row and reads it; see `Decoder.draw`."""
         self._make_room()
-        found, self.hidden, self._carry = self._decoder.draw(self.hidden, self._carry, how, settings)
+        found, self.hidden, self._carry = self._decoder.draw(
+            self.hidden, self._carry, how, settings
+        )
         self._append(np.asarray(found.id))
         return self._counted(found)
 
@@ -89,5 +98,7 @@ class Draft:
         given = self.tokens
         if self._decoder.limited and given.shape[1] >= self._window:
             given = given[:, -(self._window // 2) :]
-        self.hidden, self._carry = self._decoder.read(given, self._decoder.cache(len(given), self._window))
+        self.hidden, self._carry = self._decoder.read(
+            given, self._decoder.cache(len(given), self._window)
+        )
         self._used = given.shape[1]

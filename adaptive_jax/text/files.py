@@ -16,7 +16,8 @@ OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 
 
 class TextFiles:
-    """The lines of files, without their line feeds. Only a line feed, and the end of a file, ends a line.
+    """The lines of files, without their line feeds. Only a line feed, and the end of a file, ends a
+    line.
 
     names: of files, also .gz and .xz; "-" is standard input, and so are no names.
 
@@ -26,14 +27,19 @@ class TextFiles:
         terminal: whether they are typed.
 
     Raises:
-        InputError: a file that cannot be opened; while they are read: one that is damaged, not UTF-8, or has a NUL byte.
+        InputError: a file that cannot be opened; while they are read: one that is damaged, not
+            UTF-8, or has a NUL byte.
     """
 
     def __init__(self, names: Sequence[str] = ()):
         self.names, self.done = list(names) or [STDIN], 0
         self._files = [_open(name) for name in self.names]
         stats = [os.fstat(file.fileno()) for file in self._files]
-        self.size = sum(each.st_size for each in stats) if all(stat.S_ISREG(each.st_mode) for each in stats) else 0
+        self.size = (
+            sum(each.st_size for each in stats)
+            if all(stat.S_ISREG(each.st_mode) for each in stats)
+            else 0
+        )
         self.terminal = any(file.isatty() for file in self._files)
 
     def __iter__(self) -> Iterator[str]:
@@ -67,7 +73,9 @@ def _open(name):
         return file
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
-        raise InputError(f"cannot read {name}: {reason}; give a file, or - for standard input") from None
+        raise InputError(
+            f"cannot read {name}: {reason}; give a file, or - for standard input"
+        ) from None
 
 
 def _unpacked(name, file):
@@ -77,7 +85,9 @@ def _unpacked(name, file):
         with opener(file) as stream:
             yield from stream
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise InputError(f"cannot read {name}: {one_line(error)}; replace it by a complete copy") from None
+        raise InputError(
+            f"cannot read {name}: {one_line(error)}; replace it by a complete copy"
+        ) from None
 
 
 def _decoded(line, number, name):
@@ -87,5 +97,7 @@ def _decoded(line, number, name):
     except UnicodeDecodeError:
         raise InputError(f"{where}: not UTF-8; convert the file to UTF-8") from None
     if "\0" in text:
-        raise InputError(f"{where}: a NUL byte, which text never has; repair the file, or convert it to UTF-8")
+        raise InputError(
+            f"{where}: a NUL byte, which text never has; repair the file, or convert it to UTF-8"
+        )
     return text.removesuffix("\n")

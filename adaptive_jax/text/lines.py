@@ -1,9 +1,9 @@
 """Raw text to the tokens of a run, and back: words are split as the run's corpus was.
 
-    lines = Lines.of(run.config["data"], run.vocabulary)
-    lines.words("Noah’s ark, he said.")     # ["noah’s", "ark", ",", "he", "said", "."]
-    lines.encode("And God said,\\n")         # int32 [5]: four words and <eos>
-    lines.decode(ids)                        # "and god said,\\n"
+lines = Lines.of(run.config["data"], run.vocabulary)
+lines.words("Noah’s ark, he said.")     # ["noah’s", "ark", ",", "he", "said", "."]
+lines.encode("And God said,\\n")         # int32 [5]: four words and <eos>
+lines.decode(ids)                        # "and god said,\\n"
 """
 
 import functools
@@ -53,7 +53,8 @@ class Lines(NamedTuple):
         return self.split(line).split()
 
     def tokens(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of words, int32 `[tokens]`, and how many each word has, int32 `[words]`. `<eos>` is a word here.
+        """Tokens of words, int32 `[tokens]`, and how many each word has, int32 `[words]`. `<eos>`
+        is a word here.
 
         Raises:
             InputError: a word that the run does not know, where it has no `<unk>`.
@@ -62,15 +63,17 @@ class Lines(NamedTuple):
             for word in words:
                 if word not in self.vocabulary.index:
                     raise InputError(
-                        f"{word[:60]!r} is none of the {len(self.vocabulary):,} words of this run, which has no {UNKNOWN}: leave "
-                        "it out, or train with data.threshold=2"
+                        f"{word[:60]!r} is none of the {len(self.vocabulary):,} words of this run,"
+                        f" which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
                     )
         return self.vocabulary.encode_words(words)
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens of text, int32 `[tokens]`: the words of each line, and an `<eos>` for each line feed.
+        """Tokens of text, int32 `[tokens]`: the words of each line, and an `<eos>` for each line
+        feed.
 
-        A text that does not end with a line feed is a line that has begun. Raises InputError as `words` and `tokens`.
+        A text that does not end with a line feed is a line that has begun. Raises InputError as
+        `words` and `tokens`.
         """
         first, *others = text.split("\n")
         words = self.words(first)
@@ -81,8 +84,8 @@ class Lines(NamedTuple):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, with a line feed for each `<eos>`.
 
-        Words that `encode` does not change come back as they were; an unknown word is `<unk>`. Units of sub-words that end in the
-        middle of a character give U+FFFD.
+        Words that `encode` does not change come back as they were; an unknown word is `<unk>`.
+        Units of sub-words that end in the middle of a character give U+FFFD.
         """
         lines: list[list[str]] = [[]]
         for word in self._whole_words(np.asarray(ids, np.int64).tolist()):
@@ -135,11 +138,15 @@ def _attached(words):
 
 @functools.cache
 def _moses() -> Join:
-    """The detokeniser of Moses for English, for text that Moses tokenised. WikiText also has `@,@` and `@.@` within numbers."""
+    """The detokeniser of Moses for English, for text that Moses tokenised. WikiText also has
+    `@,@` and `@.@` within numbers.
+    """
     import sacremoses
 
     detokenizer = sacremoses.MosesDetokenizer(lang="en")
-    return lambda words: detokenizer.detokenize(re.sub(" @([.,])@ ", r"\1", " ".join(words)).split(), unescape=False)
+    return lambda words: detokenizer.detokenize(
+        re.sub(" @([.,])@ ", r"\1", " ".join(words)).split(), unescape=False
+    )
 
 
 def _encodable(line):

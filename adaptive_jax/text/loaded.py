@@ -34,7 +34,8 @@ class LoadedModel:
         self.lines = Lines.of(run.config["data"], run.vocabulary)
 
     def encode(self, text: str) -> np.ndarray:
-        """Tokens of text, int32 `[tokens]`: words split as in the run's corpus, and an `<eos>` for each line feed.
+        """Tokens of text, int32 `[tokens]`: words split as in the run's corpus, and an `<eos>` for
+        each line feed.
 
         Raises:
             InputError: no text, or a word that the run does not know, where it has no `<unk>`.
@@ -42,30 +43,46 @@ class LoadedModel:
         return self.lines.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of tokens, with a line feed for each `<eos>`; detokenised where the corpus says how."""
+        """The text of tokens, with a line feed for each `<eos>`; detokenised where the corpus
+        says how.
+        """
         return self.lines.decode(ids)
 
     def score(
-        self, texts: Iterable[str], context_from: str = "none", describe: bool = False, **reading: object
+        self,
+        texts: Iterable[str],
+        context_from: str = "none",
+        describe: bool = False,
+        **reading: object,
     ) -> Iterator[ScoredLine]:
-        """The scores of lines of text, in order. Lines are read as results are taken: texts may be longer than memory.
+        """The scores of lines of text, in order. Lines are read as results are taken: texts may be
+        longer than memory.
 
-            for line in model.score(open("text.txt")): print(line.log_prob, line.words, line.log_probs)
-            first = next(model.score(["In the beginning God created the heavens and the earth."]))
+            for line in model.score(open("text.txt")): print(line.log_prob, line.words,
+            line.log_probs) first = next(model.score(["In the beginning God created the heavens and
+            the earth."]))
 
         Args:
-            context_from: "none": each line stands alone. "previous": each follows the lines before it.
-            describe: also the rank of each word and the entropy of its distribution, which takes the probabilities of all words.
-            reading: `given`, text that lines follow; `window`, `context` and `eager`; see `Reading`.
+            context_from: "none": each line stands alone. "previous": each follows the lines before
+                it.
+            describe: also the rank of each word and the entropy of its distribution, which takes
+                the probabilities of all words.
+            reading: `given`, text that lines follow; `window`, `context` and `eager`; see
+                `Reading`.
 
         Raises:
-            InputError: settings that do not fit the run; a word that it does not know, where it has no `<unk>`.
+            InputError: settings that do not fit the run; a word that it does not know, where it has
+                no `<unk>`.
         """
-        return LineScorer(self.lines, Reader(self.run, self.tables, describe), Reading(context_from, **reading))(texts)
+        return LineScorer(
+            self.lines, Reader(self.run, self.tables, describe), Reading(context_from, **reading)
+        )(texts)
 
-    def perplexity(self, lines: Iterable[str], context_from: str = "previous", **reading: object) -> float:
-        """The perplexity of lines of text, a word, `<eos>` included. With the `window` and `context` of an evaluation, and
-        context_from="previous", that is the number of evaluate.py.
+    def perplexity(
+        self, lines: Iterable[str], context_from: str = "previous", **reading: object
+    ) -> float:
+        """The perplexity of lines of text, a word, `<eos>` included. With the `window` and
+        `context` of an evaluation, and context_from="previous", that is the number of evaluate.py.
 
         Arguments, and raises InputError: as `score`; there is no word.
         """
@@ -80,10 +97,14 @@ class LoadedModel:
         """The input vectors of words, as the body reads them: float32 `[words, features]`.
 
         Raises:
-            InputError: a word that the run does not know, or one that is several units of sub-words.
+            InputError: a word that the run does not know, or one that is several units of
+                sub-words.
         """
         if isinstance(words, str):
-            raise InputError(f"embeddings takes words, and {words[:40]!r} is one text: give [word], or text.split()")
+            raise InputError(
+                f"embeddings takes words, and {words[:40]!r} is one text: give [word], or"
+                " text.split()"
+            )
         ids, lengths = self.lines.tokens(words)
         for word, token, length in zip(words, ids, lengths, strict=False):
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
@@ -95,7 +116,8 @@ class LoadedModel:
         return np.asarray(vectors[0], np.float32)
 
     def generate(self, prompt: str = "", **options: object) -> str:
-        """Text that the model writes after a prompt, with the space between them; of several samples the first.
+        """Text that the model writes after a prompt, with the space between them; of several
+        samples the first.
 
             model.generate("In the beginning", words=20, temperature=0.8, top_p=0.9, seed=1)
             model.generate("In the beginning", lines=1, beams=5)
@@ -110,24 +132,31 @@ class LoadedModel:
         return self.continuations(prompt, **options)[0].text
 
     def continuations(self, prompt: str = "", **options: object) -> list[Continuation]:
-        """All samples, or the best of a beam search, with their tokens and log-probabilities in nats; as `generate`."""
+        """All samples, or the best of a beam search, with their tokens and log-probabilities in
+        nats; as `generate`.
+        """
         return Writer(self.decoder, self.lines, prompt, Options.of(options)).continuations()
 
     def stream(self, prompt: str = "", **options: object) -> Iterator[str]:
-        """The text of `generate` word by word: `for piece in model.stream("And"): print(piece, end="", flush=True)`."""
+        """The text of `generate` word by word: `for piece in model.stream("And"): print(piece,
+        end="", flush=True)`.
+        """
         return Writer(self.decoder, self.lines, prompt, Options.of(options)).stream()
 
     def next_words(self, text: str = "", k: int = 10) -> list[tuple[str, float]]:
         """The k most probable words after a text and their probabilities, the most probable first.
 
-        They are exact, and found without the tails of the softmax that cannot hold them. A run of sub-word units searches for words
-        with 2 k beams, which may miss some. Raises InputError as `encode`.
+        They are exact, and found without the tails of the softmax that cannot hold them. A run of
+        sub-word units searches for words with 2 k beams, which may miss some. Raises InputError as
+        `encode`.
         """
         return next_words(self.decoder, self.lines, text, k)
 
     @functools.cached_property
     def tables(self) -> dict:
-        """Vectors of all words that are composed from other parameters, computed once; {} for a model that composes none."""
+        """Vectors of all words that are composed from other parameters, computed once; {} for a
+        model that composes none.
+        """
         return composed(self.run, np.arange(self.run.model.input.vocabulary_size))[0]
 
     @functools.cached_property

@@ -3,9 +3,10 @@
     0 ||| it is raining cats ||| -12.3        an id, a text and a score, higher is better; other fields may stand before the score
     0 ||| it is training cats ||| -11.9
 
-The total of a hypothesis is score + weight · (log-probability in nats) + word_bonus · (words). `fit` chooses both on a list whose
-references are known, by exact line searches: the total is linear in each of them, so the errors of the best hypotheses change only
-where two hypotheses of a list cross (Och 2003, section 4).
+The total of a hypothesis is score + weight · (log-probability in nats) + word_bonus · (words).
+`fit` chooses both on a list whose references are known, by exact line searches: the total is linear
+in each of them, so the errors of the best hypotheses change only where two hypotheses of a list
+cross (Och 2003, section 4).
 """
 
 import collections
@@ -66,7 +67,10 @@ def parse(line: str, number: int) -> Hypothesis:
                 return Hypothesis(name, text, tuple(fields), value)
         except ValueError:
             pass
-    raise InputError(f"line {number} of the n-best list, {line.strip()[:60]!r}, is none: give `id ||| text ||| score`")
+    raise InputError(
+        f"line {number} of the n-best list, {line.strip()[:60]!r}, is none: give `id ||| text |||"
+        " score`"
+    )
 
 
 def lists(hypotheses: Iterable[Hypothesis]) -> Iterator[list[Hypothesis]]:
@@ -75,7 +79,9 @@ def lists(hypotheses: Iterable[Hypothesis]) -> Iterator[list[Hypothesis]]:
         yield list(group)
 
 
-def rescored(hypotheses: Sequence[Hypothesis], weight: float, word_bonus: float) -> list[tuple[float, Hypothesis]]:
+def rescored(
+    hypotheses: Sequence[Hypothesis], weight: float, word_bonus: float
+) -> list[tuple[float, Hypothesis]]:
     """The hypotheses of a list with their totals, best first; of equal ones the earlier."""
     totals = [(hypothesis.total(weight, word_bonus), hypothesis) for hypothesis in hypotheses]
     return sorted(totals, key=lambda pair: -pair[0])
@@ -83,7 +89,9 @@ def rescored(hypotheses: Sequence[Hypothesis], weight: float, word_bonus: float)
 
 def written(total: float, hypothesis: Hypothesis) -> str:
     """A line of an n-best list, with the total in place of the score."""
-    return f" {SEPARATOR} ".join([hypothesis.id, hypothesis.text, *hypothesis.fields, f"{total:.6g}"])
+    return f" {SEPARATOR} ".join(
+        [hypothesis.id, hypothesis.text, *hypothesis.fields, f"{total:.6g}"]
+    )
 
 
 def references_of(lines: Iterable[str], groups: Sequence[Sequence[Hypothesis]]) -> list[str]:
@@ -94,13 +102,22 @@ def references_of(lines: Iterable[str], groups: Sequence[Sequence[Hypothesis]]) 
     """
     lines = list(lines)
     if lines and all(SEPARATOR in line for line in lines):
-        known = {name.strip(): text.strip() for name, _, text in (line.partition(SEPARATOR) for line in lines)}
+        known = {
+            name.strip(): text.strip()
+            for name, _, text in (line.partition(SEPARATOR) for line in lines)
+        }
         for group in groups:
             if group[0].id not in known:
-                raise InputError(f"the references have none of id {group[0].id!r}: give `id ||| text` for each id")
+                raise InputError(
+                    f"the references have none of id {group[0].id!r}: give `id ||| text` for"
+                    " each id"
+                )
         return [known[group[0].id] for group in groups]
     if len(lines) != len(groups):
-        raise InputError(f"there are {len(lines):,} references and {len(groups):,} n-best lists: give one line for each")
+        raise InputError(
+            f"there are {len(lines):,} references and {len(groups):,} n-best lists: give one line"
+            " for each"
+        )
     return lines
 
 
@@ -112,17 +129,25 @@ def fit(groups: Sequence[Sequence[Hypothesis]], references: Sequence[str], metri
     if not groups:
         raise InputError("there are no n-best lists to fit a weight on: give some")
     counts, value = METRICS[metric]
-    statistics = [np.array([counts(each.text.split(), text.split()) for each in group])
-                  for group, text in zip(groups, references, strict=True)]  # fmt: skip
-    features = [np.array([(each.score, each.log_prob, each.words) for each in group]) for group in groups]
+    statistics = [
+        np.array([counts(each.text.split(), text.split()) for each in group])
+        for group, text in zip(groups, references, strict=True)
+    ]
+    features = [
+        np.array([(each.score, each.log_prob, each.words) for each in group]) for group in groups
+    ]
     point, best = np.array([1.0, 0.0, 0.0]), math.inf
-    before = value(sum(of[np.argmax(lines @ point)] for of, lines in zip(statistics, features, strict=True)))
+    before = value(
+        sum(of[np.argmax(lines @ point)] for of, lines in zip(statistics, features, strict=True))
+    )
     for _ in range(ROUNDS):
         found = best
         for axis, lowest in (1, 0.0), (2, -math.inf):
             rest = point.copy()
             rest[axis] = 0
-            at, loss = search([(lines @ rest, lines[:, axis]) for lines in features], statistics, value, lowest)
+            at, loss = search(
+                [(lines @ rest, lines[:, axis]) for lines in features], statistics, value, lowest
+            )
             if loss < best:
                 point[axis], best = at, loss
         if best == found:
@@ -131,13 +156,18 @@ def fit(groups: Sequence[Sequence[Hypothesis]], references: Sequence[str], metri
 
 
 def search(
-    groups: Sequence[tuple[np.ndarray, np.ndarray]], statistics: Sequence[np.ndarray], value: Callable, lowest: float
+    groups: Sequence[tuple[np.ndarray, np.ndarray]],
+    statistics: Sequence[np.ndarray],
+    value: Callable,
+    lowest: float,
 ) -> tuple[float, float]:
-    """The t ≥ `lowest` for which the best hypotheses, by a + t · b, have the least value; and that value.
+    """The t ≥ `lowest` for which the best hypotheses, by a + t · b, have the least value; and that
+    value.
 
     Args:
         groups: of each list, a and b `[hypotheses]`.
-        statistics: of each list, `[hypotheses, numbers]`; those of the best hypotheses are added up.
+        statistics: of each list, `[hypotheses, numbers]`; those of the best hypotheses are added
+            up.
         value: of such a sum; less is better.
     """
     total, changes = 0.0, []
@@ -159,13 +189,19 @@ def search(
 
 
 def upper_envelope(a: np.ndarray, b: np.ndarray, lowest: float) -> list[tuple[float, int]]:
-    """Which line a + t · b is the highest from which t on: pairs of t and its number, from t = `lowest`, in rising order."""
+    """Which line a + t · b is the highest from which t on: pairs of t and its number, from t =
+    `lowest`, in rising order.
+    """
     envelope: list[tuple[float, int]] = []
     for number in np.lexsort((-np.arange(len(a)), a, b)):
         t = lowest
         while envelope:
             begin, before = envelope[-1]
-            t = (a[before] - a[number]) / (b[number] - b[before]) if b[number] > b[before] else -math.inf
+            t = (
+                (a[before] - a[number]) / (b[number] - b[before])
+                if b[number] > b[before]
+                else -math.inf
+            )
             if t > begin:
                 break
             envelope.pop()
@@ -184,7 +220,9 @@ def _within(low, high):
 
 
 def word_errors(words: Sequence[str], reference: Sequence[str]) -> tuple[int, int]:
-    """Insertions, deletions and substitutions that make the words the reference, and the reference's words."""
+    """Insertions, deletions and substitutions that make the words the reference, and the
+    reference's words.
+    """
     columns = np.arange(len(words) + 1)
     ids = {word: number for number, word in enumerate(words)}
     hypothesis, row = np.array([ids[word] for word in words], np.int64), columns.copy()
@@ -195,11 +233,14 @@ def word_errors(words: Sequence[str], reference: Sequence[str]) -> tuple[int, in
 
 
 def ngrams(words: Sequence[str], reference: Sequence[str]) -> tuple[int, ...]:
-    """What BLEU counts (Papineni et al. 2002): matches and n-grams of each order, words, and the reference's words."""
+    """What BLEU counts (Papineni et al. 2002): matches and n-grams of each order, words, and
+    the reference's words.
+    """
     found: list[int] = []
     for order in range(1, ORDERS + 1):
         own, other = (
-            collections.Counter(zip(*(text[i:] for i in range(order)), strict=False)) for text in (words, reference)
+            collections.Counter(zip(*(text[i:] for i in range(order)), strict=False))
+            for text in (words, reference)
         )
         found += [sum((own & other).values()), max(0, len(words) - order + 1)]
     return *found, len(words), len(reference)
@@ -212,7 +253,11 @@ def error_rate(counts: np.ndarray) -> float:
 
 def without_bleu(counts: np.ndarray) -> float:
     """1 − BLEU of a corpus, without smoothing."""
-    matches, total, (words, reference) = counts[: 2 * ORDERS : 2], counts[1 : 2 * ORDERS : 2], counts[2 * ORDERS :]
+    matches, total, (words, reference) = (
+        counts[: 2 * ORDERS : 2],
+        counts[1 : 2 * ORDERS : 2],
+        counts[2 * ORDERS :],
+    )
     if not matches.all():
         return 1.0
     return 1 - float(np.exp(min(0.0, 1 - reference / words) + np.mean(np.log(matches / total))))

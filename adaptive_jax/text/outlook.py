@@ -1,4 +1,6 @@
-"""The distribution of the next word, of which only the head of the softmax is computed, and a tail when it is asked for."""
+"""The distribution of the next word, of which only the head of the softmax is computed, and a
+tail when it is asked for.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -33,7 +35,8 @@ class Outlook:
     Attributes:
         ids: words of the head, int32 `[n]`, at least one column.
         words: their log-probabilities in nats, float32 `[rows, n]`.
-        reached: log-probability of each tail as a whole, `[rows, tails]`; no word of the tail has more.
+        reached: log-probability of each tail as a whole, `[rows, tails]`; no word of the tail has
+            more.
         sizes: words of each tail.
     """
 
@@ -42,7 +45,8 @@ class Outlook:
 
         Args:
             words: all log-probabilities, float32 `[rows, words]`.
-            avoided: ids of words that count as impossible: their log-probability is -inf. Those of others stay as they are.
+            avoided: ids of words that count as impossible: their log-probability is -inf. Those of
+                others stay as they are.
         """
         self.avoided = tuple(avoided)
         if not words.shape[1]:  # a head of tails alone
@@ -62,9 +66,11 @@ class Outlook:
         return outlook
 
     def visit(self, tail: jax.Array, summarise: Callable) -> object:
-        """`summarise(ids [n], values [rows, n])` of the words of a tail, whose log-probabilities are computed.
+        """`summarise(ids [n], values [rows, n])` of the words of a tail, whose log-probabilities
+        are computed.
 
-        n depends on the tail; the shapes that `summarise` returns must not. Columns that belong to a neighbour have -inf.
+        n depends on the tail; the shapes that `summarise` returns must not. Columns that belong to
+        a neighbour have -inf.
         """
         sizes, groups, _ = self._softmax
         counts = [len(members) for members in sizes[1:]]
@@ -82,21 +88,30 @@ class Outlook:
 
             return read
 
-        readers = [reader(*each) for each in zip(groups[1:], sizes[1:], first_tails, first_words, strict=False)]
+        readers = [
+            reader(*each)
+            for each in zip(groups[1:], sizes[1:], first_tails, first_words, strict=False)
+        ]
         return lax.switch(jnp.array(group_of)[tail], readers, tail)
 
     def masses(self, power: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Bounds of log Σ p^power over the words of each tail, both `[rows, tails]`.
 
-        If n words have the probability P together, the sum lies between P^power and n^(1 - power) P^power (Hölder's inequality).
-        So for power 1 it is known.
+        If n words have the probability P together, the sum lies between P^power and n^(1 - power)
+        P^power (Hölder's inequality). So for power 1 it is known.
         """
         if not self.sizes:
             return self.reached, self.reached
         spread = (1 - power) * jnp.log(jnp.array(self.sizes, jnp.float32))[None]
-        low, high = (power * self.reached + bound for bound in (jnp.minimum(spread, 0), jnp.maximum(spread, 0)))
+        low, high = (
+            power * self.reached + bound
+            for bound in (jnp.minimum(spread, 0), jnp.maximum(spread, 0))
+        )
         begins = itertools.accumulate(self.sizes[:-1], initial=self._softmax.sizes[0][0])
-        lacks = [any(first <= word < first + size for word in self.avoided) for first, size in zip(begins, self.sizes, strict=True)]
+        lacks = [
+            any(first <= word < first + size for word in self.avoided)
+            for first, size in zip(begins, self.sizes, strict=True)
+        ]
         return jnp.where(jnp.array(lacks)[None], -jnp.inf, low), high
 
     def _allowed(self, ids, values):

@@ -1,4 +1,6 @@
-"""The command `python -m adaptive_jax.score`: reads lines, scores them, and prints what was asked for."""
+"""The command `python -m adaptive_jax.score`: reads lines, scores them, and prints what was
+asked for.
+"""
 
 import itertools
 import json
@@ -64,8 +66,8 @@ def score(workdir: Path, asked: Asked, form: Form, lists: NBest | None) -> None:
     """Prints the scores of text.
 
     Raises:
-        InputError: no run there, text that cannot be read, no text, settings that do not fit; and after everything has been
-            printed, a score that is no number.
+        InputError: no run there, text that cannot be read, no text, settings that do not fit; and
+            after everything has been printed, a score that is no number.
     """
     _check(form, lists, asked)
     source = TextFiles(asked.files)
@@ -80,7 +82,9 @@ def score(workdir: Path, asked: Asked, form: Form, lists: NBest | None) -> None:
         "describe": bool({"rank", "entropy"} & set(columns)),
         "eager": asked.line_buffered or source.terminal,
     }
-    printer = _Printer(reading["eager"])  # before the bar, which takes sys.stdout for what stands above it
+    printer = _Printer(
+        reading["eager"]
+    )  # before the bar, which takes sys.stdout for what stands above it
     if source.terminal:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
     tally = _Tally(source)
@@ -89,7 +93,9 @@ def score(workdir: Path, asked: Asked, form: Form, lists: NBest | None) -> None:
             lines = _lines_of_words(form, columns) if form.words else _whole_lines(form)
             printer.write(lines(tally.counted(model.score(source, **reading))))
         else:
-            printer.write(_rescored(source, lambda texts: tally.counted(model.score(texts, **reading)), lists))
+            printer.write(
+                _rescored(source, lambda texts: tally.counted(model.score(texts, **reading)), lists)
+            )
     finally:
         tally.bar.close()
     tally.tell()
@@ -104,13 +110,23 @@ def _check(form, lists, asked):
     if lists is None:
         return
     if form.words or form.format != "tsv" or form.bits:
-        raise InputError("--nbest prints n-best lists and weighs nats: leave out --words, --format and --bits")
+        raise InputError(
+            "--nbest prints n-best lists and weighs nats: leave out --words, --format and --bits"
+        )
     if asked.context_from == "previous":
-        raise InputError("--context_from=previous is not for --nbest, whose texts are alternatives: give a FILE, or leave it out")
+        raise InputError(
+            "--context_from=previous is not for --nbest, whose texts are alternatives: give a FILE,"
+            " or leave it out"
+        )
     if lists.references is None and lists.weight is None:
         raise InputError("--nbest needs --weight=W, or --references=FILE to choose it by")
-    if lists.references is not None and (lists.weight is not None or lists.word_bonus or lists.one_best):
-        raise InputError("--references chooses --weight and --word_bonus, and prints them only: leave --one_best and these out")
+    if lists.references is not None and (
+        lists.weight is not None or lists.word_bonus or lists.one_best
+    ):
+        raise InputError(
+            "--references chooses --weight and --word_bonus, and prints them only: leave --one_best"
+            " and these out"
+        )
 
 
 def _columns(form, model):
@@ -120,7 +136,9 @@ def _columns(form, model):
         return COLUMNS if form.columns is None else form.columns
     for column in form.columns or ():
         if column in OF_WORDS:
-            raise InputError(f"--columns={column} is of words, and this run has units of sub-words: leave it out")
+            raise InputError(
+                f"--columns={column} is of words, and this run has units of sub-words: leave it out"
+            )
     return COLUMNS[:1]
 
 
@@ -144,7 +162,9 @@ class _Tally:
         self.bar.show(self.source.done)
 
     def tell(self) -> None:
-        """Warns of many unseen words. Raises InputError for no text, and for scores that are no numbers."""
+        """Warns of many unseen words. Raises InputError for no text, and for scores that are no
+        numbers.
+        """
         if not self.lines:
             raise InputError("there is no text to score: give files, or lines through a pipe")
         if self.wrong:
@@ -152,7 +172,11 @@ class _Tally:
             raise InputError(f"{self.wrong:,} of {self.words:,} words have no finite score: {cure}")
         if self.unseen > MANY * self.words:
             share = self.unseen / self.words
-            logger.warning("%.1f%% of the words are unseen and scored as <unk>: is the text tokenised as in training?", 100 * share)
+            logger.warning(
+                "%.1f%% of the words are unseen and scored as <unk>: is the text tokenised as in"
+                " training?",
+                100 * share,
+            )
 
 
 class _Printer:
@@ -171,7 +195,9 @@ class _Printer:
 
 
 def _whole_lines(form):
-    """Prints a line of text's log-probability and the line itself; as JSON also its words, perplexity and unseen words."""
+    """Prints a line of text's log-probability and the line itself; as JSON also its words,
+    perplexity and unseen words.
+    """
     unit = BIT if form.bits else 1.0
 
     def printed(scored):
@@ -188,12 +214,19 @@ def _whole_lines(form):
 
 
 def _lines_of_words(form, columns):
-    """Prints a line for each word, after one of names if they are columns: number of the line, of the word in it, the word, …"""
+    """Prints a line for each word, after one of names if they are columns: number of the line,
+    of the word in it, the word, …
+    """
     unit = BIT if form.bits else 1.0
     names = ["line", "position", "word", *columns]
 
     def values(line):
-        of = {"surprisal": -line.log_probs / unit, "rank": line.ranks, "frequency": line.frequencies, "unseen": line.unseen}
+        of = {
+            "surprisal": -line.log_probs / unit,
+            "rank": line.ranks,
+            "frequency": line.frequencies,
+            "unseen": line.unseen,
+        }
         of["entropy"] = None if line.entropies is None else line.entropies / unit
         return zip(line.words, *(of[name].tolist() for name in columns), strict=True)
 
@@ -206,7 +239,10 @@ def _lines_of_words(form, columns):
                     yield "\t".join([str(number), str(position), word, *map(_cell, row)])
                 else:
                     row = [_rounded(value) if isinstance(value, float) else value for value in row]
-                    yield json.dumps(dict(zip(names, [number, position, word, *row], strict=True)), ensure_ascii=False)
+                    yield json.dumps(
+                        dict(zip(names, [number, position, word, *row], strict=True)),
+                        ensure_ascii=False,
+                    )
 
     return printed
 
@@ -221,7 +257,9 @@ def _rounded(value):
 
 
 def _rescored(source, scores, lists):
-    """The lines of n-best lists in their new order, or one about the weights that are best for them."""
+    """The lines of n-best lists in their new order, or one about the weights that are best for
+    them.
+    """
     waiting = deque()
 
     def texts():
@@ -247,6 +285,9 @@ def _fitted(groups, lists):
         return
     references = nbest.references_of(TextFiles([lists.references]), groups)
     found = nbest.fit(groups, references, lists.metric)
-    best, before = (100 * (value if lists.metric == "wer" else 1 - value) for value in (found.value, found.before))
+    best, before = (
+        100 * (value if lists.metric == "wer" else 1 - value)
+        for value in (found.value, found.before)
+    )
     chosen = f"--weight={found.weight:.6g} --word_bonus={found.word_bonus:.6g}"
     yield f"{chosen}: {lists.metric} {best:.2f} instead of {before:.2f} on {len(groups):,} lists"

@@ -1,7 +1,8 @@
-"""The likeliest next words, and draws of the next word, without the tails of a softmax that cannot matter.
+"""The likeliest next words, and draws of the next word, without the tails of a softmax that cannot
+matter.
 
-A softmax with tails gives each tail a probability in its head, and no word of a tail has more than its tail. So the head alone
-often decides:
+A softmax with tails gives each tail a probability in its head, and no word of a tail has more than
+its tail. So the head alone often decides:
 
     top k     a tail less probable than the k-th best word holds none of the k best
     a draw    Gumbel noise decides between the head and each tail as a whole (Maddison, Tarlow & Minka 2014), so only the tail that
@@ -9,7 +10,8 @@ often decides:
     top p     a draw counts if the words before it, the most probable first, hold less than p together; else another is drawn.
               What the tails before it hold as a whole mostly settles that
 
-The results are those of all log-probabilities. A tail that is computed counts as opened. Everything here runs inside `jax.jit`.
+The results are those of all log-probabilities. A tail that is computed counts as opened. Everything
+here runs inside `jax.jit`.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,8 @@ from adaptive_jax.text.outlook import Outlook
 
 
 class Best(NamedTuple):
-    """The k best words of each row, the most probable first; equally probable ones in the order of their ids.
+    """The k best words of each row, the most probable first; equally probable ones in the order of
+    their ids.
 
     Attributes:
         values: log-probabilities in nats, float32 `[rows, k]`; -inf where there are fewer words.
@@ -51,7 +54,9 @@ class Drawn(NamedTuple):
 
 
 class _Bounds(NamedTuple):
-    """Bounds of log Σ p^power over the words of each tail, `[rows, tails]`; equal for a tail that has been opened."""
+    """Bounds of log Σ p^power over the words of each tail, `[rows, tails]`; equal for a tail
+    that has been opened.
+    """
 
     low: jax.Array
     high: jax.Array
@@ -63,7 +68,8 @@ class _Bounds(NamedTuple):
 def top_k(outlook: Outlook, k: int, least: Callable = lambda values: values[:, -1]) -> Best:
     """The k most probable words of each row.
 
-    least: from the best values so far, `[rows, k]`, to the log-probability `[rows]` that a word needs to matter.
+    least: from the best values so far, `[rows, k]`, to the log-probability `[rows]` that a word
+        needs to matter.
     """
     found, seen = _best(outlook.ids, outlook.words, k), jnp.zeros(len(outlook.sizes), bool)
 
@@ -79,7 +85,9 @@ def top_k(outlook: Outlook, k: int, least: Callable = lambda values: values[:, -
         return (-values[:, :k], ids[:, :k]), seen.at[tail].set(True)
 
     if outlook.sizes:
-        found, seen = lax.while_loop(lambda state: pending(state[0][0], state[1]).any(), visit, (found, seen))
+        found, seen = lax.while_loop(
+            lambda state: pending(state[0][0], state[1]).any(), visit, (found, seen)
+        )
     return Best(*found, seen.sum())
 
 
@@ -87,7 +95,8 @@ def draw_among(best: Best, keys: jax.Array, power: jax.Array, top_p: jax.Array) 
     """A word of each row among its best, with probability in proportion to p^power.
 
     keys: random keys `[rows]`.
-    top_p: of the best, only the first count that hold this share of the probability together. 1: all.
+    top_p: of the best, only the first count that hold this share of the probability together. 1:
+        all.
     """
     scores = jax.nn.log_softmax(power * best.values, axis=1)
     before = jnp.cumsum(jnp.exp(scores), axis=1) - jnp.exp(scores)
@@ -96,11 +105,14 @@ def draw_among(best: Best, keys: jax.Array, power: jax.Array, top_p: jax.Array) 
     return Drawn(_at(best.values, column), _at(best.ids, column), best.opened)
 
 
-def draw(outlook: Outlook, keys: jax.Array, power: jax.Array, top_p: jax.Array | None = None) -> Drawn:
+def draw(
+    outlook: Outlook, keys: jax.Array, power: jax.Array, top_p: jax.Array | None = None
+) -> Drawn:
     """A word of each row, with probability in proportion to p^power; power is 1 / temperature.
 
     keys: random keys `[rows]`.
-    top_p: draw among the fewest words, the most probable first, that hold at least this share of Σ p^power. None: among all.
+    top_p: draw among the fewest words, the most probable first, that hold at least this share of Σ
+        p^power. None: among all.
     """
     bounds = _Bounds(*outlook.masses(power))
     if top_p is None:
@@ -110,19 +122,29 @@ def draw(outlook: Outlook, keys: jax.Array, power: jax.Array, top_p: jax.Array |
         drawn, bounds, done, attempt = state
         new, bounds = _draw_any(outlook, _fold(keys, attempt), power, bounds)
         inside, bounds, opened = _inside(outlook, new, power, (bounds, jnp.log(top_p)))
-        kept = Drawn(*(jnp.where(done, old, now) for old, now in zip(drawn[:2], new[:2], strict=True)), drawn.opened)
-        return kept._replace(opened=drawn.opened + new.opened + opened), bounds, done | inside, attempt + 1
+        kept = Drawn(
+            *(jnp.where(done, old, now) for old, now in zip(drawn[:2], new[:2], strict=True)),
+            drawn.opened,
+        )
+        return (
+            kept._replace(opened=drawn.opened + new.opened + opened),
+            bounds,
+            done | inside,
+            attempt + 1,
+        )
 
     rows = len(outlook.words)
     nothing = Drawn(jnp.zeros(rows), jnp.zeros(rows, jnp.int32), jnp.zeros((), jnp.int32))
-    return lax.while_loop(lambda state: ~state[2].all(), again, (nothing, bounds, jnp.zeros(rows, bool), 0))[0]
+    return lax.while_loop(
+        lambda state: ~state[2].all(), again, (nothing, bounds, jnp.zeros(rows, bool), 0)
+    )[0]
 
 
 def _draw_any(outlook, keys, power, bounds):
     """A word of each row among all, and what is known of the tails then.
 
-    Each of head and tails has the score log Σ p^power + Gumbel noise, and the highest wins; for a tail that is not open, the upper
-    bound takes the place of the sum.
+    Each of head and tails has the score log Σ p^power + Gumbel noise, and the highest wins; for a
+    tail that is not open, the upper bound takes the place of the sum.
     """
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (1 + len(outlook.sizes),)))(_fold(keys, 0))
 
@@ -143,7 +165,9 @@ def _draw_any(outlook, keys, power, bounds):
         tail = _most(pending(state), bounds.high + noise[:, 1:] - _finite(score)[:, None])
         mass, value, word = outlook.visit(tail, lambda ids, values: drawn_in(ids, values, 1 + tail))
         new = mass + noise[:, 1 + tail]
-        drawn = [jnp.where(new > score, now, old) for old, now in zip(drawn, (value, word), strict=True)]
+        drawn = [
+            jnp.where(new > score, now, old) for old, now in zip(drawn, (value, word), strict=True)
+        ]
         return jnp.maximum(score, new), drawn, bounds.set(tail, mass), seen.at[tail].set(True)
 
     state = mass + noise[:, 0], [value, word], bounds, jnp.zeros(len(outlook.sizes), bool)
@@ -152,14 +176,18 @@ def _draw_any(outlook, keys, power, bounds):
 
 
 def _inside(outlook, drawn, power, known):
-    """Whether the words before each row's word hold less than a share of Σ p^power: bool `[rows]`; bounds; tails opened.
+    """Whether the words before each row's word hold less than a share of Σ p^power: bool `[rows]`;
+    bounds; tails opened.
 
     known: bounds of the tails, and the logarithm of the share.
     """
     (bounds, share), none = known, jnp.zeros(len(outlook.sizes), bool)
 
     def before(ids, values):
-        value, others = drawn.value[:, None], ids[None] != drawn.id[:, None]  # its own value may be rounded in another way here
+        value, others = (
+            drawn.value[:, None],
+            ids[None] != drawn.id[:, None],
+        )  # its own value may be rounded in another way here
         first = (values > value) | ((values == value) & (ids[None] < drawn.id[:, None]))
         return jax.nn.logsumexp(jnp.where(first & others, power * values, -jnp.inf), axis=1)
 
@@ -170,7 +198,10 @@ def _inside(outlook, drawn, power, known):
     def less(held, bounds, low, high):
         """For each row: log of what is held before, less log of the share of all."""
         total = jax.nn.logsumexp(jnp.concatenate([whole[:, None], bounds[high]], axis=1), axis=1)
-        return jax.nn.logsumexp(jnp.concatenate([own[:, None], held[low]], axis=1), axis=1) < share + total
+        return (
+            jax.nn.logsumexp(jnp.concatenate([own[:, None], held[low]], axis=1), axis=1)
+            < share + total
+        )
 
     def pending(state):
         held, bounds, seen = state
@@ -189,7 +220,9 @@ def _inside(outlook, drawn, power, known):
         return held.set(tail, inner), bounds.set(tail, mass), seen.at[tail].set(True)
 
     if outlook.sizes:
-        held, bounds, none = lax.while_loop(lambda state: pending(state).any(), visit, (held, bounds, none))
+        held, bounds, none = lax.while_loop(
+            lambda state: pending(state).any(), visit, (held, bounds, none)
+        )
     return less(held, bounds, 1, 0) | jnp.isnan(drawn.value), bounds, none.sum()
 
 
@@ -214,7 +247,9 @@ def _fold(keys, number):
 
 
 def _draw(keys, scores):
-    """A column of each row of `scores [rows, n]`, with probability in proportion to its exponential."""
+    """A column of each row of `scores [rows, n]`, with probability in proportion to its
+    exponential.
+    """
     return jax.vmap(lambda key, row: jax.random.categorical(key, row, mode="high"))(keys, scores)
 
 

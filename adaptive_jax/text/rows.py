@@ -56,7 +56,12 @@ class TokenScores(NamedTuple):
     @classmethod
     def joined(cls, parts: "Sequence[TokenScores]") -> "TokenScores":
         """Several, one after another; there must be one."""
-        return cls(*(None if columns[0] is None else np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        return cls(
+            *(
+                None if columns[0] is None else np.concatenate(columns)
+                for columns in zip(*parts, strict=True)
+            )
+        )
 
     def part(self, begin: int, end: int) -> "TokenScores":
         """Those of some tokens."""
@@ -67,22 +72,29 @@ class Reader:
     """A run that reads rows.
 
     Attributes:
-        describe: whether to compute rank and entropy, from distributions over all words of a few tokens at a time.
+        describe: whether to compute rank and entropy, from distributions over all words of a few
+            tokens at a time.
     """
 
     def __init__(self, run: Run, tables: dict, describe: bool):
-        """tables: the composed tables of all words in order, see `composed`; {} for a model that composes none."""
+        """tables: the composed tables of all words in order, see `composed`; {} for a model
+        that composes none.
+        """
         self.run, self.tables, self.describe = run, tables, describe
 
     def shape(self, rows: int, time: int, scored: int, longest: int) -> Shape:
-        """The shape for some rows of at most so many tokens: one of few, so that few programs are compiled.
+        """The shape for some rows of at most so many tokens: one of few, so that few programs are
+        compiled.
 
-        It has as many rows as the devices hold, or one row a device if that is enough. longest: tokens of a row at most.
+        It has as many rows as the devices hold, or one row a device if that is enough. longest:
+        tokens of a row at most.
         """
         devices = self.run.mesh.size
         time = _rounded(time, longest)
         most = rows_to_score(self.run.config, time) * devices
-        return Shape(devices if rows <= devices else most, time, min(time, _rounded(scored, longest)))
+        return Shape(
+            devices if rows <= devices else most, time, min(time, _rounded(scored, longest))
+        )
 
     def read(self, batches: Iterable[tuple[Sequence[Row], Shape]]) -> Iterator[list[TokenScores]]:
         """The scores of each row, batch by batch. A batch may have fewer rows than its shape."""
@@ -96,8 +108,11 @@ class Reader:
         if before is not None:
             yield self._fetch(*before)
 
-    def carry_on(self, rows: Sequence[Row], shape: Shape, carry: object) -> tuple[list[TokenScores], object]:
-        """The scores of rows that continue a carry, all of whose tokens count, and the carry after them.
+    def carry_on(
+        self, rows: Sequence[Row], shape: Shape, carry: object
+    ) -> tuple[list[TokenScores], object]:
+        """The scores of rows that continue a carry, all of whose tokens count, and the carry after
+        them.
 
         The carry is right for rows that fill the shape. The first is `start(rows)`.
         """
@@ -111,20 +126,26 @@ class Reader:
     def repeated(self, carry: object, rows: int) -> object:
         """The carry of the first row for so many rows."""
         first = jax.tree.map(lambda a: np.asarray(jax.device_get(a))[:1], carry)
-        return sharding.put_batch(self.run.mesh, jax.tree.map(lambda a: np.repeat(a, rows, axis=0), first))
+        return sharding.put_batch(
+            self.run.mesh, jax.tree.map(lambda a: np.repeat(a, rows, axis=0), first)
+        )
 
     def _start(self, rows, shape, carry):
         run = self.run
         batch, offsets = _filled(rows, shape, run.vocabulary.eos)
         how = run.known, len(run.vocabulary), Extras(hidden=self.describe)
         scorer = make_scorer(run.model, run.mesh, shape.time - shape.scored, how)
-        results, carry = scorer(run.params, run.lexicon, self.tables, sharding.put_batch(run.mesh, batch), carry)
+        results, carry = scorer(
+            run.params, run.lexicon, self.tables, sharding.put_batch(run.mesh, batch), carry
+        )
         return (results, offsets), carry
 
     def _fetch(self, rows, results, offsets):
         nll, hidden = jax.device_get(results)
         nll, found = finite(nll), []
-        counts = [slice(offset, offset + row.scored) for row, offset in zip(rows, offsets, strict=True)]
+        counts = [
+            slice(offset, offset + row.scored) for row, offset in zip(rows, offsets, strict=True)
+        ]
         if not self.describe:
             return [TokenScores(nll[number, columns]) for number, columns in enumerate(counts)]
         hidden = np.concatenate([hidden[number, columns] for number, columns in enumerate(counts)])
@@ -132,7 +153,9 @@ class Reader:
         told, end = expected(self.run, self.tables, hidden, targets, k=1), 0
         for number, columns in enumerate(counts):
             begin, end = end, end + rows[number].scored
-            found.append(TokenScores(nll[number, columns], told.rank[begin:end], told.entropy[begin:end]))
+            found.append(
+                TokenScores(nll[number, columns], told.rank[begin:end], told.entropy[begin:end])
+            )
         return found
 
 
@@ -153,11 +176,16 @@ def _filled(rows, shape, eos):
         weights[number, length - scored : length] = 1
         first[number] = min(length - scored, shape.time - shape.scored)
         offsets.append(length - scored - int(first[number]))
-    return WindowBatch(Batch(inputs, targets, weights, np.arange(shape.rows, dtype=np.int32)), first), offsets
+    return (
+        WindowBatch(Batch(inputs, targets, weights, np.arange(shape.rows, dtype=np.int32)), first),
+        offsets,
+    )
 
 
 def batched(reader: Reader, rows: Sequence[Row], longest: int) -> list[TokenScores]:
-    """The scores of rows that stand alone, in their order: rows of similar length are read together."""
+    """The scores of rows that stand alone, in their order: rows of similar length are read
+    together.
+    """
     rounded = functools.partial(_rounded, longest=longest)
     kinds: dict[tuple[int, int], list[int]] = {}
     for number, row in enumerate(rows):
@@ -165,8 +193,13 @@ def batched(reader: Reader, rows: Sequence[Row], longest: int) -> list[TokenScor
     jobs = []
     for (time, scored), numbers in sorted(kinds.items()):
         shape = reader.shape(len(numbers), time, scored, longest)
-        jobs += [(numbers[begin : begin + shape.rows], shape) for begin in range(0, len(numbers), shape.rows)]
+        jobs += [
+            (numbers[begin : begin + shape.rows], shape)
+            for begin in range(0, len(numbers), shape.rows)
+        ]
     found: dict[int, TokenScores] = {}
-    for (numbers, _), scores in zip(jobs, reader.read(([rows[i] for i in job], shape) for job, shape in jobs), strict=True):
+    for (numbers, _), scores in zip(
+        jobs, reader.read(([rows[i] for i in job], shape) for job, shape in jobs), strict=True
+    ):
         found |= dict(zip(numbers, scores, strict=True))
     return [found[number] for number in range(len(rows))]

@@ -16,10 +16,11 @@ from adaptive_jax.workdir.settings import read_config
 
 
 def settle(config: dict, workdir: Path) -> dict:
-    """The config with a value for every setting that is None, if it has the group `choose`; otherwise the config itself.
+    """The config with a value for every setting that is None, if it has the group `choose`;
+    otherwise the config itself.
 
-    A new run reads the text, measures the devices, and prints what is chosen. One that has begun takes what it began with. A text
-    in one file is split. All hosts call this.
+    A new run reads the text, measures the devices, and prints what is chosen. One that has begun
+    takes what it began with. A text in one file is split. All hosts call this.
 
     Raises:
         InputError: no text, hours that are not positive, and see `split_lines`, `load`, `choose`.
@@ -29,12 +30,17 @@ def settle(config: dict, workdir: Path) -> dict:
     check_hours(config["choose"]["hours"])
     body = config["body"]["name"]
     if not body.startswith("transformer"):
-        raise InputError(f"config.body.name={body!r}: configs/own_text.py chooses sizes of transformers only; give another config")
+        raise InputError(
+            f"config.body.name={body!r}: configs/own_text.py chooses sizes of transformers only;"
+            " give another config"
+        )
     data, lines = _with_text(config["data"])
     config = config | {"data": data}
     if (workdir / "config.json").exists():
         return _filled(config, read_config(workdir))
-    words = load(data | {"threshold": 1, "limit": 0, "codes": 0, "vocabulary_size": 0}, splits=()).vocabulary
+    words = load(
+        data | {"threshold": 1, "limit": 0, "codes": 0, "vocabulary_size": 0}, splits=()
+    ).vocabulary
     speed = product_speed({size.features for size in SIZES})
     data, vocabulary = choose_vocabulary(data, words, tokens_to_read(config, words.counts, speed))
     hosts.say("\n".join([*lines, f"words        {vocabulary}"]))
@@ -50,26 +56,30 @@ def settle(config: dict, workdir: Path) -> dict:
     config = _filled(config | {"data": data}, {"dtype": "bfloat16" if known else "float32"})
     tokens = {split: len(ids) for split, ids in corpus.ids.items()}
     chosen, why = choose(config, corpus.vocabulary.counts, tokens, speed, jax.device_count())
-    hosts.say("\n".join([*why, "change       any of it by --config.KEY=VALUE, with a new --workdir"]))
+    hosts.say(
+        "\n".join([*why, "change       any of it by --config.KEY=VALUE, with a new --workdir"])
+    )
     return chosen
 
 
 def _with_text(data: Mapping) -> tuple[dict, list[str]]:
-    """The group `data` with a directory of three splits as its path, and the line that tells of a split."""
+    """The group `data` with a directory of three splits as its path, and the line that tells of
+    a split.
+    """
     if data["corpus"] != "text_files":
         return dict(data), []
     if not data["path"]:
         raise InputError(
-            "configs/own_text.py needs a text: give --config.data.path=DIR, with train.txt, valid.txt and test.txt in it or "
-            "one text file"
+            "configs/own_text.py needs a text: give --config.data.path=DIR, with train.txt,"
+            " valid.txt and test.txt in it or one text file"
         )
     file = single_file(data["path"])
     if file is None:
         return dict(data), []
     directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
     line = (
-        f"text         {file} is split: its first {train:,} lines train, the next {validation:,} validate, the last {test:,} test; "
-        f"copies in {directory}"
+        f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"
+        f" validate, the last {test:,} test; copies in {directory}"
     )
     return dict(data) | {"path": str(directory)}, [line]
 

@@ -1,4 +1,6 @@
-"""What is checked before a run, and the dry run, which ends after it: it prints the plan and writes it down."""
+"""What is checked before a run, and the dry run, which ends after it: it prints the plan and
+writes it down.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,19 +21,27 @@ from adaptive_jax.training.finetuning import check_fits
 from adaptive_jax.workdir.settings import check_same_run, with_origin, with_own_files, write_json
 
 WORTH = 1.3  # times as fast, from which on bfloat16 is mentioned
-ESTIMATE = "estimate     memory; --target=h100 asks the compiler, for that device and others, see docs/hosts.md"
+ESTIMATE = (
+    "estimate     memory; --target=h100 asks the compiler, for that device and others, see"
+    " docs/hosts.md"
+)
 
 
 def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None) -> None:
-    """Prints the plan of `config` for its published vocabulary, without its corpus; a new workdir gets it as plan.json.
+    """Prints the plan of `config` for its published vocabulary, without its corpus; a new workdir
+    gets it as plan.json.
 
-    memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them. target: devices to compile the update for, see
-    `adaptive_jax.devices.targets`; the plan is then for them.
+    memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them. target: devices to
+    compile the update for, see `adaptive_jax.devices.targets`; the plan is then for them.
     """
     config = with_origin(settle(config, workdir), workdir)
     check_same_run(workdir, config)
-    check_config(config := with_own_files(config, workdir), jax.device_count() if target is None else None)
-    config = config | {"data": config["data"] | {"vocabulary_size": (words := expected_words(config))}}
+    check_config(
+        config := with_own_files(config, workdir), jax.device_count() if target is None else None
+    )
+    config = config | {
+        "data": config["data"] | {"vocabulary_size": (words := expected_words(config))}
+    }
     check_fits(config, workdir, build(config, words))
     if target is None:
         plan, lines = dry_run_lines(config, jax.device_count(), memory)
@@ -39,7 +49,9 @@ def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None)
         hosts.say("\n".join([*lines, *_of_bfloat16(config), ESTIMATE] if plan else lines))
     else:
         written = _compiled(config, target)
-    if written is not None and hosts.first() and not (workdir / "config.json").exists():  # which has its own plan
+    if (
+        written is not None and hosts.first() and not (workdir / "config.json").exists()
+    ):  # which has its own plan
         write_json(workdir / "plan.json", written)
 
 
@@ -48,7 +60,10 @@ def _of_bfloat16(config):
     if jax.default_backend() != "cpu" or config["dtype"] != "float32":
         return []
     gain = gain_of_bfloat16()
-    told = f"bfloat16     this CPU multiplies {gain:.1f} times as fast in it: try --config.dtype=bfloat16, see docs/speed.md"
+    told = (
+        f"bfloat16     this CPU multiplies {gain:.1f} times as fast in it: try"
+        " --config.dtype=bfloat16, see docs/speed.md"
+    )
     return [told] if gain >= WORTH else []
 
 
@@ -62,18 +77,26 @@ def _compiled(config, name):
 
 
 def check_config(config: Mapping, devices: int | None) -> None:
-    """Finds what is wrong with layers, optimizer, schedule or update before a long preparation of the corpus.
+    """Finds what is wrong with layers, optimizer, schedule or update before a long preparation of
+    the corpus.
 
     devices: that share an update; None leaves that unchecked.
     """
     check_settings(config)
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
-    model = build(config, max([expected_words(config), *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
-    if config["batches"]["layout"] == "streams" and jax.eval_shape(lambda: model.body.initial_carry(1)) == ():
+    model = build(
+        config,
+        max([expected_words(config), *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]),
+    )
+    if (
+        config["batches"]["layout"] == "streams"
+        and jax.eval_shape(lambda: model.body.initial_carry(1)) == ()
+    ):
         raise InputError(
-            f"batches.layout='streams' needs a body that carries its state on, and body.name={config['body']['name']!r} does not: "
-            "give batches.layout=packed, or a body such as awd_lstm"
+            "batches.layout='streams' needs a body that carries its state on, and"
+            f" body.name={config['body']['name']!r} does not: give batches.layout=packed, or a body"
+            " such as awd_lstm"
         )
     sparse.optimizers(config, model)
     if devices is not None:

@@ -7,11 +7,16 @@ import jax
 
 from adaptive_jax.devices import hosts, sharding
 
-VALIDATED = ("evaluate_every", "checkpoint_every")  # a checkpoint needs a validation loss, so that the best one is known
+VALIDATED = (
+    "evaluate_every",
+    "checkpoint_every",
+)  # a checkpoint needs a validation loss, so that the best one is known
 
 
 def due(step: int, every: int, last: bool = False) -> bool:
-    """Whether something done every `every` updates is due after `step` updates; everything is due after the last one."""
+    """Whether something done every `every` updates is due after `step` updates; everything is
+    due after the last one.
+    """
     return last or (every > 0 and step % every == 0)
 
 
@@ -24,8 +29,9 @@ def validates(config: Mapping, step: int, last: bool) -> tuple[bool, bool]:
 class Clock:
     """The hours that a run has trained.
 
-    What counts is the time since `Clock` was made, which is after the corpus was prepared: compiling, updates, evaluations and
-    saving. A run that is resumed goes on from the hours of its checkpoint, so what a crash lost does not count.
+    What counts is the time since `Clock` was made, which is after the corpus was prepared:
+    compiling, updates, evaluations and saving. A run that is resumed goes on from the hours of its
+    checkpoint, so what a crash lost does not count.
 
     Args:
         limit: hours of training; 0: no limit.
@@ -44,19 +50,24 @@ class Clock:
         return max(0.0, 3600 * (self.limit - self.hours())) if self.limit else None
 
     def over(self, together: bool = True) -> bool:
-        """Whether the limit is reached, by the clock of host 0, so that all hosts end after the same update.
+        """Whether the limit is reached, by the clock of host 0, so that all hosts end after the
+        same update.
 
-        together: whether this is an update after which the hosts meet anyway; after the others only a single process looks.
+        together: whether this is an update after which the hosts meet anyway; after the others only
+            a single process looks.
         """
         if not self.limit or (jax.distributed.is_initialized() and not together):
             return False
         return bool(sharding.sum_over_hosts(hosts.first() and self.hours() >= self.limit))
 
 
-def reason(config: Mapping, step: int, losses: Sequence[float], late: bool, ended: bool) -> str | None:
+def reason(
+    config: Mapping, step: int, losses: Sequence[float], late: bool, ended: bool
+) -> str | None:
     """Why a run ends after `step` updates, as the first words of its last line; None: it goes on.
 
-    losses: of all evaluations so far. late: whether its hours are over. ended: whether the optimizer says so.
+    losses: of all evaluations so far. late: whether its hours are over. ended: whether the
+        optimizer says so.
     """
     if step == config["steps"]:
         return "finished"

@@ -26,30 +26,44 @@ from adaptive_jax.workdir.settings import has_checkpoints, read_config, read_wor
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
 BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
 HEAD = "head"  # has one for each word of band 0
-SMALLEST = 0.1  # of a projection's largest singular value: directions below it are left out, or rows would become too long
-BY_CLUSTER = "clusters", "cluster_bias", "projections"  # those of outputs whose clusters may be as many as the words ask for
+# Of a projection's largest singular value: directions below it are left out, or rows would become
+# too long
+SMALLEST = 0.1
+BY_CLUSTER = (
+    "clusters",
+    "cluster_bias",
+    "projections",
+)  # those of outputs whose clusters may be as many as the words ask for
 
 
 def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
-    """Finds in a moment whether the run `config["init_from"]`, if any, can start `model` in a new workdir.
+    """Finds in a moment whether the run `config["init_from"]`, if any, can start `model` in a new
+    workdir.
 
     Raises:
-        InputError: no run or checkpoint there, one of a model that differs by more than its vocabulary, or a checkpoint of no run.
+        InputError: no run or checkpoint there, one of a model that differs by more than its
+            vocabulary, or a checkpoint of no run.
     """
     for key in "init_checkpoint", "init_words":
         if not config["init_from"] and (given := config[key]) != DEFAULTS[key]:
-            raise InputError(f"{key}={given} means nothing without init_from: give --init_from=RUN, too")
+            raise InputError(
+                f"{key}={given} means nothing without init_from: give --init_from=RUN, too"
+            )
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
         if not (origin / "config.json").exists():
-            raise InputError(f"init_from={config['init_from']} holds no run (no config.json): give the workdir of a run")
+            raise InputError(
+                f"init_from={config['init_from']} holds no run (no config.json): give the workdir"
+                " of a run"
+            )
         other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
         _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
         checkpoint_step(origin, config["init_checkpoint"])
 
 
 def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabulary:
-    """The vocabulary of a run whose corpus has the vocabulary `own`; with `init_words="both"`, also the words of `init_from`.
+    """The vocabulary of a run whose corpus has the vocabulary `own`; with `init_words="both"`, also
+    the words of `init_from`.
 
     A run that has begun has them in its own vocabulary, so that it resumes without the other one.
 
@@ -58,18 +72,30 @@ def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabular
     """
     if not config["init_from"] or config["init_words"] == "new":
         return own
-    words = read_words(workdir if (workdir / "config.json").exists() else path_of(config["init_from"]))
+    words = read_words(
+        workdir if (workdir / "config.json").exists() else path_of(config["init_from"])
+    )
     if isinstance(own, Subwords) or isinstance(words, Subwords):
-        raise InputError("init_words=both is for words, and sub-word units spell every word: leave it out")
+        raise InputError(
+            "init_words=both is for words, and sub-word units spell every word: leave it out"
+        )
     return own.with_words(words.words)
 
 
-def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Optimizer, words: tuple[Vocabulary, Mesh]) -> State:
-    """The fresh `state` with the parameters of the run `config["init_from"]`, or the averages that its optimizer made.
+def finetuned(
+    config: Mapping,
+    state: State,
+    model: LanguageModel,
+    optimizer: Optimizer,
+    words: tuple[Vocabulary, Mesh],
+) -> State:
+    """The fresh `state` with the parameters of the run `config["init_from"]`, or the averages that
+    its optimizer made.
 
-    Rows of words that both vocabularies have are carried over by word; those of new words stay as they are, at random. A word whose
-    vector lies in another band than before gets the vector of that band that is closest once both are projected. What a model
-    composes from what the lexicon says of words has no rows, and is the same function of other words.
+    Rows of words that both vocabularies have are carried over by word; those of new words stay as
+    they are, at random. A word whose vector lies in another band than before gets the vector of
+    that band that is closest once both are projected. What a model composes from what the lexicon
+    says of words has no rows, and is the same function of other words.
 
     words: the vocabulary of `model`, and the devices of `state`.
 
@@ -99,26 +125,42 @@ def finetuned(config: Mapping, state: State, model: LanguageModel, optimizer: Op
         else:
             made[path] = old[path] if old[path].shape == array.shape else array
     by_word = any(_by_word(path) and a.ndim for path, a in new.items())
-    hosts.say(_describe(f"{config['init_from']} after {run.step:,} updates", taken["input"], by_word, max(moved)))
+    hosts.say(
+        _describe(
+            f"{config['init_from']} after {run.step:,} updates", taken["input"], by_word, max(moved)
+        )
+    )
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
     params = traverse_util.unflatten_dict(
-        {path: jax.make_array_from_callback(a.shape, shardings[path], lambda index, a=a: a[index]) for path, a in made.items()}
+        {
+            path: jax.make_array_from_callback(
+                a.shape, shardings[path], lambda index, a=a: a[index]
+            )
+            for path, a in made.items()
+        }
     )
     layout = jax.tree.map(lambda a: a.sharding, state.optimizer)
-    return state._replace(params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params))
+    return state._replace(
+        params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params)
+    )
 
 
 def _check_same_model(origin, old, new):
-    """Refuses parameters that differ by more than rows of words, and vectors of clusters of words."""
+    """Refuses parameters that differ by more than rows of words, and vectors of clusters of
+    words.
+    """
     old, new = (traverse_util.flatten_dict(params) for params in (old, new))
     for path in sorted({*old, *new}):
         there, here = (each[path].shape if path in each else None for each in (old, new))
         varies = _by_word(path) or (path[0] != "body" and path[-1] in BY_CLUSTER)
         if there != here and not (varies and None not in (there, here) and there[1:] == here[1:]):
-            there, here = ("missing" if shape is None else f"of shape {shape}" for shape in (there, here))
+            there, here = (
+                "missing" if shape is None else f"of shape {shape}" for shape in (there, here)
+            )
             raise InputError(
-                f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is {there}, and here {here}: only the "
-                "vocabulary may differ, so give the settings of that run for input, body and output"
+                f"init_from={origin} holds another model, whose parameter {'/'.join(path)} is"
+                f" {there}, and here {here}: only the vocabulary may differ, so give the settings"
+                " of that run for input, body and output"
             )
 
 
@@ -128,10 +170,15 @@ def _by_word(path):
 
 
 def _taken(old_model, old_words, model, words):
-    """For input and output: the old place of the word at each new place, -1 if it is a new one; int64 `[words]`."""
+    """For input and output: the old place of the word at each new place, -1 if it is a new one;
+    int64 `[words]`.
+    """
     taken = {}
     for group in "input", "output":
-        old, new = (_by_place(each, vocabulary, group) for each, vocabulary in ((old_model, old_words), (model, words)))
+        old, new = (
+            _by_place(each, vocabulary, group)
+            for each, vocabulary in ((old_model, old_words), (model, words))
+        )
         places = {word: place for place, word in enumerate(old)}
         taken[group] = np.array([places.get(word, -1) for word in new])
     return taken
@@ -139,7 +186,11 @@ def _taken(old_model, old_words, model, words):
 
 def _by_place(model, vocabulary, group):
     order = model.wants().get("order")
-    return in_order(vocabulary, order["path"]).words if order and group in order["of"] else vocabulary.words
+    return (
+        in_order(vocabulary, order["path"]).words
+        if order and group in order["of"]
+        else vocabulary.words
+    )
 
 
 def _rows(old, fresh, take):
@@ -150,10 +201,11 @@ def _rows(old, fresh, take):
 
 
 def _by_band(old, new, module, take):
-    """The tables of a module's bands, with the lengths of their rows where these are apart; and the words that changed bands.
+    """The tables of a module's bands, with the lengths of their rows where these are apart; and the
+    words that changed bands.
 
-    A row t of a table with projection P stands for the vector t P. In another band it becomes the r whose r P is closest, but
-    for directions that P hardly has.
+    A row t of a table with projection P stands for the vector t P. In another band it becomes the r
+    whose r P is closest, but for directions that P hardly has.
     """
     made, moved, first = {}, 0, 0
     tables = [old[*module, f"table_{k}"] for k in range(_bands(old, module))]
@@ -167,8 +219,12 @@ def _by_band(old, new, module, take):
             lengths = None if lengths is None else lengths[of[here] - begins[k]]
             if k != i:
                 moved += len(here)
-                rows, lengths = _moved(rows, lengths, *(old.get((*module, f"projection_{n}")) for n in (k, i)))
-                if rows.shape[1] != fresh.shape[1]:  # bands without projections, as slices are: the vectors have nothing in common
+                rows, lengths = _moved(
+                    rows, lengths, *(old.get((*module, f"projection_{n}")) for n in (k, i))
+                )
+                if (
+                    rows.shape[1] != fresh.shape[1]
+                ):  # bands without projections, as slices are: the vectors have nothing in common
                     continue
             fresh[here] = rows
             if norms is not None:
@@ -194,7 +250,12 @@ def _moved(rows, lengths, projection, into):
 def _describe(origin, taken, by_word, moved):
     start = f"init_from    {origin}: "
     if not by_word:
-        return start + "all word vectors are composed, so new words start with a vector as others do"
+        return (
+            start + "all word vectors are composed, so new words start with a vector as others do"
+        )
     new = int(np.sum(taken < 0))
-    line = f"{start}{len(taken) - new:,} of {len(taken):,} words carried over, {new:,} new ones start at random"
+    line = (
+        f"{start}{len(taken) - new:,} of {len(taken):,} words carried over, {new:,} new ones start"
+        " at random"
+    )
     return line + (f"; {moved:,} have moved to another band" if moved else "")

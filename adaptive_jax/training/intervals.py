@@ -26,7 +26,9 @@ class Interval:
         self.counts, self.last = Counter(), {}
 
     def add(self, metrics: Mapping, words: int, counts: Mapping[str, int]) -> None:
-        """Adds an update's metrics, the words of the text that this host's rows of it end, and counts to be summed by name."""
+        """Adds an update's metrics, the words of the text that this host's rows of it end, and
+        counts to be summed by name.
+        """
         if not counts.get("skipped"):
             self.nll += float(metrics["nll"]) * float(metrics["tokens"])
             self.tokens += float(metrics["tokens"])
@@ -54,13 +56,16 @@ class Interval:
             for what in "gradient", "change":
                 metrics |= norms_by_group(f"{what}_norm", self.names, self.last[f"{what}_squares"])
         kind = jax.devices()[0].device_kind
-        utilisation = accelerators.utilisation(self.work * self.tokens, seconds, jax.device_count(), kind)
+        utilisation = accelerators.utilisation(
+            self.work * self.tokens, seconds, jax.device_count(), kind
+        )
         self.__init__(self.work, self.names)
         return metrics if utilisation is None else metrics | {"utilisation": utilisation}
 
 
 def norms_by_group(what: str, names: Sequence[str], squares: np.ndarray) -> dict[str, float]:
-    """`{"gradient_norm/body/blocks": 0.1, …}`: norms of groups of parameters, named by the first two parts of their names.
+    """`{"gradient_norm/body/blocks": 0.1, …}`: norms of groups of parameters, named by the first
+    two parts of their names.
 
     squares: `[parameters]`, the sum of squares of each.
     """

@@ -1,4 +1,6 @@
-"""The loop: corpus, model, optimizer, restore or start; then for each step one update, and log, evaluate, save when due."""
+"""The loop: corpus, model, optimizer, restore or start; then for each step one update, and log,
+evaluate, save when due.
+"""
 
 import functools
 import time
@@ -28,7 +30,13 @@ from adaptive_jax.training.ends import Clock, due, reason, validates
 from adaptive_jax.training.finetuning import check_fits, finetuned, vocabulary_for
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
-from adaptive_jax.training.state import State, initial_state, parameter_names, restored_state, shape_of_state
+from adaptive_jax.training.state import (
+    State,
+    initial_state,
+    parameter_names,
+    restored_state,
+    shape_of_state,
+)
 from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.training.validation import validation_nll
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -57,16 +65,21 @@ class Job(NamedTuple):
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was told to stop, and all its hosts do after the same update; the text says what is saved."""
+    """The run was told to stop, and all its hosts do after the same update; the text says what
+    is saved.
+    """
 
 
-def train(config: dict, workdir: Path, published: tuple[dict | None, Sequence[str]] = (None, ())) -> None:
+def train(
+    config: dict, workdir: Path, published: tuple[dict | None, Sequence[str]] = (None, ())
+) -> None:
     """Trains to `config["steps"]` updates, from the workdir's last checkpoint if there is one.
 
     published: the arguments of `write_published`, for evaluations to show.
 
     Raises:
-        InputError: anything a user can cure, an update that diverges among it. What was saved stays.
+        InputError: anything a user can cure, an update that diverges among it. What was saved
+            stays.
         Stopped: the run was told to; its text says what is saved.
     """
     given = with_origin(settle(config, workdir), workdir)
@@ -76,7 +89,10 @@ def train(config: dict, workdir: Path, published: tuple[dict | None, Sequence[st
     check_config(config, jax.device_count())
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
-    vocabulary, layout = vocabulary_for(given, workdir, corpus.vocabulary), Layout(**config["batches"])
+    vocabulary, layout = (
+        vocabulary_for(given, workdir, corpus.vocabulary),
+        Layout(**config["batches"]),
+    )
     if vocabulary is not corpus.vocabulary:
         corpus = load(config["data"], vocabulary=vocabulary)
     check_same_vocabulary(workdir, vocabulary)
@@ -85,13 +101,23 @@ def train(config: dict, workdir: Path, published: tuple[dict | None, Sequence[st
     check_memory(plan, memory or accelerators.installed())
     mesh = sharding.device_mesh(plan.fsdp)
     hosts.say(describe(plan))
-    batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation)
+    batches = TrainingBatches(
+        corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation
+    )
     hosts.say(f"rows         {batches}")
     hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizers(config, model)[0]
     check_fits(given, workdir, model)
-    run = Run(model, None, put_lexicon(model, vocabulary, mesh, config["data"]["cache"]), mesh, vocabulary, config, 0)
+    run = Run(
+        model,
+        None,
+        put_lexicon(model, vocabulary, mesh, config["data"]["cache"]),
+        mesh,
+        vocabulary,
+        config,
+        0,
+    )
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
         write_published(workdir, *published)
@@ -107,17 +133,24 @@ def train(config: dict, workdir: Path, published: tuple[dict | None, Sequence[st
 
 def _rewind(job, workdir, diverged):
     checkpoints = Checkpoints(workdir, job.config["keep"], job.config["keep_every_hours"])
-    if checkpoints.latest() == diverged.step:  # saved when the run was stopped, before it was evaluated
+    if (
+        checkpoints.latest() == diverged.step
+    ):  # saved when the run was stopped, before it was evaluated
         checkpoints.set_aside(diverged.step, diverged.what)
     saved = checkpoints.latest() or 0
     checkpoints.close()
     if job.stop.asked:
-        raise Stopped(f"stopped: update {diverged.step:,} gives {diverged.what}; the same command goes on from update {saved:,}")
+        raise Stopped(
+            f"stopped: update {diverged.step:,} gives {diverged.what}; the same command goes on"
+            f" from update {saved:,}"
+        )
     job.rewinds.add(diverged, saved, job.config["divergence"]["rewinds"])
 
 
 class Record(NamedTuple):
-    """What a run has been so far: its checkpoints, its metrics, its validation losses by update, in nats a word, its hours."""
+    """What a run has been so far: its checkpoints, its metrics, its validation losses by
+    update, in nats a word, its hours.
+    """
 
     checkpoints: Checkpoints
     metrics: Metrics | NoMetrics
@@ -136,24 +169,34 @@ def _run(job: Job, workdir: Path) -> None:
     if step is None:
         state = initial_state(job.run.model, job.optimizer, config["seed"], mesh, **how)
         if config["init_from"]:
-            state = finetuned(config, state, job.run.model, job.optimizer, (job.corpus.vocabulary, mesh))
+            state = finetuned(
+                config, state, job.run.model, job.optimizer, (job.corpus.vocabulary, mesh)
+            )
     else:
         if step > config["steps"]:
             raise InputError(
-                f"{workdir} has done {step:,} updates, more than steps={config['steps']:,}: give steps={step} or more, or another "
-                "--workdir"
+                f"{workdir} has done {step:,} updates, more than steps={config['steps']:,}: give"
+                f" steps={step} or more, or another --workdir"
             )
         state = restored_state(shapes, step, functools.partial(checkpoints.restore, step))
         hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
     # Read by every host, from the disk that they share: all must end early after the same update.
     lines = writers.recorded(workdir, step or 0)
-    losses = {line["step"]: line["validation/nll"] for line in lines if line.get("validation/nll") is not None}
+    losses = {
+        line["step"]: line["validation/nll"]
+        for line in lines
+        if line.get("validation/nll") is not None
+    }
     clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
     metrics = open_metrics(workdir, step or 0, config, clock.left())
     extras = Extras.from_config(config)
     updates = [
-        make_update(job.run.model, optimizer, mesh, config["seed"], shapes, extras._replace(stored=stored))
-        for stored, optimizer in zip((False, True), sparse.optimizers(config, job.run.model), strict=False)
+        make_update(
+            job.run.model, optimizer, mesh, config["seed"], shapes, extras._replace(stored=stored)
+        )
+        for stored, optimizer in zip(
+            (False, True), sparse.optimizers(config, job.run.model), strict=False
+        )
     ]
     loop(job, updates, state, Record(checkpoints, metrics, losses, clock))
 
@@ -173,7 +216,9 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
         interval.add(fetched, words, watch.see(step, fetched))
 
     def validate(state, step):
-        """The validation loss in nats a word, None if stopped meanwhile, and the state, `told` of it."""
+        """The validation loss in nats a word, None if stopped meanwhile, and the state, `told`
+        of it.
+        """
         nll = validation_nll(job, state, step, metrics)
         if nll is None:
             return None, state
@@ -181,18 +226,24 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
         return nll, told(state, step, nll)
 
     def told(state, step, nll):
-        """The state after the optimizer was told of an evaluation, unless that is due for another reason than `evaluate_every`."""
+        """The state after the optimizer was told of an evaluation, unless that is due for
+        another reason than `evaluate_every`.
+        """
         if not due(step, config["evaluate_every"]):
             return state
         return state._replace(optimizer=job.optimizer.after_evaluation(state.optimizer, nll))
 
     def why(state, step, late):
-        return reason(config, step, list(losses.values()), late, job.optimizer.ended(state.optimizer))
+        return reason(
+            config, step, list(losses.values()), late, job.optimizer.ended(state.optimizer)
+        )
 
     def end(step, state):
         checkpoints.save(step, state.items(), None, clock.hours())
         checkpoints.verify()
-        raise Stopped(f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes")
+        raise Stopped(
+            f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes"
+        )
 
     def finish(step, reason):
         checkpoints.verify()
@@ -203,7 +254,11 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
         first = int(state.step)
         late = first > 0 and clock.over()
         # A run that was stopped saved its state first, and left out an evaluation that was due.
-        if first and any(validates(config, first, late or first == steps)) and not checkpoints.evaluated(first):
+        if (
+            first
+            and any(validates(config, first, late or first == steps))
+            and not checkpoints.evaluated(first)
+        ):
             nll, state = validate(state, first)
             if nll is not None:
                 checkpoints.record_loss(first, nll)
@@ -222,10 +277,13 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
                 else:
                     start = time.perf_counter() - batches.waited
                     programs[kind] = updates[stored].lower(state, job.run.lexicon, arrays).compile()
-                    interval.start += time.perf_counter() - start  # starting up counts neither as waiting nor as work
+                    interval.start += (
+                        time.perf_counter() - start
+                    )  # starting up counts neither as waiting nor as work
                 with jax.transfer_guard("disallow"):
                     state, following = programs[kind](state, job.run.lexicon, arrays)
-                # The step has been dispatched; now there is time to read the metrics of the one before.
+                # The step has been dispatched; now there is time to read the metrics of the one
+                # before.
                 if before is not None:
                     read(step - 1, before)
                 before, stopped, last = (following, words), job.stop(step), step == steps
@@ -248,7 +306,9 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
                         checkpoints.save(step, state.items(), nll, clock.hours())
                     if over:
                         return finish(step, over)
-                    interval = Interval(interval.work, names)  # neither scoring nor saving counts in words a second
+                    interval = Interval(
+                        interval.work, names
+                    )  # neither scoring nor saving counts in words a second
     except (Diverged, Stopped):  # on all hosts
         raise
     except BaseException:
@@ -261,11 +321,15 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
 
 
 def _batch(job, step):
-    """This host's share of an update, on its devices, and the number of words of the text that end in it."""
+    """This host's share of an update, on its devices, and the number of words of the text that
+    end in it.
+    """
     share = jax.process_index(), jax.process_count()
     left_out = job.rewinds.left_out(step)
     local = job.batches.batch(job.config["seed"], step - 1 + left_out, share)
-    if local.reset is not None and left_out != job.rewinds.left_out(step - 1):  # the carry is that of other text
+    if local.reset is not None and left_out != job.rewinds.left_out(
+        step - 1
+    ):  # the carry is that of other text
         local = local._replace(reset=np.ones_like(local.reset))
     words = int(np.sum(job.corpus.vocabulary.ends[local.targets] & (local.weights > 0)))
     return sharding.put_host_share(job.run.mesh, local, axis=1), words

@@ -16,12 +16,19 @@ class Optimizer:
     Its state is that of the direction, with the state of the schedule as last part.
 
     Args:
-        direction: from gradients to a direction: clipping, L2 decay, momentum and the like, by `optax.chain`.
+        direction: from gradients to a direction: clipping, L2 decay, momentum and the like, by
+            `optax.chain`.
         schedule: the learning rate; a function from updates done to the rate will do.
-        decay: share of the learning rate times which every update shrinks the parameters (decoupled weight decay).
+        decay: share of the learning rate times which every update shrinks the parameters (decoupled
+            weight decay).
     """
 
-    def __init__(self, direction: optax.GradientTransformation, schedule: Schedule | Callable, decay: float = 0.0):
+    def __init__(
+        self,
+        direction: optax.GradientTransformation,
+        schedule: Schedule | Callable,
+        decay: float = 0.0,
+    ):
         self.direction, self.decay = direction, decay
         self.schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
 
@@ -32,7 +39,8 @@ class Optimizer:
     def update(self, gradients, state, params, scale=1.0) -> tuple[Any, Any]:
         """The changes of the parameters, to be added to them, and the next state.
 
-        scale: factor of the learning rate of this update. Streams scale it by the length of the window.
+        scale: factor of the learning rate of this update. Streams scale it by the length of the
+            window.
         """
         return self.step(gradients, state, params, self.schedule.rate(state[-1]) * scale)
 
@@ -50,14 +58,17 @@ class Optimizer:
         return self.schedule.rate(state[-1])
 
     def after_evaluation(self, state, nll: float) -> Any:
-        """The next state, given the validation loss in nats a word: a schedule may wait for it to fall.
+        """The next state, given the validation loss in nats a word: a schedule may wait for it to
+        fall.
 
         Training calls it once for each evaluation that is due by `evaluate_every`.
         """
         return (*state[:-1], told(self.schedule.after_evaluation, state[-1], nll))
 
     def params_to_evaluate(self, state, params):
-        """The parameters to score and to publish, which may be averages of those that are trained."""
+        """The parameters to score and to publish, which may be averages of those that are
+        trained.
+        """
         return params
 
     def ended(self, state) -> bool:
@@ -66,5 +77,9 @@ class Optimizer:
 
 
 def told(after_evaluation: Callable, state, nll: float):
-    """`after_evaluation(state, nll)` on the devices where `state` lies, which several hosts may share."""
-    return jax.jit(after_evaluation, out_shardings=jax.tree.map(lambda a: a.sharding, state))(state, nll)
+    """`after_evaluation(state, nll)` on the devices where `state` lies, which several hosts may
+    share.
+    """
+    return jax.jit(after_evaluation, out_shardings=jax.tree.map(lambda a: a.sharding, state))(
+        state, nll
+    )

@@ -1,4 +1,6 @@
-"""Schedules: the learning rate of each update, by updates done and, for `plateau`, by validation losses."""
+"""Schedules: the learning rate of each update, by updates done and, for `plateau`, by
+validation losses.
+"""
 
 import math
 from collections.abc import Callable
@@ -65,7 +67,14 @@ class PlateauState(NamedTuple):
 class Plateau(Schedule):
     """The schedule that `plateau` makes, which has the arguments."""
 
-    def __init__(self, warmed_up: Callable, warmup_steps: int, when: tuple[int, float], factor: float, divisions: int):
+    def __init__(
+        self,
+        warmed_up: Callable,
+        warmup_steps: int,
+        when: tuple[int, float],
+        factor: float,
+        divisions: int,
+    ):
         super().__init__(warmed_up)
         self.warmup_steps, (self.patience, self.threshold) = warmup_steps, when
         self.factor, self.divisions = factor, divisions
@@ -92,7 +101,10 @@ class Plateau(Schedule):
         )
         warm = state.count > self.warmup_steps
         return PlateauState(
-            *(jnp.where(warm, new, old).astype(old.dtype) for new, old in zip(after, state, strict=True))
+            *(
+                jnp.where(warm, new, old).astype(old.dtype)
+                for new, old in zip(after, state, strict=True)
+            )
         )
 
     def ended(self, state: PlateauState):
@@ -110,18 +122,21 @@ def cosine_cycles(
     cycles: int,
     shrink: float,
 ) -> Schedule:
-    """Linear warm-up, then cosine cycles, each twice as long as the one before (Loshchilov & Hutter 2016).
+    """Linear warm-up, then cosine cycles, each twice as long as the one before (Loshchilov & Hutter
+    2016).
 
-    Cycle c falls from `learning_rate · shrink^c` to `min_learning_rate · shrink^c` in `cycle_steps · 2^c` updates. The
-    warm-up comes before the cycles: WikiText-103 trains 16K + 18K·(1+2+4+8) = 286K updates with shrink 0.75, Billion Word
-    16K + 137K·(1+2+4) = 975K with shrink 0.6. After the last cycle the rate stays at its minimum.
+    Cycle c falls from `learning_rate · shrink^c` to `min_learning_rate · shrink^c` in `cycle_steps
+    · 2^c` updates. The warm-up comes before the cycles: WikiText-103 trains 16K + 18K·(1+2+4+8) =
+    286K updates with shrink 0.75, Billion Word 16K + 137K·(1+2+4) = 975K with shrink 0.6. After the
+    last cycle the rate stays at its minimum.
 
     Args:
         learning_rate: the highest, at the start of the first cycle.
         min_learning_rate: at the end of the first cycle.
         warmup_from: the learning rate of the first update.
         warmup_steps: updates of the warm-up.
-        cycle_steps: updates of the first cycle; each of the others takes twice as many as the one before.
+        cycle_steps: updates of the first cycle; each of the others takes twice as many as the one
+            before.
         cycles: how many there are.
         shrink: factor of the highest and the lowest rate from cycle to cycle.
 
@@ -129,18 +144,26 @@ def cosine_cycles(
         InputError: a rate out of range, no cycle, or a cycle of no length.
     """
     if cycles < 1 or cycle_steps < 1:
-        raise InputError(f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: both must be 1 or more")
+        raise InputError(
+            f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: both must be 1 or"
+            " more"
+        )
     if cycles > 30 or warmup_steps + cycle_steps * (2**cycles - 1) > LAST:
         raise InputError(
-            f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: take fewer, at most {LAST:,} updates"
+            f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: take fewer, at most"
+            f" {LAST:,} updates"
         )
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
     if not 0 <= min_learning_rate <= learning_rate:
         raise InputError(
-            f"schedule.min_learning_rate={min_learning_rate} must be from 0 to optimizer.learning_rate={learning_rate}"
+            f"schedule.min_learning_rate={min_learning_rate} must be from 0 to"
+            f" optimizer.learning_rate={learning_rate}"
         )
     if not 0 < shrink <= 1:
-        raise InputError(f"schedule.shrink={shrink} must be above 0 and at most 1, which leaves all cycles as high")
+        raise InputError(
+            f"schedule.shrink={shrink} must be above 0 and at most 1, which leaves all cycles as"
+            " high"
+        )
     return Schedule(
         optax.sgdr_schedule(
             [
@@ -173,7 +196,8 @@ def constant(*, learning_rate: float, warmup_from: float, warmup_steps: int) -> 
 
 
 def inverse_square_root(*, learning_rate: float, warmup_from: float, warmup_steps: int) -> Schedule:
-    """Linear warm-up, then a rate proportional to 1 / √(updates done) (Vaswani et al. 2017, equation 3).
+    """Linear warm-up, then a rate proportional to 1 / √(updates done) (Vaswani et al. 2017,
+    equation 3).
 
     Args:
         learning_rate: the highest, at the end of the warm-up.
@@ -186,7 +210,11 @@ def inverse_square_root(*, learning_rate: float, warmup_from: float, warmup_step
     check_at_least(1, **{"schedule.warmup_steps": warmup_steps})
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
     rising = _warmed_up(learning_rate, warmup_from, warmup_steps)
-    return Schedule(lambda count: rising(count) * jnp.sqrt(warmup_steps / jnp.maximum(_float(count), warmup_steps)))
+    return Schedule(
+        lambda count: (
+            rising(count) * jnp.sqrt(warmup_steps / jnp.maximum(_float(count), warmup_steps))
+        )
+    )
 
 
 def plateau(
@@ -199,33 +227,41 @@ def plateau(
     threshold: float,
     divisions: int,
 ) -> Schedule:
-    """Linear warm-up, then a rate that is divided by `factor` when the validation loss no longer falls.
+    """Linear warm-up, then a rate that is divided by `factor` when the validation loss no longer
+    falls.
 
-    The loss falls if it is lower than the lowest so far by more than the share `threshold`. The recipe of the public GCNN code
-    halves at each evaluation without a fall of 1e-4: factor 2, patience 1, threshold 1e-4. The thesis on hierarchical softmax,
-    section 4.1, divides by 10, has patience 3, and stops after a fixed number of divisions. Evaluations up to the end of the
-    warm-up do not count. Which evaluations count depends on `evaluate_every`, not on `checkpoint_every`. Losses are compared in
-    float32.
+    The loss falls if it is lower than the lowest so far by more than the share `threshold`. The
+    recipe of the public GCNN code halves at each evaluation without a fall of 1e-4: factor 2,
+    patience 1, threshold 1e-4. The thesis on hierarchical softmax, section 4.1, divides by 10, has
+    patience 3, and stops after a fixed number of divisions. Evaluations up to the end of the
+    warm-up do not count. Which evaluations count depends on `evaluate_every`, not on
+    `checkpoint_every`. Losses are compared in float32.
 
     Args:
         learning_rate: after the warm-up.
         warmup_from: the learning rate of the first update, if there is a warm-up.
         warmup_steps: updates of the warm-up; 0: none.
         factor: what the rate is divided by.
-        patience: evaluations in a row without a fall after which the rate is divided; PyTorch and fairseq count one less.
+        patience: evaluations in a row without a fall after which the rate is divided; PyTorch and
+            fairseq count one less.
         threshold: share of the lowest loss by which a loss must be lower to count as a fall.
-        divisions: how many there are; the last one ends the run, whose rates are as many; 0: no end.
+        divisions: how many there are; the last one ends the run, whose rates are as many; 0: no
+            end.
 
     Raises:
         InputError: a number out of range.
     """
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
     if not 1 < factor < math.inf:
-        raise InputError(f"schedule.factor={factor} must be above 1 and finite: the rate is divided by it, such as 2.0")
+        raise InputError(
+            f"schedule.factor={factor} must be above 1 and finite: the rate is divided by it, such"
+            " as 2.0"
+        )
     check_at_least(1, **{"schedule.patience": patience})
     if not 0 <= threshold < 1:
         raise InputError(
-            f"schedule.threshold={threshold} must be from 0 to less than 1: a share of the loss, such as 1e-4"
+            f"schedule.threshold={threshold} must be from 0 to less than 1: a share of the loss,"
+            " such as 1e-4"
         )
     check_at_least(0, **{"schedule.divisions": divisions})
     rising = _warmed_up(learning_rate, warmup_from, warmup_steps)
@@ -235,7 +271,9 @@ def plateau(
 def _check_warm_up(learning_rate, warmup_from, warmup_steps):
     check_at_least(0, **{"schedule.warmup_steps": warmup_steps})
     if not 0 < learning_rate < math.inf:
-        raise InputError(f"optimizer.learning_rate={learning_rate} must be above 0 and finite, such as 1.0")
+        raise InputError(
+            f"optimizer.learning_rate={learning_rate} must be above 0 and finite, such as 1.0"
+        )
     if not 0 <= warmup_from < math.inf:
         raise InputError(f"schedule.warmup_from={warmup_from} must be 0 or more, and finite")
 

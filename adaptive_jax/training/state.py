@@ -22,18 +22,27 @@ class State(NamedTuple):
     step: jax.Array  # updates done, a scalar
     params: dict
     optimizer: object  # the optimizer's state
-    carry: object = ()  # the body's state of the rows, [microbatches, rows, ...]; () where rows stand alone
-    tables: object = ()  # encodings of all words that sparse updates use again, see `composition.encoded`; () without those
+    # The body's state of the rows, [microbatches, rows, ...]; () where rows stand alone
+    carry: object = ()
+    # Encodings of all words that sparse updates use again, see `composition.encoded`; () without
+    # those
+    tables: object = ()
 
     def items(self) -> dict:
-        """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it fits any microbatches.
+        """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it
+        fits any microbatches.
 
         The averages of an optimizer are an item of their own, for evaluation to read them alone.
         """
         averages, optimizer = (), self.optimizer
         if isinstance(optimizer, NtAsgdState):
             averages, optimizer = optimizer.average, optimizer._replace(average=())
-        items = {"params": self.params, "averages": averages, "optimizer": optimizer, "carry": {"rows": _by_row(self.carry)}}
+        items = {
+            "params": self.params,
+            "averages": averages,
+            "optimizer": optimizer,
+            "carry": {"rows": _by_row(self.carry)},
+        }
         return items | {"tables": self.tables}
 
 
@@ -43,7 +52,11 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
     restore: from the items asked for, as shapes, to the items.
     """
     items = restore(layout.items())
-    carry = jax.tree.map(lambda a, like: _reshaped(a, like.shape, like.sharding), items["carry"]["rows"], layout.carry)
+    carry = jax.tree.map(
+        lambda a, like: _reshaped(a, like.shape, like.sharding),
+        items["carry"]["rows"],
+        layout.carry,
+    )
     done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
     optimizer = items["optimizer"]
     if isinstance(layout.optimizer, NtAsgdState):
@@ -52,18 +65,26 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
 
 
 def shape_of_state(
-    model: LanguageModel, optimizer: Optimizer, mesh: Mesh, rows: tuple[int, int] | None = None, *, sparse: bool = False
+    model: LanguageModel,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    rows: tuple[int, int] | None = None,
+    *,
+    sparse: bool = False,
 ) -> State:
     """The state as shapes, dtypes and shardings.
 
-    rows: microbatches, and rows of each, of which the body carries a state; None where rows stand alone. sparse: whether the state
-    has tables.
+    rows: microbatches, and rows of each, of which the body carries a state; None where rows stand
+    alone. sparse: whether the state has tables.
     """
-    shapes = jax.eval_shape(lambda params: _first(model, optimizer, params, rows), parameter_shapes(model))
+    shapes = jax.eval_shape(
+        lambda params: _first(model, optimizer, params, rows), parameter_shapes(model)
+    )
     tables = encoded_shapes(model) if sparse else ()
     specs = sharding.parameter_specs(shapes._replace(carry=()), mesh)
     specs = specs._replace(
-        carry=jax.tree.map(lambda a: sharding.batch_spec(1), shapes.carry), tables=jax.tree.map(lambda a: PartitionSpec(), tables)
+        carry=jax.tree.map(lambda a: sharding.batch_spec(1), shapes.carry),
+        tables=jax.tree.map(lambda a: PartitionSpec(), tables),
     )
     shapes = shapes._replace(tables=tables)
     return jax.tree.map(
@@ -75,9 +96,17 @@ def shape_of_state(
 
 
 def initial_state(
-    model: LanguageModel, optimizer: Optimizer, seed: int, mesh: Mesh, rows: tuple[int, int] | None = None, *, sparse: bool = False
+    model: LanguageModel,
+    optimizer: Optimizer,
+    seed: int,
+    mesh: Mesh,
+    rows: tuple[int, int] | None = None,
+    *,
+    sparse: bool = False,
 ) -> State:
-    """The state before the first update, laid out on `mesh` as `shape_of_state` says; its tables, if any, are 0."""
+    """The state before the first update, laid out on `mesh` as `shape_of_state` says; its
+    tables, if any, are 0.
+    """
     layout = shape_of_state(model, optimizer, mesh, rows, sparse=sparse)
 
     def start():
@@ -94,7 +123,10 @@ def parameter_names(params: dict) -> list[str]:
 
 def _by_row(carry):
     def flat(a):
-        shape, by_row = (a.shape[0] * a.shape[1], *a.shape[2:]), NamedSharding(a.sharding.mesh, sharding.batch_spec(0))
+        shape, by_row = (
+            (a.shape[0] * a.shape[1], *a.shape[2:]),
+            NamedSharding(a.sharding.mesh, sharding.batch_spec(0)),
+        )
         if isinstance(a, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, a.dtype, sharding=by_row)
         return _reshaped(a, shape, by_row)
@@ -116,5 +148,7 @@ def _first(model, optimizer, params, rows):
     carry = ()
     if rows is not None:
         microbatches, count = rows
-        carry = jax.tree.map(lambda a: jnp.stack([a] * microbatches), model.body.initial_carry(count))
+        carry = jax.tree.map(
+            lambda a: jnp.stack([a] * microbatches), model.body.initial_carry(count)
+        )
     return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), carry)

@@ -1,6 +1,7 @@
-"""The update of a config, compiled for devices that are not here; `adaptive_jax.devices.targets` has their names.
+"""The update of a config, compiled for devices that are not here; `adaptive_jax.devices.targets`
+has their names.
 
-    report(compiled_update(config, "h100"))["temp_bytes"]       with `adaptive_jax.devices.programs.report`
+report(compiled_update(config, "h100"))["temp_bytes"]       with `adaptive_jax.devices.programs.report`
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ from adaptive_jax.training.update import Extras, make_update
 
 
 def compiled_update(config: Mapping, name: str) -> jax.stages.Compiled:
-    """The first update of a config, for its `data.vocabulary_size` words, compiled for the devices that `name` stands for.
+    """The first update of a config, for its `data.vocabulary_size` words, compiled for the devices
+    that `name` stands for.
 
     Raises:
         InputError: as `topology` and `make_plan`, or the devices have too little memory.
@@ -35,16 +37,26 @@ def compiled_update(config: Mapping, name: str) -> jax.stages.Compiled:
 
 
 def plan_for(target: Target, config: Mapping) -> Plan:
-    """The plan of a config on these devices. Raises InputError as `make_plan`, or if the config leaves the vocabulary open."""
+    """The plan of a config on these devices. Raises InputError as `make_plan`, or if the config
+    leaves the vocabulary open.
+    """
     if not (words := expected_words(config)):
-        raise InputError(f"--target={target.name} needs the size of the vocabulary: set data.vocabulary_size, which is 0")
+        raise InputError(
+            f"--target={target.name} needs the size of the vocabulary: set data.vocabulary_size,"
+            " which is 0"
+        )
     with tracing_for(target.platform, target.devices[0].device_kind):
         return make_plan(config, words, len(target.devices), target.memory)
 
 
-def compile_for(target: Target, config: Mapping, plan: Plan, options: Mapping | None = None) -> jax.stages.Compiled:
+def compile_for(
+    target: Target, config: Mapping, plan: Plan, options: Mapping | None = None
+) -> jax.stages.Compiled:
     """`compiled_update` with the plan of `plan_for`, and with more options of the compiler."""
-    mesh, model = sharding.device_mesh(plan.fsdp, target.devices), build(config, plan.vocabulary_size)
+    mesh, model = (
+        sharding.device_mesh(plan.fsdp, target.devices),
+        build(config, plan.vocabulary_size),
+    )
     rows, streams = plan.rows_per_device * plan.devices, config["batches"]["layout"] == "streams"
     carried = (plan.accumulation, rows) if streams else None
     optimizer = sparse.optimizers(config, model)[0]
@@ -60,48 +72,81 @@ def compile_for(target: Target, config: Mapping, plan: Plan, options: Mapping | 
         return jax.ShapeDtypeStruct((plan.accumulation, rows, *shape), dtype, sharding=by_rows)
 
     tokens = array(jnp.int32, time)
-    segments, reset = tokens if layout.segmented else None, array(jnp.bool) if layout.continued else None
+    segments, reset = (
+        tokens if layout.segmented else None,
+        array(jnp.bool) if layout.continued else None,
+    )
     batch = Batch(tokens, tokens, array(jnp.float32, time), array(jnp.int32), segments, reset)
     update = make_update(model, optimizer, mesh, config["seed"], state, Extras.from_config(config))
     try:
-        return update.lower(state, words, batch).compile({**OPTIONS[target.platform], **(options or {})})
+        return update.lower(state, words, batch).compile(
+            {**OPTIONS[target.platform], **(options or {})}
+        )
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error) and "memory" not in str(error):
             raise
         raise InputError(
-            f"--target={target.name} has too little memory: lower tokens_per_device, or raise fsdp. The compiler says: "
-            f"{one_line(error)[:300]}"
+            f"--target={target.name} has too little memory: lower tokens_per_device, or raise fsdp."
+            f" The compiler says: {one_line(error)[:300]}"
         ) from error
 
 
 def counts(target: Target, plan: Plan, compiled: jax.stages.Compiled) -> dict:
-    """What plan.json says of a target: its `name`, its `devices`, `programs.report`, and the `tokens` that a device can hold.
+    """What plan.json says of a target: its `name`, its `devices`, `programs.report`, and the
+    `tokens` that a device can hold.
 
-    tokens: in a microbatch, about: memory that the compiled microbatch takes beside its gradients is scaled to all that is free.
-    Where gradients are planned as most of what the compiler takes, the planned activations are scaled instead.
+    tokens: in a microbatch, about: memory that the compiled microbatch takes beside its gradients
+    is scaled to all that is free. Where gradients are planned as most of what the compiler takes,
+    the planned activations are scaled instead.
     """
     found, length = report(compiled), plan.tokens_per_update // plan.rows_per_update
     fixed = sum(plan.memory_per_device.get(use, 0) for use in ("gradients", "gathered", "composed"))
-    of_row = max(found["temp_bytes"] - fixed, plan.memory_per_device["activations"]) / plan.rows_per_device
+    of_row = (
+        max(found["temp_bytes"] - fixed, plan.memory_per_device["activations"])
+        / plan.rows_per_device
+    )
     rows = max(0, target.memory - found["state_bytes"] - fixed) / of_row
-    return {"name": target.name, "devices": len(target.devices), **found, "tokens": int(rows) * length}
+    return {
+        "name": target.name,
+        "devices": len(target.devices),
+        **found,
+        "tokens": int(rows) * length,
+    }
 
 
 def describe(target: Target, counted: Mapping) -> list[str]:
     """`counts` in lines."""
     needed = counted["temp_bytes"] + counted["state_bytes"]
-    collectives = ", ".join(f"{one['count']} {one['kind']} of {_size(one['bytes'])}" for one in counted["collectives"])
+    collectives = ", ".join(
+        f"{one['count']} {one['kind']} of {_size(one['bytes'])}" for one in counted["collectives"]
+    )
     looped = [loop for loop in counted["loops"] if loop["hoisted"] > 2**20][:2]
     largest = counted["largest"][:4]
     return [
-        f"target       {target.name}: {len(target.devices)} x {target.devices[0].device_kind}; counts of its compiler, a device",
-        f"memory       {_size(needed)} of {_size(target.memory)}: state {_size(counted['state_bytes'])}, temporary "
-        f"{_size(counted['temp_bytes'])}" + ": too little memory" * (needed > target.memory),
-        *(f"largest      {one['count']} x {one['shape']}, {_size(one['bytes'])}  …{one['source'][-70:]}" for one in largest),
-        *(f"repeated     {_size(loop['hoisted'])} in each of {loop['trips']} trips  …{loop['source'][-70:]}" for loop in looped),
+        (
+            f"target       {target.name}: {len(target.devices)} x {target.devices[0].device_kind};"
+            " counts of its compiler, a device"
+        ),
+        f"memory       {_size(needed)} of {_size(target.memory)}: state"
+        f" {_size(counted['state_bytes'])}, temporary {_size(counted['temp_bytes'])}"
+        + ": too little memory"
+        * (needed > target.memory),
+        *(
+            f"largest      {one['count']} x {one['shape']}, {_size(one['bytes'])} "
+            f" …{one['source'][-70:]}"
+            for one in largest
+        ),
+        *(
+            f"repeated     {_size(loop['hoisted'])} in each of {loop['trips']} trips "
+            f" …{loop['source'][-70:]}"
+            for loop in looped
+        ),
         f"moved        {_size(counted['moved_bytes'])} an update, outside matrix products",
         f"collectives  {collectives or 'none'}",
-        f"tokens       a device holds about {counted['tokens']:,} at a time; tokens_per_device says how many it is given",
+        (
+            f"tokens       a device holds about {counted['tokens']:,} at a time; tokens_per_device"
+            " says how many it is given"
+        ),
     ]
 
 

@@ -20,11 +20,13 @@ class Extras(NamedTuple):
     """What an update does besides.
 
     Attributes:
-        skip_from: leave the update out if its loss is this many nats a token or more, or anything is not finite; None: never.
+        skip_from: leave the update out if its loss is this many nats a token or more, or anything
+            is not finite; None: never.
         norms: also measure the changes of the parameters.
         window: multiply the learning rate by an update's time over so many tokens; None: leave it.
         sums: dtype in which gradients are summed over devices; see `sharding.sum_over_devices`.
-        stored: use the state's tables as they are. Otherwise words are encoded anew, and the state's tables, if any, are replaced.
+        stored: use the state's tables as they are. Otherwise words are encoded anew, and the
+            state's tables, if any, are replaced.
     """
 
     skip_from: float | None = None
@@ -43,25 +45,36 @@ class Extras(NamedTuple):
 
 
 def make_update(
-    model: LanguageModel, optimizer: Optimizer, mesh: Mesh, seed: int, layout: State, extras: Extras | None = None
+    model: LanguageModel,
+    optimizer: Optimizer,
+    mesh: Mesh,
+    seed: int,
+    layout: State,
+    extras: Extras | None = None,
 ) -> Callable:
     """Compiles one update.
 
     layout: shapes and shardings of the state, see `shape_of_state`.
 
     Returns:
-        `update(state, lexicon, batch) -> (state, metrics)`. `batch` is a `Batch` of `[microbatches, rows, time]`; gradients are
-        summed over all tokens of the update and divided once by the sum of their weights. The given state is donated. `metrics`
-        are scalars: `nll` (plain, nats a token, dropout on), `loss` (with regularisation and penalties), `learning_rate`,
-        `gradient_norm` (before clipping) and `tokens` (the sum of weights); and `gradient_squares`, `[parameters]`, the sum of
-        the squared gradient of each, in the order of `jax.tree.leaves`. With extras: `change_squares`, likewise, and `skipped`.
+        `update(state, lexicon, batch) -> (state, metrics)`. `batch` is a `Batch` of `[microbatches,
+        rows, time]`; gradients are summed over all tokens of the update and divided once by the sum
+        of their weights. The given state is donated. `metrics` are scalars: `nll` (plain, nats a
+        token, dropout on), `loss` (with regularisation and penalties), `learning_rate`,
+        `gradient_norm` (before clipping) and `tokens` (the sum of weights); and `gradient_squares`,
+        `[parameters]`, the sum of the squared gradient of each, in the order of `jax.tree.leaves`.
+        With extras: `change_squares`, likewise, and `skipped`.
     """
     extras = extras or Extras()
-    gradients_of = (make_sparse_gradients if layout.tables else make_gradients)(model, mesh, seed, extras.sums)
+    gradients_of = (make_sparse_gradients if layout.tables else make_gradients)(
+        model, mesh, seed, extras.sums
+    )
 
     def update(state: State, lexicon, batch: Batch):
         given = ((state.tables if extras.stored else {}),) if layout.tables else ()
-        gradients, carry, sums, *tables = gradients_of(state.params, lexicon, state.step, batch, state.carry, *given)
+        gradients, carry, sums, *tables = gradients_of(
+            state.params, lexicon, state.step, batch, state.carry, *given
+        )
         tables = tables[0] if tables else ()
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         scale = batch.inputs.shape[-1] / extras.window if extras.window else 1.0
@@ -77,19 +90,33 @@ def make_update(
         }
         if extras.norms:
             metrics["change_squares"] = jnp.stack(_squares(changes))
-        after = State(state.step + 1, optax.apply_updates(state.params, changes), optimizer_state, carry, tables)
+        after = State(
+            state.step + 1,
+            optax.apply_updates(state.params, changes),
+            optimizer_state,
+            carry,
+            tables,
+        )
         if extras.skip_from is not None:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
             keep = finite & (metrics["nll"] < extras.skip_from)
-            # The carry is that of the text before the next window, wherever it is finite; tables are of the parameters before.
+            # The carry is that of the text before the next window, wherever it is finite; tables
+            # are of the parameters before.
             carry = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), carry)
-            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)._replace(carry=carry, tables=tables)
+            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)._replace(
+                carry=carry, tables=tables
+            )
             metrics["skipped"] = ~keep
         return after, metrics
 
     shardings = jax.tree.map(lambda a: a.sharding, layout)
     whole, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
-    return jax.jit(update, donate_argnums=0, in_shardings=(shardings, whole, by_rows), out_shardings=(shardings, whole))
+    return jax.jit(
+        update,
+        donate_argnums=0,
+        in_shardings=(shardings, whole, by_rows),
+        out_shardings=(shardings, whole),
+    )
 
 
 def _squares(tree):

@@ -10,7 +10,8 @@ from adaptive_jax.training.divergence import Diverged
 
 
 def validation_nll(job, state, step, metrics) -> float | None:
-    """Scores the validation split, records the result and returns the loss in nats a word; None if told to stop meanwhile.
+    """Scores the validation split, records the result and returns the loss in nats a word; None if
+    told to stop meanwhile.
 
     job: the loop's `Job`.
 

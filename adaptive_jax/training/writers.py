@@ -1,4 +1,5 @@
-"""Where the metrics of a run go: metrics.jsonl always, TensorBoard and Weights & Biases if the config says so.
+"""Where the metrics of a run go: metrics.jsonl always, TensorBoard and Weights & Biases if the
+config says so.
 
 A new one is a class with `write` and `close`, and a line in `open_writers`.
 """
@@ -25,7 +26,9 @@ MINUTE = 60  # seconds between two writings of a file in object storage
 
 
 class Writer(Protocol):
-    """Takes metrics by name, in the order of their steps. Numbers that are not finite mean "unknown"."""
+    """Takes metrics by name, in the order of their steps. Numbers that are not finite mean
+    "unknown".
+    """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics after `step` updates; names may contain slashes."""
@@ -44,12 +47,14 @@ def check(settings: Mapping) -> None:
     """
     if settings["wandb"] and importlib.util.find_spec("wandb") is None:
         raise InputError(
-            "metrics.wandb=True needs the package wandb: run `pip install wandb`, or set --config.metrics.wandb=False"
+            "metrics.wandb=True needs the package wandb: run `pip install wandb`, or set"
+            " --config.metrics.wandb=False"
         )
 
 
 def recorded(workdir: Path, last_step: int) -> list[dict]:
-    """The lines of a run's metrics.jsonl up to `last_step`: `{"step": 20, "train/nll": 6.1}`. None are read of a new run.
+    """The lines of a run's metrics.jsonl up to `last_step`: `{"step": 20, "train/nll": 6.1}`. None
+    are read of a new run.
 
     Raises:
         InputError: the file is damaged.
@@ -57,20 +62,30 @@ def recorded(workdir: Path, last_step: int) -> list[dict]:
     path = workdir / NAME
     try:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        read = [json.loads(line) for line in lines if line.endswith("\n")]  # a killed process may have left half a line
+        read = [
+            json.loads(line) for line in lines if line.endswith("\n")
+        ]  # a killed process may have left half a line
         for number, line in enumerate(read, start=1):
-            numbers = all(value is None or isinstance(value, int | float) for value in line.values())
+            numbers = all(
+                value is None or isinstance(value, int | float) for value in line.values()
+            )
             if not numbers or not isinstance(line.get("step"), int):
                 raise ValueError(f"line {number} is not one of a step's numbers")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path} is damaged ({one_line(error)}): restore it, or move it away to go on without it") from None
+        raise InputError(
+            f"{path} is damaged ({one_line(error)}): restore it, or move it away to go on"
+            " without it"
+        ) from None
     return [line for line in read if line["step"] <= last_step]
 
 
-def open_writers(workdir: Path, first_step: int, config: Mapping) -> tuple[list[dict], list[Writer]]:
+def open_writers(
+    workdir: Path, first_step: int, config: Mapping
+) -> tuple[list[dict], list[Writer]]:
     """The metrics that stand up to `first_step`, and the writers of the next ones.
 
-    What was written after `first_step` is dropped, so a run that resumes from there writes every step once.
+    What was written after `first_step` is dropped, so a run that resumes from there writes every
+    step once.
 
     Raises:
         InputError: as `check`; Weights & Biases refuses to start.
@@ -88,9 +103,11 @@ def open_writers(workdir: Path, first_step: int, config: Mapping) -> tuple[list[
 
 
 class JsonLines:
-    """metrics.jsonl, an object a line: `{"step": 20, "train/nll": 6.1}`. Numbers that are not finite are null.
+    """metrics.jsonl, an object a line: `{"step": 20, "train/nll": 6.1}`. Numbers that are not
+    finite are null.
 
-    In object storage the file is written after every evaluation, so before the checkpoint that follows, and else once a minute.
+    In object storage the file is written after every evaluation, so before the checkpoint that
+    follows, and else once a minute.
 
     before: `recorded(workdir, first_step)`, the lines that stay.
     """
@@ -109,7 +126,11 @@ class JsonLines:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a line."""
         self.file.write((to_json({"step": step} | dict(metrics)) + "\n").encode())
-        if not self.stored or "validation/nll" in metrics or time.monotonic() - self.written > MINUTE:
+        if (
+            not self.stored
+            or "validation/nll" in metrics
+            or time.monotonic() - self.written > MINUTE
+        ):
             self.file.flush()
             self.written = time.monotonic()
 
@@ -121,18 +142,23 @@ class JsonLines:
 class TensorBoard:
     """TensorBoard's event files in the workdir.
 
-    resumed: whether an earlier process wrote there; `before` are the metrics to keep of it. A killed one may have left
-        TensorBoard without its last metrics, so all of them are written again in place of the old ones.
+    resumed: whether an earlier process wrote there; `before` are the metrics to keep of it. A
+        killed one may have left TensorBoard without its last metrics, so all of them are written
+        again in place of the old ones.
     """
 
     def __init__(self, workdir: Path, resumed: bool, before: list[dict]):
-        from tensorboardX import SummaryWriter  # imports torch where there is one, which takes seconds
+        from tensorboardX import (
+            SummaryWriter,
+        )  # imports torch where there is one, which takes seconds
         from tensorboardX.record_writer import register_writer_factory
 
         for scheme in SCHEMES:  # its own need other packages, and raise in a thread
             register_writer_factory(scheme, _Stores)
         flush = MINUTE if in_store(workdir) else 5
-        self.board = SummaryWriter(str(workdir), purge_step=1 if resumed else None, flush_secs=flush)
+        self.board = SummaryWriter(
+            str(workdir), purge_step=1 if resumed else None, flush_secs=flush
+        )
         _replay(self, before)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -158,7 +184,8 @@ class _Stores:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, named like the workdir, which remembers its id: a resumed run continues there.
+    """A run of Weights & Biases, named like the workdir, which remembers its id: a resumed run
+    continues there.
 
     Without an account or network: WANDB_MODE=offline.
     """
@@ -179,13 +206,15 @@ class WeightsAndBiases:
                 resume="allow",
                 config=json.loads(to_json(config)),
                 dir=tempfile.mkdtemp() if in_store(workdir) else str(workdir),
-                settings=wandb.Settings(console="off", silent=True),  # it would take over stdout, and break the bar
+                settings=wandb.Settings(
+                    console="off", silent=True
+                ),  # it would take over stdout, and break the bar
             )
         except wandb.errors.Error as error:
             reason = " ".join(str(error).split())
             raise InputError(
-                f"Weights & Biases does not start ({reason}): run `wandb login`, set WANDB_MODE=offline, or set "
-                "--config.metrics.wandb=False"
+                f"Weights & Biases does not start ({reason}): run `wandb login`, set"
+                " WANDB_MODE=offline, or set --config.metrics.wandb=False"
             ) from error
         # Its own steps only rise: after a run went back, they would leave out what follows.
         self.run.define_metric("update")
@@ -208,4 +237,6 @@ def _replay(writer, before):
 
 
 def _finite(metrics):
-    return {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
+    return {
+        name: value for name, value in metrics.items() if value is not None and math.isfinite(value)
+    }

@@ -1,6 +1,7 @@
 """Checkpoints of a run, by Orbax: items that are saved together and read one by one.
 
-A checkpoint is verified once it is on disk: read back, and given a list of checksums. Until then none before it is deleted.
+A checkpoint is verified once it is on disk: read back, and given a list of checksums. Until then
+none before it is deleted.
 """
 
 import contextlib
@@ -44,27 +45,44 @@ class _Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a run: the latest `keep`, the one of lowest validation loss and, for good, one every so many hours.
+    """The checkpoints of a run: the latest `keep`, the one of lowest validation loss and, for good,
+    one every so many hours.
 
-    Items are those of `ITEMS` that have arrays in them. Opening a run to continue it renames damaged checkpoints that are newer
-    than the last whole one to STEP.damaged, with a warning.
+    Items are those of `ITEMS` that have arrays in them. Opening a run to continue it renames
+    damaged checkpoints that are newer than the last whole one to STEP.damaged, with a warning.
 
     keep_every_hours: 0 for none.
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
     Raises:
-        InputError: `read_only` where nothing has been saved; or every checkpoint is damaged: they stay as they are.
+        InputError: `read_only` where nothing has been saved; or every checkpoint is damaged: they
+            stay as they are.
     """
 
-    def __init__(self, workdir: Path, keep: int = 1, keep_every_hours: float = 0.0, *, read_only: bool = False):
+    def __init__(
+        self,
+        workdir: Path,
+        keep: int = 1,
+        keep_every_hours: float = 0.0,
+        *,
+        read_only: bool = False,
+    ):
         self.directory = absolute(workdir / "checkpoints")
         if in_store(self.directory):
             teach_orbax()
         if read_only and not self.directory.is_dir():
-            raise InputError(f"{self.directory} does not exist: train.py has saved no checkpoint yet")
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # `_writing` reports once what cannot be written
+            raise InputError(
+                f"{self.directory} does not exist: train.py has saved no checkpoint yet"
+            )
+        logging.getLogger("asyncio").setLevel(
+            logging.CRITICAL
+        )  # `_writing` reports once what cannot be written
         self.unverified = None  # the step saved last
-        by_time = [EveryNSeconds(interval_secs=round(3600 * keep_every_hours))] if keep_every_hours else []
+        by_time = (
+            [EveryNSeconds(interval_secs=round(3600 * keep_every_hours))]
+            if keep_every_hours
+            else []
+        )
         best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         self.policy = AnyPreservationPolicy([LatestN(n=keep), best, *by_time])
         if not read_only:
@@ -77,17 +95,24 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             preservation_policy=LatestN(),  # all: `_verify` deletes
-            temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath if in_store(self.directory) else None,
+            temporary_path_class=(
+                ocp.path.atomicity.CommitFileTemporaryPath if in_store(self.directory) else None
+            ),
         )
-        try:  # item names are said here, because Orbax would take a directory of older checkpoints for one of single items
+        # Item names are said here, because Orbax would take a directory of older checkpoints for
+        # one of single items
+        try:
             self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
         except ValueError as error:  # it reads the validation losses
-            raise InputError(f"{self.directory} cannot be read ({error}): train.py sets damaged ones aside") from error
+            raise InputError(
+                f"{self.directory} cannot be read ({error}): train.py sets damaged ones aside"
+            ) from error
 
     def save(self, step: int, items: dict, nll: float | None, hours: float = 0.0) -> None:
         """Saves items after `step` updates, in the background.
 
-        nll: the validation loss in nats a word; None if it was not computed, and the checkpoint is never the best one.
+        nll: the validation loss in nats a word; None if it was not computed, and the checkpoint is
+            never the best one.
         hours: that the run has trained.
 
         Raises:
@@ -98,13 +123,19 @@ class Checkpoints:
         items = {name: item for name, item in items.items() if jax.tree.leaves(item)}
         with self._writing():
             self._verify()
-            # Checked beforehand, because a disk that fills up during a save causes tracebacks from many threads.
+            # Checked beforehand, because a disk that fills up during a save causes tracebacks from
+            # many threads.
             full = free(self.directory) < sum(a.nbytes for a in jax.tree.leaves(items))
             if sharding.sum_over_hosts(full):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}
             metrics = None if nll is None else {"nll": nll}
-            self.manager.save(step, args=ocp.args.Composite(**saved), metrics=metrics, custom_metadata={"hours": hours})
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(**saved),
+                metrics=metrics,
+                custom_metadata={"hours": hours},
+            )
             self.unverified = step
 
     def latest(self) -> int | None:
@@ -131,17 +162,24 @@ class Checkpoints:
     def hours(self, step: int) -> float:
         """Hours that the run had trained when it was saved; 0 for checkpoints that do not say."""
         try:
-            return float(json.loads((self.directory / str(step) / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]["hours"])
+            return float(
+                json.loads((self.directory / str(step) / "_CHECKPOINT_METADATA").read_text())[
+                    "custom_metadata"
+                ]["hours"]
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return 0.0
 
     def recorded_loss(self, step: int) -> float | None:
-        """The loss that `record_loss` gave a checkpoint, whose state does not know of it; None if there is none."""
+        """The loss that `record_loss` gave a checkpoint, whose state does not know of it; None
+        if there is none.
+        """
         metrics = self.manager.metrics(step) or {}
         return metrics["nll"] if metrics.get("recorded") else None
 
     def step(self, name: str) -> int:
-        """The step that "best", "latest" or a number names; "best" is the latest where none has a validation loss.
+        """The step that "best", "latest" or a number names; "best" is the latest where none has a
+        validation loss.
 
         Raises:
             InputError: there is no such checkpoint.
@@ -152,12 +190,17 @@ class Checkpoints:
         if step not in saved:
             raise InputError(
                 f"{self.directory} holds no checkpoint {name!r}: "
-                + (f"it has steps {', '.join(map(str, saved))}" if saved else "train.py has saved none yet")
+                + (
+                    f"it has steps {', '.join(map(str, saved))}"
+                    if saved
+                    else "train.py has saved none yet"
+                )
             )
         return step
 
     def restore(self, step: int, like: dict) -> dict:
-        """Reads the items that `like` names, saved at `step`, with its shapes and shardings; it holds arrays or their shapes.
+        """Reads the items that `like` names, saved at `step`, with its shapes and shardings; it
+        holds arrays or their shapes.
 
         Raises:
             InputError: a damaged checkpoint, or one of another model.
@@ -168,16 +211,30 @@ class Checkpoints:
                 arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
                 args = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
                 return like | ocp.PyTreeCheckpointer().restore(older, args=args)
-            args = ocp.args.Composite(**{name: ocp.args.StandardRestore(item) for name, item in wanted.items()})
+            args = ocp.args.Composite(
+                **{name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
+            )
             return like | dict(self.manager.restore(step, args=args).items())
-        except Exception as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
+        except (
+            Exception
+        ) as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
             orbax = str(error).strip().splitlines() or [type(error).__name__]
-            reason = integrity.problem(self.directory / str(step), tuple(wanted)) or _mismatch(orbax[0]) or orbax[0][:200]
+            reason = (
+                integrity.problem(self.directory / str(step), tuple(wanted))
+                or _mismatch(orbax[0])
+                or orbax[0][:200]
+            )
             others = [other for other in sorted(self.manager.all_steps()) if other != step]
-            cure = f"the run has steps {', '.join(map(str, others))} as well" if others else "there is no other in this run"
-            raise InputError(f"checkpoint {self.directory / str(step)} cannot be read ({reason}); {cure}") from error
+            cure = (
+                f"the run has steps {', '.join(map(str, others))} as well"
+                if others
+                else "there is no other in this run"
+            )
+            raise InputError(
+                f"checkpoint {self.directory / str(step)} cannot be read ({reason}); {cure}"
+            ) from error
 
     def close(self) -> None:
         """Waits until everything is on disk.
@@ -190,7 +247,8 @@ class Checkpoints:
             self.manager.close()
 
     def verify(self) -> None:
-        """Waits until the last checkpoint is on disk, reads it back, and deletes those that need not be kept.
+        """Waits until the last checkpoint is on disk, reads it back, and deletes those that need
+        not be kept.
 
         Raises:
             InputError: it cannot be read back, and has been set aside.
@@ -200,8 +258,8 @@ class Checkpoints:
             step = self.unverified
             if not self._verify():
                 raise InputError(
-                    f"checkpoint {step} cannot be read back: check the disk of {self.directory}; the same command goes on from the "
-                    "checkpoint before, if there is one"
+                    f"checkpoint {step} cannot be read back: check the disk of {self.directory};"
+                    " the same command goes on from the checkpoint before, if there is one"
                 )
 
     def record_loss(self, step: int, nll: float) -> None:
@@ -239,17 +297,24 @@ class Checkpoints:
         saved = [self._saved(step) for step in sorted(self.manager.all_steps())]
         keep = self.policy.should_preserve(saved, context=PreservationContext())
         for checkpoint, stays in zip(saved, keep, strict=True):
-            if sharding.sum_over_hosts(hosts.first() and not stays):  # the first host decides: disks may show others other times
+            if sharding.sum_over_hosts(
+                hosts.first() and not stays
+            ):  # the first host decides: disks may show others other times
                 self.manager.delete(checkpoint.step)
         return True
 
     def _saved(self, step):
         directory = self.directory / str(step)
         try:  # not the times of files, which copying changes
-            seconds = json.loads((directory / "_CHECKPOINT_METADATA").read_text())["init_timestamp_nsecs"] / 1e9
+            seconds = (
+                json.loads((directory / "_CHECKPOINT_METADATA").read_text())["init_timestamp_nsecs"]
+                / 1e9
+            )
         except (OSError, ValueError, KeyError, TypeError):
             seconds = directory.stat().st_mtime
-        return _Saved(step, self.manager.metrics(step), datetime.datetime.fromtimestamp(seconds, datetime.UTC))
+        return _Saved(
+            step, self.manager.metrics(step), datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+        )
 
     def _set_damaged_aside(self):
         found, damaged = [], {}
@@ -259,8 +324,9 @@ class Checkpoints:
             damaged = dict(itertools.takewhile(lambda each: each[1], problems))
         if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(found)):
             raise InputError(
-                f"no checkpoint in {self.directory} can be read ({'; '.join(f'{step}: {why}' for step, why in damaged.items())}): "
-                "restore one from a copy, or train anew in another --workdir"
+                f"no checkpoint in {self.directory} can be read"
+                f" ({'; '.join(f'{step}: {why}' for step, why in damaged.items())}): restore one"
+                " from a copy, or train anew in another --workdir"
             )
         for step, why in damaged.items():
             self._set_aside(step, why)
@@ -268,16 +334,25 @@ class Checkpoints:
 
     def _set_aside(self, step, why):
         aside = integrity.set_aside(self.directory / str(step))
-        logger.warning("checkpoint %d is damaged (%s): it is now %s, and an older one is used", step, why, aside)
+        logger.warning(
+            "checkpoint %d is damaged (%s): it is now %s, and an older one is used",
+            step,
+            why,
+            aside,
+        )
 
     @contextlib.contextmanager
     def _writing(self):
         try:
-            with hosts.uninterrupted():  # Orbax and its threads answer an interruption with tracebacks
+            with (
+                hosts.uninterrupted()
+            ):  # Orbax and its threads answer an interruption with tracebacks
                 yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory)) from error
+                raise OSError(
+                    errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory)
+                ) from error
             raise
 
 
@@ -287,9 +362,14 @@ def _plain(step):
 
 
 def _mismatch(error):
-    """Orbax's line about an array that has another shape than the model's, in plain words; None for any other line."""
+    """Orbax's line about an array that has another shape than the model's, in plain words; None
+    for any other line.
+    """
     found = re.search(r"Requested shape: (\(.*?\)) .* stored shape: (\(.*?\))", error)
-    return found and f"it has an array of shape {found[2]} where config.json describes one of {found[1]}"
+    return (
+        found
+        and f"it has an array of shape {found[2]} where config.json describes one of {found[1]}"
+    )
 
 
 def _loss(metrics):

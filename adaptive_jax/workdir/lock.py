@@ -1,4 +1,6 @@
-"""One training at a time in a workdir: by a lock of the system, or by a lease in object storage, which has no locks."""
+"""One training at a time in a workdir: by a lock of the system, or by a lease in object
+storage, which has no locks.
+"""
 
 import contextlib
 import errno
@@ -24,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Holds a workdir for one training. The first host takes the lock, and the system releases it when that process ends.
+    """Holds a workdir for one training. The first host takes the lock, and the system releases it
+    when that process ends.
 
     In a store it takes a lease, see `Lease`. Reading the run, as evaluation does, needs no lock.
 
@@ -65,7 +68,9 @@ def _locked(workdir):
     try:
         _refuse(workdir, busy)
         if lock is not None:
-            with replacing(holder) as file:  # beside the lock, because whoever tries the lock empties its file
+            with replacing(
+                holder
+            ) as file:  # beside the lock, because whoever tries the lock empties its file
                 file.write(_who().encode())
         yield
     finally:
@@ -78,7 +83,8 @@ def _refuse(workdir, busy):
     """Raises InputError on all hosts if the first one has found another training."""
     if sharding.sum_over_hosts(busy is not None):
         raise InputError(
-            f"{workdir} is in use by the training of {busy or 'another process'}: wait for its end, or give another --workdir"
+            f"{workdir} is in use by the training of {busy or 'another process'}: wait for its end,"
+            " or give another --workdir"
         )
 
 
@@ -87,9 +93,12 @@ def _who():
 
 
 def _lock(path):
-    # Where the disk has no locks, newer versions of filelock would make a file that a killed process leaves behind.
+    # Where the disk has no locks, newer versions of filelock would make a file that a killed
+    # process leaves behind.
     takes = inspect.signature(filelock.FileLock.__init__).parameters
-    return filelock.FileLock(path, **{"fallback_to_soft": False} if "fallback_to_soft" in takes else {})
+    return filelock.FileLock(
+        path, **{"fallback_to_soft": False} if "fallback_to_soft" in takes else {}
+    )
 
 
 def _read(path):

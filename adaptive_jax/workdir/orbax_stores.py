@@ -7,11 +7,14 @@ from adaptive_jax.object_files import of_s3
 
 @functools.cache
 def teach_orbax() -> None:
-    """Has Orbax write arrays to s3:// as it does to gs://, and delete in both without the package google-cloud-storage.
+    """Has Orbax write arrays to s3:// as it does to gs://, and delete in both without the package
+    google-cloud-storage.
 
-    That package tells it of buckets with real folders. Empty folders do no harm here: object_files.py does not list them.
+    That package tells it of buckets with real folders. Empty folders do no harm here:
+    object_files.py does not list them.
     """
-    # Here, because other versions of Orbax may have these private parts elsewhere, and runs on a disk need none of them.
+    # Here, because other versions of Orbax may have these private parts elsewhere, and runs on a
+    # disk need none of them.
     from orbax.checkpoint._src.path import gcs_utils
     from orbax.checkpoint._src.serialization import tensorstore_utils
 

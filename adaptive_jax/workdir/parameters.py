@@ -9,7 +9,9 @@ from adaptive_jax.workdir.exported import exported_step, is_exported, read_expor
 
 
 def checkpoint_step(workdir: Path, checkpoint: str) -> int:
-    """The number of updates of the parameters that `read_parameters` would read. Raises InputError where it would find none."""
+    """The number of updates of the parameters that `read_parameters` would read. Raises
+    InputError where it would find none.
+    """
     if is_exported(workdir):
         return exported_step(workdir, checkpoint)
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
@@ -17,7 +19,8 @@ def checkpoint_step(workdir: Path, checkpoint: str) -> int:
 
 
 def read_parameters(workdir: Path, checkpoint: str, like: dict) -> tuple[int, dict]:
-    """The number of updates that made the parameters, and the parameters, or their averages if the run's optimizer takes them.
+    """The number of updates that made the parameters, and the parameters, or their averages if the
+    run's optimizer takes them.
 
     A run that still trains may delete the checkpoint meanwhile: then its successor's are read.
 

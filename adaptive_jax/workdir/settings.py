@@ -1,4 +1,6 @@
-"""What a run is: config.json, plan.json, the vocabulary, and the clusters and the lexicon of its words in its workdir."""
+"""What a run is: config.json, plan.json, the vocabulary, and the clusters and the lexicon of
+its words in its workdir.
+"""
 
 import json
 import math
@@ -17,7 +19,8 @@ from adaptive_jax.files import replacing
 from adaptive_jax.stores import absolute, in_store, names_in, path_of
 from adaptive_jax.workdir.exported import is_exported
 
-# Settings that may change when a run is resumed: none of them changes an update that does not diverge. (evaluate_every: `BY_LOSS`.)
+# Settings that may change when a run is resumed: none of them changes an update that does not
+# diverge. (evaluate_every: `BY_LOSS`.)
 FREE = {
     "steps",
     "hours",
@@ -51,13 +54,18 @@ FREE = {
 ADDED = {"input.word_dropout", "input.init_range", "input.init_deviation"}
 ADDED |= {"output.table.bias", "output.table.weight_norm", "output.clusters"}
 ADDED |= {"output.table.own_head", "optimizer.decoupled_decay", "output.table.projected"}
-ADDED |= {f"{group}.{key}" for group in ("input", "output.table") for key in ("strides", "activation", "letters")}
+ADDED |= {
+    f"{group}.{key}"
+    for group in ("input", "output.table")
+    for key in ("strides", "activation", "letters")
+}
 ADDED |= {"input.scaled", "output.table.cutoffs"}
 ADDED |= {"compose_share", "init_from", "init_checkpoint", "init_words", "gradient_sums"}
 ADDED |= {"body.positions", "body.max_positions"}
 
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
-VISIBLE = 100  # seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
+# Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
+VISIBLE = 100
 
 
 def write_json(path: Path, content) -> None:
@@ -67,13 +75,18 @@ def write_json(path: Path, content) -> None:
 
 
 def write_published(workdir: Path, row: Mapping | None, changed: Iterable[str]) -> None:
-    """Records what a paper prints of the row of a run, and the keys in which the run differs from that row; nothing without a row.
+    """Records what a paper prints of the row of a run, and the keys in which the run differs from
+    that row; nothing without a row.
 
     row: as `config_file.published` returns it.
     changed: keys of the config; those of `FREE` are left out, but for how long the run trains.
     """
     if row is not None and hosts.first():
-        kept = [key for key in dict.fromkeys(changed) if key not in FREE - {"steps", "hours", "early_stopping"}]
+        kept = [
+            key
+            for key in dict.fromkeys(changed)
+            if key not in FREE - {"steps", "hours", "early_stopping"}
+        ]
         write_json(workdir / PUBLISHED, {**row, "changed": kept})
 
 
@@ -94,7 +107,8 @@ def read_config(workdir: Path) -> dict:
     """The config that a run was started with, in the keys of today.
 
     Raises:
-        InputError: `workdir` holds no run, a damaged config, or one of a version that cannot be read any more.
+        InputError: `workdir` holds no run, a damaged config, or one of a version that cannot be
+            read any more.
     """
     path = workdir / "config.json"
     try:
@@ -102,15 +116,24 @@ def read_config(workdir: Path) -> dict:
         if not isinstance(config, dict):
             raise ValueError("it holds no config")
         config = config if "batches" in config else _renamed(config)
-        if isinstance(body := config["body"], dict) and isinstance(unroll := body.get("unroll"), bool):
+        if isinstance(body := config["body"], dict) and isinstance(
+            unroll := body.get("unroll"), bool
+        ):
             body["unroll"] = "all" if unroll else "none"  # before there was "auto"
         return check_keys(_completed(config, defaults_of(config)))
     except FileNotFoundError:
-        raise InputError(f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py made") from None
+        raise InputError(
+            f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py"
+            " made"
+        ) from None
     except KeyError as error:
-        raise InputError(f"{path} has no {error.args[0]}, so it is of an older version: add it, or train anew") from None
+        raise InputError(
+            f"{path} has no {error.args[0]}, so it is of an older version: add it, or train anew"
+        ) from None
     except (ValueError, TypeError, RecursionError) as error:  # InputErrors among them
-        raise InputError(f"{path} cannot be read ({error}): restore it, or start in a new workdir") from None
+        raise InputError(
+            f"{path} cannot be read ({error}): restore it, or start in a new workdir"
+        ) from None
 
 
 def read_words(workdir: Path) -> Vocabulary:
@@ -119,15 +142,17 @@ def read_words(workdir: Path) -> Vocabulary:
     Raises:
         InputError: it is missing or damaged.
     """
-    return read_sealed(workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir")
+    return read_sealed(
+        workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir"
+    )
 
 
 def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> dict:
-    """The config with the paths of the copies of its clusters and lexicon that a run keeps in its workdir; before it has begun, the
-    config.
+    """The config with the paths of the copies of its clusters and lexicon that a run keeps in its
+    workdir; before it has begun, the config.
 
-    other_words: words that the run does not know are asked for, and its copy of the lexicon lacks them: keep the path of the
-        lexicon if there still is one.
+    other_words: words that the run does not know are asked for, and its copy of the lexicon lacks
+        them: keep the path of the lexicon if there still is one.
 
     Raises:
         InputError: a copy is missing.
@@ -143,7 +168,9 @@ def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> di
 
 
 def with_origin(config: dict, workdir: Path) -> dict:
-    """The config with the run that a run in `workdir` started from, if it names none: resuming needs no --init_from."""
+    """The config with the run that a run in `workdir` started from, if it names none: resuming
+    needs no --init_from.
+    """
     if config["init_from"] or not (workdir / "config.json").exists():
         return config
     begun = read_config(workdir)
@@ -152,17 +179,23 @@ def with_origin(config: dict, workdir: Path) -> dict:
 
 def _own(workdir, name):
     if not (path := workdir / name).exists():
-        raise InputError(f"{path} is missing: restore the file of this run, or use another --workdir")
+        raise InputError(
+            f"{path} is missing: restore the file of this run, or use another --workdir"
+        )
     return path
 
 
 def _completed(config, defaults, prefix=""):
-    """The config with the defaults of those `FREE` and `ADDED` keys that it lacks or cannot state: JSON has no infinity."""
+    """The config with the defaults of those `FREE` and `ADDED` keys that it lacks or cannot
+    state: JSON has no infinity.
+    """
     filled = dict(config)
     for key, default in defaults.items():
         if isinstance(default, dict):
             group = filled.get(key, {})
-            filled[key] = _completed(group, default, f"{prefix}{key}.") if isinstance(group, dict) else group
+            filled[key] = (
+                _completed(group, default, f"{prefix}{key}.") if isinstance(group, dict) else group
+            )
         elif f"{prefix}{key}" in FREE | ADDED and filled.get(key) is None:
             filled[key] = default
     return {key: value for key, value in filled.items() if value != {}}
@@ -170,11 +203,19 @@ def _completed(config, defaults, prefix=""):
 
 def _renamed(config):
     """A config of before the groups `batches` and `schedule` existed."""
-    data, optimizer, output = dict(config["data"]), dict(config["optimizer"]), dict(config["output"])
+    data, optimizer, output = (
+        dict(config["data"]),
+        dict(config["optimizer"]),
+        dict(config["output"]),
+    )
     for key in ("break_mode", "rows"):
         if key not in data:
             raise KeyError(f"data.{key}")
-    batches = {"sequence_length": data.pop("block"), "break_mode": data.pop("break_mode"), "layout": data.pop("rows")}
+    batches = {
+        "sequence_length": data.pop("block"),
+        "break_mode": data.pop("break_mode"),
+        "layout": data.pop("rows"),
+    }
     kept = {key: optimizer.pop(key) for key in ("learning_rate", "momentum", "clip_norm")}
     if kept["clip_norm"] == math.inf:
         kept["clip_norm"] = None
@@ -194,45 +235,63 @@ def has_checkpoints(workdir: Path) -> bool:
 
 
 def check_name(workdir: Path) -> None:
-    """Raises InputError if Orbax would write checkpoints of this workdir elsewhere, or not find them again."""
+    """Raises InputError if Orbax would write checkpoints of this workdir elsewhere, or not find
+    them again.
+    """
     name = str(absolute(workdir))
-    if any("\udc80" <= character <= "\udcff" for character in name):  # bytes that Python could not decode
+    if any(
+        "\udc80" <= character <= "\udcff" for character in name
+    ):  # bytes that Python could not decode
         raise InputError(f"--workdir={name} is not UTF-8: give another name, or set LANG=C.UTF-8")
     for character in "\\[":
         if character in name:
-            raise InputError(f"--workdir={name} has a {character} in it, which checkpoints cannot: give another name")
+            raise InputError(
+                f"--workdir={name} has a {character} in it, which checkpoints cannot: give another"
+                " name"
+            )
 
 
 def check_same_run(workdir: Path, config: dict) -> None:
     """Refuses to resume a run with settings that would change its updates.
 
     Raises:
-        InputError: names each setting that differs, with both values; or there are checkpoints without a config; or an exported
-            model; or see `check_name`.
+        InputError: names each setting that differs, with both values; or there are checkpoints
+            without a config; or an exported model; or see `check_name`.
     """
     check_name(workdir)
     if is_exported(workdir):
         raise InputError(
-            f"{workdir} holds an exported model, which cannot be trained on: give another --workdir, and --init_from={workdir} to "
-            "start from its parameters"
+            f"{workdir} holds an exported model, which cannot be trained on: give another"
+            f" --workdir, and --init_from={workdir} to start from its parameters"
         )
     if not (workdir / "config.json").exists():
         if has_checkpoints(workdir):
-            raise InputError(f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir")
+            raise InputError(
+                f"{workdir} has checkpoints and no config.json: restore it, or give another"
+                " --workdir"
+            )
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
-    if old.get("output.clusters") and new.get("output.clusters"):  # the copy counts, wherever the file is now
+    if old.get("output.clusters") and new.get(
+        "output.clusters"
+    ):  # the copy counts, wherever the file is now
         given, own = path_of(new["output.clusters"]), _own(workdir, "clusters.txt").read_bytes()
         same = not given.exists() or given.read_bytes() == own
         new["output.clusters"] = old["output.clusters"] if same else f"{given}, with other clusters"
-    free = FREE - {"evaluate_every"} if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")} else FREE
+    free = (
+        FREE - {"evaluate_every"}
+        if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")}
+        else FREE
+    )
     differ = [
         f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
         for key in sorted({*old, *new} - free)
         if old.get(key) != new.get(key)
     ]
     if differ:
-        raise InputError(f"{workdir} holds a run of another config: {'; '.join(differ)}. Use another --workdir")
+        raise InputError(
+            f"{workdir} holds a run of another config: {'; '.join(differ)}. Use another --workdir"
+        )
 
 
 def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
@@ -242,10 +301,12 @@ def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
         InputError: with the sizes of both vocabularies; or that of the run is missing or damaged.
     """
     path = workdir / "vocabulary.txt"
-    if (workdir / "config.json").exists() and (old := read_words(workdir)).digest != vocabulary.digest:
+    if (workdir / "config.json").exists() and (
+        old := read_words(workdir)
+    ).digest != vocabulary.digest:
         raise InputError(
-            f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the same ones in the same order: "
-            "restore the corpus or use another --workdir"
+            f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the"
+            " same ones in the same order: restore the corpus or use another --workdir"
         )
 
 
@@ -253,7 +314,8 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     """Writes what the run is; the first host does, and the others wait until they see it.
 
     Raises:
-        InputError: another run has begun there meanwhile, the hosts do not share a disk, or their flags differ.
+        InputError: another run has begun there meanwhile, the hosts do not share a disk, or their
+            flags differ.
     """
     check_same_run(workdir, config)
     check_same_vocabulary(workdir, vocabulary)
@@ -265,7 +327,10 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
         if config["output"]["clusters"] and not (workdir / "config.json").exists():
             copy_clusters(config["output"]["clusters"], workdir / "clusters.txt")
         if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
-            write_entries(workdir / "lexicon.jsonl", read_entries(vocabulary, lexicon, config["data"]["cache"]))
+            write_entries(
+                workdir / "lexicon.jsonl",
+                read_entries(vocabulary, lexicon, config["data"]["cache"]),
+            )
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
     hosts.wait("the workdir")
@@ -282,5 +347,7 @@ def flat(config: dict, prefix: str = "") -> dict:
     """`{"body": {"layers": 8}}` as `{"body.layers": 8}`."""
     items = {}
     for key, value in config.items():
-        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        items |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return items

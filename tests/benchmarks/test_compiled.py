@@ -1,4 +1,6 @@
-"""Counts of updates compiled for devices that are not here: what belongs to the layers, and what the head computes."""
+"""Counts of updates compiled for devices that are not here: what belongs to the layers, and
+what the head computes.
+"""
 
 import json
 
@@ -40,19 +42,39 @@ def test_rows_of_the_head():
 
 def test_loops_of_layers():
     """Those over the blocks of one batch: no loop inside them, over chunks or over microbatches."""
-    loop = {"trips": 6, "runs": 1, "source": "jit(update)/jvp(LanguageModel)/LanguageModel.hidden/body/while"}
-    others = [loop | {"trips": 5}, loop | {"runs": 6}, loop | {"source": "jit(update)/output/while"}]
+    loop = {
+        "trips": 6,
+        "runs": 1,
+        "source": "jit(update)/jvp(LanguageModel)/LanguageModel.hidden/body/while",
+    }
+    others = [
+        loop | {"trips": 5},
+        loop | {"runs": 6},
+        loop | {"source": "jit(update)/output/while"},
+    ]
     assert of_layers([loop, *others], 6) == [loop]
 
 
 @compiles
 def test_counts_of_a_small_update(quick_command, tmp_path):
-    """Compiled for an H100: all that is promised is printed and written; the head computes every token, in whole tiles."""
-    flags = ["--config=configs/quickstart.py", "--config.data.vocabulary_size=3000", "--config.input.cutoffs=(2000,2500)",
-             "--rows=8", "--config.body.layers=3", "--config.dtype=bfloat16", f"--json={tmp_path / 'counts.json'}"]
+    """Compiled for an H100: all that is promised is printed and written; the head computes
+    every token, in whole tiles.
+    """
+    flags = [
+        "--config=configs/quickstart.py",
+        "--config.data.vocabulary_size=3000",
+        "--config.input.cutoffs=(2000,2500)",
+        "--rows=8",
+        "--config.body.layers=3",
+        "--config.dtype=bfloat16",
+        f"--json={tmp_path / 'counts.json'}",
+    ]
     done = quick_command("-m", "benchmarks.compiled", *flags)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads((tmp_path / "counts.json").read_text())
     assert found["tokens"] <= found["head_rows"] < found["tokens"] + 128 * 8
     assert f"| rows that the head computes | {found['head_rows']:,} |" in done.stdout
-    assert of_layers(found["loops"], 3) == [] and found["moved_bytes"] / 20 < 3 * found["layer_bytes"] < found["moved_bytes"]
+    assert (
+        of_layers(found["loops"], 3) == []
+        and found["moved_bytes"] / 20 < 3 * found["layer_bytes"] < found["moved_bytes"]
+    )

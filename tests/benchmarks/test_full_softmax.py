@@ -1,4 +1,6 @@
-"""The size `llm` of the benchmark of outputs: its peers agree, and one that is wrong or missing is said to be."""
+"""The size `llm` of the benchmark of outputs: its peers agree, and one that is wrong or missing
+is said to be.
+"""
 
 import jax.numpy as jnp
 
@@ -6,12 +8,17 @@ from benchmarks import full_softmax, outputs
 
 
 def test_peers(monkeypatch, capsys):
-    """Peers for JAX agree with float64; one that leaves out the words behind the last whole block of 1,024 is shown as wrong."""
+    """Peers for JAX agree with float64; one that leaves out the words behind the last whole
+    block of 1,024 is shown as wrong.
+    """
 
     def blocks(hidden, table, targets):
         logits = hidden @ table.T
         whole = logits[:, : len(table) // 1024 * 1024]
-        return jnp.mean(jnp.log(jnp.exp(whole).sum(axis=1)) - jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0])
+        return jnp.mean(
+            jnp.log(jnp.exp(whole).sum(axis=1))
+            - jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+        )
 
     def absent(hidden, table, targets):
         raise ImportError("no such package")
@@ -20,10 +27,16 @@ def test_peers(monkeypatch, capsys):
         raise RuntimeError("no such kernel\nTraceback of many lines")
 
     peers = {name: full_softmax.JAX[name] for name in ("linear_cross_entropy", "optax", "scan")}
-    monkeypatch.setattr(full_softmax, "JAX", peers | {"blocks": blocks, "absent": absent, "broken": broken})
+    monkeypatch.setattr(
+        full_softmax, "JAX", peers | {"blocks": blocks, "absent": absent, "broken": broken}
+    )
     rows = full_softmax.measure(outputs.Case(8, 2_048, (), 16), 1, ["torch", "apple"])
-    assert {row["peer"]: row["wrong"] for row in rows} == dict.fromkeys(peers, False) | {"blocks": True}
+    assert {row["peer"]: row["wrong"] for row in rows} == dict.fromkeys(peers, False) | {
+        "blocks": True
+    }
     assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
     printed = capsys.readouterr().out
-    assert "absent is passed over: no such package\nbroken is passed over: no such kernel\n" in printed
+    assert (
+        "absent is passed over: no such package\nbroken is passed over: no such kernel\n" in printed
+    )
     assert printed.count("WRONG") == 1

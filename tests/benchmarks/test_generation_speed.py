@@ -3,9 +3,13 @@
 
 def test_it_measures_all_peers_and_ways(quick_command, trained):
     """Three peers with a speed, and for each way to choose words a share of tails."""
-    done = quick_command("-m", "benchmarks.generation", f"--workdir={trained}", "--words=4", "--repeats=1")
+    done = quick_command(
+        "-m", "benchmarks.generation", f"--workdir={trained}", "--words=4", "--repeats=1"
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    rows = [
+        line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")
+    ]
     assert len(rows) == 11
     speeds = {name: float(number.replace(",", "")) for name, number in rows[1:4]}
     assert all(speed > 0 for speed in speeds.values()) and "no cache, all probabilities" in speeds

@@ -21,16 +21,26 @@ def get_config(row="tied"):
 
 def settings(tmp_path, **changes):
     (tmp_path / "small.py").write_text(CONFIG)
-    (tmp_path / "words.jsonl").write_text('{"word": "cat", "relations": ["dog"], "definition": "a animal"}\n')
+    (tmp_path / "words.jsonl").write_text(
+        '{"word": "cat", "relations": ["dog"], "definition": "a animal"}\n'
+    )
     for split in "train", "valid", "test":
         (tmp_path / f"{split}.txt").write_text("a cat and a dog\n" * 9)
-    given = {"text": str(tmp_path), "lexicon": str(tmp_path / "words.jsonl"), "config": str(tmp_path / "small.py"),
-             "rows": ["tied", "groc"], "repeats": 1, "json": None}
+    given = {
+        "text": str(tmp_path),
+        "lexicon": str(tmp_path / "words.jsonl"),
+        "config": str(tmp_path / "small.py"),
+        "rows": ["tied", "groc"],
+        "repeats": 1,
+        "json": None,
+    }
     return types.SimpleNamespace(**given | changes)
 
 
 def test_rows_are_timed_and_counted(tmp_path, capsys):
-    """Ratios are to the first row; the second composes the vectors of all 5 words, one of which the lexicon has."""
+    """Ratios are to the first row; the second composes the vectors of all 5 words, one of which
+    the lexicon has.
+    """
     given = settings(tmp_path, json=str(tmp_path / "out.json"))
     grounding.main(given)
     assert "tied" in capsys.readouterr().out

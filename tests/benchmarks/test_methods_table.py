@@ -1,4 +1,6 @@
-"""The table of ways to score: its models can be built, options are chosen on the validation text, finished ways are kept."""
+"""The table of ways to score: its models can be built, options are chosen on the validation
+text, finished ways are kept.
+"""
 
 import json
 import shutil
@@ -15,7 +17,9 @@ from benchmarks.methods_table import FILES, Model, Way
 
 
 def test_models_and_ways_exist():
-    """Every model can be built, every way has options that its method takes, and a stream has no context."""
+    """Every model can be built, every way has options that its method takes, and a stream has
+    no context.
+    """
     found = methods_table.models()
     assert len({model.name for model in found}) == len(found) == 3
     for model in found:
@@ -31,18 +35,31 @@ def test_samples_are_whole_lines_from_the_beginning(trained, text, tmp_path):
     for words in 0, 1, 40:
         methods_table.write_sample(trained, tmp_path / str(words), words)
         for split, name in FILES.items():
-            lines, whole = ((folder / name).read_text().splitlines() for folder in (tmp_path / str(words), text))
+            lines, whole = (
+                (folder / name).read_text().splitlines() for folder in (tmp_path / str(words), text)
+            )
             assert lines == whole[: len(lines)] and (words or lines == whole)
             counts = [len(line.split()) + 1 for line in lines]
-            wanted = min(10 * words if split == "train" else words, sum(len(line.split()) + 1 for line in whole))
+            wanted = min(
+                10 * words if split == "train" else words,
+                sum(len(line.split()) + 1 for line in whole),
+            )
             assert not words or sum(counts[:-1]) < wanted <= sum(counts), split
 
 
 def test_a_table(trained, config, tmp_path, monkeypatch):
-    """Perplexities are those of the texts; of several options the one best on the validation text; nothing is scored twice."""
-    ways = Way("alone"), Way("context", context=0.5), Way("cache", "cache", {"cache_size": 50}, {"model_weight": (0.9, 0.5)})
+    """Perplexities are those of the texts; of several options the one best on the validation
+    text; nothing is scored twice.
+    """
+    ways = (
+        Way("alone"),
+        Way("context", context=0.5),
+        Way("cache", "cache", {"cache_size": 50}, {"model_weight": (0.9, 0.5)}),
+    )
     rates = Way("rates", "dynamic", {"rule": "sgd"}, {}, {"rate": (1e-9, 0.1)})
-    monkeypatch.setattr(methods_table, "models", lambda: (Model("small", "", config(), (*ways, rates)),))
+    monkeypatch.setattr(
+        methods_table, "models", lambda: (Model("small", "", config(), (*ways, rates)),)
+    )
     monkeypatch.setattr(methods_table, "WORDS", {"cpu": 150})
     monkeypatch.setattr(methods_table, "WARM", 20)
     workdir = tmp_path / "quickstart-transformer"
@@ -52,15 +69,33 @@ def test_a_table(trained, config, tmp_path, monkeypatch):
     assert list(kept) == ["alone", "context", "cache", "rates"]
     sample = str(workdir / "samples" / "150")
     for split, number in ("validation", "valid"), ("test", "test"):
-        assert evaluate(workdir, Request(split, data_path=sample))["perplexity"] == kept["alone"][number]
+        assert (
+            evaluate(workdir, Request(split, data_path=sample))["perplexity"]
+            == kept["alone"][number]
+        )
         options = {"cache_size": 50, "model_weight": (kept["cache"]["chosen"]["model_weight"],)}
         request = Request(split, data_path=sample, method="cache", options=options)
         assert evaluate(workdir, request)["perplexity"] == pytest.approx(kept["cache"][number])
-    assert kept["alone"]["words"] == len(load({**config()["data"], "path": sample}, vocabulary=read_words(workdir),
-                                              splits=("test",)).ids["test"])
-    tried = {rate: evaluate(workdir, Request("validation", data_path=sample, method="dynamic", options={
-        "rule": "sgd", "rate": rate}))["perplexity"] for rate in (1e-9, 0.1)}
-    assert kept["rates"]["chosen"] == {"rate": min(tried, key=tried.get)} and kept["rates"]["valid"] == min(tried.values())
+    assert kept["alone"]["words"] == len(
+        load(
+            {**config()["data"], "path": sample}, vocabulary=read_words(workdir), splits=("test",)
+        ).ids["test"]
+    )
+    tried = {
+        rate: evaluate(
+            workdir,
+            Request(
+                "validation",
+                data_path=sample,
+                method="dynamic",
+                options={"rule": "sgd", "rate": rate},
+            ),
+        )["perplexity"]
+        for rate in (1e-9, 0.1)
+    }
+    assert kept["rates"]["chosen"] == {"rate": min(tried, key=tried.get)} and kept["rates"][
+        "valid"
+    ] == min(tried.values())
     shown = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert shown == ["way to score", "alone", "context", "cache", "rates"]
     monkeypatch.setattr(methods_table, "evaluate", None)

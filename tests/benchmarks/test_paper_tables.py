@@ -1,4 +1,6 @@
-"""The papers' tables: every row can be built, its numbers stand beside the published ones, finished rows are kept."""
+"""The papers' tables: every row can be built, its numbers stand beside the published ones,
+finished rows are kept.
+"""
 
 import importlib.util
 import json
@@ -15,8 +17,14 @@ from benchmarks.paper_tables import TABLES
 from configs import quickstart
 from configs.base import Paper, Row
 
-NUMBERS = {"test": {"0": 119.96, "480": 110.04}, "curve": [[1, 9.0], [2, 4.8158]], "epoch": 61.2, "hours": 0.51,
-           "parameters": 2_500_000, "peak_bytes": 2.1e9}
+NUMBERS = {
+    "test": {"0": 119.96, "480": 110.04},
+    "curve": [[1, 9.0], [2, 4.8158]],
+    "epoch": 61.2,
+    "hours": 0.51,
+    "parameters": 2_500_000,
+    "peak_bytes": 2.1e9,
+}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -39,18 +47,35 @@ def test_rows_of_table_3_differ_only_in_input_and_output():
     """The same body, updates and schedule."""
     table = TABLES["adaptive_inputs_3"]()
     configs = [config_of(table, line, "cpu") for line in table.lines["cpu"]]
-    rest = [{key: config[key] for key in config if key not in ("input", "output", "data")} for config in configs]
+    rest = [
+        {key: config[key] for key in config if key not in ("input", "output", "data")}
+        for config in configs
+    ]
     assert all(each == rest[0] for each in rest)
-    assert len({repr((config["input"], config["output"], config["data"]["codes"])) for config in configs}) == 8
+    assert (
+        len(
+            {
+                repr((config["input"], config["output"], config["data"]["codes"]))
+                for config in configs
+            }
+        )
+        == 8
+    )
 
 
 def test_a_line_has_ours_and_the_published_numbers():
     """Nothing where there is none; the validation loss is that of no context."""
     line = Line("penn_treebank", "adp_t", Paper(19.79, 20.51, 246.9, 30), 31.9, memory=6221)
-    assert tables.cells(line, NUMBERS) == (
-        "| `adp_t` | 123.4 | 120.0 | 2.5M | 61 | 30.6 | 2,100 | 19.79 | 20.51 | 246.9M | 31.9 | 30 | 6221 |")
-    assert tables.cells(Line("penn_treebank", "adp_t", context=480), NUMBERS) == (
-        "| `adp_t`, 480 tokens of context |  | 110.0 | 2.5M | 61 | 30.6 | 2,100 |  |  |  |  |  |  |")
+    assert (
+        tables.cells(line, NUMBERS)
+        == "| `adp_t` | 123.4 | 120.0 | 2.5M | 61 | 30.6 | 2,100 | 19.79 | 20.51 | 246.9M | 31.9 |"
+        " 30 | 6221 |"
+    )
+    assert (
+        tables.cells(Line("penn_treebank", "adp_t", context=480), NUMBERS)
+        == "| `adp_t`, 480 tokens of context |  | 110.0 | 2.5M | 61 | 30.6 | 2,100 |  |  |  |  | "
+        " |  |"
+    )
 
 
 def test_a_section_takes_the_place_of_the_one_before(tmp_path):
@@ -59,7 +84,10 @@ def test_a_section_takes_the_place_of_the_one_before(tmp_path):
     path.write_text("# Results\n\n## One\n\nold\n\n## Two\n\n### Under\n\n2\n")
     tables.write_section(path, "## One\n\nnew\n")
     tables.write_section(path, "## Three\n\n3\n")
-    assert path.read_text() == "# Results\n\n## One\n\nnew\n\n## Two\n\n### Under\n\n2\n\n## Three\n\n3\n"
+    assert (
+        path.read_text()
+        == "# Results\n\n## One\n\nnew\n\n## Two\n\n### Under\n\n2\n\n## Three\n\n3\n"
+    )
 
 
 def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatch):
@@ -68,9 +96,15 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     flat = quickstart.SETTINGS | quickstart.LAYERS["adp_t"] | settings(**run)
     lines = Line("wikitext2", "tiny"), Line("wikitext2", "tiny", context=2)
     tuned = lines[0]._replace(target="wikitext2_raw", tuned=flat["tokens_per_update"])
-    small = {"tokens_per_update": tuned.tuned, "schedule.name": "cosine_cycles", "schedule.warmup_steps": 1}
+    small = {
+        "tokens_per_update": tuned.tuned,
+        "schedule.name": "cosine_cycles",
+        "schedule.warmup_steps": 1,
+    }
     rows = {("cpu", "wikitext2"): ({"tiny": Row("tiny")}, {"tiny": flat})}
-    table = Table("Tiny", {"cpu": (*lines, tuned)}, {"cpu": small}, rows, {"optimizer.learning_rate": 0.125})
+    table = Table(
+        "Tiny", {"cpu": (*lines, tuned)}, {"cpu": small}, rows, {"optimizer.learning_rate": 0.125}
+    )
     monkeypatch.setitem(TABLES, "tiny", lambda: table)
     monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
     (tmp_path / "RESULTS.md").write_text("# Results\n")
@@ -78,8 +112,14 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     texts = [f"wikitext2={text}", f"wikitext2_raw={text}"]
     flags = SimpleNamespace(size="cpu", corpora=texts, only="wikitext2-tiny", **given)
     tables.main("tiny", flags)
-    numbers = json.loads((tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text())
-    assert numbers["test"].keys() == {"0", "2"} and len(numbers["curve"]) == 2 and numbers["peak_bytes"] > 1e8
+    numbers = json.loads(
+        (tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json").read_text()
+    )
+    assert (
+        numbers["test"].keys() == {"0", "2"}
+        and len(numbers["curve"]) == 2
+        and numbers["peak_bytes"] > 1e8
+    )
     kept = tmp_path / "runs" / "tiny_cpu" / "wikitext2-tiny" / "row.json"
     kept.write_text(json.dumps(numbers | {"test": {"0": 7.0}}))
     tables.main("tiny", flags)  # a line that the run was not scored on yet
@@ -88,7 +128,11 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
     tables.main("tiny", flags)
     run = tmp_path / "runs" / "tiny_cpu" / flags.only
     config = json.loads((run / "config.json").read_text())
-    assert (config["steps"], config["init_words"], config["optimizer"]["learning_rate"]) == (3, "both", 0.125)
+    assert (config["steps"], config["init_words"], config["optimizer"]["learning_rate"]) == (
+        3,
+        "both",
+        0.125,
+    )
     assert config["init_from"] == str(kept.parent)
     assert json.loads((run / "row.json").read_text())["test"].keys() == {"wikitext2_raw"}
     if importlib.util.find_spec("matplotlib"):
@@ -96,7 +140,10 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
         tables.main("tiny", flags)
         assert (tmp_path / "tiny_cpu.png").read_bytes()[1:4] == b"PNG"
         written = (tmp_path / "RESULTS.md").read_text()
-        assert "| `tiny`, 2 tokens of context |" in written and "| `tiny`, finetuned on wikitext2_raw |" in written
+        assert (
+            "| `tiny`, 2 tokens of context |" in written
+            and "| `tiny`, finetuned on wikitext2_raw |" in written
+        )
     with pytest.raises(InputError, match="--only=wikitext2-none"):
         tables.main("tiny", SimpleNamespace(**vars(flags) | {"only": "wikitext2-none"}))
     with pytest.raises(InputError, match="names no directory"):

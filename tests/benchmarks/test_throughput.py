@@ -1,4 +1,6 @@
-"""The benchmarks of whole updates: that they run, need no more than they say, compare equal models, and end when time is up."""
+"""The benchmarks of whole updates: that they run, need no more than they say, compare equal
+models, and end when time is up.
+"""
 
 import json
 from types import SimpleNamespace
@@ -25,7 +27,11 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 @pytest.fixture
 def tiny():
     """A config of a few thousand parameters, with the layers that torch has."""
-    config = throughput.laptop() | {"dtype": "bfloat16", "tokens_per_update": 32, "tokens_per_device": 32}
+    config = throughput.laptop() | {
+        "dtype": "bfloat16",
+        "tokens_per_update": 32,
+        "tokens_per_device": 32,
+    }
     config["body"] |= {"layers": 2, "features": 32, "heads": 4, "feed_forward": 48}
     for group in (config["input"], config["output"]["table"]):
         group["cutoffs"] = (100, 300)
@@ -34,7 +40,9 @@ def tiny():
 
 
 def test_the_gpu_parts_need_few_packages(command, tmp_path):
-    """The first update of benchmarks.gpu, at tiny size, with nothing but what its docstring names and what that needs."""
+    """The first update of benchmarks.gpu, at tiny size, with nothing but what its docstring
+    names and what that needs.
+    """
     variant = gpu.steps(tmp_path, tiny=True)[1].variants[0]
     assert variant.name == "adp_t"
     done = command("-c", BARRED, *variant.command, f"--json={tmp_path / 'out.json'}")
@@ -48,21 +56,47 @@ def test_the_gpu_parts_need_few_packages(command, tmp_path):
 
 def test_a_profile_that_fails_loses_no_number(monkeypatch, tmp_path, capsys):
     """Times are printed and written before it."""
+
     def profile(*_):
         raise RuntimeError("no tool for profiles")
 
-    row = {"peer": throughput.OURS, "seconds": 0.5, "fastest": 0.4, "tokens_per_second": 64.0, "utilisation": 0.1, "times_ours": 1}
-    told = {"device": "GPU", "python": "3", "jax": "0", "model": "small", "matrix_flops_per_second": 1e12, "flops_per_update": 1e9}
-    monkeypatch.setattr(throughput, "measure", lambda *_: (told | {"bytes": None, "rows": [row]}, {throughput.OURS: None}))
+    row = {
+        "peer": throughput.OURS,
+        "seconds": 0.5,
+        "fastest": 0.4,
+        "tokens_per_second": 64.0,
+        "utilisation": 0.1,
+        "times_ours": 1,
+    }
+    told = {
+        "device": "GPU",
+        "python": "3",
+        "jax": "0",
+        "model": "small",
+        "matrix_flops_per_second": 1e12,
+        "flops_per_update": 1e9,
+    }
+    monkeypatch.setattr(
+        throughput,
+        "measure",
+        lambda *_: (told | {"bytes": None, "rows": [row]}, {throughput.OURS: None}),
+    )
     monkeypatch.setattr(throughput, "profile", profile)
-    flags = SimpleNamespace(rows=1, repeats=1, updates=1, config=None, json=tmp_path / "out.json", profile=str(tmp_path))
+    flags = SimpleNamespace(
+        rows=1, repeats=1, updates=1, config=None, json=tmp_path / "out.json", profile=str(tmp_path)
+    )
     with pytest.raises(RuntimeError, match="no tool"):
         throughput.main(flags)
-    assert "500.0" in capsys.readouterr().out and json.loads((tmp_path / "out.json").read_text())["rows"] == [row]
+    assert "500.0" in capsys.readouterr().out and json.loads((tmp_path / "out.json").read_text())[
+        "rows"
+    ] == [row]
 
 
 def test_parts_of_an_update(tiny, monkeypatch):
-    """The output runs alone; the other parts are updates of the config with one change, of those that run here."""
+    """The output runs alone; the other parts are updates of the config with one change, of
+    those that run here.
+    """
+
     def update(config, rows):
         if config["body"]["attention"] in ("cudnn", "triton", "splash"):
             raise InputError("needs a GPU")
@@ -74,18 +108,25 @@ def test_parts_of_an_update(tiny, monkeypatch):
     loss, (params, hidden) = parts.pop("its output alone")()
     assert float(loss) == pytest.approx(2 * 16 * np.log(700), rel=0.5)
     assert hidden.shape == (2, 16, 32) and params["output"]["clusters"].any()
-    assert parts == {"without dropout": tiny["body"] | {"dropout": 0.0}, "attention plain": tiny["body"] | {"attention": "plain"},
-                     "attention chunked": tiny["body"] | {"attention": "chunked"}}
+    assert parts == {
+        "without dropout": tiny["body"] | {"dropout": 0.0},
+        "attention plain": tiny["body"] | {"attention": "plain"},
+        "attention chunked": tiny["body"] | {"attention": "chunked"},
+    }
 
 
 def test_torch_is_given_an_equal_model(tiny):
-    """As many parameters but for the biases and the like that each has, and the loss of a uniform guess."""
+    """As many parameters but for the biases and the like that each has, and the loss of a
+    uniform guess.
+    """
     torch = pytest.importorskip("torch")
     from benchmarks import torch_model
 
     model = torch_model.TorchModel(tiny)
     theirs = sum(p.numel() for p in model.parameters())
-    assert make_plan(tiny, 700, 1).parameters["total"] - theirs == 2 * 32  # the last norm, which theirs does without
+    assert (
+        make_plan(tiny, 700, 1).parameters["total"] - theirs == 2 * 32
+    )  # the last norm, which theirs does without
     ids = throughput.zipf(tiny, 2)
     update = torch_model.torch_update(tiny, ids, "cpu")
     losses = [update() for _ in range(3)]
@@ -98,10 +139,14 @@ def test_torch_is_given_an_equal_model(tiny):
 
 
 def test_what_the_paper_counts():
-    """Arithmetic halves with twice the devices, sums of gradients do not, and sharding parameters costs three more passes."""
+    """Arithmetic halves with twice the devices, sums of gradients do not, and sharding
+    parameters costs three more passes.
+    """
     config = wikitext103.get_config("adp_t").to_dict()
     eight, sixteen = (scaling.costs(config, "H200", devices, 1) for devices in (8, 16))
     assert eight["arithmetic"] == pytest.approx(2 * sixteen["arithmetic"])
     assert eight["communication"] == pytest.approx(2 * 4 * 246.9e6 * 7 / 8 / 450e9, rel=1e-3)
     config = billion_word.get_config("very_large").to_dict() | {"tokens_per_device": 16_384}
-    assert scaling.costs(config, "H200", 8, 8)["communication"] == pytest.approx(3 * 4 * 1026.2e6 * 7 / 8 / 450e9, rel=1e-3)
+    assert scaling.costs(config, "H200", 8, 8)["communication"] == pytest.approx(
+        3 * 4 * 1026.2e6 * 7 / 8 / 450e9, rel=1e-3
+    )

@@ -1,4 +1,6 @@
-"""Attention: every path against one written out in float64 with the same weights dropped; what each path refuses."""
+"""Attention: every path against one written out in float64 with the same weights dropped; what
+each path refuses.
+"""
 
 import contextlib
 import functools
@@ -50,21 +52,31 @@ def with_gradients(attend, **options):
 
 
 def slow_twin(arrays, segment_ids=None, stays=None, slopes=()):
-    """Section 3.2.1 of Vaswani et al. in float64, all pairs at once; `stays` is bool `[rows, heads, queries, keys]`.
+    """Section 3.2.1 of Vaswani et al. in float64, all pairs at once; `stays` is bool `[rows, heads,
+    queries, keys]`.
 
     slopes: of ALiBi, Press et al. 2022, section 3.
     """
     time, width = arrays[0].shape[1], arrays[0].shape[3]
     bias = np.zeros((1, 1, 1))
     if slopes:
-        bias = np.array([[[slope * min(key - query, 0) for key in range(time)] for query in range(time)] for slope in slopes])
+        bias = np.array(
+            [
+                [[slope * min(key - query, 0) for key in range(time)] for query in range(time)]
+                for slope in slopes
+            ]
+        )
     mask = np.tri(time, dtype=bool)[None, None]
     if segment_ids is not None:
         segment_ids = np.asarray(segment_ids)
         mask = mask & (segment_ids[:, None, :, None] == segment_ids[:, None, None])
 
     def attend(queries, keys, values):
-        weights = jnp.where(mask, jnp.exp(jnp.einsum("bqhw,bkhw->bhqk", queries, keys) / np.sqrt(width) + bias[None]), 0)
+        weights = jnp.where(
+            mask,
+            jnp.exp(jnp.einsum("bqhw,bkhw->bhqk", queries, keys) / np.sqrt(width) + bias[None]),
+            0,
+        )
         weights /= weights.sum(axis=-1, keepdims=True)
         if stays is not None:
             weights *= stays / (1 - RATE)
@@ -75,49 +87,67 @@ def slow_twin(arrays, segment_ids=None, stays=None, slopes=()):
         return [np.asarray(x) for x in with_gradients(attend)(*map(jnp.asarray, arrays))]
 
 
-@pytest.mark.parametrize("rows, time, heads, segmented, dropout, alibi", [
-    (2, 1, 2, False, 0.0, False),
-    (2, 7, 2, True, RATE, False),
-    (2, 64, 2, False, RATE, True),
-    (3, 130, 4, False, 0.0, False),
-    (3, 130, 4, True, 0.0, False),
-    (3, 130, 4, True, RATE, True),
-    (1, 1100, 3, True, RATE, False),
-])
+@pytest.mark.parametrize(
+    "rows, time, heads, segmented, dropout, alibi",
+    [
+        (2, 1, 2, False, 0.0, False),
+        (2, 7, 2, True, RATE, False),
+        (2, 64, 2, False, RATE, True),
+        (3, 130, 4, False, 0.0, False),
+        (3, 130, 4, True, 0.0, False),
+        (3, 130, 4, True, RATE, True),
+        (1, 1100, 3, True, RATE, False),
+    ],
+)
 def test_paths_equal_the_slow_twin(rows, time, heads, segmented, dropout, alibi):
-    """Results and gradients: less than a chunk, one chunk, chunks and a part of one; one group of heads and several; ALiBi."""
+    """Results and gradients: less than a chunk, one chunk, chunks and a part of one; one group
+    of heads and several; ALiBi.
+    """
     arrays = tensors(rows, time, heads, 8)
     slopes = alibi_slopes(heads) if alibi else ()
     segment_ids = segments(rows, time) if segmented else None
     seeds = seeds_of(rows)
-    stays = np.asarray(keep_mask(seeds, positions((heads, time, time)), dropout)) if dropout else None
+    stays = (
+        np.asarray(keep_mask(seeds, positions((heads, time, time)), dropout)) if dropout else None
+    )
     expected = slow_twin(arrays, segment_ids, stays, slopes)
     for path in ("plain", "chunked"):
         run = with_gradients(attention, pairs=Pairs(segment_ids, slopes, dropout, seeds), path=path)
         for ours, right in zip(run(*arrays), expected, strict=True):
             assert ours.dtype == jnp.float32 and ours.shape == arrays[0].shape
-            np.testing.assert_allclose(ours, right, rtol=1e-4, atol=1e-5 * max(np.abs(right).max(), 1), err_msg=path)
+            np.testing.assert_allclose(
+                ours, right, rtol=1e-4, atol=1e-5 * max(np.abs(right).max(), 1), err_msg=path
+            )
 
 
 def test_sizes_of_the_tests_cross_chunks_and_groups():
-    """The test above covers all heads at once, two groups of six side by side, three groups of one in turn, and stages."""
+    """The test above covers all heads at once, two groups of six side by side, three groups of
+    one in turn, and stages.
+    """
     counts = []
     for heads, time in ((4, 7), (12, 130), (3, 1100)):
         arrays = chunked._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None, None)
         chunked._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
     assert counts == [4, 6, 6, 1]  # groups in turn are one loop, whose body is traced once
     assert chunked._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
-    assert chunked._stages(1100) == [*((first, first + 256, 128) for first in (0, 256, 512, 768)), (1024, 1100, 76)]
+    assert chunked._stages(1100) == [
+        *((first, first + 256, 128) for first in (0, 256, 512, 768)),
+        (1024, 1100, 76),
+    ]
 
 
 @pytest.mark.parametrize("path", ["plain", "chunked"])
 def test_bfloat16_and_large_scores(path):
-    """In bfloat16 results are as close to float64 as bfloat16 allows; scores whose exponentials overflow stay finite."""
+    """In bfloat16 results are as close to float64 as bfloat16 allows; scores whose exponentials
+    overflow stay finite.
+    """
     arrays = tensors(2, 130, 2, 16, jnp.bfloat16)
     run = with_gradients(attention, path=path)
     for ours, right in zip(run(*arrays), slow_twin(arrays), strict=True):
         assert ours.dtype == jnp.bfloat16
-        np.testing.assert_allclose(np.asarray(ours, np.float64), right, atol=0.02 * np.abs(right).max())
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float64), right, atol=0.02 * np.abs(right).max()
+        )
     for each in run(*(300 * x for x in arrays[:2]), *arrays[2:]):
         assert np.all(np.isfinite(np.asarray(each, np.float32)))
 
@@ -126,7 +156,10 @@ def test_memory_of_chunks_grows_with_time():
     """Of the compiled forward and backward pass: in proportion to time, not to its square."""
     run = with_gradients(attention, path="chunked")
     short, long = (
-        run.lower(*[jax.ShapeDtypeStruct((1, time, 1, 8), jnp.float32)] * 4).compile().memory_analysis().temp_size_in_bytes
+        run.lower(*[jax.ShapeDtypeStruct((1, time, 1, 8), jnp.float32)] * 4)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
         for time in (1536, 3072)
     )
     assert 1.6 < long / short < 2.4
@@ -143,13 +176,22 @@ def chosen(monkeypatch, time=128, width=16, dtype=jnp.bfloat16, **asked):
 
 
 def test_auto_takes_the_fastest_path_that_can(monkeypatch):
-    """On a CPU chunks, if there are several; on a GPU our kernels, unless they lack the length, the width or the GPU."""
+    """On a CPU chunks, if there are several; on a GPU our kernels, unless they lack the length,
+    the width or the GPU.
+    """
     assert chosen(monkeypatch) == ["chunked"]
     assert chosen(monkeypatch, time=64) == ["plain"]
     with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
-        assert chosen(monkeypatch) == chosen(monkeypatch, time=64) == chosen(monkeypatch, dtype=jnp.float16) == ["triton"]
+        assert (
+            chosen(monkeypatch)
+            == chosen(monkeypatch, time=64)
+            == chosen(monkeypatch, dtype=jnp.float16)
+            == ["triton"]
+        )
         assert chosen(monkeypatch, dtype=jnp.float32) == ["chunked"]
-        assert chosen(monkeypatch, dropout=0.1, seeds=seeds_of(1), segment_ids=segments(1, 128)) == ["triton"]
+        assert chosen(
+            monkeypatch, dropout=0.1, seeds=seeds_of(1), segment_ids=segments(1, 128)
+        ) == ["triton"]
         assert chosen(monkeypatch, slopes=alibi_slopes(2)) == ["triton"]
         assert chosen(monkeypatch, time=100) == chosen(monkeypatch, width=12) == ["chunked"]
     with tracing_for("gpu", "Tesla V100-SXM2-16GB"):
@@ -162,8 +204,12 @@ def test_auto_takes_the_fastest_path_that_can(monkeypatch):
 def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
     """All heads at once, without a loop, and with float32 sums of bfloat16 products."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    attend = functools.partial(attention, pairs=Pairs(segments(8, 300), alibi_slopes(16), RATE, seeds_of(8)))
-    step = jax.jit(jax.grad(lambda *arrays: attend(*arrays).sum().astype(jnp.float32), argnums=(0, 1, 2)))
+    attend = functools.partial(
+        attention, pairs=Pairs(segments(8, 300), alibi_slopes(16), RATE, seeds_of(8))
+    )
+    step = jax.jit(
+        jax.grad(lambda *arrays: attend(*arrays).sum().astype(jnp.float32), argnums=(0, 1, 2))
+    )
     like = jax.ShapeDtypeStruct((8, 300, 16, 64), jnp.bfloat16)
     text = step.trace(like, like, like).lower(lowering_platforms=(platform,)).as_text()
     assert "stablehlo.while" not in text
@@ -183,19 +229,28 @@ def test_splash_equals_all_pairs(time):
 def test_splash_lowers_for_tpus(monkeypatch):
     """A kernel forward and two backward, in bfloat16, and no scores of all pairs."""
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    step = jax.jit(jax.grad(lambda *arrays: attention(*arrays, path="splash").sum().astype(jnp.float32), argnums=(0, 1, 2)))
+    step = jax.jit(
+        jax.grad(
+            lambda *arrays: attention(*arrays, path="splash").sum().astype(jnp.float32),
+            argnums=(0, 1, 2),
+        )
+    )
     like = jax.ShapeDtypeStruct((8, 512, 16, 64), jnp.bfloat16)
     text = step.trace(like, like, like).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("stablehlo.custom_call @tpu_custom_call") == 3 and "512x512" not in text
 
 
-@pytest.mark.parametrize("path, on", [("triton", ("gpu", "NVIDIA H100 80GB HBM3")), ("splash", ("tpu", "TPU v5 lite"))])
+@pytest.mark.parametrize(
+    "path, on", [("triton", ("gpu", "NVIDIA H100 80GB HBM3")), ("splash", ("tpu", "TPU v5 lite"))]
+)
 def test_a_model_may_name_the_path_of_its_device(path, on):
     """The path's limits are those of rows, not of the two tokens by which parameters are shaped."""
     body = Transformer(16, layers=1, heads=1, feed_forward=16, attention=path, dtype=jnp.bfloat16)
     like = jax.ShapeDtypeStruct((1, 128, 16), jnp.bfloat16)
     with tracing_for(*on):
-        params = jax.eval_shape(body.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 2, 16), jnp.bfloat16))
+        params = jax.eval_shape(
+            body.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 2, 16), jnp.bfloat16)
+        )
         assert jax.eval_shape(body.apply, params, like)[0].shape == like.shape
         with pytest.raises(InputError, match=f"attention='{path}' takes rows of"):
             jax.eval_shape(body.apply, params, jax.ShapeDtypeStruct((1, 2, 16), jnp.bfloat16))
@@ -205,26 +260,47 @@ def test_a_model_may_name_the_path_of_its_device(path, on):
     "asked, says",
     [
         ({"path": "chunkd"}, "chunked"),
-        ({"path": "triton"}, "triton' needs a GPU, and this is a cpu: choose body.attention='chunked'"),
+        (
+            {"path": "triton"},
+            "triton' needs a GPU, and this is a cpu: choose body.attention='chunked'",
+        ),
         ({"path": "triton", "backend": "h100", "time": 100}, "64, 128, 192 .* not 100: choose"),
         ({"path": "triton", "backend": "h100", "width": 48}, "not 48: choose"),
-        ({"path": "triton", "backend": "h100", "width": 128}, "or in float32 of up to 64, not 128: choose"),
-        ({"path": "triton", "backend": "rtx4090", "width": 64}, "or in float32 of up to 32, not 64: choose"),
+        (
+            {"path": "triton", "backend": "h100", "width": 128},
+            "or in float32 of up to 64, not 128: choose",
+        ),
+        (
+            {"path": "triton", "backend": "rtx4090", "width": 64},
+            "or in float32 of up to 32, not 64: choose",
+        ),
         ({"path": "triton", "backend": "h100", "dtype": jnp.int8}, "not int8: choose"),
         ({"path": "triton", "backend": "gpu"}, "compute capability 8.0 or more: choose"),
         ({"path": "cudnn", "backend": "h100"}, "needs its own library and GPU"),
         ({"path": "cudnn"}, "needs a GPU.*choose body.attention='chunked'"),
         ({"path": "cudnn", "backend": "gpu", "dropout": 0.1}, "dropout=0.1.*choose"),
-        ({"path": "cudnn", "backend": "gpu", "segment_ids": np.zeros((1, 128))}, "segments.*choose"),
-        ({"path": "cudnn", "backend": "gpu", "slopes": (0.5, 0.25)}, "support body.positions='alibi': choose"),
+        (
+            {"path": "cudnn", "backend": "gpu", "segment_ids": np.zeros((1, 128))},
+            "segments.*choose",
+        ),
+        (
+            {"path": "cudnn", "backend": "gpu", "slopes": (0.5, 0.25)},
+            "support body.positions='alibi': choose",
+        ),
         ({"path": "cudnn", "backend": "gpu"}, "not float32.*choose"),
         ({"path": "cudnn", "backend": "gpu", "dtype": jnp.bfloat16, "width": 12}, "not 12.*choose"),
         ({"path": "splash"}, "needs a TPU, and this is a cpu: choose body.attention='chunked'"),
         ({"path": "splash", "backend": "tpu", "dropout": 0.1}, "dropout=0.1.*choose"),
-        ({"path": "splash", "backend": "tpu", "slopes": (0.5, 0.25)}, "support body.positions='alibi': choose"),
+        (
+            {"path": "splash", "backend": "tpu", "slopes": (0.5, 0.25)},
+            "support body.positions='alibi': choose",
+        ),
         ({"path": "splash", "backend": "tpu", "time": 100}, "128, 256, 384 .* not 100: choose"),
         ({"path": "splash", "backend": "tpu"}, "not float32.*choose"),
-        ({"time": 65_537, "dropout": 0.1}, "2 heads over 65537 tokens.*choose a smaller batches.sequence_length"),
+        (
+            {"time": 65_537, "dropout": 0.1},
+            "2 heads over 65537 tokens.*choose a smaller batches.sequence_length",
+        ),
     ],
 )
 def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
@@ -232,20 +308,25 @@ def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
     asked = {"backend": "cpu", "time": 128, "width": 16, "dtype": jnp.float32} | asked
     backend = asked.pop("backend")
     pairs = Pairs(**{key: asked.pop(key) for key in Pairs._fields if key in asked})
-    monkeypatch.setattr(jax, "default_backend", lambda: backend if backend in ("gpu", "tpu") else "cpu")
+    monkeypatch.setattr(
+        jax, "default_backend", lambda: backend if backend in ("gpu", "tpu") else "cpu"
+    )
     on = tracing_for("gpu", GPUS[backend].kind) if backend in GPUS else contextlib.nullcontext()
     like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
     with on, pytest.raises(InputError, match=says):
         jax.eval_shape(functools.partial(attention, pairs=pairs, **asked), like, like, like)
 
 
-@pytest.mark.parametrize("heads, slopes", [
-    (8, [2.0**-i for i in range(1, 9)]),
-    (16, [2.0 ** (-i / 2) for i in range(1, 17)]),
-    (1, [2.0**-8]),
-    (6, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]),
-    (12, [2.0**-i for i in range(1, 9)] + [2.0 ** (-i / 2) for i in (1, 3, 5, 7)]),
-])
+@pytest.mark.parametrize(
+    "heads, slopes",
+    [
+        (8, [2.0**-i for i in range(1, 9)]),
+        (16, [2.0 ** (-i / 2) for i in range(1, 17)]),
+        (1, [2.0**-8]),
+        (6, [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]),
+        (12, [2.0**-i for i in range(1, 9)] + [2.0 ** (-i / 2) for i in (1, 3, 5, 7)]),
+    ],
+)
 def test_slopes_of_alibi(heads, slopes):
     """Those of the paper for powers of two, and those of its public code for other numbers."""
     np.testing.assert_allclose(alibi_slopes(heads), slopes)
@@ -253,22 +334,38 @@ def test_slopes_of_alibi(heads, slopes):
 
 
 def test_biases_of_alibi():
-    """The figure of the paper: 0 for the token itself, minus a slope for each token before it, wherever the queries begin."""
+    """The figure of the paper: 0 for the token itself, minus a slope for each token before it,
+    wherever the queries begin.
+    """
     whole = biases(jnp.asarray([0.5, 0.25]), 0, 4, 4)
-    np.testing.assert_array_equal(np.tril(whole[0]), np.tril(-0.5 * np.abs(np.subtract.outer(range(4), range(4)))))
-    np.testing.assert_array_equal(biases(jnp.asarray([0.5, 0.25]), jnp.int32(2), 2, 4), whole[:, 2:])
+    np.testing.assert_array_equal(
+        np.tril(whole[0]), np.tril(-0.5 * np.abs(np.subtract.outer(range(4), range(4))))
+    )
+    np.testing.assert_array_equal(
+        biases(jnp.asarray([0.5, 0.25]), jnp.int32(2), 2, 4), whole[:, 2:]
+    )
 
 
 def test_the_benchmark_times_every_path(quick_command, tmp_path):
-    """On a CPU plain and chunked, each with and without dropout, and torch where it is installed."""
+    """On a CPU plain and chunked, each with and without dropout, and torch where it is
+    installed.
+    """
     done = quick_command(
-        "-m", "benchmarks.attention", "--times=70", "--heads=2", "--width=8", "--rows=2", "--repeats=1",
-        f"--json={tmp_path / 'rows.json'}")
+        "-m",
+        "benchmarks.attention",
+        "--times=70",
+        "--heads=2",
+        "--width=8",
+        "--rows=2",
+        "--repeats=1",
+        f"--json={tmp_path / 'rows.json'}",
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     ours = [row for row in rows if row["path"] != "torch"]
     assert [(row["time"], row["dropout"], row["path"]) for row in ours] == [
-        (70, dropout, path) for dropout in (0.1, 0.0) for path in ("plain", "chunked")]
+        (70, dropout, path) for dropout in (0.1, 0.0) for path in ("plain", "chunked")
+    ]
     for row in ours:
         assert row["seconds"] >= row["fastest"] > 0 and row["peak_bytes"] > 0
         pairs = 2 * 2 * row["time"] * (row["time"] + 1) / 2

@@ -27,7 +27,8 @@ def test_dense_is_flaxs(dtype):
     for right, ours in zip(*map(jax.tree.leaves, both(params, x)), strict=True):
         assert ours.dtype == right.dtype
         ours, right = (np.asarray(each, np.float32) for each in (ours, right))
-        # Sums differ by the order of their terms, and flax rounds gradients of bfloat16 before it widens them.
+        # Sums differ by the order of their terms, and flax rounds gradients of bfloat16 before it
+        # widens them.
         atol = (2**-7 if dtype == jnp.bfloat16 else 1e-6) * np.abs(right).max()
         np.testing.assert_allclose(ours, right, rtol=1e-6, atol=atol)
 

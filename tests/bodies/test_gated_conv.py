@@ -1,4 +1,6 @@
-"""Gated convolutions against a slow twin; segments, carries and resets; the variance at the start; what a backward pass costs."""
+"""Gated convolutions against a slow twin; segments, carries and resets; the variance at the
+start; what a backward pass costs.
+"""
 
 import functools
 
@@ -13,8 +15,11 @@ from adaptive_jax.bodies.gated_conv import ACTIVATIONS, FORMS, GatedConv
 from adaptive_jax.convert.fconv import blocks_of, layers_of
 from adaptive_jax.errors import InputError
 
-# For programs that run once. Without kernels for fused operations they compile in a third of the time; jax 0.11 has no such option.
-OPTIONS = {"xla_backend_optimization_level": 0} | ({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {})
+# For programs that run once. Without kernels for fused operations they compile in a third of the
+# time; jax 0.11 has no such option.
+OPTIONS = {"xla_backend_optimization_level": 0} | (
+    {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+)
 ROWS, TIME, FEATURES = 3, 7, 6
 BLOCKS = ((1, 3, 8), (3, 1, 4, 4, 4, 1, 10), (2, 2, 10))
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 2, 3], [1, 2, 2, 2, 2, 0, 0]])
@@ -40,10 +45,14 @@ def shapes_of(body):
 
 
 def params_of(body):
-    """Random parameters, biases among them; g is not the norm of v. Without norms, smaller ones: products of products grow."""
+    """Random parameters, biases among them; g is not the norm of v. Without norms, smaller
+    ones: products of products grow.
+    """
     scale = 0.5 if body.weight_norm else 0.2
     leaves, structure = jax.tree.flatten(shapes_of(body))
-    return jax.tree.unflatten(structure, [some(*leaf.shape, seed=i) * scale for i, leaf in enumerate(leaves)])
+    return jax.tree.unflatten(
+        structure, [some(*leaf.shape, seed=i) * scale for i, leaf in enumerate(leaves)]
+    )
 
 
 def sigmoid(a):
@@ -51,8 +60,13 @@ def sigmoid(a):
 
 
 NUMPY = {
-    "glu": lambda a, b: a * sigmoid(b), "gtu": lambda a, b: np.tanh(a) * sigmoid(b), "bilinear": lambda a, b: a * b,
-    "relu": lambda a: np.maximum(a, 0), "tanh": np.tanh, "linear": lambda a: a}  # fmt: skip
+    "glu": lambda a, b: a * sigmoid(b),
+    "gtu": lambda a, b: np.tanh(a) * sigmoid(b),
+    "bilinear": lambda a, b: a * b,
+    "relu": lambda a: np.maximum(a, 0),
+    "tanh": np.tanh,
+    "linear": lambda a: a,
+}
 
 
 def twin_layer(params, x, segment_ids):
@@ -75,35 +89,57 @@ def twin(body, params, x, segment_ids):
     x = layer(params["entry"], x) if body.form == "fairseq" else x
     for i, run in enumerate(body.stages):
         for number in range(run.count):
-            block = jax.tree.map(lambda a, number=number, run=run: a[number] if run.count > 1 else a, params[f"blocks_{i}"])
+            block = jax.tree.map(
+                lambda a, number=number, run=run: a[number] if run.count > 1 else a,
+                params[f"blocks_{i}"],
+            )
             y = x
             for j in range(len(run.layers)):
                 maps = layer(block[f"layer_{j}"], y)
-                y = NUMPY[body.activation](*np.split(maps, ACTIVATIONS[body.activation].maps, axis=-1))
+                y = NUMPY[body.activation](
+                    *np.split(maps, ACTIVATIONS[body.activation].maps, axis=-1)
+                )
             x = y + (x if x.shape == y.shape else layer(block["projection"], x))
             x *= {"paper": 1.0, "fairseq": 0.5**0.5}[body.form]
     return layer(params["output"], x) if body.output_width else x
 
 
 BODIES = {
-    activation: GatedConv(FEATURES, BLOCKS, form, activation, weight_norm, output_width=output_width)
+    activation: GatedConv(
+        FEATURES, BLOCKS, form, activation, weight_norm, output_width=output_width
+    )
     for activation, form, weight_norm, output_width in (
-        ("glu", "paper", True, 0), ("gtu", "fairseq", True, 5), ("bilinear", "fairseq", False, 0), ("relu", "paper", False, 5),
-        ("tanh", "fairseq", True, 0), ("linear", "paper", True, 0))
-}  # fmt: skip
+        ("glu", "paper", True, 0),
+        ("gtu", "fairseq", True, 5),
+        ("bilinear", "fairseq", False, 0),
+        ("relu", "paper", False, 5),
+        ("tanh", "fairseq", True, 0),
+        ("linear", "paper", True, 0),
+    )
+}
 
 
 @functools.cache
 def hidden_of():
-    """Hidden states of all bodies in segments, and of one without segments and in bfloat16, with its gradients: one program."""
+    """Hidden states of all bodies in segments, and of one without segments and in bfloat16,
+    with its gradients: one program.
+    """
     vectors = some(ROWS, TIME, FEATURES, seed=9)
 
     def program(params, vectors):
-        hidden = {name: body.apply({"params": params[name]}, vectors, (), batch_of(SEGMENTS))[0] for name, body in BODIES.items()}
+        hidden = {
+            name: body.apply({"params": params[name]}, vectors, (), batch_of(SEGMENTS))[0]
+            for name, body in BODIES.items()
+        }
         alone = BODIES["glu"].apply({"params": params["glu"]}, vectors)[0]
         low = BODIES["glu"].clone(dtype=jnp.bfloat16)
-        loss = lambda params: jnp.sum(low.apply({"params": params}, vectors)[0].astype(jnp.float32))  # noqa: E731
-        return hidden, alone, low.apply({"params": params["glu"]}, vectors)[0], jax.grad(loss)(params["glu"])
+        loss = lambda params: jnp.sum(low.apply({"params": params}, vectors)[0].astype(jnp.float32))
+        return (
+            hidden,
+            alone,
+            low.apply({"params": params["glu"]}, vectors)[0],
+            jax.grad(loss)(params["glu"]),
+        )
 
     params = {name: params_of(body) for name, body in BODIES.items()}
     return params, vectors, *hurried(program, params, vectors)
@@ -111,13 +147,17 @@ def hidden_of():
 
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_equals_its_slow_twin(name):
-    """All activations, both forms, with weight normalisation and without; convolutions read zeros for other segments."""
+    """All activations, both forms, with weight normalisation and without; convolutions read
+    zeros for other segments.
+    """
     params, vectors, hidden, alone, *_ = hidden_of()
     body = BODIES[name]
     assert sum(run.count for run in body.stages) == 6
     expected = twin(body, params[name], np.float64(vectors), SEGMENTS)
     assert expected.shape[-1] == body.output_features
-    np.testing.assert_allclose(hidden[name], expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        hidden[name], expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max()
+    )
     if name == "glu":
         expected = twin(body, params[name], np.float64(vectors), np.ones_like(SEGMENTS))
         np.testing.assert_allclose(alone, expected, rtol=2e-5, atol=2e-5 * np.abs(expected).max())
@@ -126,14 +166,18 @@ def test_a_body_equals_its_slow_twin(name):
 def test_bfloat16():
     """Products in bfloat16; parameters and their gradients stay float32."""
     *_, alone, low, gradients = hidden_of()
-    assert low.dtype == jnp.bfloat16 and {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("float32")}
+    assert low.dtype == jnp.bfloat16 and {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {
+        jnp.dtype("float32")
+    }
     error = np.abs(np.float32(low) - alone).mean() / np.abs(alone).mean()
     assert 1e-4 < error < 0.02
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
 def test_rows_that_are_reset_stand_alone():
-    """The others continue the carry; so does a row of one token, whose kernel reaches back beyond the carry's newest inputs."""
+    """The others continue the carry; so does a row of one token, whose kernel reaches back
+    beyond the carry's newest inputs.
+    """
     body, vectors = BODIES["glu"], some(ROWS, TIME, FEATURES, seed=9)
     reset = jnp.array([False, True, False])
 
@@ -155,12 +199,17 @@ def test_rows_that_are_reset_stand_alone():
 
 @pytest.mark.parametrize("kind", [Convolution, NormedConvolution])
 def test_initial_weights_keep_the_variance(kind):
-    """Of small inputs, through the convolution and its activation, and through dropout before it."""
+    """Of small inputs, through the convolution and its activation, and through dropout before
+    it.
+    """
+
     def mean_squares(key):
         keep = jax.random.bernoulli(jax.random.key(1), 0.75, (4, 32, 128)) / 0.75
         found = {}
         for name, activation in ACTIVATIONS.items():
-            x = jax.random.normal(jax.random.key(2), (4, 32, 128)) * (1.0 if name in ("bilinear", "relu", "linear") else 0.1)
+            x = jax.random.normal(jax.random.key(2), (4, 32, 128)) * (
+                1.0 if name in ("bilinear", "relu", "linear") else 0.1
+            )
             variance = activation.variance or FORMS["fairseq"].variance
             layer = kind(3, activation.maps * 128, variance * 0.75, jnp.float32)
             maps, _ = layer.init_with_output(key, x * keep, jnp.zeros((4, 2, 128)))
@@ -174,21 +223,31 @@ def test_initial_weights_keep_the_variance(kind):
 
 def test_hidden_states_start_as_large_as_vectors():
     """Of 13 blocks of two layers; sums that are not scaled grow a little."""
+
     def size(form):
         body = GatedConv(64, ((1, 4, 64), (12, 4, 64, 4, 64)), form)
         vectors = jax.random.normal(jax.random.key(0), (2, 100, 64)) / 8
         (hidden, _), _ = body.init_with_output(jax.random.key(1), vectors)
-        return 8 * jnp.sqrt(jnp.mean(hidden[:, 76:] ** 2))  # tokens that read no zeros before the start
+        return 8 * jnp.sqrt(
+            jnp.mean(hidden[:, 76:] ** 2)
+        )  # tokens that read no zeros before the start
 
     paper, fairseq = hurried(lambda: (size("paper"), size("fairseq")))
     assert 2 < paper < 8 and 0.7 < fairseq < 1.4
 
 
 def test_a_backward_pass_recomputes_no_product():
-    """Windows and normed weights are computed again, but each convolution has three products: its own and two gradients."""
+    """Windows and normed weights are computed again, but each convolution has three products:
+    its own and two gradients.
+    """
     body = GatedConv(8, ((1, 3, 8), (4, 2, 8)))
-    loss = lambda params, x: jnp.sum(body.apply({"params": params}, x)[0])  # noqa: E731
-    text = jax.jit(jax.grad(loss, (0, 1))).lower(shapes_of(body), jnp.ones((2, 5, 8))).compile().as_text()
+    loss = lambda params, x: jnp.sum(body.apply({"params": params}, x)[0])
+    text = (
+        jax.jit(jax.grad(loss, (0, 1)))
+        .lower(shapes_of(body), jnp.ones((2, 5, 8)))
+        .compile()
+        .as_text()
+    )
     assert text.count(" dot(") == 6
     windows = jax.make_jaxpr(jax.grad(loss))(shapes_of(body), jnp.ones((2, 5, 8)))
     assert "f32[4,2,5,16]" not in str(windows)  # nor are the windows of all blocks kept
@@ -203,7 +262,9 @@ def test_names_that_do_not_exist(fields):
 
 def test_blocks_of_fairseqs_layers():
     """Blocks end where a residual leads back to the end of the one before; equal blocks are one."""
-    layers = layers_of("[(16, 4)] + [(16, 4, 0), (16, 4, 2)] * 2 + [(8, 1, 0), (8, 3, 0), (24, 1, 3)]")
+    layers = layers_of(
+        "[(16, 4)] + [(16, 4, 0), (16, 4, 2)] * 2 + [(8, 1, 0), (8, 3, 0), (24, 1, 3)]"
+    )
     assert blocks_of(layers) == ((1, 4, 16), (2, 4, 16, 4, 16), (1, 1, 8, 3, 8, 1, 24))
     for wrong in "[(16, 4)] * x", "(16, 4)", "[(16,)]", "[__import__('os')]", "[(16, 4)":
         with pytest.raises(InputError, match="decoder_layers="):

@@ -1,6 +1,8 @@
-"""Equality with numbers that fairseq's gated convolutional model computed: tests/fixtures/gcnn, whose files name the cases.
+"""Equality with numbers that fairseq's gated convolutional model computed: tests/fixtures/gcnn,
+whose files name the cases.
 
-The settings of each case stand in its JSON file; `parameters_of` maps fairseq's tensors, and gradients under their names, to ours.
+The settings of each case stand in its JSON file; `parameters_of` maps fairseq's tensors, and
+gradients under their names, to ours.
 """
 
 import functools
@@ -43,15 +45,29 @@ def config_of(options, vocabulary_size, blocks):
     full, width = options["criterion"] == "cross_entropy", options["decoder_embed_dim"]
     table = {"bias": True, "weight_norm": True, "cutoffs": ()}
     if not full:
-        table = {"cutoffs": tuple(cut for cut in list_of(options, "adaptive_softmax_cutoff") if cut != vocabulary_size)}
-    body, rate = {"features": width, "blocks": blocks, "form": "fairseq", "dropout": options["dropout"]}, 0.0
+        table = {
+            "cutoffs": tuple(
+                cut for cut in list_of(options, "adaptive_softmax_cutoff") if cut != vocabulary_size
+            )
+        }
+    body, rate = (
+        {"features": width, "blocks": blocks, "form": "fairseq", "dropout": options["dropout"]},
+        0.0,
+    )
     if not full:
         rate = options.get("adaptive_softmax_dropout", 0.0)
     return {
-        "dtype": "float32", "data": {"vocabulary_size": vocabulary_size}, "input": {"name": "lookup"},
+        "dtype": "float32",
+        "data": {"vocabulary_size": vocabulary_size},
+        "input": {"name": "lookup"},
         "body": {"name": "gated_conv", "output_width": width if full else 0} | body,
-        "output": {"name": "softmax" if full else "adaptive", "table": {"name": "own"} | table, "input_dropout": rate,
-                   "tail_dropout": rate}}
+        "output": {
+            "name": "softmax" if full else "adaptive",
+            "table": {"name": "own"} | table,
+            "input_dropout": rate,
+            "tail_dropout": rate,
+        },
+    }
 
 
 def close(ours, theirs, tolerance=2e-5):
@@ -60,7 +76,11 @@ def close(ours, theirs, tolerance=2e-5):
 
 def close_trees(ours, theirs):
     """1e-4, relative to each entry or to the largest of its array."""
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max()), ours, theirs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max()),
+        ours,
+        theirs,
+    )
 
 
 def hurried(function, *arguments):
@@ -68,8 +88,12 @@ def hurried(function, *arguments):
 
 
 def batch_of(inputs, targets):
-    return Batch(jnp.asarray(inputs, jnp.int32), jnp.asarray(targets, jnp.int32), jnp.asarray(targets != PAD, jnp.float32),
-                 jnp.arange(len(inputs)))
+    return Batch(
+        jnp.asarray(inputs, jnp.int32),
+        jnp.asarray(targets, jnp.int32),
+        jnp.asarray(targets != PAD, jnp.float32),
+        jnp.arange(len(inputs)),
+    )
 
 
 def criterion(model, params, batch):
@@ -79,9 +103,19 @@ def criterion(model, params, batch):
     """
     variables = {"params": params}
     (hidden, _), inner = model.apply(
-        variables, batch, method="hidden", mutable=["intermediates"],
-        capture_intermediates=lambda module, _: isinstance(module, Convolution))
-    total = model.apply(variables, hidden, batch.targets, batch.weights, method=lambda m, *given: m.output.loss(*given)).total
+        variables,
+        batch,
+        method="hidden",
+        mutable=["intermediates"],
+        capture_intermediates=lambda module, _: isinstance(module, Convolution),
+    )
+    total = model.apply(
+        variables,
+        hidden,
+        batch.targets,
+        batch.weights,
+        method=lambda m, *given: m.output.loss(*given),
+    ).total
     log_probs = model.apply(variables, hidden, method=lambda m, hidden: m.output.log_probs(hidden))
     for first, end in itertools.pairwise((*model.output.table.cutoffs, log_probs.shape[-1])):
         cluster = jax.nn.logsumexp(log_probs[..., first:end], axis=-1)
@@ -99,6 +133,7 @@ def without_padding_row(gradients):
 
 def one_by_one(model, params, tokens):
     """Hidden states of `tokens [rows, time]`, decoded one at a time, and the carry after each."""
+
     def step(carry, column):
         hidden, carry = model.apply({"params": params}, column[:, None], carry, method="step")
         return carry, (hidden[:, 0], carry)
@@ -127,7 +162,9 @@ def with_masks(model, params, batch, masks):
 
 
 def loss_with_masks(model, params, hidden, targets, masks):
-    """The training loss of the output where it keeps what `masks` say: of its input, and of each tail's own tokens in turn."""
+    """The training loss of the output where it keeps what `masks` say: of its input, and of
+    each tail's own tokens in turn.
+    """
     inputs, *tails = masks or [None]
     bands = np.searchsorted(model.output.table.cutoffs, targets.ravel(), side="right")
     tables = {}  # by the width of a tail: what each token keeps
@@ -138,11 +175,18 @@ def loss_with_masks(model, params, hidden, targets, masks):
     def look_up(seeds, positions, rate):
         return jnp.asarray(tables[len(positions)])[seeds[:, 0]]
 
-    numbered = mock.patch.multiple(dropout, row_seeds=lambda key, numbers: jnp.stack([numbers, numbers], -1), keep_mask=look_up)
+    numbered = mock.patch.multiple(
+        dropout, row_seeds=lambda key, numbers: jnp.stack([numbers, numbers], -1), keep_mask=look_up
+    )
     with keeping([] if inputs is None else [inputs.reshape(hidden.shape)]), numbered:
         loss = model.apply(
-            {"params": params}, hidden, jnp.asarray(targets, jnp.int32), train=True, rngs={"dropout": jax.random.key(0)},
-            method=lambda m, *given, **how: m.output.loss(*given, **how))
+            {"params": params},
+            hidden,
+            jnp.asarray(targets, jnp.int32),
+            train=True,
+            rngs={"dropout": jax.random.key(0)},
+            method=lambda m, *given, **how: m.output.loss(*given, **how),
+        )
     return loss.total
 
 
@@ -156,26 +200,54 @@ def computed(name):
     single = config_of(options, case["vocab_size"], blocks_single(blocks_of(layers)))
     model, unrepeated = build(config, case["vocab_size"]), build(single, case["vocab_size"])
     state = torch_files.read(FIXTURES / f"{name}.pt")["model"]
-    both = batch_of(*(np.concatenate([arrays[f"batch{i}/{what}"] for i in range(2)]) for what in ("src_tokens", "target")))
+    both = batch_of(
+        *(
+            np.concatenate([arrays[f"batch{i}/{what}"] for i in range(2)])
+            for what in ("src_tokens", "target")
+        )
+    )
     first = jax.tree.map(lambda a: a[: len(arrays["batch0/target"])], both)
     of_first = jnp.arange(len(both.inputs)) < len(first.inputs)
     weights = jnp.stack([both.weights * of_first[:, None], both.weights * ~of_first[:, None]])
     calls = [where for _, _, where in case["dropout_calls (call, p, where)"]]
     masks = [arrays[f"dropout/keep/{i}"] for i in range(len(calls))]
-    masks = [mask.swapaxes(0, 1) if "[T,B,C]" in where else mask for mask, where in zip(masks, calls, strict=True)]
-    of_body = (len(layers) + 1 + (options["criterion"] == "cross_entropy")) * bool(options["dropout"])
+    masks = [
+        mask.swapaxes(0, 1) if "[T,B,C]" in where else mask
+        for mask, where in zip(masks, calls, strict=True)
+    ]
+    of_body = (len(layers) + 1 + (options["criterion"] == "cross_entropy")) * bool(
+        options["dropout"]
+    )
 
     def program(params, single_params):
-        losses = jax.value_and_grad(lambda params, weights: criterion(model, params, both._replace(weights=weights)), has_aux=True)
-        (loss, (hidden, log_probs, inner)), gradients = jax.lax.map(functools.partial(losses, params), weights)
+        losses = jax.value_and_grad(
+            lambda params, weights: criterion(model, params, both._replace(weights=weights)),
+            has_aux=True,
+        )
+        (loss, (hidden, log_probs, inner)), gradients = jax.lax.map(
+            functools.partial(losses, params), weights
+        )
         hidden, log_probs, inner = jax.tree.map(lambda a: a[0], (hidden, log_probs, inner))
         dropped = with_masks(unrepeated, single_params, first, masks[:of_body])
         return {
-            "loss": loss, "gradients": gradients, "hidden": hidden, "log_probs": log_probs, "inner": inner,
-            "steps": one_by_one(model, params, first.inputs), "dropped": dropped,
-            "loss_dropped": loss_with_masks(model, params, dropped, arrays["batch0/target"], masks[of_body:])}
+            "loss": loss,
+            "gradients": gradients,
+            "hidden": hidden,
+            "log_probs": log_probs,
+            "inner": inner,
+            "steps": one_by_one(model, params, first.inputs),
+            "dropped": dropped,
+            "loss_dropped": loss_with_masks(
+                model, params, dropped, arrays["batch0/target"], masks[of_body:]
+            ),
+        }
 
-    return config, model, arrays, hurried(program, parameters_of(state, config), parameters_of(state, single))
+    return (
+        config,
+        model,
+        arrays,
+        hurried(program, parameters_of(state, config), parameters_of(state, single)),
+    )
 
 
 def blocks_single(blocks):
@@ -184,28 +256,42 @@ def blocks_single(blocks):
 
 
 def layers_in(model, tree):
-    """What `tree`, parameters or intermediates of the body, has of each layer, first layer first."""
+    """What `tree`, parameters or intermediates of the body, has of each layer, first layer
+    first.
+    """
     for i, run in enumerate(model.body.stages):
         for number in range(run.count):
             for j in range(len(run.layers)):
                 layer = tree[f"blocks_{i}"][f"layer_{j}"]
-                yield jax.tree.map(lambda a, number=number, run=run: a[number] if run.count > 1 else a, layer)
+                yield jax.tree.map(
+                    lambda a, number=number, run=run: a[number] if run.count > 1 else a, layer
+                )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_outputs(name):
-    """Convolutions, hidden states, log-probabilities and losses, padding on the right and on the left among the batches."""
+    """Convolutions, hidden states, log-probabilities and losses, padding on the right and on
+    the left among the batches.
+    """
     _, model, arrays, found = computed(name)
     count, log_probs = len(arrays["batch0/target"]), np.asarray(found["log_probs"])
     for i, rows in enumerate((slice(count), slice(count, None))):
-        expected = {key.removeprefix(f"batch{i}/"): value for key, value in arrays.items() if key.startswith(f"batch{i}/")}
+        expected = {
+            key.removeprefix(f"batch{i}/"): value
+            for key, value in arrays.items()
+            if key.startswith(f"batch{i}/")
+        }
         real = expected["target"] != PAD
         close(found["hidden"][rows], expected["fc2" if "fc2" in expected else "final_hidden"])
         token = np.take_along_axis(log_probs[rows], expected["target"][..., None], axis=-1)[..., 0]
         close(token[real], expected["token_log_prob"][real])
-        np.testing.assert_allclose(-token[real].sum(dtype=np.float64), expected["nll_sum"], rtol=1e-6)
+        np.testing.assert_allclose(
+            -token[real].sum(dtype=np.float64), expected["nll_sum"], rtol=1e-6
+        )
         np.testing.assert_allclose(found["loss"][i], expected["criterion_loss_sum"], rtol=1e-6)
-        np.testing.assert_allclose(np.exp(-token[real].mean(dtype=np.float64)), expected["eval_ppl"], rtol=1e-5)
+        np.testing.assert_allclose(
+            np.exp(-token[real].mean(dtype=np.float64)), expected["eval_ppl"], rtol=1e-5
+        )
     close(log_probs[:count], arrays["batch0/log_prob"])
     close(log_probs[count], arrays["batch1/log_prob_row0"])
     [entry] = found["inner"]["entry"]["__call__"]
@@ -218,11 +304,22 @@ def test_outputs(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name):
-    """Of every parameter, g and v apart; the second batch has those of the table, of `fc1` and of an adaptive softmax."""
+    """Of every parameter, g and v apart; the second batch has those of the table, of `fc1` and
+    of an adaptive softmax.
+    """
     config, model, arrays, found = computed(name)
     first, second = (
-        {key.split("/")[2]: value for key, value in arrays.items() if key.startswith(f"batch{i}/grad/")} for i in (0, 1))
-    ours = [without_padding_row(jax.tree.map(lambda a, i=i: np.asarray(a[i]), found["gradients"])) for i in (0, 1)]
+        {
+            key.split("/")[2]: value
+            for key, value in arrays.items()
+            if key.startswith(f"batch{i}/grad/")
+        }
+        for i in (0, 1)
+    )
+    ours = [
+        without_padding_row(jax.tree.map(lambda a, i=i: np.asarray(a[i]), found["gradients"]))
+        for i in (0, 1)
+    ]
     close_trees(ours[0], parameters_of(first, config))
     expected = parameters_of(first | second, config)
     close_trees(ours[1]["input"], expected["input"])
@@ -241,8 +338,11 @@ def test_one_token_at_a_time(name):
     else:
         close(hidden, arrays["incremental/final_hidden"])
     after = jax.tree.map(lambda a: a[7], carries)
-    layers = [(state if run.count == 1 else jax.tree.map(lambda a, number=number: a[:, number], state))
-              for run, state in zip(model.body.stages, after, strict=True) for number in range(run.count)]
+    layers = [
+        (state if run.count == 1 else jax.tree.map(lambda a, number=number: a[:, number], state))
+        for run, state in zip(model.body.stages, after, strict=True)
+        for number in range(run.count)
+    ]
     memories = [memory for layer in layers for memory in layer]
     for i, memory in enumerate(memories):
         assert (memory is None) == (f"incremental/buffer_after_8/{i}" not in arrays)
@@ -252,7 +352,9 @@ def test_one_token_at_a_time(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_dropout(name):
-    """Training with fairseq's masks: of the embedding, of the input of each convolution, after `fc2`, in an adaptive softmax."""
+    """Training with fairseq's masks: of the embedding, of the input of each convolution, after
+    `fc2`, in an adaptive softmax.
+    """
     _, model, arrays, found = computed(name)
     tolerance = 5e-5 if name == "bottleneck_adaptive" else 2e-5
     if not model.body.output_width:
@@ -261,29 +363,51 @@ def test_dropout(name):
 
 
 def arrays_under(arrays, prefix):
-    return {key.removeprefix(f"{prefix}/"): value for key, value in arrays.items() if key.startswith(f"{prefix}/")}
+    return {
+        key.removeprefix(f"{prefix}/"): value
+        for key, value in arrays.items()
+        if key.startswith(f"{prefix}/")
+    }
 
 
 @pytest.mark.parametrize("name", ["train_plain_full", "train_bottleneck_adaptive"])
 def test_training(name):
     """Ten updates by `nag`: losses, norms, parameters and momentum."""
     case, arrays = settings_of(name), dict(np.load(FIXTURES / f"{name}.npz"))
-    config = config_of(case["model_options"], case["vocab_size"], blocks_of(case["layers_expanded"]))
-    model, start = build(config, case["vocab_size"]), parameters_of(arrays_under(arrays, "start"), config)
-    settings = {"momentum": case["momentum"], "clip_norm": case["clip_norm"], "decoupled_decay": case["weight_decay"]}
+    config = config_of(
+        case["model_options"], case["vocab_size"], blocks_of(case["layers_expanded"])
+    )
+    model, start = (
+        build(config, case["vocab_size"]),
+        parameters_of(arrays_under(arrays, "start"), config),
+    )
+    settings = {
+        "momentum": case["momentum"],
+        "clip_norm": case["clip_norm"],
+        "decoupled_decay": case["weight_decay"],
+    }
     optimizer = optim.nag(lambda updates: jnp.float32(case["lr"]), **settings)
-    inputs, targets = (arrays[key].reshape(case["steps"], -1, arrays[key].shape[-1]) for key in ("src_tokens", "target"))
+    inputs, targets = (
+        arrays[key].reshape(case["steps"], -1, arrays[key].shape[-1])
+        for key in ("src_tokens", "target")
+    )
 
     def program(params):
         def update(state, ids):
             params, optimizer_state = state
             batch = batch_of(*ids)
-            loss, gradients = jax.value_and_grad(lambda params: criterion(model, params, batch)[0])(params)
+            loss, gradients = jax.value_and_grad(lambda params: criterion(model, params, batch)[0])(
+                params
+            )
             gradients = jax.tree.map(lambda g: g / batch.weights.sum(), gradients)
             gradients["input"]["table"] = gradients["input"]["table"].at[PAD].set(0)
             changes, optimizer_state = optimizer.update(gradients, optimizer_state, params)
             params = optax.apply_updates(params, changes)
-            return (params, optimizer_state), (loss, optax.global_norm(gradients), optax.global_norm(params))
+            return (params, optimizer_state), (
+                loss,
+                optax.global_norm(gradients),
+                optax.global_norm(params),
+            )
 
         return jax.lax.scan(update, (params, optimizer.init(params)), (inputs, targets))
 
@@ -291,51 +415,81 @@ def test_training(name):
     np.testing.assert_allclose(losses, arrays["loss_sum"], rtol=1e-5)
     np.testing.assert_allclose(gradient_norms, arrays["grad_norm"], rtol=1e-4)
     np.testing.assert_allclose(norms, arrays["param_norm"], rtol=1e-5)
-    jax.tree.map(functools.partial(close, tolerance=1e-5), end, parameters_of(arrays_under(arrays, "end"), config))
+    jax.tree.map(
+        functools.partial(close, tolerance=1e-5),
+        end,
+        parameters_of(arrays_under(arrays, "end"), config),
+    )
     # fairseq's momentum holds the rate and the sign; the file has a part of the arrays.
-    unknown = {key: np.full_like(value, np.nan) for key, value in arrays_under(arrays, "end").items()}
+    unknown = {
+        key: np.full_like(value, np.nan) for key, value in arrays_under(arrays, "end").items()
+    }
     kept = arrays_under(arrays, "end_momentum")
     expected = parameters_of(unknown | kept, config)
     [trace] = [part for part in optimizer_state if isinstance(part, optax.TraceState)]
-    found = jax.tree.map(lambda a, b: np.where(np.isnan(b), b, -case["lr"] * a), trace.trace, expected)
+    found = jax.tree.map(
+        lambda a, b: np.where(np.isnan(b), b, -case["lr"] * a), trace.trace, expected
+    )
     jax.tree.map(functools.partial(close, tolerance=1e-5), found, expected)
-    assert sum(np.sum(~np.isnan(leaf)) for leaf in jax.tree.leaves(expected)) == sum(value.size for value in kept.values())
+    assert sum(np.sum(~np.isnan(leaf)) for leaf in jax.tree.leaves(expected)) == sum(
+        value.size for value in kept.values()
+    )
 
 
 @pytest.mark.parametrize("name", json.loads((FIXTURES / "init_stats.json").read_text())["cases"])
 def test_init_stats(name):
     """Mean squares of initial parameters, g among them; of biases they are 0.
 
-    Two differ: the matrix of a full softmax, Xavier-uniform here, and rows of clusters, which fairseq draws with the head's.
+    Two differ: the matrix of a full softmax, Xavier-uniform here, and rows of clusters, which
+        fairseq draws with the head's.
     """
     case = json.loads((FIXTURES / "init_stats.json").read_text())["cases"][name]
     config = config_of(case, case["vocab_size"], blocks_of(layers_of(case["decoder_layers"])))
-    squares = {key: np.full(stat["shape"], stat["mean"] ** 2 + stat["std"] ** 2) for key, stat in case["parameters"].items()}
+    squares = {
+        key: np.full(stat["shape"], stat["mean"] ** 2 + stat["std"] ** 2)
+        for key, stat in case["parameters"].items()
+    }
     config["input"]["init_deviation"] = 0.1
     model, ids = build(config, case["vocab_size"]), np.zeros((1, 1), np.int32)
     ours = dict(hurried(model.init, jax.random.key(3, impl="rbg"), batch_of(ids, ids))["params"])
     theirs = parameters_of(squares, config)
     for params in ours, theirs:
         params["output"] = {} if case["criterion"] == "cross_entropy" else params["output"]["table"]
-    jax.tree.map(lambda a, square: np.testing.assert_allclose(np.mean(a**2), square.mean(), rtol=0.02), ours, theirs)
+    jax.tree.map(
+        lambda a, square: np.testing.assert_allclose(np.mean(a**2), square.mean(), rtol=0.02),
+        ours,
+        theirs,
+    )
 
 
 def counts():
     table = json.loads((FIXTURES / "parameter_counts.json").read_text())
-    others = [row for row in table["counts"] if row["vocab_size"] in (267744, 793480)]  # more of them differ in words only
+    others = [
+        row for row in table["counts"] if row["vocab_size"] in (267744, 793480)
+    ]  # more of them differ in words only
     for row in (*others, *table["paper_table_1_written_as_fairseq_layers"].values()):
-        yield pytest.param(row, id="-".join(map(str, (row["arch"], row["vocab_size"], row["criterion"], row["total"]))))
+        yield pytest.param(
+            row,
+            id="-".join(map(str, (row["arch"], row["vocab_size"], row["criterion"], row["total"]))),
+        )
 
 
 @pytest.mark.parametrize("row", counts())
 def test_parameter_counts(row):
-    """Of fairseq's three architectures, and of the paper's Table 1 as its layers, with either softmax; and how far they see."""
-    options = {"adaptive_softmax_cutoff": ",".join(map(str, (row["cutoffs"] or [])[:-1])), "dropout": 0.1} | row
+    """Of fairseq's three architectures, and of the paper's Table 1 as its layers, with either
+    softmax; and how far they see.
+    """
+    options = {
+        "adaptive_softmax_cutoff": ",".join(map(str, (row["cutoffs"] or [])[:-1])),
+        "dropout": 0.1,
+    } | row
     config = config_of(options, row["vocab_size"], blocks_of(layers_of(row["decoder_layers"])))
     model = build(config, row["vocab_size"])
     assert model.body.receptive_field == row["receptive_field"]
     shapes = parameter_shapes(model)
-    body = [part for part in row["parts"] if part.startswith(("fc1", "convolutions", "residual", "fc2"))]
+    body = [
+        part for part in row["parts"] if part.startswith(("fc1", "convolutions", "residual", "fc2"))
+    ]
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["body"]))
     assert count == sum(row["parts"][part] for part in body)
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == row["total"]

@@ -1,4 +1,6 @@
-"""The LSTM's layer against a slow twin, and what the bodies do with carries, resets, segments, masks and penalties."""
+"""The LSTM's layer against a slow twin, and what the bodies do with carries, resets, segments,
+masks and penalties.
+"""
 
 import functools
 import re
@@ -29,9 +31,13 @@ def some(*shape, seed=0):
 
 
 def a_layer(dtype=np.float32):
-    weights = Weights(some(FEATURES, 4 * WIDTH), some(WIDTH, 4 * WIDTH, seed=1), some(4 * WIDTH, seed=2))
+    weights = Weights(
+        some(FEATURES, 4 * WIDTH), some(WIDTH, 4 * WIDTH, seed=1), some(4 * WIDTH, seed=2)
+    )
     state = State(some(ROWS, WIDTH, seed=3), some(ROWS, WIDTH, seed=4))
-    return jax.tree.map(lambda a: a.astype(dtype), (some(ROWS, TIME, FEATURES, seed=5), weights, state))
+    return jax.tree.map(
+        lambda a: a.astype(dtype), (some(ROWS, TIME, FEATURES, seed=5), weights, state)
+    )
 
 
 STARTS = np.array([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]], bool)
@@ -39,6 +45,7 @@ STARTS = np.array([[0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]], 
 
 def twin(x, weights, state, starts):
     """The layer step by step and gate by gate, in float64 numpy."""
+
     def sigmoid(a):
         return 1 / (1 + np.exp(-a))
 
@@ -47,7 +54,9 @@ def twin(x, weights, state, starts):
     for t in range(x.shape[1]):
         if starts is not None:
             hidden, cell = (np.where(starts[:, t, None], 0, a) for a in (hidden, cell))
-        i, f, g, o = np.split(x[:, t] @ weights.input + hidden @ weights.recurrent + weights.bias, 4, axis=1)
+        i, f, g, o = np.split(
+            x[:, t] @ weights.input + hidden @ weights.recurrent + weights.bias, 4, axis=1
+        )
         cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
         hidden = sigmoid(o) * np.tanh(cell)
         every.append(hidden)
@@ -64,7 +73,9 @@ def pulled(result):
 
 @pytest.mark.parametrize("starts", [None, STARTS], ids=["whole", "segments"])
 def test_the_layer_equals_its_slow_twin(starts):
-    """Hidden states and last state; the gradients of everything, which the twin finds by differences."""
+    """Hidden states and last state; the gradients of everything, which the twin finds by
+    differences.
+    """
     given = a_layer(np.float64)
     expected = twin(*given, starts)
     narrow = a_layer()
@@ -73,24 +84,34 @@ def test_the_layer_equals_its_slow_twin(starts):
         result = lstm(*given, starts)
         return pulled(result), result
 
-    (_, ours), gradients = hurried(jax.value_and_grad(both, argnums=(0, 1, 2), has_aux=True), *narrow)
+    (_, ours), gradients = hurried(
+        jax.value_and_grad(both, argnums=(0, 1, 2), has_aux=True), *narrow
+    )
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), ours, expected)
 
     leaves, tree = jax.tree.flatten(given)
     for number, (leaf, gradient) in enumerate(zip(leaves, jax.tree.leaves(gradients), strict=True)):
-        for place in zip(*np.unravel_index(np.linspace(0, leaf.size - 1, 7).astype(int), leaf.shape), strict=True):
+        for place in zip(
+            *np.unravel_index(np.linspace(0, leaf.size - 1, 7).astype(int), leaf.shape), strict=True
+        ):
+
             def moved(by, number=number, place=place):
                 changed = [np.copy(each) for each in leaves]
                 changed[number][place] += by
                 return pulled(twin(*jax.tree.unflatten(tree, changed), starts))
 
-            assert abs((moved(1e-5) - moved(-1e-5)) / 2e-5 - gradient[place]) < 2e-5 * max(1, np.abs(gradient).max())
+            assert abs((moved(1e-5) - moved(-1e-5)) / 2e-5 - gradient[place]) < 2e-5 * max(
+                1, np.abs(gradient).max()
+            )
 
 
 def plain(x, weights, state):
     """The layer as a loop that JAX differentiates."""
+
     def step(state, x):
-        i, f, g, o = jnp.split(x @ weights.input + state.hidden @ weights.recurrent + weights.bias[None], 4, axis=1)
+        i, f, g, o = jnp.split(
+            x @ weights.input + state.hidden @ weights.recurrent + weights.bias[None], 4, axis=1
+        )
         cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
         state = State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
         return state, state.hidden
@@ -102,12 +123,18 @@ def plain(x, weights, state):
 def test_the_backward_pass_equals_plain_differentiation():
     """Every gradient of the layer against the loop's."""
     ours, expected = (
-        hurried(jax.grad(lambda *given, f=f: pulled(f(*given)), argnums=(0, 1, 2)), *a_layer()) for f in (lstm, plain))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max()), ours, expected)
+        hurried(jax.grad(lambda *given, f=f: pulled(f(*given)), argnums=(0, 1, 2)), *a_layer())
+        for f in (lstm, plain)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max()), ours, expected
+    )
 
 
 def test_bfloat16_rounds_products_and_not_cells():
-    """Hidden states are bfloat16, cells and the gradients of weights float32, all near those of float32."""
+    """Hidden states are bfloat16, cells and the gradients of weights float32, all near those of
+    float32.
+    """
     x, weights, state = a_layer()
     weights = jax.tree.map(lambda a: 0.3 * a, weights)
 
@@ -119,19 +146,36 @@ def test_bfloat16_rounds_products_and_not_cells():
     (_, expected), exact = hurried(gradients, x, weights, state)
     narrow = x.astype(jnp.bfloat16), weights, State(state.hidden.astype(jnp.bfloat16), state.cell)
     (_, (hidden, after)), ours = hurried(gradients, *narrow)
-    assert (hidden.dtype, after.hidden.dtype, after.cell.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    assert (hidden.dtype, after.hidden.dtype, after.cell.dtype) == (
+        jnp.bfloat16,
+        jnp.bfloat16,
+        jnp.float32,
+    )
     assert all(leaf.dtype == jnp.float32 for leaf in ours[1])
     np.testing.assert_allclose(hidden.astype(np.float32), expected[0], atol=0.02)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a.astype(np.float32), b, atol=0.03 * np.abs(b).max()), ours, exact)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(
+            a.astype(np.float32), b, atol=0.03 * np.abs(b).max()
+        ),
+        ours,
+        exact,
+    )
 
 
 def test_memory_grows_with_the_window_and_no_faster():
     """Twice the window takes twice the temporary memory of the gradients."""
+
     def bytes_for(time):
-        weights = Weights(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, 128), (32, 128), (128,))))
+        weights = Weights(
+            *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, 128), (32, 128), (128,)))
+        )
         state = State(*[jax.ShapeDtypeStruct((4, 32), jnp.float32)] * 2)
         gradient = jax.grad(lambda *given: jnp.sum(lstm(*given)[0]), argnums=(0, 1))
-        compiled = jax.jit(gradient).lower(jax.ShapeDtypeStruct((4, time, 16), jnp.float32), weights, state).compile()
+        compiled = (
+            jax.jit(gradient)
+            .lower(jax.ShapeDtypeStruct((4, time, 16), jnp.float32), weights, state)
+            .compile()
+        )
         return compiled.memory_analysis().temp_size_in_bytes
 
     short, long, longest = map(bytes_for, (128, 256, 512))
@@ -140,23 +184,38 @@ def test_memory_grows_with_the_window_and_no_faster():
 
 
 def test_the_recurrent_matrix_gets_its_gradient_in_one_product():
-    """The loop of the backward pass computes one product a step, that of the gates' gradients with the transposed matrix."""
+    """The loop of the backward pass computes one product a step, that of the gates' gradients
+    with the transposed matrix.
+    """
     jaxpr = jax.make_jaxpr(jax.grad(lambda *given: pulled(lstm(*given)), argnums=1))(*a_layer())
     loops = [eqn.params["jaxpr"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
     assert [str(loop).count("dot_general") for loop in loops] == [1, 1]
 
 
-@pytest.mark.parametrize("path, starts, cure", [
-    ("cudnn", None, "body.path='cudnn' needs a GPU, and this is a cpu: choose body.path='scan'"),
-    ("cuda", None, "not one of auto, scan, cudnn")])
+@pytest.mark.parametrize(
+    "path, starts, cure",
+    [
+        (
+            "cudnn",
+            None,
+            "body.path='cudnn' needs a GPU, and this is a cpu: choose body.path='scan'",
+        ),
+        ("cuda", None, "not one of auto, scan, cudnn"),
+    ],
+)
 def test_a_path_that_cannot_be_taken(path, starts, cure):
     """One line that names the path and the cure."""
     with pytest.raises(InputError, match=re.escape(cure)):
         lstm(*a_layer(), starts, path)
 
 
-@pytest.mark.parametrize("dtype, starts, why", [
-    (jnp.float32, STARTS, "does not support segments"), (jnp.bfloat16, None, "computes in float32, not bfloat16")])
+@pytest.mark.parametrize(
+    "dtype, starts, why",
+    [
+        (jnp.float32, STARTS, "does not support segments"),
+        (jnp.bfloat16, None, "computes in float32, not bfloat16"),
+    ],
+)
 def test_what_cudnn_refuses(monkeypatch, dtype, starts, why):
     """On a GPU, auto takes the scan for these."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -164,21 +223,33 @@ def test_what_cudnn_refuses(monkeypatch, dtype, starts, why):
     x, state = x.astype(dtype), State(state.hidden.astype(dtype), state.cell)
     with pytest.raises(InputError, match=f"body.path='cudnn' {why}: choose body.path='scan'"):
         lstm(x, weights, state, starts, "cudnn")
-    assert "scan" in str(jax.make_jaxpr(lambda *given: lstm(*given, starts, "auto"))(x, weights, state))
+    assert "scan" in str(
+        jax.make_jaxpr(lambda *given: lstm(*given, starts, "auto"))(x, weights, state)
+    )
 
 
 def test_cudnn_is_given_what_its_reference_expects(monkeypatch):
-    """One call forward and one backward, no loop; the call, computed by JAX's own reference of it, equals the scan."""
+    """One call forward and one backward, no loop; the call, computed by JAX's own reference of
+    it, equals the scan.
+    """
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     rnn = recurrence.rnn
     # What cuDNN would say about memory; only a GPU's library knows.
-    monkeypatch.setattr(rnn.gpu_rnn, "compute_rnn_workspace_reserve_space_sizes", lambda *_: (0, 64), raising=False)
+    monkeypatch.setattr(
+        rnn.gpu_rnn, "compute_rnn_workspace_reserve_space_sizes", lambda *_: (0, 64), raising=False
+    )
     gradient = jax.grad(lambda *given: pulled(lstm(*given)), argnums=(0, 1, 2))
     program = str(jax.make_jaxpr(gradient)(*a_layer()))
-    assert (program.count("= rnn_fwd["), program.count("= rnn_bwd["), program.count("= scan[")) == (1, 1, 0)
+    assert (program.count("= rnn_fwd["), program.count("= rnn_bwd["), program.count("= scan[")) == (
+        1,
+        1,
+        0,
+    )
 
     def reference(x, hidden, cell, packed, lengths, *sizes):
-        return rnn.lstm_ref(x, hidden, cell, *rnn.unpack_lstm_weights(packed, *sizes[:3], False), lengths, *sizes)
+        return rnn.lstm_ref(
+            x, hidden, cell, *rnn.unpack_lstm_weights(packed, *sizes[:3], False), lengths, *sizes
+        )
 
     monkeypatch.setattr(rnn, "lstm", reference)
     expected = hurried(lambda *given: lstm(*given, None, "scan"), *a_layer())
@@ -193,7 +264,9 @@ DROPPING = {"dropout": 0.4, "input_dropout": 0.3, "hidden_dropout": 0.2, "weight
 
 def batch_of(rows=ROWS, time=TIME, **changes):
     ids = np.zeros((rows, time), np.int32)
-    return Batch(ids, ids, np.ones((rows, time), np.float32), np.arange(rows, dtype=np.int32))._replace(**changes)
+    return Batch(
+        ids, ids, np.ones((rows, time), np.float32), np.arange(rows, dtype=np.int32)
+    )._replace(**changes)
 
 
 def fresh(body):
@@ -212,14 +285,28 @@ def vectors(rows=ROWS, time=TIME):
 
 def trained(body, variables, x, carry, batch, seed=0):
     """Hidden states, carry and penalties of a training step."""
-    (hidden, carry), sown = hurried(lambda variables, x, carry, batch: body.apply(
-        variables, x, carry, batch, train=True, rngs={"dropout": jax.random.key(seed)}, mutable=["penalties"]),
-        variables, x, carry, batch)
+    (hidden, carry), sown = hurried(
+        lambda variables, x, carry, batch: body.apply(
+            variables,
+            x,
+            carry,
+            batch,
+            train=True,
+            rngs={"dropout": jax.random.key(seed)},
+            mutable=["penalties"],
+        ),
+        variables,
+        x,
+        carry,
+        batch,
+    )
     return hidden, carry, {name: each[0] for name, each in sown.get("penalties", {}).items()}
 
 
 def test_a_row_that_is_reset_stands_alone():
-    """Row 1 ignores the carry, the others continue it; the carry comes back as arrays with rows first, in the same tree."""
+    """Row 1 ignores the carry, the others continue it; the carry comes back as arrays with rows
+    first, in the same tree.
+    """
     body, variables = made(LSTM)
     start = jax.tree.map(lambda a: a + 0.5, body.initial_carry(ROWS))
     reset = np.array([False, True, False])
@@ -233,9 +320,13 @@ def test_a_row_that_is_reset_stands_alone():
     np.testing.assert_array_equal(carry[-1].hidden, hidden[:, -1])
 
 
-@pytest.mark.parametrize("kind, fields", [(LSTM, {"dropout": 0.4}), (AWDLSTM, DROPPING)], ids=["lstm", "awd_lstm"])
+@pytest.mark.parametrize(
+    "kind, fields", [(LSTM, {"dropout": 0.4}), (AWDLSTM, DROPPING)], ids=["lstm", "awd_lstm"]
+)
 def test_masks_depend_on_seed_and_row_id_alone(kind, fields):
-    """Rows 1 and 2 by themselves come out as among three; another row id or seed gives other masks."""
+    """Rows 1 and 2 by themselves come out as among three; another row id or seed gives other
+    masks.
+    """
     body, variables = made(kind, **fields)
     whole, _, _ = trained(body, variables, vectors(), (), batch_of())
     part, _, _ = trained(body, variables, vectors()[1:], (), batch_of(2, row_ids=np.array([1, 2])))
@@ -243,12 +334,16 @@ def test_masks_depend_on_seed_and_row_id_alone(kind, fields):
     other, _, _ = trained(body, variables, vectors()[1:], (), batch_of(2, row_ids=np.array([7, 2])))
     assert np.abs(other[0] - part[0]).max() > 0.01
     np.testing.assert_allclose(other[1], part[1], atol=1e-6)
-    assert np.abs(trained(body, variables, vectors(), (), batch_of(), seed=1)[0] - whole).max() > 0.01
+    assert (
+        np.abs(trained(body, variables, vectors(), (), batch_of(), seed=1)[0] - whole).max() > 0.01
+    )
 
 
 @pytest.mark.parametrize("kind", [LSTM, AWDLSTM])
 def test_dropped_entries(kind):
-    """AWD-LSTM drops the same entries at all steps of a row, LSTM others at every step; rows differ in both."""
+    """AWD-LSTM drops the same entries at all steps of a row, LSTM others at every step; rows
+    differ in both.
+    """
     body = kind(FEATURES, (5,), dropout=0.4)
     variables = fresh(body)
     hidden, _, _ = trained(body, variables, vectors(20), (), batch_of(20))
@@ -261,14 +356,22 @@ def test_dropped_entries(kind):
 
 
 def test_dropped_weights_are_shared_by_rows_and_steps_and_by_nothing_else():
-    """The same input in two rows gives the same; each matrix has a mask of its own; evaluation takes the raw one."""
+    """The same input in two rows gives the same; each matrix has a mask of its own; evaluation
+    takes the raw one.
+    """
     body, variables = made(AWDLSTM, weight_drop=0.5)
     x = jnp.repeat(vectors(1), 2, axis=0)
     hidden, _, _ = trained(body, variables, x, (), batch_of(2, row_ids=np.array([4, 9])))
     np.testing.assert_array_equal(hidden[0], hidden[1])
     assert np.abs(hidden - hurried(body.apply, variables, x)[0]).max() > 1e-3
-    gradient = hurried(jax.grad(lambda variables: jnp.sum(body.apply(
-        variables, vectors(), train=True, rngs={"dropout": jax.random.key(0)})[0])), variables)["params"]
+    gradient = hurried(
+        jax.grad(
+            lambda variables: jnp.sum(
+                body.apply(variables, vectors(), train=True, rngs={"dropout": jax.random.key(0)})[0]
+            )
+        ),
+        variables,
+    )["params"]
     dropped = [np.asarray(gradient[f"recurrent_{i}"] == 0) for i in range(2)]
     assert all(0.3 < each.mean() < 0.7 for each in dropped)
     assert (dropped[0][:4, :16] != dropped[1]).any()
@@ -296,18 +399,25 @@ def test_padding_does_not_dilute_penalties():
     weights[:, 4:] = 0
     for kind in "ar", "tar":
         short = penalty(kind, vectors()[:, :4])[1]
-        np.testing.assert_allclose(np.sum(weights * penalty(kind, weights=weights)[1]), short.sum(), rtol=1e-5)
+        np.testing.assert_allclose(
+            np.sum(weights * penalty(kind, weights=weights)[1]), short.sum(), rtol=1e-5
+        )
 
 
 def test_penalties_do_not_cross_segments():
-    """The first token of each segment has no difference; the mean over the other pairs counts for all tokens."""
+    """The first token of each segment has no difference; the mean over the other pairs counts
+    for all tokens.
+    """
     segments = np.array([[1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 2, 0], [1, 2, 3, 4, 5, 6]])
     weights = (segments > 0).astype(np.float32)
     hidden, tar = penalty(segment_ids=segments, weights=weights)
     squares = 3 * np.square(np.diff(hidden, axis=1)).mean(axis=2)
     pairs = np.array([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
     tokens = weights.sum(axis=1)
-    expected = [tokens[row] * squares[row][pairs[row] > 0].mean() if pairs[row].any() else 0 for row in range(ROWS)]
+    expected = [
+        tokens[row] * squares[row][pairs[row] > 0].mean() if pairs[row].any() else 0
+        for row in range(ROWS)
+    ]
     np.testing.assert_allclose(np.sum(weights * tar, axis=1), expected, rtol=1e-5)
     gradient = hurried(jax.grad(lambda x: penalty_of(x, segments, weights)), vectors())
     assert jnp.isfinite(gradient).all() and not gradient[2].any()
@@ -315,8 +425,15 @@ def test_penalties_do_not_cross_segments():
 
 def penalty_of(x, segments, weights):
     body, variables = made(AWDLSTM, tar=3.0)
-    _, sown = body.apply(variables, x, (), batch_of(segment_ids=segments, weights=weights), train=True,
-                         rngs={"dropout": jax.random.key(0)}, mutable=["penalties"])
+    _, sown = body.apply(
+        variables,
+        x,
+        (),
+        batch_of(segment_ids=segments, weights=weights),
+        train=True,
+        rngs={"dropout": jax.random.key(0)},
+        mutable=["penalties"],
+    )
     return jnp.sum(weights * sown["penalties"]["tar"][0])
 
 
@@ -329,9 +446,14 @@ def test_evaluation_sows_nothing():
 
 @pytest.mark.parametrize("cutoffs", [None, (10, 25)], ids=["lookup", "adaptive"])
 def test_word_dropout(cutoffs):
-    """All occurrences of a word in an update are dropped or none; the others are scaled; evaluation drops nothing."""
-    layer = (Lookup(40, 8, width=4, word_dropout=0.4) if cutoffs is None
-             else AdaptiveInput(40, 8, cutoffs, factor=2, word_dropout=0.4))
+    """All occurrences of a word in an update are dropped or none; the others are scaled;
+    evaluation drops nothing.
+    """
+    layer = (
+        Lookup(40, 8, width=4, word_dropout=0.4)
+        if cutoffs is None
+        else AdaptiveInput(40, 8, cutoffs, factor=2, word_dropout=0.4)
+    )
     tokens = np.arange(80).reshape(4, 20) % 40
     variables = jax.jit(layer.init)(jax.random.key(0), tokens)
 
@@ -344,6 +466,8 @@ def test_word_dropout(cutoffs):
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert 0.2 < dropped.mean() < 0.6
     kept = np.asarray(hurried(layer.apply, variables, tokens)).reshape(2, 40, 8)[0]
-    np.testing.assert_allclose(drawn[0], np.where(dropped[:, None], 0, kept / 0.6), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        drawn[0], np.where(dropped[:, None], 0, kept / 0.6), rtol=1e-5, atol=1e-7
+    )
     assert (dropped != ~np.asarray(compute(tokens, 1)).reshape(2, 40, 8)[0].any(axis=1)).any()
     assert np.isnan(compute(np.full((4, 20), 99), 0)).all()

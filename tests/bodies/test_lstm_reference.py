@@ -1,4 +1,6 @@
-"""The numbers of AWD-LSTM's public code and of torch.nn.LSTM; each test is named after the file that it reads."""
+"""The numbers of AWD-LSTM's public code and of torch.nn.LSTM; each test is named after the file
+that it reads.
+"""
 
 import contextlib
 import functools
@@ -23,8 +25,15 @@ from adaptive_jax.model import build, init_params, parameter_shapes
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
 KEY = jax.random.key(0)
-RATES = {"dropoute": "input.word_dropout", "dropouti": "body.input_dropout", "dropouth": "body.hidden_dropout",
-         "dropout": "body.dropout", "wdrop": "body.weight_drop", "alpha": "body.ar", "beta": "body.tar"}
+RATES = {
+    "dropoute": "input.word_dropout",
+    "dropouti": "body.input_dropout",
+    "dropouth": "body.hidden_dropout",
+    "dropout": "body.dropout",
+    "wdrop": "body.weight_drop",
+    "alpha": "body.ar",
+    "beta": "body.tar",
+}
 
 
 @functools.cache
@@ -39,7 +48,11 @@ def settings_in(file):
 
 def part(file, prefix):
     """Arrays of a file whose names begin with `prefix`, by the rest of their names."""
-    return {name.removeprefix(prefix): array for name, array in arrays_of(file).items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays_of(file).items()
+        if name.startswith(prefix)
+    }
 
 
 def cases(file, start="", without=()):
@@ -48,7 +61,9 @@ def cases(file, start="", without=()):
 
 @pytest.fixture
 def given(monkeypatch):
-    """`with given(masks):` has dropout layers look up which entries stay, by the layer's name, instead of hashing positions."""
+    """`with given(masks):` has dropout layers look up which entries stay, by the layer's name,
+    instead of hashing positions.
+    """
 
     @contextlib.contextmanager
     def given(masks):
@@ -77,7 +92,11 @@ def masks_of(arrays, layers):
     names |= {f"mask_hidden{i}": f"dropout_{i + 1}" for i in range(layers)}
     masks = {ours: arrays[name] for name, ours in names.items() if name in arrays}
     masks = {name: mask if name == "drop" else mask.swapaxes(0, 1) for name, mask in masks.items()}
-    return masks | {f"weight_dropout_{i}": arrays[f"mask_weight{i}"].T for i in range(layers) if f"mask_weight{i}" in arrays}
+    return masks | {
+        f"weight_dropout_{i}": arrays[f"mask_weight{i}"].T
+        for i in range(layers)
+        if f"mask_weight{i}" in arrays
+    }
 
 
 def hurried(function, *arguments):
@@ -86,15 +105,32 @@ def hurried(function, *arguments):
 
 
 def run(model, params, batch, carry, masks):
-    """The loss with penalties; the loss alone, penalties, hidden states and the next carry; then gradients."""
+    """The loss with penalties; the loss alone, penalties, hidden states and the next carry;
+    then gradients.
+    """
 
     def loss(params, carry):
         with masks:
             (hidden, after), sown = model.apply(
-                {"params": params}, batch, carry, train=True, rngs={"dropout": jax.random.key(0)},
-                mutable=["penalties"], method="hidden")
-        result = model.apply({"params": params}, hidden, batch.targets, batch.weights, method=lambda m, *a: m.output.loss(*a))
-        terms = {name: jnp.mean(each[0]) for name, each in sown.get("penalties", {}).get("body", {}).items()}
+                {"params": params},
+                batch,
+                carry,
+                train=True,
+                rngs={"dropout": jax.random.key(0)},
+                mutable=["penalties"],
+                method="hidden",
+            )
+        result = model.apply(
+            {"params": params},
+            hidden,
+            batch.targets,
+            batch.weights,
+            method=lambda m, *a: m.output.loss(*a),
+        )
+        terms = {
+            name: jnp.mean(each[0])
+            for name, each in sown.get("penalties", {}).get("body", {}).items()
+        }
         mean = result.total / result.nll.size
         return mean + sum(terms.values()), (mean, terms, hidden, after)
 
@@ -107,7 +143,9 @@ def close_to_largest(ours, theirs):
 
 
 def check_model(file, case, given):
-    """States, hidden states, both penalties, loss and every gradient of a model with the masks of the file."""
+    """States, hidden states, both penalties, loss and every gradient of a model with the masks
+    of the file.
+    """
     arrays, settings = part(file, f"{case}/"), settings_in(file)[case]
     weights = part(file, f"{case}/weight/")
     changes = {key: settings.get(name, 0.0) for name, key in RATES.items()}
@@ -119,8 +157,15 @@ def check_model(file, case, given):
     for window in range(len(settings["windows"])):
         theirs = part(file, f"{case}/win{window}/")
         tokens, targets = (theirs[name].T.astype(np.int32) for name in ("tokens", "targets"))
-        batch = Batch(tokens, targets, np.ones(tokens.shape, np.float32), np.arange(len(tokens), dtype=np.int32))
-        (loss, (nll, terms, hidden, carry)), gradients = run(model, params, batch, carry, given(masks_of(arrays, layers)))
+        batch = Batch(
+            tokens,
+            targets,
+            np.ones(tokens.shape, np.float32),
+            np.arange(len(tokens), dtype=np.int32),
+        )
+        (loss, (nll, terms, hidden, carry)), gradients = run(
+            model, params, batch, carry, given(masks_of(arrays, layers))
+        )
         np.testing.assert_allclose(hidden, theirs[f"output{layers - 1}"].swapaxes(0, 1), atol=2e-5)
         for i, state in enumerate(carry):
             np.testing.assert_allclose(state.hidden, theirs[f"new_h{i}"], atol=2e-5)
@@ -131,13 +176,17 @@ def check_model(file, case, given):
                 np.testing.assert_allclose(terms.get(ours, 0.0), arrays[name], rtol=1e-5)
         expected = parameters_of(part(file, f"{case}/win{window}/grad/"))
         if np.any(tokens == settings["ntoken"] - 1):
-            expected["input"]["table"] = with_last_word(model, params, batch, carry, expected["input"]["table"], gradients)
+            expected["input"]["table"] = with_last_word(
+                model, params, batch, carry, expected["input"]["table"], gradients
+            )
         assert jax.tree.structure(gradients) == jax.tree.structure(expected)
         jax.tree.map(close_to_largest, gradients, expected)
 
 
 def with_last_word(model, params, batch, carry, theirs, gradients):
-    """Their gradient of the table, with ours for the last word: their lookup leaves it out, which is a defect of the code."""
+    """Their gradient of the table, with ours for the last word: their lookup leaves it out,
+    which is a defect of the code.
+    """
     ours = np.asarray(gradients["input"]["table"])
     assert np.abs(ours[-1] - theirs[-1]).max() > 1e-2 * np.abs(theirs).max()
     return np.concatenate([theirs[:-1], ours[-1:]])
@@ -151,7 +200,9 @@ def test_model_lstm(case, given):
 
 @pytest.mark.parametrize("case", cases("dropout", "model_"))
 def test_dropout(case, given):
-    """Each dropout alone, all of them with both penalties, and then the hidden states of evaluation."""
+    """Each dropout alone, all of them with both penalties, and then the hidden states of
+    evaluation.
+    """
     check_model("dropout", case, given)
 
 
@@ -164,7 +215,9 @@ def test_dropout_functions(case, given):
         x, gradient = arrays["embedding"], arrays["grad_embedding"]
 
         def compute(table):
-            return layer.apply({"params": {"table": table}}, arrays["words"].T, train=True, rngs={"dropout": KEY})
+            return layer.apply(
+                {"params": {"table": table}}, arrays["words"].T, train=True, rngs={"dropout": KEY}
+            )
 
     elif case.startswith("fn_locked"):
         layer, name, result = Dropout(rate, locked=True, name="locked"), "locked", "y"
@@ -179,7 +232,9 @@ def test_dropout_functions(case, given):
 
     mask = arrays["keep_mask"] if name == "drop" else arrays["keep_mask"].swapaxes(0, 1)
     with given({name: mask}):
-        ours, of_x = hurried(functools.partial(pulled, compute), x, arrays["cotangent"].swapaxes(0, 1))
+        ours, of_x = hurried(
+            functools.partial(pulled, compute), x, arrays["cotangent"].swapaxes(0, 1)
+        )
         np.testing.assert_allclose(ours, arrays[result].swapaxes(0, 1), atol=2e-5)
         close_to_largest(of_x, gradient)
 
@@ -191,7 +246,9 @@ def pulled(compute, x, pull):
 
 
 def check_weight_drop(arrays, rate, given):
-    """Two calls of a layer with dropped recurrent weights; the gradient of the raw ones is dropped and scaled too."""
+    """Two calls of a layer with dropped recurrent weights; the gradient of the raw ones is
+    dropped and scaled too.
+    """
     layer = WeightDropout(rate, name="weight_drop")
     weights = layer_of(arrays, "weight/module.", "_raw")
     state = State(jnp.asarray(arrays["h0"]), jnp.asarray(arrays["c0"]))
@@ -204,19 +261,29 @@ def check_weight_drop(arrays, rate, given):
         theirs = {name.removeprefix(f"call{call}/"): array for name, array in arrays.items()}
         pull = arrays["cotangent"].swapaxes(0, 1)
         with given({"weight_drop": theirs["keep_mask"].T}):
-            ours, gradient = hurried(functools.partial(pulled, functools.partial(compute, train=True)), weights, pull)
+            ours, gradient = hurried(
+                functools.partial(pulled, functools.partial(compute, train=True)), weights, pull
+            )
             dropped = layer.apply({}, weights.recurrent, train=True, rngs={"dropout": KEY})
         np.testing.assert_allclose(dropped, theirs["dropped_weight"].T, rtol=1e-6)
         np.testing.assert_allclose(ours, theirs["out"].swapaxes(0, 1), atol=2e-5)
-        jax.tree.map(close_to_largest, gradient, layer_of(theirs, "grad/module.", "_raw", bias="bias_ih_l0"))
+        jax.tree.map(
+            close_to_largest, gradient, layer_of(theirs, "grad/module.", "_raw", bias="bias_ih_l0")
+        )
     evaluated = hurried(functools.partial(compute, train=False), weights)
     np.testing.assert_allclose(evaluated, arrays["eval_out"].swapaxes(0, 1), atol=2e-5)
 
 
 def layer_of(arrays, start, end="", bias=None):
-    """A layer's weights in our layout; both biases added, or `bias` alone, which gradients share."""
+    """A layer's weights in our layout; both biases added, or `bias` alone, which gradients
+    share.
+    """
     biases = [bias] if bias else ["bias_ih_l0", "bias_hh_l0"]
-    given = arrays[f"{start}weight_ih_l0"].T, arrays[f"{start}weight_hh_l0{end}"].T, sum(arrays[start + name] for name in biases)
+    given = (
+        arrays[f"{start}weight_ih_l0"].T,
+        arrays[f"{start}weight_hh_l0{end}"].T,
+        sum(arrays[start + name] for name in biases),
+    )
     return Weights(*map(jnp.asarray, given))
 
 
@@ -228,10 +295,16 @@ def test_ar_tar(case, given):
 
 @pytest.mark.parametrize("case", cases("torch_lstm"))
 def test_torch_lstm(case):
-    """One layer: hidden states, the last state, and the gradients of inputs, first state and parameters."""
+    """One layer: hidden states, the last state, and the gradients of inputs, first state and
+    parameters.
+    """
     arrays = part("torch_lstm", f"{case}/")
     x, pull = (jnp.asarray(arrays[name].swapaxes(0, 1)) for name in ("x", "cotangent"))
-    given = x, layer_of(arrays, "weight/"), State(jnp.asarray(arrays["h0"]), jnp.asarray(arrays["c0"]))
+    given = (
+        x,
+        layer_of(arrays, "weight/"),
+        State(jnp.asarray(arrays["h0"]), jnp.asarray(arrays["c0"])),
+    )
 
     def both(x, weights, state):
         hidden, vjp, after = jax.vjp(lstm, x, weights, state, has_aux=True)
@@ -249,34 +322,57 @@ def test_torch_lstm(case):
 
 @pytest.mark.parametrize("case", cases("counts_init", "count_"))
 def test_counts_init(case):
-    """The numbers of parameters. Where the softmax is split, as for WikiText-103, its classes have projections here besides."""
+    """The numbers of parameters. Where the softmax is split, as for WikiText-103, its classes
+    have projections here besides.
+    """
     counts = settings_in("counts_init")[case]
-    shapes = {name: np.broadcast_to(np.float32(0), shape) for name, shape in counts["per_parameter"].items()}
+    shapes = {
+        name: np.broadcast_to(np.float32(0), shape)
+        for name, shape in counts["per_parameter"].items()
+    }
     if not counts["tied"]:
         shapes["decoder.weight"] = np.broadcast_to(np.float32(1), shapes["decoder.weight"].shape)
     options = {"splits": [0, *counts["splits"], 10**8]}
     shapes = parameter_shapes(build(config_of(options, shapes, counts["ntoken"]), counts["ntoken"]))
-    table = {name: leaf for name, leaf in shapes["output"]["table"].items() if not name.startswith("projection_")}
+    table = {
+        name: leaf
+        for name, leaf in shapes["output"]["table"].items()
+        if not name.startswith("projection_")
+    }
     assert len(shapes["output"]["table"]) - len(table) == len(counts["splits"])
     shapes["output"]["table"] = table
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == counts["total_params"]
 
 
 def test_counts_init_weights():
-    """Initial weights: the range, mean and deviation of every tensor of input and body, within four standard errors."""
+    """Initial weights: the range, mean and deviation of every tensor of input and body, within
+    four standard errors.
+    """
     theirs = settings_in("counts_init")["init_untied"]
-    shapes = {name: np.broadcast_to(np.float32(0), each["shape"]) for name, each in theirs["parameters"].items()}
-    model = build(config(settings_of(shapes), {"input.init_range": 0.1}).to_dict(), theirs["ntoken"])
+    shapes = {
+        name: np.broadcast_to(np.float32(0), each["shape"])
+        for name, each in theirs["parameters"].items()
+    }
+    model = build(
+        config(settings_of(shapes), {"input.init_range": 0.1}).to_dict(), theirs["ntoken"]
+    )
     ours = hurried(lambda: init_params(model, 0))
 
     def expected(statistic):
-        values = {name: np.full(each["shape"], each[statistic]) for name, each in theirs["parameters"].items()}
+        values = {
+            name: np.full(each["shape"], each[statistic])
+            for name, each in theirs["parameters"].items()
+        }
         return jax.tree.map(np.max, parameters_of(values))
 
     lowest, highest, means, deviations = map(expected, ("min", "max", "mean", "std"))
     for group in "input", "body":
         for name, found in ours[group].items():
-            low, high, mean, deviation = (each[group][name] for each in (lowest, highest, means, deviations))
+            low, high, mean, deviation = (
+                each[group][name] for each in (lowest, highest, means, deviations)
+            )
             error = 4 * deviation * (2 / found.size) ** 0.5
-            np.testing.assert_allclose([found.min(), found.max()], [low, high], atol=0.02 * (high - low))
+            np.testing.assert_allclose(
+                [found.min(), found.max()], [low, high], atol=0.02 * (high - low)
+            )
             np.testing.assert_allclose([found.mean(), found.std()], [mean, deviation], atol=error)

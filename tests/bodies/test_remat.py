@@ -1,4 +1,6 @@
-"""What the loop over blocks carries to the backward pass, keeps outside, and computes again, read from traced programs."""
+"""What the loop over blocks carries to the backward pass, keeps outside, and computes again,
+read from traced programs.
+"""
 
 import contextlib
 import functools
@@ -29,7 +31,9 @@ def on_gpu(yes=True):
 
 @functools.cache
 def gradient_program(kind, gpu, **fields):
-    """The traced gradient of a body of five blocks, of rows of several segments with every dropout."""
+    """The traced gradient of a body of five blocks, of rows of several segments with every
+    dropout.
+    """
     fields = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1} | fields
     body = kind(FEATURES, LAYERS, 8, 4 * FEATURES, dtype=jnp.bfloat16, **fields)
     vectors = jax.ShapeDtypeStruct((ROWS, TIME, FEATURES), jnp.float32)
@@ -38,10 +42,14 @@ def gradient_program(kind, gpu, **fields):
 
     def loss(params, vectors, segment_ids, row_ids):
         batch = Batch(None, None, None, row_ids, segment_ids=segment_ids)
-        return body.apply({"params": params}, vectors, (), batch, train=True, rngs={"dropout": jax.random.key(1)})[0].sum()
+        return body.apply(
+            {"params": params}, vectors, (), batch, train=True, rngs={"dropout": jax.random.key(1)}
+        )[0].sum()
 
     with on_gpu(gpu):
-        return jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(params, vectors, *ids).jaxpr, jax.tree.leaves(params)
+        return jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(
+            params, vectors, *ids
+        ).jaxpr, jax.tree.leaves(params)
 
 
 def equations(jaxpr):
@@ -55,39 +63,65 @@ def equations(jaxpr):
 
 def loops(jaxpr):
     """The loops over blocks, forward and backward."""
-    found = [each for each in equations(jaxpr) if each.primitive.name == "scan" and each.params["length"] == LAYERS]
+    found = [
+        each
+        for each in equations(jaxpr)
+        if each.primitive.name == "scan" and each.params["length"] == LAYERS
+    ]
     assert [each.params["reverse"] for each in found] == [False, True]
     return found
 
 
 def inputs(loop):
-    """The shapes that a step of a loop reads whole and does not change, and the stacked ones, of which it reads a slice."""
+    """The shapes that a step of a loop reads whole and does not change, and the stacked ones,
+    of which it reads a slice.
+    """
     body = loop.params["jaxpr"].jaxpr
-    stacked = [outer.aval for outer, inner in zip(loop.invars, body.invars, strict=True) if outer.aval.shape != inner.aval.shape]
-    changed = [outer for outer, inner in zip(loop.outvars, body.outvars, strict=True) if outer.aval.shape == inner.aval.shape]
+    stacked = [
+        outer.aval
+        for outer, inner in zip(loop.invars, body.invars, strict=True)
+        if outer.aval.shape != inner.aval.shape
+    ]
+    changed = [
+        outer
+        for outer, inner in zip(loop.outvars, body.outvars, strict=True)
+        if outer.aval.shape == inner.aval.shape
+    ]
     return [each.aval for each in loop.invars[: -len(stacked) - len(changed)]], stacked
 
 
 def size(aval):
-    return math.prod(aval.shape) * (4 if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval.dtype.itemsize)
+    return math.prod(aval.shape) * (
+        4 if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key) else aval.dtype.itemsize
+    )
 
 
-@pytest.mark.parametrize("kind, gpu, fields", [
-    (Transformer, False, {"attention": "plain"}),
-    (Transformer, False, {"attention": "chunked"}),
-    (PostNormTransformer, False, {"attention": "plain", "remat": "elementwise", "attention_dropout": 0.0}),
-    (Transformer, True, {}),
-    (PostNormTransformer, True, {"attention": "chunked"}),
-])
+@pytest.mark.parametrize(
+    "kind, gpu, fields",
+    [
+        (Transformer, False, {"attention": "plain"}),
+        (Transformer, False, {"attention": "chunked"}),
+        (
+            PostNormTransformer,
+            False,
+            {"attention": "plain", "remat": "elementwise", "attention_dropout": 0.0},
+        ),
+        (Transformer, True, {}),
+        (PostNormTransformer, True, {"attention": "chunked"}),
+    ],
+)
 def test_loops_read_no_mask(kind, gpu, fields):
-    """What a loop over blocks reads in every step, besides slices of parameters and of what the forward pass kept, is small."""
+    """What a loop over blocks reads in every step, besides slices of parameters and of what the
+    forward pass kept, is small.
+    """
     for loop in loops(gradient_program(kind, gpu, **fields)[0]):
         hoisted, _ = inputs(loop)
         assert max(map(size, hoisted), default=0) <= MIB, hoisted
 
 
 def test_what_a_gpu_keeps_of_a_block():
-    """Ten vectors a token: queries, keys, values, what attention mixed, two sums, four of the feed-forward layer; few numbers more.
+    """Ten vectors a token: queries, keys, values, what attention mixed, two sums, four of the
+    feed-forward layer; few numbers more.
 
     So no product is computed twice, and attention is one kernel in each direction.
     """
@@ -96,43 +130,80 @@ def test_what_a_gpu_keeps_of_a_block():
     shapes = {each.shape for each in params}
     kept = [each for each in inputs(backward)[1] if each.shape not in shapes]
     large = [each for each in kept if size(each) > LAYERS * UNIT / 8]
-    assert all(each.dtype == jnp.bfloat16 for each in large) and sum(map(size, large)) == LAYERS * 10 * UNIT
+    assert (
+        all(each.dtype == jnp.bfloat16 for each in large)
+        and sum(map(size, large)) == LAYERS * 10 * UNIT
+    )
     assert sum(map(size, kept)) < 1.03 * LAYERS * 10 * UNIT
     for loop, products in (forward, 4), (backward, 8):
         every = list(equations(loop.params["jaxpr"].jaxpr))
         assert [each.primitive.name for each in every].count("dot_general") == products
-        read = {variable for each in every for variable in each.invars if not isinstance(variable, jax.extend.core.Literal)}
-        assert len([each for each in every if each.primitive.name == "pallas_call" and read.intersection(each.outvars)]) == 1
+        read = {
+            variable
+            for each in every
+            for variable in each.invars
+            if not isinstance(variable, jax.extend.core.Literal)
+        }
+        assert (
+            len(
+                [
+                    each
+                    for each in every
+                    if each.primitive.name == "pallas_call" and read.intersection(each.outvars)
+                ]
+            )
+            == 1
+        )
 
 
 def test_gradients_of_matrices_are_summed_in_float32():
-    """Products of bfloat16 vectors, whose result the compiler need not round before it is added to others."""
+    """Products of bfloat16 vectors, whose result the compiler need not round before it is added
+    to others.
+    """
     backward = loops(gradient_program(Transformer, True)[0])[1]
-    made = [each.outvars[0].aval for each in equations(backward.params["jaxpr"].jaxpr) if each.primitive.name == "dot_general"]
+    made = [
+        each.outvars[0].aval
+        for each in equations(backward.params["jaxpr"].jaxpr)
+        if each.primitive.name == "dot_general"
+    ]
     assert sorted(str(each.dtype) for each in made) == ["bfloat16"] * 4 + ["float32"] * 4
 
 
 def test_auto_is_by_device():
-    """A CPU keeps everything and loops over blocks; a GPU keeps what is worth its memory, and trains without a loop."""
+    """A CPU keeps everything and loops over blocks; a GPU keeps what is worth its memory, and
+    trains without a loop.
+    """
     assert policy("auto") is policy("none")
     with on_gpu():
         assert policy("auto") is policy("elementwise")
     for gpu, fields, unroll in (False, {"attention": "plain"}, 1), (True, {}, LAYERS):
-        assert [each.params["unroll"] for each in loops(gradient_program(Transformer, gpu, **fields)[0])] == [unroll] * 2
+        assert [
+            each.params["unroll"] for each in loops(gradient_program(Transformer, gpu, **fields)[0])
+        ] == [unroll] * 2
     body = Transformer(FEATURES, LAYERS, 8, 4 * FEATURES)
     with on_gpu():  # a forward pass keeps nothing
-        read = jax.make_jaxpr(lambda x: body.init_with_output(jax.random.key(0), x)[0])(jnp.zeros((1, 64, FEATURES)))
-    assert {each.params["unroll"] for each in equations(read.jaxpr) if each.primitive.name == "scan"} == {1}
+        read = jax.make_jaxpr(lambda x: body.init_with_output(jax.random.key(0), x)[0])(
+            jnp.zeros((1, 64, FEATURES))
+        )
+    assert {
+        each.params["unroll"] for each in equations(read.jaxpr) if each.primitive.name == "scan"
+    } == {1}
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
 def test_layer_norm(dtype, tolerance):
-    """That of flax with the same parameters, bit for bit; the gradient of its short form is that of the long one."""
+    """That of flax with the same parameters, bit for bit; the gradient of its short form is
+    that of the long one.
+    """
     bits = np.random.default_rng(0)
     x, slope = (jnp.asarray(3 + 2 * bits.standard_normal((2, 5, 48)), dtype) for _ in range(2))
-    params = {name: jnp.asarray(bits.standard_normal(48), jnp.float32) for name in ("scale", "bias")}
+    params = {
+        name: jnp.asarray(bits.standard_normal(48), jnp.float32) for name in ("scale", "bias")
+    }
     theirs = nn.LayerNorm(epsilon=1e-5, dtype=jnp.float32)
-    assert jax.tree.map(jnp.shape, LayerNorm(dtype=dtype).init(jax.random.key(0), x)) == {"params": jax.tree.map(jnp.shape, params)}
+    assert jax.tree.map(jnp.shape, LayerNorm(dtype=dtype).init(jax.random.key(0), x)) == {
+        "params": jax.tree.map(jnp.shape, params)
+    }
 
     @functools.partial(jax.jit, static_argnums=0)
     def with_gradients(form, x, params, slope):
@@ -150,7 +221,9 @@ def test_layer_norm(dtype, tolerance):
     for right, ours, short in zip(*map(jax.tree.leaves, forms), strict=True):
         np.testing.assert_array_equal(ours, right)
         assert short.dtype == right.dtype
-        np.testing.assert_allclose(short.astype(np.float32), right.astype(np.float32), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            short.astype(np.float32), right.astype(np.float32), rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.0])

@@ -1,4 +1,6 @@
-"""The transformer against a plain one in float64, written layer by layer and head by head; its cache; what blocks sow."""
+"""The transformer against a plain one in float64, written layer by layer and head by head; its
+cache; what blocks sow.
+"""
 
 import functools
 
@@ -18,7 +20,9 @@ VECTORS = np.random.default_rng(0).standard_normal((ROWS, TIME, FEATURES), np.fl
 
 
 def make(kind=Transformer, **fields):
-    return kind(**{"features": FEATURES, "layers": LAYERS, "heads": HEADS, "feed_forward": 24} | fields)
+    return kind(
+        **{"features": FEATURES, "layers": LAYERS, "heads": HEADS, "feed_forward": 24} | fields
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="train")
@@ -31,7 +35,9 @@ def random_params(body):
     """Random values for every parameter, gains and biases too, so that a missing one shows."""
     shapes = jax.eval_shape(body.init, jax.random.key(0), VECTORS)["params"]
     bits = np.random.default_rng(1)
-    return {"params": jax.tree.map(lambda a: 0.4 * bits.standard_normal(a.shape, np.float32), shapes)}
+    return {
+        "params": jax.tree.map(lambda a: 0.4 * bits.standard_normal(a.shape, np.float32), shapes)
+    }
 
 
 def slow(params, x, final_norm, positions):
@@ -40,7 +46,9 @@ def slow(params, x, final_norm, positions):
 
     def norm(x, p):
         centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+        return (
+            centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+        )
 
     def dense(x, p):
         return x @ p["kernel"] + p["bias"]
@@ -54,21 +62,28 @@ def slow(params, x, final_norm, positions):
     width = FEATURES // HEADS
     for layer in range(LAYERS):
         p = jax.tree.map(lambda a, layer=layer: a[layer], params["blocks"])
-        queries, keys, values = np.split(dense(norm(x, p["norm_attention"]), p["query_key_value"]), 3, axis=-1)
+        queries, keys, values = np.split(
+            dense(norm(x, p["norm_attention"]), p["query_key_value"]), 3, axis=-1
+        )
         attended = np.zeros_like(x)
         for head in range(HEADS):
             part = slice(head * width, (head + 1) * width)
             for row in range(ROWS):
                 for t in range(TIME):
-                    scores = keys[row, :t + 1, part] @ queries[row, t, part] / width**0.5 + slopes[head] * np.arange(-t, 1)
+                    scores = keys[row, : t + 1, part] @ queries[row, t, part] / width**0.5 + slopes[
+                        head
+                    ] * np.arange(-t, 1)
                     shares = np.exp(scores - scores.max())
-                    attended[row, t, part] = shares / shares.sum() @ values[row, :t + 1, part]
+                    attended[row, t, part] = shares / shares.sum() @ values[row, : t + 1, part]
         x = x + dense(attended, p["attended"])
         x = x + dense(np.maximum(dense(norm(x, p["norm_feed_forward"]), p["inner"]), 0), p["outer"])
     return norm(x, params["norm"]) if final_norm else x
 
 
-@pytest.mark.parametrize("final_norm, positions", [(True, "sinusoidal"), (False, "learned"), (True, "alibi"), (False, "none")])
+@pytest.mark.parametrize(
+    "final_norm, positions",
+    [(True, "sinusoidal"), (False, "learned"), (True, "alibi"), (False, "none")],
+)
 def test_hidden_states(final_norm, positions):
     """Scaling, positions, masks, heads, residuals and normalisation, with all parameters random."""
     body = make(final_norm=final_norm, positions=positions, max_positions=TIME + 1)
@@ -76,13 +91,20 @@ def test_hidden_states(final_norm, positions):
     assert ("learned_positions" in params["params"]) == (positions == "learned")
     hidden, carry = apply(body, params, VECTORS)
     assert carry == body.initial_carry(ROWS) == ()
-    np.testing.assert_allclose(hidden, slow(params, VECTORS, final_norm, positions), rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        hidden, slow(params, VECTORS, final_norm, positions), rtol=2e-4, atol=2e-4
+    )
 
 
 def test_learned_positions_have_an_end():
-    """More tokens than positions, in rows or in a cache, are a one-line error with the cure, in a compiled program too."""
+    """More tokens than positions, in rows or in a cache, are a one-line error with the cure, in
+    a compiled program too.
+    """
     body = make(positions="learned", max_positions=TIME)
-    says = f"has {TIME} positions and cannot read {TIME + 1} tokens at once: give fewer, as by --window={TIME}, or train with body"
+    says = (
+        f"has {TIME} positions and cannot read {TIME + 1} tokens at once: give fewer, as by"
+        f" --window={TIME}, or train with body"
+    )
     with pytest.raises(InputError, match=says):
         apply(body, random_params(body), np.concatenate([VECTORS, VECTORS[:, :1]], axis=1))
     with pytest.raises(InputError, match=says):
@@ -92,7 +114,9 @@ def test_learned_positions_have_an_end():
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "alibi", "none"])
 def test_the_order_of_tokens(positions):
-    """Swapping two tokens changes the hidden state of a later one; without positions it does not, in a single layer."""
+    """Swapping two tokens changes the hidden state of a later one; without positions it does
+    not, in a single layer.
+    """
     body = make(layers=1, positions=positions, max_positions=TIME)
     params, swapped = random_params(body), VECTORS[:, [1, 0, *range(2, TIME)]]
     one, other = (apply(body, params, vectors)[0][:, -1] for vectors in (VECTORS, swapped))
@@ -100,7 +124,9 @@ def test_the_order_of_tokens(positions):
 
 
 def test_full_cache_is_an_error_and_never_silent():
-    """A cache of 4 takes 4 tokens exactly; one more is a one-line error, or NaN inside a compiled program."""
+    """A cache of 4 takes 4 tokens exactly; one more is a one-line error, or NaN inside a
+    compiled program.
+    """
     body = make()
     params = random_params(body)
     _, carry = apply(body, params, VECTORS[:, :2], body.cache(ROWS, 4))
@@ -110,13 +136,21 @@ def test_full_cache_is_an_error_and_never_silent():
         body.apply(params, VECTORS[:, :2], full)
     with pytest.raises(InputError, match=r"length 4 cannot hold 0 tokens and 7 more: .*length=7"):
         apply(body, params, VECTORS, body.cache(ROWS, 4))
-    for begun in (carry._replace(seen=jnp.int32(3)), full):  # one of the two tokens would still fit the first of these
+    for begun in (
+        carry._replace(seen=jnp.int32(3)),
+        full,
+    ):  # one of the two tokens would still fit the first of these
         for _ in range(2):
             hidden, begun = apply(body, params, VECTORS[:, 2:4], begun)
             assert jnp.isnan(hidden).all()
     for given in "segment_ids", "reset":  # which a cache cannot follow
         with pytest.raises(InputError, match=f"give no .*batch.{given}"):
-            body.apply(params, VECTORS, carry, Batch(None, None, None, np.arange(ROWS), **{given: np.ones((ROWS, TIME), int)}))
+            body.apply(
+                params,
+                VECTORS,
+                carry,
+                Batch(None, None, None, np.arange(ROWS), **{given: np.ones((ROWS, TIME), int)}),
+            )
 
 
 class Penalised(Block):
@@ -134,7 +168,9 @@ class PenalisedTransformer(Transformer):
 
 
 def test_blocks_can_sow_penalties():
-    """Of every layer and token, with gradients to the layer's parameters; without the collection nothing changes."""
+    """Of every layer and token, with gradients to the layer's parameters; without the
+    collection nothing changes.
+    """
     body = make(PenalisedTransformer, final_norm=False)
     params = random_params(body)
 
@@ -154,22 +190,28 @@ def test_blocks_can_sow_penalties():
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "activation_dropout"])
 def test_each_dropout_acts_in_training_alone(rate):
-    """With any one of the three rates two keys differ in training; evaluation needs no key and drops nothing."""
+    """With any one of the three rates two keys differ in training; evaluation needs no key and
+    drops nothing.
+    """
     body = make(layers=1, **{rate: 0.3})
     params = random_params(body)
     one, other, again = (
-        apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(key)})[0] for key in (0, 1, 0)
+        apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(key)})[0]
+        for key in (0, 1, 0)
     )
     assert (one != other).any()
     np.testing.assert_array_equal(one, again)
-    np.testing.assert_array_equal(apply(body, params, VECTORS)[0], apply(make(layers=1), params, VECTORS)[0])
+    np.testing.assert_array_equal(
+        apply(body, params, VECTORS)[0], apply(make(layers=1), params, VECTORS)[0]
+    )
 
 
 def test_layers_draw_their_own_dropout():
     """Two layers of one scan do not share a mask.
 
-    Parameters are 0 but for a feed-forward layer that adds the number of its active units to every feature. Half of the
-    units are dropped and the others count double, so two layers with one mask would add a multiple of 4.
+    Parameters are 0 but for a feed-forward layer that adds the number of its active units to every
+    feature. Half of the units are dropped and the others count double, so two layers with one mask
+    would add a multiple of 4.
     """
     body = make(layers=2, activation_dropout=0.5, final_norm=False)
     params = jax.tree.map(jnp.zeros_like, random_params(body))
@@ -177,7 +219,9 @@ def test_layers_draw_their_own_dropout():
     blocks["inner"]["bias"] += 1.0
     blocks["outer"]["kernel"] += 1.0
     hidden = apply(body, params, VECTORS, train=True, rngs={"dropout": jax.random.key(0)})[0]
-    added = np.asarray(hidden - (VECTORS * FEATURES**0.5 + sinusoids(jnp.arange(TIME), FEATURES)[None]))[..., 0].round(3)
+    added = np.asarray(
+        hidden - (VECTORS * FEATURES**0.5 + sinusoids(jnp.arange(TIME), FEATURES)[None])
+    )[..., 0].round(3)
     assert not (added % 2).any() and (added % 4).any()
 
 
@@ -193,14 +237,17 @@ def test_sixteen_layers_are_as_large_a_program_as_two():
     assert len(unrolled.splitlines()) > 1.5 * max(sizes)
 
 
-@pytest.mark.parametrize("fields, says", [
-    ({"heads": 5}, "5 heads do not divide 16 features"),
-    ({"layers": 0}, "layers=0 must be 1 or more"),
-    ({"positions": "rotary"}, "body.positions='rotary'.*sinusoidal, learned, alibi"),
-    ({"unroll": True}, "body.unroll=True is not one of auto, all, none"),
-    ({"max_positions": 0}, "max_positions=0 must be 1 or more"),
-    ({"attention_dropout": 1.0}, r"attention_dropout=1\.0 is no rate"),
-])
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"heads": 5}, "5 heads do not divide 16 features"),
+        ({"layers": 0}, "layers=0 must be 1 or more"),
+        ({"positions": "rotary"}, "body.positions='rotary'.*sinusoidal, learned, alibi"),
+        ({"unroll": True}, "body.unroll=True is not one of auto, all, none"),
+        ({"max_positions": 0}, "max_positions=0 must be 1 or more"),
+        ({"attention_dropout": 1.0}, r"attention_dropout=1\.0 is no rate"),
+    ],
+)
 def test_wrong_fields(fields, says):
     """One line with the value."""
     with pytest.raises(InputError, match=says):
@@ -208,7 +255,9 @@ def test_wrong_fields(fields, says):
 
 
 def test_rematerialisation_changes_nothing():
-    """What is recomputed is what would have been kept: gradients are equal, with dropout and rows of several chunks."""
+    """What is recomputed is what would have been kept: gradients are equal, with dropout and
+    rows of several chunks.
+    """
     vectors = jax.random.normal(jax.random.key(0), (1, 70, FEATURES))
     rates = {"dropout": 0.2, "attention_dropout": 0.2, "activation_dropout": 0.2}
 
@@ -216,7 +265,9 @@ def test_rematerialisation_changes_nothing():
         body = make(layers=2, heads=2, remat=remat, unroll=unroll, **rates)
 
         def loss(params, vectors):
-            return jnp.sum(body.apply(params, vectors, train=True, rngs={"dropout": jax.random.key(2)})[0] ** 3)
+            return jnp.sum(
+                body.apply(params, vectors, train=True, rngs={"dropout": jax.random.key(2)})[0] ** 3
+            )
 
         step = jax.jit(jax.grad(loss, argnums=(0, 1)))
         return jax.tree.leaves(step(random_params(body), vectors))
@@ -230,4 +281,8 @@ def test_rematerialisation_changes_nothing():
 def test_positions_in_segments():
     """Positions count from 0 in each run of one number."""
     segment_ids = jnp.asarray([[1, 1, 1, 2, 2, 0], [3, 4, 5, 5, 5, 5], [0, 0, 0, 0, 0, 0]])
-    assert positions_in_segments(segment_ids).tolist() == [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    assert positions_in_segments(segment_ids).tolist() == [
+        [0, 1, 2, 0, 1, 0],
+        [0, 0, 0, 1, 2, 3],
+        [0, 1, 2, 3, 4, 5],
+    ]

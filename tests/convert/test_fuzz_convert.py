@@ -1,4 +1,6 @@
-"""Any list of words, options and torch file: read, or refused in one line, in little memory and time."""
+"""Any list of words, options and torch file: read, or refused in one line, in little memory and
+time.
+"""
 
 import pickle
 import struct
@@ -42,25 +44,42 @@ def bounded(read, path):
         assert list(path.parent.iterdir()) == [path]
 
 
-LINE = st.tuples(st.text(max_size=4), st.sampled_from([" ", "  ", "\t", ""]), st.integers(-2, 10**20),
-                 st.sampled_from(["", " #fairseq:overwrite", "\r"]))  # fmt: skip
+LINE = st.tuples(
+    st.text(max_size=4),
+    st.sampled_from([" ", "  ", "\t", ""]),
+    st.integers(-2, 10**20),
+    st.sampled_from(["", " #fairseq:overwrite", "\r"]),
+)
 
 
 @fuzz
-@given(content=st.binary(max_size=60) | st.lists(LINE, max_size=6).map(
-    lambda lines: "".join(f"{w}{s}{n}{o}\n" for w, s, n, o in lines).encode("utf-8", "surrogatepass")))  # fmt: skip
+@given(
+    content=st.binary(max_size=60)
+    | st.lists(LINE, max_size=6).map(
+        lambda lines: "".join(f"{w}{s}{n}{o}\n" for w, s, n, o in lines).encode(
+            "utf-8", "surrogatepass"
+        )
+    )
+)
 def test_dictionaries(content, tmp_path_factory):
     """What is read has fairseq's own words first and can be used."""
     path = tmp_path_factory.mktemp("dict") / "dict.txt"
     path.write_bytes(content)
     found = bounded(read_dictionary, path)
     if not isinstance(found, str):
-        assert found.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>") and len(found.index) == len(found) == len(found.counts)
+        assert found.words[:4] == ("<s>", "<pad>", "<eos>", "<unk>") and len(found.index) == len(
+            found
+        ) == len(found.counts)
 
 
 @fuzz
-@given(content=st.binary(max_size=60) | st.lists(st.sampled_from(["a", "b c", "<eos>", "\x85", "\r", "é", ""]), max_size=6).map(
-    lambda lines: "\n".join(lines).encode()), whole=st.booleans())  # fmt: skip
+@given(
+    content=st.binary(max_size=60)
+    | st.lists(st.sampled_from(["a", "b c", "<eos>", "\x85", "\r", "é", ""]), max_size=6).map(
+        lambda lines: "\n".join(lines).encode()
+    ),
+    whole=st.booleans(),
+)
 def test_word_lists(content, whole, tmp_path_factory):
     """Of a corpus or of a file with one word a line: what is read can be encoded and written."""
     path = tmp_path_factory.mktemp("words") / ("corpus" if whole else "words.txt")
@@ -81,13 +100,21 @@ def test_word_lists(content, whole, tmp_path_factory):
 LAYERS = "[(16, 4)]", "[(8, 1, 0), (16, 4, 2)]", "[(16, 4, 1)]", "[]"
 TOKENS = "[", "]", "(", ")", ",", "*", "+", "-", "4", "16", "0", "x", "'a'", *LAYERS
 NUMBERS = "1", "3", "-2", "999", "999999999"
-SUMS = st.lists(st.tuples(st.sampled_from(LAYERS), st.sampled_from(NUMBERS)).map(" * ".join), max_size=4)
+SUMS = st.lists(
+    st.tuples(st.sampled_from(LAYERS), st.sampled_from(NUMBERS)).map(" * ".join), max_size=4
+)
 
 
 @fuzz
-@given(text=SUMS.map(" + ".join) | st.lists(st.sampled_from(TOKENS), max_size=12).map(" ".join) | st.text(max_size=12))
+@given(
+    text=SUMS.map(" + ".join)
+    | st.lists(st.sampled_from(TOKENS), max_size=12).map(" ".join)
+    | st.text(max_size=12)
+)
 def test_layers(text):
-    """An expression of layers is read as fairseq reads it, or refused; none takes long or makes more layers than its limit."""
+    """An expression of layers is read as fairseq reads it, or refused; none takes long or makes
+    more layers than its limit.
+    """
     start = time.perf_counter()
     try:
         blocks = blocks_of(layers_of(text))
@@ -100,15 +127,43 @@ def test_layers(text):
 
 
 VALUE = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
 OPCODES = [bytes([code]) for code in pickle._Unpickler.dispatch]
-NAMES = [f"c{name}\n".encode() for name in (
-    "torch._utils\n_rebuild_tensor_v2", "torch._utils\n_rebuild_parameter", "torch\nFloatStorage", "torch\nSize",
-    "collections\nOrderedDict", "argparse\nNamespace", "builtins\nset", "builtins\nexec",
-    "torch.nn.modules.linear\nLinear", "collections\ndefaultdict", "__builtin__\ngetattr", "__builtin__\ndict")]  # fmt: skip
-PART = st.sampled_from(OPCODES) | st.sampled_from(NAMES) | VALUE.map(lambda v: pickle.dumps(v, 2)[2:-1]) | st.binary(max_size=3)
+NAMES = [
+    f"c{name}\n".encode()
+    for name in (
+        "torch._utils\n_rebuild_tensor_v2",
+        "torch._utils\n_rebuild_parameter",
+        "torch\nFloatStorage",
+        "torch\nSize",
+        "collections\nOrderedDict",
+        "argparse\nNamespace",
+        "builtins\nset",
+        "builtins\nexec",
+        "torch.nn.modules.linear\nLinear",
+        "collections\ndefaultdict",
+        "__builtin__\ngetattr",
+        "__builtin__\ndict",
+    )
+]
+PART = (
+    st.sampled_from(OPCODES)
+    | st.sampled_from(NAMES)
+    | VALUE.map(lambda v: pickle.dumps(v, 2)[2:-1])
+    | st.binary(max_size=3)
+)
 
 
 def written(pickled, zipped, path):
@@ -133,13 +188,43 @@ def test_pickles(parts, zipped, tmp_path_factory):
     bounded(torch_files.read, written(b"\x80\x02" + b"".join(parts) + b".", zipped, path))
 
 
-KEYS = st.sampled_from([
-    "model", "args", "cfg", "arch", "_name", "_modules", "_parameters", "_buffers", "encoder.weight", "rnns.0.weight_hh_l0",
-    "rnns.0.module.weight_hh_l0_raw", "extra_state", "val_loss", "optimizer_history"])  # fmt: skip
-INNER = st.none() | st.integers(0, 3) | st.sampled_from(["fconv_lm", "x"]) | st.just(np.ones((2, 3), np.float32))
-CONTENT = st.recursive(INNER, lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=3) | st.builds(
-    lambda parameters, modules: Module("torch.nn.modules.rnn\nLSTM", parameters, modules),
-    st.dictionaries(KEYS, INNER, max_size=3), st.dictionaries(KEYS, inner, max_size=2)), max_leaves=12)  # fmt: skip
+KEYS = st.sampled_from(
+    [
+        "model",
+        "args",
+        "cfg",
+        "arch",
+        "_name",
+        "_modules",
+        "_parameters",
+        "_buffers",
+        "encoder.weight",
+        "rnns.0.weight_hh_l0",
+        "rnns.0.module.weight_hh_l0_raw",
+        "extra_state",
+        "val_loss",
+        "optimizer_history",
+    ]
+)
+INNER = (
+    st.none()
+    | st.integers(0, 3)
+    | st.sampled_from(["fconv_lm", "x"])
+    | st.just(np.ones((2, 3), np.float32))
+)
+CONTENT = st.recursive(
+    INNER,
+    lambda inner: (
+        st.dictionaries(KEYS, inner, max_size=4)
+        | st.lists(inner, max_size=3)
+        | st.builds(
+            lambda parameters, modules: Module("torch.nn.modules.rnn\nLSTM", parameters, modules),
+            st.dictionaries(KEYS, INNER, max_size=3),
+            st.dictionaries(KEYS, inner, max_size=2),
+        )
+    ),
+    max_leaves=12,
+)
 
 
 @fuzz
@@ -156,10 +241,16 @@ def test_checkpoints(content, tmp_path_factory):
 @fuzz
 @given(data=st.data(), path=st.sampled_from([ZIP, STREAM]))
 def test_torch_files(data, path, tmp_path_factory):
-    """Cut, lengthened, or with a range of bytes replaced, so that lengths and offsets are wrong by much."""
+    """Cut, lengthened, or with a range of bytes replaced, so that lengths and offsets are wrong
+    by much.
+    """
     content = path.read_bytes()
     begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
-    changed = content[:begin] + data.draw(st.binary(max_size=12)) + content[data.draw(st.sampled_from([begin, begin + 4, end])) :]
+    changed = (
+        content[:begin]
+        + data.draw(st.binary(max_size=12))
+        + content[data.draw(st.sampled_from([begin, begin + 4, end])) :]
+    )
     copy = tmp_path_factory.mktemp("torch") / "lm.pt"
     copy.write_bytes(changed)
     bounded(torch_files.read, copy)
@@ -168,23 +259,33 @@ def test_torch_files(data, path, tmp_path_factory):
 def storage(key, length):
     """A pickled reference to a storage, as torch writes it."""
     values = ("storage", None, str(key), "cpu", length)
-    parts = [b"ctorch\nFloatStorage\n" if value is None else pickle.dumps(value, 2)[2:-1] for value in values]
+    parts = [
+        b"ctorch\nFloatStorage\n" if value is None else pickle.dumps(value, 2)[2:-1]
+        for value in values
+    ]
     return b"(" + b"".join(parts) + b"tQ"
 
 
 def huge_member(path):
     """An archive whose list of members declares 2 GiB, where the file has 16 bytes."""
     size = (1 << 31) - 4
-    content = bytearray(written(b"\x80\x02" + storage(0, size // 4) + b".", True, path).read_bytes())
+    content = bytearray(
+        written(b"\x80\x02" + storage(0, size // 4) + b".", True, path).read_bytes()
+    )
     last = content.rindex(b"PK\x01\x02")
     content[last + 20 : last + 28] = struct.pack("<II", size, size)
     path.write_bytes(content)
 
 
 def many_members(path):
-    """An archive whose members all lie on the same bytes: 500 storages of 400 kB in a file of 500 kB."""
+    """An archive whose members all lie on the same bytes: 500 storages of 400 kB in a file of
+    500 kB.
+    """
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02](" + b"".join(storage(key, 100_000) for key in range(500)) + b"e.")
+        archive.writestr(
+            "archive/data.pkl",
+            b"\x80\x02](" + b"".join(storage(key, 100_000) for key in range(500)) + b"e.",
+        )
         archive.writestr("archive/data/0", bytes(400_000))
         (first,) = [info for info in archive.infolist() if info.filename.endswith("data/0")]
         for key in range(1, 500):
@@ -200,11 +301,15 @@ def many_storages(path):
     padding = bytes(400_000)
     head = (torch_files.STREAM_MAGIC, torch_files.STREAM_PROTOCOL, {"little_endian": True})
     body = b"\x80\x02](" + b"".join(storage(key, 100_000) for key in range(500)) + b"e."
-    path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + body + pickle.dumps([], 2) + padding)
+    path.write_bytes(
+        b"".join(pickle.dumps(part, 2) for part in head) + body + pickle.dumps([], 2) + padding
+    )
 
 
 @pytest.mark.parametrize("make", [huge_member, many_members, many_storages])
 def test_no_file_asks_for_more_memory_than_it_has(make, tmp_path):
-    """Storages that are larger than the file, alone or together, are refused before there is room for them."""
+    """Storages that are larger than the file, alone or together, are refused before there is
+    room for them.
+    """
     make(tmp_path / "lm.pt")
     assert "storages are longer than the file" in bounded(torch_files.read, tmp_path / "lm.pt")

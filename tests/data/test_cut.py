@@ -26,15 +26,25 @@ def numbers(path):
     return [int(line.split()[1]) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("sizes, expected", [
-    ({"words": (20, 10, 1000)}, ([0, 1, 2, 3], [4, 5], list(range(6, 40)))),
-    ({"words": (21, 1, 5)}, ([0, 1, 2, 3, 4], [5], [6])),
-    ({"lines": (3, 1, 2)}, ([0, 1, 2], [3], [4, 5]))])
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        ({"words": (20, 10, 1000)}, ([0, 1, 2, 3], [4, 5], list(range(6, 40)))),
+        ({"words": (21, 1, 5)}, ([0, 1, 2, 3, 4], [5], [6])),
+        ({"lines": (3, 1, 2)}, ([0, 1, 2], [3], [4, 5])),
+    ],
+)
 def test_parts_follow_each_other(text, tmp_path, sizes, expected):
     """Whole lines, until there are enough words, `<eos>` among them, or lines."""
     counts = cut(text, tmp_path / "out", **sizes)
-    assert tuple(numbers(tmp_path / "out" / f"{name}.txt") for name in ("train", "valid", "test")) == expected
-    assert counts == {split: 5 * len(part) for split, part in zip(("train", "validation", "test"), expected, strict=True)}
+    assert (
+        tuple(numbers(tmp_path / "out" / f"{name}.txt") for name in ("train", "valid", "test"))
+        == expected
+    )
+    assert counts == {
+        split: 5 * len(part)
+        for split, part in zip(("train", "validation", "test"), expected, strict=True)
+    }
 
 
 def test_each_part_is_shuffled_by_itself(text, tmp_path):
@@ -42,8 +52,14 @@ def test_each_part_is_shuffled_by_itself(text, tmp_path):
     for out in ("one", "two"):
         cut(text, tmp_path / out, (100, 50, 50), seed=3)
     parts = [numbers(tmp_path / "one" / f"{name}.txt") for name in ("train", "valid", "test")]
-    assert list(map(sorted, parts)) == [list(range(20)), list(range(20, 30)), list(range(30, 40))] and parts[0] != sorted(parts[0])
-    assert (tmp_path / "one" / "train.txt").read_bytes() == (tmp_path / "two" / "train.txt").read_bytes()
+    assert list(map(sorted, parts)) == [
+        list(range(20)),
+        list(range(20, 30)),
+        list(range(30, 40)),
+    ] and parts[0] != sorted(parts[0])
+    assert (tmp_path / "one" / "train.txt").read_bytes() == (
+        tmp_path / "two" / "train.txt"
+    ).read_bytes()
 
 
 def test_of_a_corpus_with_splits_each_beginning_is_taken(tmp_path):
@@ -52,11 +68,17 @@ def test_of_a_corpus_with_splits_each_beginning_is_taken(tmp_path):
     for name in ("train", "valid", "test"):
         (tmp_path / "wikitext" / f"wiki.{name}.raw").write_text(f"{name} 1\n{name} 2\n{name} 3\n")
     cut(tmp_path / "wikitext", tmp_path / "out", (3, 6, 100))
-    assert [numbers(tmp_path / "out" / f"{name}.txt") for name in ("train", "valid", "test")] == [[1], [1, 2], [1, 2, 3]]
+    assert [numbers(tmp_path / "out" / f"{name}.txt") for name in ("train", "valid", "test")] == [
+        [1],
+        [1, 2],
+        [1, 2, 3],
+    ]
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Serves one file, with ranges; the first answer ends in its middle. asked: path and range of each request."""
+    """Serves one file, with ranges; the first answer ends in its middle. asked: path and range
+    of each request.
+    """
 
     content, asked, ranges = b"", [], True
 
@@ -92,31 +114,53 @@ def site(text, monkeypatch):
 
 
 def test_a_download_resumes(site, text, tmp_path, monkeypatch):
-    """Within one call, in a later one, of a server without ranges, and where only the last name was missing; then never again."""
+    """Within one call, in a later one, of a server without ranges, and where only the last name
+    was missing; then never again.
+    """
     served, address = site
     address, half = address.format(2007), len(served.content) // 2
     assert fetched(address, tmp_path / "a").read_bytes() == served.content
-    assert fetched(address, tmp_path / "a") == tmp_path / "a" / text.name.replace("news.", "news.2007.")
+    assert fetched(address, tmp_path / "a") == tmp_path / "a" / text.name.replace(
+        "news.", "news.2007."
+    )
     assert [asked for _, asked in served.asked] == [None, f"bytes={half}-"]
     monkeypatch.setattr(fetch, "TRIES", 1)
     served.asked.clear()
-    with pytest.raises(InputError, match=rf"cannot download .* \(it ended after {half} of {len(served.content)} bytes\): try"):
+    with pytest.raises(
+        InputError,
+        match=rf"cannot download .* \(it ended after {half} of {len(served.content)} bytes\): try",
+    ):
         fetched(address, tmp_path / "b")
     assert fetched(address, tmp_path / "b").read_bytes() == served.content
-    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(tmp_path / "b" / "news.2007.en.shuffled.gz.part")
+    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(
+        tmp_path / "b" / "news.2007.en.shuffled.gz.part"
+    )
     assert fetched(address, tmp_path / "b").read_bytes() == served.content
-    assert [asked for _, asked in served.asked] == [None, f"bytes={half}-", f"bytes={len(served.content)}-"]
+    assert [asked for _, asked in served.asked] == [
+        None,
+        f"bytes={half}-",
+        f"bytes={len(served.content)}-",
+    ]
     monkeypatch.setattr(served, "ranges", False)
-    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(tmp_path / "b" / "news.2007.en.shuffled.gz.part")
+    (tmp_path / "b" / "news.2007.en.shuffled.gz").rename(
+        tmp_path / "b" / "news.2007.en.shuffled.gz.part"
+    )
     (tmp_path / "b" / "news.2007.en.shuffled.gz.part").write_bytes(served.content[:9])
     assert fetched(address, tmp_path / "b").read_bytes() == served.content
 
 
 def test_an_address_that_does_not_answer(site, tmp_path):
-    """One line with the reason and the cure; the addresses are those of the years that the paper has."""
+    """One line with the reason and the cure; the addresses are those of the years that the
+    paper has.
+    """
     _, address = site
-    for wrong, reason in (address.format(2006), "Not Found"), ("http://127.0.0.1:9/news.gz", "refused"):
-        with pytest.raises(InputError, match=rf"cannot download {wrong} \(.*{reason}.*\): try again") as error:
+    for wrong, reason in (
+        (address.format(2006), "Not Found"),
+        ("http://127.0.0.1:9/news.gz", "refused"),
+    ):
+        with pytest.raises(
+            InputError, match=rf"cannot download {wrong} \(.*{reason}.*\): try again"
+        ) as error:
             fetched(wrong, tmp_path / "a")
         assert len(str(error.value)) < 200
     assert [name[-4:] for name in command.NEWS_CRAWL] == ["2007", "2008", "2009", "2010", "2011"]
@@ -126,29 +170,54 @@ def test_an_address_that_does_not_answer(site, tmp_path):
 def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
     """By the command, from an address, too; another year is no name."""
     _, address = site
-    arguments = address.format(2007), "--output=out", f"--cache={tmp_path / 'cache'}", "--lines=3,2,1"
+    arguments = (
+        address.format(2007),
+        "--output=out",
+        f"--cache={tmp_path / 'cache'}",
+        "--lines=3,2,1",
+    )
     done = quick_command("-m", "adaptive_jax.data.cut", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "out: train 15 words, validation 10 words, test 5 words\n"), done.stderr
+    assert (done.returncode, done.stdout) == (
+        0,
+        "out: train 15 words, validation 10 words, test 5 words\n",
+    ), done.stderr
     assert (tmp_path / "cache" / "downloads" / "news.2007.en.shuffled.gz").exists()
-    done = quick_command("-m", "adaptive_jax.data.cut", "news_crawl_2006", "--output=out", cwd=tmp_path)
+    done = quick_command(
+        "-m", "adaptive_jax.data.cut", "news_crawl_2006", "--output=out", cwd=tmp_path
+    )
     assert done.returncode == 2 and "TEXT=news_crawl_2006 is not one of" in done.stderr
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["news.gz", "--output=out"], "there is no news.gz"), (["--output=out"], "TEXT"),
-    (["TEXT", "--output=out", "--words=3,5"], "must be three numbers"),
-    (["TEXT", "--output=out", "--words=1000,5,5"], "no text left for the validation split")])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["news.gz", "--output=out"], "there is no news.gz"),
+        (["--output=out"], "TEXT"),
+        (["TEXT", "--output=out", "--words=3,5"], "must be three numbers"),
+        (["TEXT", "--output=out", "--words=1000,5,5"], "no text left for the validation split"),
+    ],
+)
 def test_wrong_commands(quick_command, text, tmp_path, arguments, says):
     """One line, status 2."""
     given = [str(text) if each == "TEXT" else each for each in arguments]
     done = quick_command("-m", "adaptive_jax.data.cut", *given, cwd=tmp_path)
-    assert done.returncode == 2 and says in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2
+        and says in done.stderr
+        and done.stderr.startswith("error: ")
+        and done.stderr.count("\n") == 1
+    )
 
 
 def test_the_command_says_what_it_wrote(quick_command, text, tmp_path):
     """Words of each part."""
-    done = quick_command("-m", "adaptive_jax.data.cut", text, "--output=out", "--lines=3,2,1", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "out: train 15 words, validation 10 words, test 5 words\n"), done.stderr
+    done = quick_command(
+        "-m", "adaptive_jax.data.cut", text, "--output=out", "--lines=3,2,1", cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (
+        0,
+        "out: train 15 words, validation 10 words, test 5 words\n",
+    ), done.stderr
 
 
 def test_too_short_a_text(tmp_path):

@@ -1,4 +1,6 @@
-"""Damaged files of every reader, by table and by hypothesis: one line with the cure, within memory and time, nothing written."""
+"""Damaged files of every reader, by table and by hypothesis: one line with the cure, within
+memory and time, nothing written.
+"""
 
 import contextlib
 import gzip
@@ -24,14 +26,18 @@ from adaptive_jax.data.vocabulary.subwords import FILE, Subwords, _sealed, read_
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
-fuzz = settings(deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+fuzz = settings(
+    deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+)
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 10)
 MEMORY = 64 << 20  # bytes that reading some kilobytes may take
 
 
 @contextlib.contextmanager
 def one_line_at_most(root):
-    """Nothing or an InputError of one line; no file below `root` is made or changed, and no large memory taken."""
+    """Nothing or an InputError of one line; no file below `root` is made or changed, and no
+    large memory taken.
+    """
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     tracemalloc.start()
     try:
@@ -56,7 +62,11 @@ def damaged(draw, content):
     if kind == "any":
         return draw(st.binary(max_size=300))
     content = bytearray(content)
-    for at, value in draw(st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), min_size=1, max_size=8)):
+    for at, value in draw(
+        st.lists(
+            st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), min_size=1, max_size=8
+        )
+    ):
         content[at] = value
     return bytes(content)
 
@@ -71,7 +81,11 @@ def saved(write):
 TEXT = st.one_of(
     damaged(b"the 5\n<eos> 3\ncat 2\n"),
     st.lists(st.tuples(st.text(max_size=5), st.integers(-(10**30), 10**30)), max_size=9).map(
-        lambda lines: "".join(f"{word} {count}\n" for word, count in lines).encode("utf-8", "surrogatepass")))  # fmt: skip
+        lambda lines: "".join(f"{word} {count}\n" for word, count in lines).encode(
+            "utf-8", "surrogatepass"
+        )
+    ),
+)
 
 
 @fuzz
@@ -87,7 +101,10 @@ def test_vocabularies(content, tmp_path_factory):
 
 
 @fuzz
-@given(words=st.none() | damaged(UNITS._text.encode()), model=damaged(UNITS.model) | damaged(UNITS.model).map(_sealed))
+@given(
+    words=st.none() | damaged(UNITS._text.encode()),
+    model=damaged(UNITS.model) | damaged(UNITS.model).map(_sealed),
+)
 def test_sub_words(words, model, tmp_path_factory):
     """Units and their model, whose own checksum may be right where the model is not."""
     path = tmp_path_factory.mktemp("units") / "vocabulary.txt"
@@ -100,9 +117,14 @@ def test_sub_words(words, model, tmp_path_factory):
 IDS = saved(lambda stream: np.save(stream, np.arange(30, dtype=np.int32)))
 HEADER = st.builds(
     lambda descr, shape, order: saved(
-        lambda stream: np.lib.format.write_array_header_1_0(stream, {"descr": descr, "shape": shape, "fortran_order": order})),
+        lambda stream: np.lib.format.write_array_header_1_0(
+            stream, {"descr": descr, "shape": shape, "fortran_order": order}
+        )
+    ),
     st.sampled_from(["<i4", "<i8", "|O", "<U9", ">i4", "<f4"]),
-    st.lists(st.integers(-5, 10**18), max_size=3).map(tuple), st.booleans())  # fmt: skip
+    st.lists(st.integers(-5, 10**18), max_size=3).map(tuple),
+    st.booleans(),
+)
 
 
 @fuzz
@@ -167,7 +189,10 @@ def tarred(name, content=b"the cat\n"):
 
 
 PLACES = {"text.zip": zipped("w/wiki.{}.tokens"), "text.tar.gz": tarred("w/wiki.{}.tokens")}
-FILES = {"train.txt.xz": lzma.compress(b"the cat\n" * 9), "train.txt.gz": gzip.compress(b"the cat\n" * 9)}
+FILES = {
+    "train.txt.xz": lzma.compress(b"the cat\n" * 9),
+    "train.txt.gz": gzip.compress(b"the cat\n" * 9),
+}
 
 
 @fuzz
@@ -184,7 +209,9 @@ def test_compressed_text(data, name, tmp_path_factory):
 
 @pytest.mark.parametrize("make, name", [(zipped, "evil.zip"), (tarred, "evil.tar.gz")])
 def test_archives_write_nothing(make, name, tmp_path):
-    """Members are read where they are, whatever their names; one that unpacks to 100 MiB takes little memory."""
+    """Members are read where they are, whatever their names; one that unpacks to 100 MiB takes
+    little memory.
+    """
     place = tmp_path / "inner" / "place"
     place.mkdir(parents=True)
     (place / name).write_bytes(make("../../evil/wiki.{}.tokens", bytes(100 << 20)))
@@ -197,7 +224,9 @@ def test_archives_write_nothing(make, name, tmp_path):
 def copied(tmp_path_factory):
     """A corpus in a store."""
     place = tmp_path_factory.mktemp("store") / "copy"
-    storage.copy(Corpus(UNITS, {"train": np.arange(20, dtype=np.int32)}, {"train": 0.25}), f"file://{place}")
+    storage.copy(
+        Corpus(UNITS, {"train": np.arange(20, dtype=np.int32)}, {"train": 0.25}), f"file://{place}"
+    )
     return place
 
 
@@ -211,13 +240,28 @@ def test_copies(copied, data, tmp_path_factory):
     (place / name).write_bytes(data.draw(damaged((copied / name).read_bytes())))
     with one_line_at_most(place):
         found = storage.open(f"file://{place}", ("train",))
-        assert np.array_equal(found.ids["train"][:], np.arange(20)) and found.vocabulary.digest == UNITS.digest
+        assert (
+            np.array_equal(found.ids["train"][:], np.arange(20))
+            and found.vocabulary.digest == UNITS.digest
+        )
 
 
-@pytest.mark.parametrize("marker", [
-    "[]", "3", "null", '{"format": 1}', '{"format": 1, "tokens": []}', '{"format": 1, "tokens": {"train": null}}',
-    '{"format": 1, "tokens": {"train": 21}}', '{"format": 1, "tokens": {"train": 1e99}}', "[" * 100_000,
-    '{"format": 1, "tokens": {"train": 20}, "vocabulary": "0"}', '{"format": 1, "tokens": {"train": 20}, "unseen": 3}'])
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "[]",
+        "3",
+        "null",
+        '{"format": 1}',
+        '{"format": 1, "tokens": []}',
+        '{"format": 1, "tokens": {"train": null}}',
+        '{"format": 1, "tokens": {"train": 21}}',
+        '{"format": 1, "tokens": {"train": 1e99}}',
+        "[" * 100_000,
+        '{"format": 1, "tokens": {"train": 20}, "vocabulary": "0"}',
+        '{"format": 1, "tokens": {"train": 20}, "unseen": 3}',
+    ],
+)
 def test_markers(copied, marker, tmp_path):
     """Well-formed JSON that is no marker of this corpus."""
     place = shutil.copytree(copied, tmp_path / "copy")
@@ -234,7 +278,12 @@ def cached(tmp_path_factory):
     (root / "text").mkdir()
     for split, some in ("train", lines), ("valid", lines[:9]), ("test", lines[9:20]):
         (root / "text" / f"{split}.txt").write_text("\n".join(some) + "\n")
-    data = {"corpus": "text_files", "path": str(root / "text"), "cache": str(root / "cache"), "codes": 9}
+    data = {
+        "corpus": "text_files",
+        "path": str(root / "text"),
+        "cache": str(root / "cache"),
+        "codes": 9,
+    }
     corpora.load(data)
     return root, data
 
@@ -248,15 +297,24 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["counts.txt", "vocabulary.txt", FILE, "train.npy", "test.words", "000000.npz", COMPLETE])
+@pytest.mark.parametrize(
+    "name",
+    ["counts.txt", "vocabulary.txt", FILE, "train.npy", "test.words", "000000.npz", COMPLETE],
+)
 def test_a_damaged_cache(cached, tmp_path, name, damage):
     """One line that names the file and says what to remove; when that is done, all is as before."""
     root, data = cached
     cache, data = tmp_path / "cache", data | {"cache": str(tmp_path / "cache")}
     shutil.copytree(root / "cache", cache)
     before = corpora.load(data)
-    ids = {split: np.array(ids) for split, ids in before.ids.items()}  # a file that is in use must not be cut
-    if name in ("counts.txt", "000000.npz", COMPLETE):  # not read again unless what was made of them is missing
+    ids = {
+        split: np.array(ids) for split, ids in before.ids.items()
+    }  # a file that is in use must not be cut
+    if name in (
+        "counts.txt",
+        "000000.npz",
+        COMPLETE,
+    ):  # not read again unless what was made of them is missing
         for path in [*cache.rglob("subwords-*"), next(cache.rglob("train.npy")).parent]:
             shutil.rmtree(path)
         for path in cache.rglob("counts.*"):
@@ -265,7 +323,9 @@ def test_a_damaged_cache(cached, tmp_path, name, damage):
     DAMAGES[damage](path)
     if name == "test.words" and damage == "half":  # numbers cut short are numbers
         path.write_text("12 x")
-    with pytest.raises(InputError, match=rf"{path}.* is damaged.*; remove (\S+) to have it made again$") as error:
+    with pytest.raises(
+        InputError, match=rf"{path}.* is damaged.*; remove (\S+) to have it made again$"
+    ) as error:
         corpora.load(data)
     assert "\n" not in str(error.value)
     remove = str(error.value).rpartition("remove ")[2].removesuffix(" to have it made again")
@@ -278,9 +338,17 @@ def test_a_damaged_cache(cached, tmp_path, name, damage):
     assert all(np.array_equal(after.ids[split], ids[split]) for split in ids)
 
 
-@pytest.mark.parametrize("cache, reason", [
-    ("/proc/nothing", "No such file or directory"), ("/dev/null", "Not a directory"), ("TEXT/train.txt", "Not a directory"),
-    ("/" + "x" * 300, "File name too long"), ("~no_such_user_anywhere/x", "give the path of one"), ("", "give the path of one")])
+@pytest.mark.parametrize(
+    "cache, reason",
+    [
+        ("/proc/nothing", "No such file or directory"),
+        ("/dev/null", "Not a directory"),
+        ("TEXT/train.txt", "Not a directory"),
+        ("/" + "x" * 300, "File name too long"),
+        ("~no_such_user_anywhere/x", "give the path of one"),
+        ("", "give the path of one"),
+    ],
+)
 def test_a_cache_that_cannot_be_one(cached, cache, reason):
     """One line with the setting, the reason and the cure."""
     root, data = cached
@@ -289,14 +357,26 @@ def test_a_cache_that_cannot_be_one(cached, cache, reason):
         corpora.load(data | {"cache": cache})
 
 
-@pytest.mark.parametrize("changes, says", [
-    ({"threshold": 0}, "data.threshold=0 must be 1"), ({"threshold": "2"}, "data.threshold='2' must be of type int"),
-    ({"threshold": 1.5}, "data.threshold=1.5 must be of type int"), ({"limit": -1}, "data.limit=-1 must be 0"),
-    ({"limit": 2}, "data.limit=2 must be 0 .* or 3 or more"), ({"codes": -1}, "data.codes=-1 must be 0 or more"),
-    ({"codes": 10**6}, "data.codes=1000000 is more than the train split gives: .* set data.codes=\\d+ or less"),
-    ({"lower": "yes"}, "data.lower='yes' must be of type bool"), ({"path": None}, "data.path=None must be of type str"),
-    ({"path": "x" * 300}, "cannot read data.path=x+: File name too long"), ({"corpus": ""}, "data.corpus='' is not one of"),
-    ({"path": "~no_such_user_anywhere"}, "data.path='~no_such_user_anywhere' is no directory")])
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"threshold": 0}, "data.threshold=0 must be 1"),
+        ({"threshold": "2"}, "data.threshold='2' must be of type int"),
+        ({"threshold": 1.5}, "data.threshold=1.5 must be of type int"),
+        ({"limit": -1}, "data.limit=-1 must be 0"),
+        ({"limit": 2}, "data.limit=2 must be 0 .* or 3 or more"),
+        ({"codes": -1}, "data.codes=-1 must be 0 or more"),
+        (
+            {"codes": 10**6},
+            "data.codes=1000000 is more than the train split gives: .* set data.codes=\\d+ or less",
+        ),
+        ({"lower": "yes"}, "data.lower='yes' must be of type bool"),
+        ({"path": None}, "data.path=None must be of type str"),
+        ({"path": "x" * 300}, "cannot read data.path=x+: File name too long"),
+        ({"corpus": ""}, "data.corpus='' is not one of"),
+        ({"path": "~no_such_user_anywhere"}, "data.path='~no_such_user_anywhere' is no directory"),
+    ],
+)
 def test_wrong_settings(cached, changes, says):
     """Refused with the value and the cure, however much is in the cache already."""
     _, data = cached
@@ -306,7 +386,9 @@ def test_wrong_settings(cached, changes, says):
 
 
 def test_words_that_were_not_learnt_from(cached, tmp_path):
-    """Shares of a split for words and for sub-words; not known where the words of the train split are not."""
+    """Shares of a split for words and for sub-words; not known where the words of the train
+    split are not.
+    """
     root, data = cached
     text = shutil.copytree(root / "text", tmp_path / "text")
     (text / "test.txt").write_text("w0 new <unk> w0 new other\nw1\n")
@@ -321,5 +403,6 @@ def test_words_that_were_not_learnt_from(cached, tmp_path):
     (text / "train.txt").unlink()
     alone = data | {"path": str(text), "cache": str(tmp_path / "other")}
     assert corpora.load(alone, vocabulary=units.vocabulary, splits=("test",)).unseen == {}
-    assert corpora.load(alone, vocabulary=Vocabulary.build({"w0": 1, "<eos>": 1, "<unk>": 1}), splits=("test",)).unseen == {
-        "test": 4 / 9}
+    assert corpora.load(
+        alone, vocabulary=Vocabulary.build({"w0": 1, "<eos>": 1, "<unk>": 1}), splits=("test",)
+    ).unseen == {"test": 4 / 9}

@@ -1,4 +1,6 @@
-"""Ctrl-C as a terminal sends it, to all processes of a command at once, while it prepares a corpus in several."""
+"""Ctrl-C as a terminal sends it, to all processes of a command at once, while it prepares a
+corpus in several.
+"""
 
 import os
 import signal
@@ -15,14 +17,22 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory):
-    """The command line that prepares a corpus large enough for several processes: 20 MB, three shards of it in the train split."""
+    """The command line that prepares a corpus large enough for several processes: 20 MB, three
+    shards of it in the train split.
+    """
     text = tmp_path_factory.mktemp("text")
     part = "".join(f"the w{i * 7919 % 50_000} saw w{i % 977} .\n" for i in range(50_000)).encode()
     (text / "train.txt").write_bytes(part * 20)
     for split in "valid", "test":
         (text / f"{split}.txt").write_bytes(part[:2_000])
-    return [sys.executable, "-m", "adaptive_jax.data.prepare", "--config=configs/quickstart.py", "--config.data.corpus=text_files",
-            f"--config.data.path={text}"]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "adaptive_jax.data.prepare",
+        "--config=configs/quickstart.py",
+        "--config.data.corpus=text_files",
+        f"--config.data.path={text}",
+    ]
 
 
 def shards(cache):
@@ -37,13 +47,19 @@ def until(done, process):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_line_and_no_process(line, number, tmp_path):
-    """While the processes start and while they work: nothing runs on, and the same command makes only what is missing."""
+    """While the processes start and while they work: nothing runs on, and the same command
+    makes only what is missing.
+    """
     cache, kept = tmp_path / "cache", {}
     line = [*line, f"--config.data.cache={cache}"]
     for moment in "start", "work":
-        with subprocess.Popen(line, cwd=ROOT, start_new_session=True, text=True, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            line, cwd=ROOT, start_new_session=True, text=True, stderr=subprocess.PIPE
+        ) as process:
             workers = psutil.Process(process.pid).children
-            until(lambda workers=workers: len(workers()) > 1, process)  # the first is multiprocessing's own
+            until(
+                lambda workers=workers: len(workers()) > 1, process
+            )  # the first is multiprocessing's own
             if moment == "work":
                 until(lambda: shards(cache), process)
             begun = workers(recursive=True)
@@ -65,10 +81,22 @@ def test_one_line_and_no_process(line, number, tmp_path):
 def test_the_line_of_vocabulary(line, tmp_path):
     """It prepares a corpus as well, and says its own line."""
     text = line[-1].rpartition("=")[2]
-    call = [sys.executable, "-m", "adaptive_jax.data.vocabulary", "text_files", f"--path={text}", f"--cache={tmp_path}"]
-    with subprocess.Popen(call, cwd=ROOT, start_new_session=True, text=True, stderr=subprocess.PIPE) as process:
+    call = [
+        sys.executable,
+        "-m",
+        "adaptive_jax.data.vocabulary",
+        "text_files",
+        f"--path={text}",
+        f"--cache={tmp_path}",
+    ]
+    with subprocess.Popen(
+        call, cwd=ROOT, start_new_session=True, text=True, stderr=subprocess.PIPE
+    ) as process:
         workers = psutil.Process(process.pid).children
         until(lambda: len(workers()) > 1, process)
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (130, "stopped: what was prepared is kept; the same command goes on\n")
+    assert (process.returncode, err) == (
+        130,
+        "stopped: what was prepared is kept; the same command goes on\n",
+    )

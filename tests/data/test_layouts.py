@@ -1,4 +1,6 @@
-"""Sentences: how text is broken, how examples are packed, and that packing changes no token's loss and no gradient."""
+"""Sentences: how text is broken, how examples are packed, and that packing changes no token's
+loss and no gradient.
+"""
 
 import lzma
 from pathlib import Path
@@ -28,11 +30,20 @@ def split(text):
     return np.array([EOS if word == "." else 100 + k for k, word in enumerate(text)], np.int32)
 
 
-@pytest.mark.parametrize("mode, expected", [
-    ("none", "ab.c.|.def."), ("complete", "ab.c.|.def."), ("complete_doc", "ab.c.|def."), ("eos", "ab.|c.|.|def.")])
+@pytest.mark.parametrize(
+    "mode, expected",
+    [
+        ("none", "ab.c.|.def."),
+        ("complete", "ab.c.|.def."),
+        ("complete_doc", "ab.c.|def."),
+        ("eos", "ab.|c.|.|def."),
+    ],
+)
 def test_four_ways_to_break_text(mode, expected):
     starts, lengths = examples(split("ab.c..def."), EOS, mode, 5)
-    assert "|".join("ab.c..def."[s : s + n] for s, n in zip(starts, lengths, strict=True)) == expected
+    assert (
+        "|".join("ab.c..def."[s : s + n] for s, n in zip(starts, lengths, strict=True)) == expected
+    )
     assert starts.dtype == lengths.dtype == np.int32
 
 
@@ -57,14 +68,22 @@ def slow_examples(ids, mode, longest):
             if not empty:
                 run = range(run.start if run else sentence.start, sentence.stop)
         runs += [run] if run else []
-    return [(k, min(longest, run.stop - k)) for run in runs for k in range(run.start, run.stop, longest)]
+    return [
+        (k, min(longest, run.stop - k)) for run in runs for k in range(run.start, run.stop, longest)
+    ]
 
 
 @thorough
-@given(words=st.lists(st.sampled_from("..a"), min_size=1, max_size=60), longest=st.integers(1, 20),
-       mode=st.sampled_from(BREAK_MODES), part=st.integers(1, 9))
+@given(
+    words=st.lists(st.sampled_from("..a"), min_size=1, max_size=60),
+    longest=st.integers(1, 20),
+    mode=st.sampled_from(BREAK_MODES),
+    part=st.integers(1, 9),
+)
 def test_breaking_is_that_of_a_plain_loop(words, longest, mode, part):
-    """Empty lines at either end, no <eos> at the end, sentences that fit, do not and exceed; read in parts of any size."""
+    """Empty lines at either end, no <eos> at the end, sentences that fit, do not and exceed;
+    read in parts of any size.
+    """
     ids = split(words)
     slow = slow_examples(ids.tolist(), mode, longest)
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +92,10 @@ def test_breaking_is_that_of_a_plain_loop(words, longest, mode, part):
             with pytest.raises(InputError, match="empty lines only"):
                 examples(ids, EOS, mode, longest)
         else:
-            assert list(zip(*(a.tolist() for a in examples(ids, EOS, mode, longest)), strict=True)) == slow
+            assert (
+                list(zip(*(a.tolist() for a in examples(ids, EOS, mode, longest)), strict=True))
+                == slow
+            )
 
 
 def slow_pack(lengths, room):
@@ -88,12 +110,18 @@ def slow_pack(lengths, room):
 
 
 @thorough
-@given(room=st.integers(1, 30), sizes=st.lists(st.floats(0, 1), min_size=1, max_size=80), longest=st.floats(0, 1))
+@given(
+    room=st.integers(1, 30),
+    sizes=st.lists(st.floats(0, 1), min_size=1, max_size=80),
+    longest=st.floats(0, 1),
+)
 def test_packing_is_best_fit_decreasing(room, sizes, longest):
     lengths = [1 + int(size * longest * (room - 1)) for size in sizes]
     patterns = pack(np.bincount(lengths, minlength=room + 1), room)
     assert sorted(length for row, count in patterns for length in row * count) == sorted(lengths)
-    assert sorted(room - sum(row) for row, count in patterns for _ in range(count)) == slow_pack(lengths, room)
+    assert sorted(room - sum(row) for row, count in patterns for _ in range(count)) == slow_pack(
+        lengths, room
+    )
 
 
 def test_companions_change_from_epoch_to_epoch():
@@ -110,7 +138,9 @@ def test_companions_change_from_epoch_to_epoch():
 
 
 def test_rows_of_similar_length():
-    """Rows of few lengths, more of them where they are shorter, and hardly any that could be shorter still."""
+    """Rows of few lengths, more of them where they are shorter, and hardly any that could be
+    shorter still.
+    """
     bits = np.random.Generator(np.random.Philox(5))
     lengths = bits.integers(1, 65, 4000).astype(np.int32)
     layout = Similar(np.cumsum(lengths) - lengths, lengths, 64, rows=8)
@@ -139,7 +169,11 @@ def test_orders_are_fixed_functions_of_seed_and_epoch():
     assert sorted(groups[:300].tolist()) == list(range(300))
     assert sorted(groups[300:].tolist()) == list(range(300, 1000))
     assert (groups[300:] - 300 == permutation(700, 3, 7)).mean() < 0.05
-    assert shuffled(np.array([2, 6]), 1, 0).tolist() == shuffled(np.array([2, 6]), 1, 0).tolist() != list(range(8))
+    assert (
+        shuffled(np.array([2, 6]), 1, 0).tolist()
+        == shuffled(np.array([2, 6]), 1, 0).tolist()
+        != list(range(8))
+    )
 
 
 @pytest.mark.skipif(not LM1B.exists(), reason="no sample of Billion Word here")
@@ -154,11 +188,20 @@ def test_a_sample_of_billion_word_is_packed_with_little_padding():
 
 
 def test_packed_sentences_cost_and_teach_what_they_do_alone():
-    """Loss of every token and gradient of every parameter; and padding gives numbers too, in rows that hold nothing else."""
+    """Loss of every token and gradient of every parameter; and padding gives numbers too, in
+    rows that hold nothing else.
+    """
     config = quickstart.get_config()
-    config.update_from_flattened_dict({
-        "input.cutoffs": (20, 50), "body.layers": 1, "body.features": 16, "body.heads": 2, "body.feed_forward": 24,
-        "body.dropout": 0.0})
+    config.update_from_flattened_dict(
+        {
+            "input.cutoffs": (20, 50),
+            "body.layers": 1,
+            "body.features": 16,
+            "body.heads": 2,
+            "body.feed_forward": 24,
+            "body.dropout": 0.0,
+        }
+    )
     model = build(config.to_dict(), WORDS)
     bits = np.random.Generator(np.random.Philox(7))
     lengths = [1, 24, 2, *bits.integers(1, 14, 17)]  # one of a single token, one as long as a row
@@ -175,7 +218,10 @@ def test_packed_sentences_cost_and_teach_what_they_do_alone():
         loss, _ = model.apply({"params": params}, batch)
         return loss.total, loss.nll
 
-    params = jax.tree.map(lambda s: bits.normal(0, s.shape[-1] ** -0.5, s.shape).astype(s.dtype), parameter_shapes(model))
+    params = jax.tree.map(
+        lambda s: bits.normal(0, s.shape[-1] ** -0.5, s.shape).astype(s.dtype),
+        parameter_shapes(model),
+    )
     program = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, packed)
     learn = program.compile()  # quickly, for it runs thrice
     (total, nll), gradients = learn(params, packed)
@@ -183,10 +229,17 @@ def test_packed_sentences_cost_and_teach_what_they_do_alone():
     assert np.isfinite(nll).all() and np.isfinite(expected_nll).all()
     np.testing.assert_allclose(total, expected, rtol=1e-5)
     in_order = np.argsort(ranges(spans.starts, spans.lengths))
-    nll, expected_nll = np.asarray(nll)[packed.weights > 0][in_order], np.asarray(expected_nll)[alone.weights > 0]
+    nll, expected_nll = (
+        np.asarray(nll)[packed.weights > 0][in_order],
+        np.asarray(expected_nll)[alone.weights > 0],
+    )
     np.testing.assert_allclose(nll, expected_nll, rtol=1e-5)
     scale = max(float(abs(g).max()) for g in jax.tree.leaves(gradients))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), gradients, expected_gradients)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale),
+        gradients,
+        expected_gradients,
+    )
     # The comparison is not blind: without segments the loss differs.
     (blind, _), _ = learn(params, packed._replace(segment_ids=np.ones_like(packed.segment_ids)))
     assert abs(blind - total) > 0.1

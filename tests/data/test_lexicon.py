@@ -1,4 +1,6 @@
-"""What a lexicon says of words: WordNet's files, JSON lines, arrays of them, and the tables of GroC's public code."""
+"""What a lexicon says of words: WordNet's files, JSON lines, arrays of them, and the tables of
+GroC's public code.
+"""
 
 import collections
 import hashlib
@@ -32,7 +34,22 @@ SYNSETS = [
 ]
 LETTERS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 WORDS = (
-    "a", "animal", "small", "dog", "dogs", "puppy", "man", "hunt", "frank", "cur", "Frank", "chasings", "mice", "<unk>", "<eos>")
+    "a",
+    "animal",
+    "small",
+    "dog",
+    "dogs",
+    "puppy",
+    "man",
+    "hunt",
+    "frank",
+    "cur",
+    "Frank",
+    "chasings",
+    "mice",
+    "<unk>",
+    "<eos>",
+)
 VOCABULARY = Vocabulary(WORDS, np.arange(len(WORDS), 0, -1))
 
 
@@ -41,11 +58,22 @@ def synset_lines(part, offsets):
     for number, (its, words, above, gloss) in enumerate(SYNSETS):
         if its == part:
             pointers = [("@", above)] if above is not None else []
-            pointers += [("~", below) for below, synset in enumerate(SYNSETS) if synset[2] == number]
-            fields = [f"{offsets[number]:08d} 05 {LETTERS[part]} {len(words):02x}", *(f"{word} 0" for word in words)]
+            pointers += [
+                ("~", below) for below, synset in enumerate(SYNSETS) if synset[2] == number
+            ]
+            fields = [
+                f"{offsets[number]:08d} 05 {LETTERS[part]} {len(words):02x}",
+                *(f"{word} 0" for word in words),
+            ]
             fields += [f"{len(pointers):03d}"]
-            fields += [f"{sign} {offsets[to]:08d} {LETTERS[SYNSETS[to][0]]} 0000" for sign, to in pointers]
-            yield number, " ".join([*fields, *(["01 + 08 00"] if part == "verb" else []), "|", gloss]) + "  \n"
+            fields += [
+                f"{sign} {offsets[to]:08d} {LETTERS[SYNSETS[to][0]]} 0000" for sign, to in pointers
+            ]
+            yield (
+                number,
+                " ".join([*fields, *(["01 + 08 00"] if part == "verb" else []), "|", gloss])
+                + "  \n",
+            )
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +93,9 @@ def wordnet(tmp_path_factory):
             for word in words if its == part else ():
                 senses[word.lower()].append(f"{offsets[number]:08d}")
         files[f"index.{part}"] = "".join(
-            f"{word} {letter} {len(found)} 0 {len(found)} 0 {' '.join(found)}  \n" for word, found in sorted(senses.items()))
+            f"{word} {letter} {len(found)} 0 {len(found)} 0 {' '.join(found)}  \n"
+            for word, found in sorted(senses.items())
+        )
         files[f"{part}.exc"] = exceptions.get(part, "")
     for name, content in files.items():
         if name in ("data.noun", "index.verb"):
@@ -79,35 +109,87 @@ def words_of(arrays, vocabulary=VOCABULARY):
     """The rows of `words` that are not empty, as words."""
     rows = arrays["words"]
     assert rows.dtype == np.int32 and rows.shape[0] == len(vocabulary)
-    found = {word: [vocabulary.words[i] for i in row if i >= 0] for word, row in zip(vocabulary.words, rows, strict=True)}
-    assert all((row[len(found[word]):] == -1).all() for word, row in zip(vocabulary.words, rows, strict=True))
+    found = {
+        word: [vocabulary.words[i] for i in row if i >= 0]
+        for word, row in zip(vocabulary.words, rows, strict=True)
+    }
+    assert all(
+        (row[len(found[word]) :] == -1).all()
+        for word, row in zip(vocabulary.words, rows, strict=True)
+    )
     return {word: others for word, others in found.items() if others}
 
 
-@pytest.mark.parametrize("form, related, defined", [
-    ("paper",
-     {"animal": ["animal", "dog", "cur"], "small": ["small"], "dog": ["dog", "cur", "frank"], "dogs": ["dog", "cur", "frank"],
-      "puppy": ["puppy"], "hunt": ["dog", "hunt"], "frank": ["frank", "dog"], "cur": ["dog", "cur", "puppy"],
-      "Frank": ["frank", "dog"], "chasings": ["dog", "hunt"]},
-     {"animal": ["a"], "dog": ["a", "animal", "a", "man"], "dogs": ["a", "animal", "a", "man"], "puppy": ["a", "dog", "small"],
-      "hunt": ["a", "man", "animal"], "frank": ["a", "small"], "cur": ["a", "animal", "a", "man"], "Frank": ["a", "small"],
-      "chasings": ["a", "man", "animal"]}),
-    ("code",
-     {"animal": ["animal"], "small": ["small"], "dog": ["cur", "dog", "frank"], "dogs": ["cur", "dog", "frank"],
-      "puppy": ["puppy"], "hunt": ["dog", "hunt"], "frank": ["dog", "frank"], "cur": ["cur", "dog"], "Frank": ["dog", "frank"],
-      "chasings": ["dog", "hunt"]},
-     {"animal": ["a"], "dog": ["a", "a", "man"], "dogs": ["a", "a", "man"], "puppy": ["a", "dog", "small"],
-      "hunt": ["a", "man", "animal"], "frank": ["a", "small"], "cur": ["a", "a", "man"], "Frank": ["a", "small"],
-      "chasings": ["a", "man", "animal"]})])
+@pytest.mark.parametrize(
+    "form, related, defined",
+    [
+        (
+            "paper",
+            {
+                "animal": ["animal", "dog", "cur"],
+                "small": ["small"],
+                "dog": ["dog", "cur", "frank"],
+                "dogs": ["dog", "cur", "frank"],
+                "puppy": ["puppy"],
+                "hunt": ["dog", "hunt"],
+                "frank": ["frank", "dog"],
+                "cur": ["dog", "cur", "puppy"],
+                "Frank": ["frank", "dog"],
+                "chasings": ["dog", "hunt"],
+            },
+            {
+                "animal": ["a"],
+                "dog": ["a", "animal", "a", "man"],
+                "dogs": ["a", "animal", "a", "man"],
+                "puppy": ["a", "dog", "small"],
+                "hunt": ["a", "man", "animal"],
+                "frank": ["a", "small"],
+                "cur": ["a", "animal", "a", "man"],
+                "Frank": ["a", "small"],
+                "chasings": ["a", "man", "animal"],
+            },
+        ),
+        (
+            "code",
+            {
+                "animal": ["animal"],
+                "small": ["small"],
+                "dog": ["cur", "dog", "frank"],
+                "dogs": ["cur", "dog", "frank"],
+                "puppy": ["puppy"],
+                "hunt": ["dog", "hunt"],
+                "frank": ["dog", "frank"],
+                "cur": ["cur", "dog"],
+                "Frank": ["dog", "frank"],
+                "chasings": ["dog", "hunt"],
+            },
+            {
+                "animal": ["a"],
+                "dog": ["a", "a", "man"],
+                "dogs": ["a", "a", "man"],
+                "puppy": ["a", "dog", "small"],
+                "hunt": ["a", "man", "animal"],
+                "frank": ["a", "small"],
+                "cur": ["a", "a", "man"],
+                "Frank": ["a", "small"],
+                "chasings": ["a", "man", "animal"],
+            },
+        ),
+    ],
+)
 def test_wordnet(wordnet, form, related, defined):
-    """Synonyms of all senses and parts of speech, hyponyms after them. Words are looked up in lower case and without endings; words
-    that are not in the vocabulary are passed over; examples are no part of a definition. The first four words are taken."""
+    """Synonyms of all senses and parts of speech, hyponyms after them. Words are looked up in lower
+    case and without endings; words that are not in the vocabulary are passed over; examples are no
+    part of a definition. The first four words are taken.
+    """
     assert words_of(relations(VOCABULARY, str(wordnet), 3, form)) == related
     assert words_of(definitions(VOCABULARY, str(wordnet), 4, form)) == defined
 
 
 def test_an_exception_of_wordnet_ends_the_search(wordnet):
-    """ "curs" is listed as an irregular form of a word that is not there: no rule takes off its s, as in NLTK."""
+    """ "curs" is listed as an irregular form of a word that is not there: no rule takes off its
+    s, as in NLTK.
+    """
     words = Vocabulary(("curs", "cur", "<eos>"), np.ones(3, np.int64))
     assert read_entries(words, str(wordnet)).keys() == {"cur"}
 
@@ -117,26 +199,43 @@ def test_json_lines_say_the_same(wordnet, tmp_path):
     path = tmp_path / "own.jsonl"
     entries = read_entries(VOCABULARY, str(wordnet))
     write_entries(path, entries)
-    assert read_entries(VOCABULARY, str(path)) == entries and list(entries) == [w for w in WORDS if w in entries]
+    assert read_entries(VOCABULARY, str(path)) == entries and list(entries) == [
+        w for w in WORDS if w in entries
+    ]
 
 
 def test_json_lines_in_another_language(tmp_path):
-    """A definition is one text, or one for each sense; what is left out is empty; words not in the vocabulary are passed over."""
-    lines = [{"word": "Hund", "relations": ["Köter", "Dogge", "Tier"], "definition": "ein Tier, das bellt"},
-             {"word": "Köter", "hyponyms": ["Hund"], "definition": ["Hund", "ein Tier"]}, {"word": "Esel", "relations": ["Tier"]},
-             {"word": "Tier", "definition": None}]
+    """A definition is one text, or one for each sense; what is left out is empty; words not in
+    the vocabulary are passed over.
+    """
+    lines = [
+        {
+            "word": "Hund",
+            "relations": ["Köter", "Dogge", "Tier"],
+            "definition": "ein Tier, das bellt",
+        },
+        {"word": "Köter", "hyponyms": ["Hund"], "definition": ["Hund", "ein Tier"]},
+        {"word": "Esel", "relations": ["Tier"]},
+        {"word": "Tier", "definition": None},
+    ]
     path = tmp_path / "german.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines))
     words = ("ein", "Tier", "Hund", "Köter", "<eos>")
     vocabulary = Vocabulary(words, np.ones(5, np.int64))
-    assert words_of(relations(vocabulary, str(path), 2), vocabulary) == {"Hund": ["Köter", "Tier"], "Köter": ["Hund"]}
+    assert words_of(relations(vocabulary, str(path), 2), vocabulary) == {
+        "Hund": ["Köter", "Tier"],
+        "Köter": ["Hund"],
+    }
     defined = words_of(definitions(vocabulary, str(path), 9), vocabulary)
     assert defined == {"Hund": ["ein", "Tier"], "Köter": ["Hund", "ein", "Tier"]}
-    assert coverage(lexicon(vocabulary, {"input": {"relations": {"path": str(path), "most": 2}}})) == {"relations": 0.4}
+    assert coverage(
+        lexicon(vocabulary, {"input": {"relations": {"path": str(path), "most": 2}}})
+    ) == {"relations": 0.4}
 
 
 def test_what_was_read_from_wordnet_is_kept(wordnet, tmp_path, monkeypatch):
     """By words and files: the next start reads no WordNet, unless the kept file is damaged."""
+
     def read():  # anew, as the function remembers what it returned
         return read_entries(Vocabulary(WORDS, VOCABULARY.counts), str(wordnet), str(tmp_path))
 
@@ -152,13 +251,23 @@ def test_what_was_read_from_wordnet_is_kept(wordnet, tmp_path, monkeypatch):
 
 
 def test_a_share_of_the_words_keeps_its_entries(tmp_path):
-    """The words are drawn apart for relations and definitions; a larger share has all words of a smaller one; 1 has all entries."""
+    """The words are drawn apart for relations and definitions; a larger share has all words of
+    a smaller one; 1 has all entries.
+    """
     words = (*(f"w{i}" for i in range(200)), "<eos>")
     vocabulary, path = Vocabulary(words, np.ones(201, np.int64)), tmp_path / "all.jsonl"
-    path.write_text("\n".join(json.dumps({"word": word, "relations": ["w1"], "definition": "w2"}) for word in words[:150]))
+    path.write_text(
+        "\n".join(
+            json.dumps({"word": word, "relations": ["w1"], "definition": "w2"})
+            for word in words[:150]
+        )
+    )
     found = {}
     for source in (relations, definitions):
-        sets = [set(words_of(source(vocabulary, str(path), 3, share=share), vocabulary)) for share in (0.0, 0.16, 0.48, 0.82, 1.0)]
+        sets = [
+            set(words_of(source(vocabulary, str(path), 3, share=share), vocabulary))
+            for share in (0.0, 0.16, 0.48, 0.82, 1.0)
+        ]
         assert [len(each) for each in sets] == [0, 32, 96, 150, 150] and sets[1] < sets[2] < sets[3]
         found[source] = sets[1]
     assert found[relations] != found[definitions]
@@ -167,12 +276,16 @@ def test_a_share_of_the_words_keeps_its_entries(tmp_path):
 LINE = '{"word": "dog"}\n'
 
 
-@pytest.mark.parametrize("content, says", [
-    (LINE + "dog\n", ["lexicon.jsonl, line 2: 'dog' must be like"]),
-    (LINE + '{"relations": []}', ["line 2", '"word": "dog"']),
-    ('{"word": "dog", "relations": "cur"}', ["line 1", "of 'dog' must be lists"]),
-    ('{"word": "dog", "definition": [3]}', ["line 1", "of 'dog' must be lists"]),
-    (None, ["cannot read input.lexicon=", "No such file", "docs/lexicon.md"])])
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (LINE + "dog\n", ["lexicon.jsonl, line 2: 'dog' must be like"]),
+        (LINE + '{"relations": []}', ["line 2", '"word": "dog"']),
+        ('{"word": "dog", "relations": "cur"}', ["line 1", "of 'dog' must be lists"]),
+        ('{"word": "dog", "definition": [3]}', ["line 1", "of 'dog' must be lists"]),
+        (None, ["cannot read input.lexicon=", "No such file", "docs/lexicon.md"]),
+    ],
+)
 def test_a_wrong_file_is_told(tmp_path, content, says):
     """In one line, with the line's number."""
     path = tmp_path / "lexicon.jsonl"
@@ -180,17 +293,34 @@ def test_a_wrong_file_is_told(tmp_path, content, says):
         path.write_text(content)
     with pytest.raises(InputError) as error:
         read_entries(VOCABULARY, str(path))
-    assert "\n" not in str(error.value) and all(part in str(error.value) for part in says), error.value
+    assert "\n" not in str(error.value) and all(part in str(error.value) for part in says), (
+        error.value
+    )
 
 
-@pytest.mark.parametrize("wrong, says", [
-    (lambda wordnet, tmp: check_lexicon(str(tmp / "none")), "there is no input.lexicon="),
-    (lambda wordnet, tmp: check_lexicon(str(tmp)), "has no index.noun"),
-    (lambda wordnet, tmp: read_entries(VOCABULARY, ""), "input.lexicon is empty"),
-    (lambda wordnet, tmp: read_entries(Subwords.build({"aa": 3, "ab": 2, "<eos>": 1}, 1), str(wordnet)), "set data.codes=0"),
-    (lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 3, "papr"), 'Did you mean "paper"'),
-    (lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 0), "most=0"),
-    (lambda wordnet, tmp: definitions(VOCABULARY, str(wordnet), 3, share=82.0), "share=82.0 must be from 0")])
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        (lambda wordnet, tmp: check_lexicon(str(tmp / "none")), "there is no input.lexicon="),
+        (lambda wordnet, tmp: check_lexicon(str(tmp)), "has no index.noun"),
+        (lambda wordnet, tmp: read_entries(VOCABULARY, ""), "input.lexicon is empty"),
+        (
+            lambda wordnet, tmp: read_entries(
+                Subwords.build({"aa": 3, "ab": 2, "<eos>": 1}, 1), str(wordnet)
+            ),
+            "set data.codes=0",
+        ),
+        (
+            lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 3, "papr"),
+            'Did you mean "paper"',
+        ),
+        (lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 0), "most=0"),
+        (
+            lambda wordnet, tmp: definitions(VOCABULARY, str(wordnet), 3, share=82.0),
+            "share=82.0 must be from 0",
+        ),
+    ],
+)
 def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, says):
     """In one line with the value; a directory of WordNet that is there passes the check."""
     check_lexicon(str(wordnet))
@@ -202,14 +332,18 @@ def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, says):
 def test_files_that_are_not_wordnets(wordnet, tmp_path):
     """Told in one line with the directory."""
     for path in wordnet.iterdir():
-        (tmp_path / path.name).write_bytes(b"not a number\n" if path.name.startswith("index") else path.read_bytes())
+        (tmp_path / path.name).write_bytes(
+            b"not a number\n" if path.name.startswith("index") else path.read_bytes()
+        )
     (tmp_path / "index.verb.xz").write_bytes(b"not packed")
     with pytest.raises(InputError, match="has files that are not WordNet's"):
         read_entries(VOCABULARY, str(tmp_path))
 
 
 class Reference(NamedTuple):
-    """The reference file `vocabulary`, the words of two corpora, and a lexicon of both, as WordNet is read once."""
+    """The reference file `vocabulary`, the words of two corpora, and a lexicon of both, as
+    WordNet is read once.
+    """
 
     facts: dict
     arrays: dict
@@ -220,7 +354,10 @@ class Reference(NamedTuple):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    path, lexicon = SHARED / "reference" / "groc" / "vocabulary", tmp_path_factory.mktemp("lexicon") / "both.jsonl"
+    path, lexicon = (
+        SHARED / "reference" / "groc" / "vocabulary",
+        tmp_path_factory.mktemp("lexicon") / "both.jsonl",
+    )
     arrays = np.load(path.with_suffix(".npz"))
     treebank = arrays["words"].tobytes().decode().removesuffix("\n").split("\n")
     with lzma.open(SHARED / "data" / "wikitext-2" / "train.txt.xz", "rt", encoding="utf-8") as file:
@@ -229,25 +366,43 @@ def reference(tmp_path_factory):
     both = Vocabulary(words, np.ones(len(words), np.int64))
     write_entries(lexicon, read_entries(both, str(WORDNET)))
     facts = json.loads(path.with_suffix(".json").read_text())["facts"]
-    vocabularies = (Vocabulary(tuple(words), np.arange(len(words), 0, -1)) for words in (treebank, wikitext))
+    vocabularies = (
+        Vocabulary(tuple(words), np.arange(len(words), 0, -1)) for words in (treebank, wikitext)
+    )
     return Reference(facts, arrays, *vocabularies, str(lexicon))
 
 
 @needs_wordnet
 def test_vocabulary(reference):
-    """All of the reference file `vocabulary`, exactly: order, letters, relations and definitions of the words of Penn Treebank."""
+    """All of the reference file `vocabulary`, exactly: order, letters, relations and
+    definitions of the words of Penn Treebank.
+    """
     vocabulary, facts, arrays = reference.treebank, reference.facts, reference.arrays
-    splits = [(SHARED / "data" / "ptb" / f"{name}.txt").read_text() for name in ("train", "valid", "test")]
-    tokens = [word for text in splits for line in text.splitlines() for word in (*line.split(), "<eos>")]
+    splits = [
+        (SHARED / "data" / "ptb" / f"{name}.txt").read_text() for name in ("train", "valid", "test")
+    ]
+    tokens = [
+        word for text in splits for line in text.splitlines() for word in (*line.split(), "<eos>")
+    ]
     counts = collections.Counter(tokens)  # in order of first appearance
     assert tuple(sorted(reversed(counts), key=counts.__getitem__, reverse=True)) == vocabulary.words
-    assert [vocabulary.index[word] for word in tokens[: len(arrays["train_ids_head"])]] == arrays["train_ids_head"].tolist()
+    assert [vocabulary.index[word] for word in tokens[: len(arrays["train_ids_head"])]] == arrays[
+        "train_ids_head"
+    ].tolist()
     spelt = spelling(vocabulary, facts["max_charlen"], True)
     empty = [259, 260] + [261] * (facts["max_charlen"] - 2)
-    assert digest(np.concatenate([spelt["letters"][spelt["places"]], [empty]])) == facts["sha256_char_ids_int32"]
-    for name, source, most in ("relations", relations, facts["max_rellen"]), ("definitions", definitions, facts["max_deflen"]):
+    assert (
+        digest(np.concatenate([spelt["letters"][spelt["places"]], [empty]]))
+        == facts["sha256_char_ids_int32"]
+    )
+    for name, source, most in (
+        ("relations", relations, facts["max_rellen"]),
+        ("definitions", definitions, facts["max_deflen"]),
+    ):
         ids = source(vocabulary, reference.lexicon, most, "code")["words"]
-        table = np.concatenate([np.where(ids < 0, len(vocabulary), ids), np.full((1, most), len(vocabulary))])
+        table = np.concatenate(
+            [np.where(ids < 0, len(vocabulary), ids), np.full((1, most), len(vocabulary))]
+        )
         np.testing.assert_array_equal(table[arrays["rows"]], arrays[name])
         assert digest(table) == facts[f"sha256_{name}_int32"]
         assert (ids[:, 0] >= 0).sum() == facts[f"words_with_a_{name.removesuffix('s')}"]
@@ -259,13 +414,22 @@ def digest(table):
 
 @needs_wordnet
 def test_coverage_of_table_1(reference):
-    """78 and 86 % of the Penn Treebank, 73 and 76 % of WikiText-2, as the public code counts them, an empty word among them."""
+    """78 and 86 % of the Penn Treebank, 73 and 76 % of WikiText-2, as the public code counts
+    them, an empty word among them.
+    """
     measured = {}
     for vocabulary in reference.treebank, reference.wikitext:
         for form in ("code", "paper"):
-            wants = {kind: {"path": reference.lexicon, "most": 1, "form": form} for kind in ("relations", "definitions")}
+            wants = {
+                kind: {"path": reference.lexicon, "most": 1, "form": form}
+                for kind in ("relations", "definitions")
+            }
             counted = len(vocabulary) / (len(vocabulary) + (form == "code"))
             shares = coverage(lexicon(vocabulary, wants)).values()
             measured[len(vocabulary), form] = [round(100 * share * counted, 2) for share in shares]
-    assert measured == {(10_000, "code"): [78.04, 85.79], (33_278, "code"): [73.39, 76.25],
-                        (10_000, "paper"): [78.45, 86.06], (33_278, "paper"): [73.80, 76.28]}
+    assert measured == {
+        (10_000, "code"): [78.04, 85.79],
+        (33_278, "code"): [73.39, 76.25],
+        (10_000, "paper"): [78.45, 86.06],
+        (33_278, "paper"): [73.80, 76.28],
+    }

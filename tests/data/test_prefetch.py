@@ -36,7 +36,9 @@ def test_it_works_while_the_loop_does():
 
 
 def test_waiting_is_measured(monkeypatch):
-    """A result that the loop asks for 5 seconds too early has been waited for 5, and one that lay ready for none."""
+    """A result that the loop asks for 5 seconds too early has been waited for 5, and one that
+    lay ready for none.
+    """
     clock, asked, ready = [0.0], threading.Event(), threading.Event()
 
     def look():
@@ -61,7 +63,10 @@ def test_waiting_is_measured(monkeypatch):
 
 def test_an_error_is_raised_where_its_result_would_have_been_read():
     read = []
-    with pytest.raises(ZeroDivisionError), Ahead(lambda number: 1 / (2 - number), range(9)) as results:
+    with (
+        pytest.raises(ZeroDivisionError),
+        Ahead(lambda number: 1 / (2 - number), range(9)) as results,
+    ):
         for number, _ in results:
             read.append(number)
     assert read == [0, 1]

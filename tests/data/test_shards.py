@@ -1,4 +1,6 @@
-"""From bytes to shards to ids: nothing lost or repeated at any cut, kill or fault, and what the errors say."""
+"""From bytes to shards to ids: nothing lost or repeated at any cut, kill or fault, and what the
+errors say.
+"""
 
 import hashlib
 import lzma
@@ -35,12 +37,18 @@ SUBWORDS = Subwords.build({"the": 5, "bb": 3, "<eos>": 1}, 2)
 
 
 def load(corpus, path, cache, *, vocabulary=None, **settings):
-    return corpora.load({"corpus": corpus, "path": str(path), "cache": str(cache), **settings}, vocabulary=vocabulary)
+    return corpora.load(
+        {"corpus": corpus, "path": str(path), "cache": str(cache), **settings},
+        vocabulary=vocabulary,
+    )
 
 
 def spelt(corpus):
     """The words of each split."""
-    return {split: " ".join(corpus.vocabulary.words[i] for i in ids) for split, ids in corpus.ids.items()}
+    return {
+        split: " ".join(corpus.vocabulary.words[i] for i in ids)
+        for split, ids in corpus.ids.items()
+    }
 
 
 def ended(text):
@@ -49,18 +57,34 @@ def ended(text):
 
 
 @properties
-@given(files=st.lists(st.tuples(st.lists(LINE), st.sampled_from(["", "\n"])), max_size=4), step=st.integers(1, 40),
-       size=st.integers(22, 90))  # fmt: skip
+@given(
+    files=st.lists(st.tuples(st.lists(LINE), st.sampled_from(["", "\n"])), max_size=4),
+    step=st.integers(1, 40),
+    size=st.integers(22, 90),
+)
 def test_pieces_lose_and_repeat_nothing(files, step, size):
-    """Whatever the sizes of files, chunks and pieces; lines are cut between words if at all; every byte knows its line."""
+    """Whatever the sizes of files, chunks and pieces; lines are cut between words if at all;
+    every byte knows its line.
+    """
     texts = [("\n".join(lines) + end).encode() for lines, end in files]
-    chunks = [Chunk(f"f{i}", text[j : j + step], 0.0) for i, text in enumerate(texts) for j in range(0, len(text), step)]
+    chunks = [
+        Chunk(f"f{i}", text[j : j + step], 0.0)
+        for i, text in enumerate(texts)
+        for j in range(0, len(text), step)
+    ]
     made = list(shards.pieces(chunks, size))
     assert b"".join(piece.data for piece in made) == b"".join(map(ended, texts))
     assert [piece.number for piece in made] == list(range(len(made)))
     assert all(0 < len(piece.data) <= size for piece in made)
-    assert all(piece.data.endswith(b"\n") or (piece.data.endswith(b" ") and b"\n" not in piece.data) for piece in made)
-    lines = [(i, 1 + text.count(b"\n", 0, j)) for i, text in enumerate(texts) for j in range(len(ended(text)))]
+    assert all(
+        piece.data.endswith(b"\n") or (piece.data.endswith(b" ") and b"\n" not in piece.data)
+        for piece in made
+    )
+    lines = [
+        (i, 1 + text.count(b"\n", 0, j))
+        for i, text in enumerate(texts)
+        for j in range(len(ended(text)))
+    ]
     found = [piece.line(j) for piece in made for j in range(len(piece.data))]
     assert found == [f"f{i}, line {line}" for i, line in lines]
 
@@ -68,14 +92,18 @@ def test_pieces_lose_and_repeat_nothing(files, step, size):
 @properties
 @given(lines=st.lists(LINE, min_size=1, max_size=12), size=st.integers(22, 90))
 def test_ids_are_those_of_a_plain_loop(lines, size, tmp_path_factory):
-    """Counts and ids over any number of shards, of words and of sub-word units, against the vocabulary's own `encode`."""
+    """Counts and ids over any number of shards, of words and of sub-word units, against the
+    vocabulary's own `encode`.
+    """
     directory = tmp_path_factory.mktemp("shards")
     (directory / "text.txt").write_text("\n".join(lines), encoding="utf-8")
     lines = "\n".join(lines).removesuffix("\n").split("\n") if "\n".join(lines) else []
     expected = [word for line in lines for word in (*line.split(), "<eos>")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "PIECE", size)
-        patch.setattr(shards, "_processes", lambda: shards.contextlib.nullcontext(shards.operator.call))
+        patch.setattr(
+            shards, "_processes", lambda: shards.contextlib.nullcontext(shards.operator.call)
+        )
         if not {*expected} - {"<eos>"}:
             with pytest.raises(InputError, match="has no words"):
                 shards.Shards.make(Text((directory / "text.txt",)), directory / "made")
@@ -83,7 +111,11 @@ def test_ids_are_those_of_a_plain_loop(lines, size, tmp_path_factory):
         made = shards.Shards.make(Text((directory / "text.txt",)), directory / "made")
     counts = {word: expected.count(word) for word in expected}
     assert made.counts() == counts
-    for vocabulary in Vocabulary.build(counts), Vocabulary.build(counts | {"<unk>": 0}, 2), SUBWORDS:
+    for vocabulary in (
+        Vocabulary.build(counts),
+        Vocabulary.build(counts | {"<unk>": 0}, 2),
+        SUBWORDS,
+    ):
         made.encode(vocabulary, directory / "ids.npy")
         ids = np.load(directory / "ids.npy")
         assert ids.dtype == np.int32
@@ -118,25 +150,37 @@ def test_a_giant_line(tmp_path, monkeypatch):
     """Is cut between words, and ends once; a giant word is no text."""
     monkeypatch.setattr(shards, "PIECE", 1 << 15)
     counts = made_of(b"the cat sat on the mat " * 10_000, tmp_path)
-    assert counts == {"the": 20_000, "cat": 10_000, "sat": 10_000, "on": 10_000, "mat": 10_000, "<eos>": 1}
+    assert counts == {
+        "the": 20_000,
+        "cat": 10_000,
+        "sat": 10_000,
+        "on": 10_000,
+        "mat": 10_000,
+        "<eos>": 1,
+    }
     assert len(list((tmp_path / "made").glob("*.npz"))) == 8
     with pytest.raises(InputError, match=r"text\.txt: a word of more than 32,768 bytes; give text"):
         made_of(b"a" * (3 << 15), tmp_path)
 
 
 def test_ends_of_lines(tmp_path):
-    """CRLF counts as one end, as does the end of the file; empty lines count; a lone carriage return is white space."""
+    """CRLF counts as one end, as does the end of the file; empty lines count; a lone carriage
+    return is white space.
+    """
     assert made_of(b"a b\r\n\r\nb\n\n  \na\rb", tmp_path) == {"a": 2, "b": 3, "<eos>": 6}
 
 
-@pytest.mark.parametrize("content, says", [
-    (b"fine\n\nthe \xff\n", r"text\.txt, line 3: not UTF-8; convert"),
-    (b"fine\nthe\0cat\n", r"text\.txt, line 2: a NUL byte"),
-    ("the\n".encode("utf-16"), r"text\.txt, line 1: not UTF-8"),
-    ("the\n".encode("utf-16-le"), r"text\.txt, line 1: a NUL byte"),
-    (b"\n \n", r"text\.txt has no words"),
-    (b"", r"text\.txt has no words"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (b"fine\n\nthe \xff\n", r"text\.txt, line 3: not UTF-8; convert"),
+        (b"fine\nthe\0cat\n", r"text\.txt, line 2: a NUL byte"),
+        ("the\n".encode("utf-16"), r"text\.txt, line 1: not UTF-8"),
+        ("the\n".encode("utf-16-le"), r"text\.txt, line 1: a NUL byte"),
+        (b"\n \n", r"text\.txt has no words"),
+        (b"", r"text\.txt has no words"),
+    ],
+)
 def test_what_is_no_text(content, says, tmp_path):
     """One line that names file and line; nothing is left that could be read."""
     with pytest.raises(InputError, match=says):
@@ -162,7 +206,9 @@ def test_a_damaged_shard(tmp_path):
     content = bytearray(path.read_bytes())
     content[content.index(b"the\ncat")] ^= 1
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"000000\.npz is damaged .*; remove .*made to have it made again"):
+    with pytest.raises(
+        InputError, match=r"000000\.npz is damaged .*; remove .*made to have it made again"
+    ):
         shards.Shards(tmp_path / "made").counts()
 
 
@@ -176,9 +222,14 @@ def test_a_script_without_a_guard(text, tmp_path):
     """Its processes run it anew: an error that says so, not a wait without end."""
     script = tmp_path / "script.py"
     data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
-    script.write_text("from adaptive_jax.data.corpora import load, shards\nshards.PIECE = 64\n" f"load.load({data})\n")
+    script.write_text(
+        "from adaptive_jax.data.corpora import load, shards\nshards.PIECE = 64\n"
+        f"load.load({data})\n"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert run.returncode == 1
     assert 'load corpora under `if __name__ == "__main__":`' in run.stderr.splitlines()[-1]
 
@@ -205,8 +256,13 @@ def start(tmp_path_factory):
     script.write_text(SCRIPT)
 
     def start(*arguments):
-        return subprocess.Popen([sys.executable, script, *arguments], env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, script, *arguments],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     return start
 
@@ -214,7 +270,10 @@ def start(tmp_path_factory):
 def files_of(cache):
     """Name and SHA-256 of all that was prepared, but for the locks."""
     files = [path for path in cache.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {str(path.relative_to(cache)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(cache)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +285,9 @@ def undisturbed(start, text, tmp_path_factory):
     assert process.returncode == 0, err
     files = files_of(cache)
     assert len(files) > 20
-    assert spelt(load("text_files", text, cache))["train"] == " ".join(f"the w{i % 7} w{i} . <eos>" for i in range(60))
+    assert spelt(load("text_files", text, cache))["train"] == " ".join(
+        f"the w{i % 7} w{i} . <eos>" for i in range(60)
+    )
     return files
 
 
@@ -238,11 +299,19 @@ def test_killed_at_any_moment_it_resumes(start, text, tmp_path, undisturbed):
         with start(text, cache) as process:
             while process.poll() is None and len(list(cache.rglob("*.npz"))) < most:
                 time.sleep(0.002)
-            workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            workers = (
+                psutil.Process(process.pid).children(recursive=True)
+                if process.poll() is None
+                else []
+            )
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)
         assert not psutil.wait_procs(workers, timeout=20)[1]
-        times = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npz") if not path.name.startswith(".")}
+        times = {
+            path: path.stat().st_mtime_ns
+            for path in cache.rglob("*.npz")
+            if not path.name.startswith(".")
+        }
         assert times.items() >= before.items()  # what was there is not made again
         before = times
     with start(text, cache) as process:
@@ -258,7 +327,9 @@ def test_of_two_processes_one_prepares(start, text, tmp_path, undisturbed):
         outputs = [process.communicate(timeout=120) for process in (one, two)]
     assert outputs[0][0] == outputs[1][0] != ""
     said = outputs[0][1] + outputs[1][1]
-    assert sorted(line.split()[2] for line in said.splitlines() if line.startswith("preparing")) == ["test", "train", "validation"]
+    assert sorted(
+        line.split()[2] for line in said.splitlines() if line.startswith("preparing")
+    ) == ["test", "train", "validation"]
     assert files_of(tmp_path / "cache") == undisturbed
 
 
@@ -267,7 +338,10 @@ def test_a_full_disk(start, own_text, small_disk):
     (own_text / "train" / "2.txt").write_text("".join(f"word{i} word{2 * i}\n" for i in range(200)))
     with start(own_text, small_disk / "cache") as process:
         _, err = process.communicate(timeout=120)
-    said = rf"InputError: cannot write data\.cache={small_disk}/cache \(.*\): No space left on device; make room.*\n$"
+    said = (
+        rf"InputError: cannot write data\.cache={small_disk}/cache \(.*\): No space left on device;"
+        r" make room.*\n$"
+    )
     assert re.search(said, err)
     assert not list(small_disk.rglob("*.npy"))
     subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
@@ -277,13 +351,31 @@ def test_a_full_disk(start, own_text, small_disk):
 
 
 def test_tokenisers(tmp_path):
-    """Moses sets words and marks apart, knows abbreviations, and is asked before the case is lowered."""
+    """Moses sets words and marks apart, knows abbreviations, and is asked before the case is
+    lowered.
+    """
     (tmp_path / "text.txt").write_text("Mr. Smith's dog (a U.S. dog) isn't here.\n")
     text = Text((tmp_path / "text.txt",))
     cased = shards.Shards.make(text, tmp_path / "cased", "moses").counts()
-    assert list(cased) == ["Mr.", "Smith", "'s", "dog", "(", "a", "U.S.", ")", "isn", "'t", "here", ".", "<eos>"]
+    assert list(cased) == [
+        "Mr.",
+        "Smith",
+        "'s",
+        "dog",
+        "(",
+        "a",
+        "U.S.",
+        ")",
+        "isn",
+        "'t",
+        "here",
+        ".",
+        "<eos>",
+    ]
     lowered = shards.Shards.make(text, tmp_path / "lowered", "moses", lower=True).counts()
-    assert lowered == {word if word == "<eos>" else word.lower(): count for word, count in cased.items()}
+    assert lowered == {
+        word if word == "<eos>" else word.lower(): count for word, count in cased.items()
+    }
     plain = shards.Shards.make(text, tmp_path / "plain", "none", lower=True).counts()
     assert list(plain) == ["mr.", "smith's", "dog", "(a", "u.s.", "dog)", "isn't", "here.", "<eos>"]
 
@@ -291,17 +383,28 @@ def test_tokenisers(tmp_path):
 def test_other_settings_prepare_anew(own_text, tmp_path):
     """The key of the cache has all that the words depend on."""
     (own_text / "train" / "2.txt").write_text("The the (w0) w0\n")
-    sizes = [len(load("text_files", own_text, tmp_path / "cache", **how).vocabulary)
-             for how in ({}, {"lower": True}, {"tokeniser": "moses"}, {})]  # fmt: skip
-    assert sizes == [sizes[0], sizes[0] - 1, sizes[0] + 1, sizes[0]]  # without The; with ( and ) for (w0)
+    sizes = [
+        len(load("text_files", own_text, tmp_path / "cache", **how).vocabulary)
+        for how in ({}, {"lower": True}, {"tokeniser": "moses"}, {})
+    ]
+    assert sizes == [
+        sizes[0],
+        sizes[0] - 1,
+        sizes[0] + 1,
+        sizes[0],
+    ]  # without The; with ( and ) for (w0)
 
 
-NAMES = {"train": "1b/training-monolingual.tokenized.shuffled/news.en-0000{}-of-00100",
-         "held-out": "1b/heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"}  # fmt: skip
+NAMES = {
+    "train": "1b/training-monolingual.tokenized.shuffled/news.en-0000{}-of-00100",
+    "held-out": "1b/heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050",
+}
 
 
 def test_billion_word_as_it_is_published(tmp_path):
-    """From the archive and from its directory: training shards in order, held-out shard 0 is test and 1 validation."""
+    """From the archive and from its directory: training shards in order, held-out shard 0 is
+    test and 1 validation.
+    """
     for name, numbers in ("train", (1, 2)), ("held-out", (0, 1, 2)):
         for number in numbers:
             file = tmp_path / NAMES[name].format(number)
@@ -323,7 +426,9 @@ def test_billion_word_as_it_is_published(tmp_path):
 
 
 def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
-    """`lm1b` in array_record files: all training sentences, and two fiftieths of the held-out ones that share none."""
+    """`lm1b` in array_record files: all training sentences, and two fiftieths of the held-out
+    ones that share none.
+    """
     tfds = pytest.importorskip("tensorflow_datasets")
 
     class Lm1b(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -344,7 +449,10 @@ def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "PREPARED_BY_TFDS", str(tmp_path))
     for path in str(tmp_path), str(tmp_path / "lm1b" / "1.1.0"), "":
         corpus = load("billion_word", path, tmp_path / "cache")
-        words = {split: text.replace(" <eos>", "").removeprefix("a ").split(" a ") for split, text in spelt(corpus).items()}
+        words = {
+            split: text.replace(" <eos>", "").removeprefix("a ").split(" a ")
+            for split, text in spelt(corpus).items()
+        }
         assert sorted(words["train"]) == sorted(f"w{i}" for i in range(1_200))
         assert [len(words[split]) for split in ("validation", "test")] == [2, 2]
         assert not {*words["validation"]} & {*words["test"]}
@@ -355,7 +463,9 @@ def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
 
 
 def test_two_copies_of_a_split(own_text, tmp_path):
-    """A split that is there twice, an empty directory, a split that is not there: each named, with the cure."""
+    """A split that is there twice, an empty directory, a split that is not there: each named,
+    with the cure.
+    """
     (own_text / "valid.txt.xz").write_bytes(lzma.compress(b"a\n"))
     with pytest.raises(InputError, match=r"has both valid\.txt\.xz and valid/; keep one"):
         local_texts("text_files", str(own_text), ())
@@ -373,11 +483,14 @@ def test_two_copies_of_a_split(own_text, tmp_path):
 
 
 @needs_real
-@pytest.mark.parametrize("corpus, folder, validation, test", [  # ../shared/data/README.md: tokens and distinct words
-    ("europarl", "europarl", (551_575, 28_100), (672_289, 31_088)),
-    ("wikitext2_raw", "wikitext-2-raw", (217_646, 19_882), (245_569, 21_141)),
-    ("billion_word", "lm1b-heldout", (322_706, 32_785), (318_286, 32_210)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "corpus, folder, validation, test",
+    [  # ../shared/data/README.md: tokens and distinct words
+        ("europarl", "europarl", (551_575, 28_100), (672_289, 31_088)),
+        ("wikitext2_raw", "wikitext-2-raw", (217_646, 19_882), (245_569, 21_141)),
+        ("billion_word", "lm1b-heldout", (322_706, 32_785), (318_286, 32_210)),
+    ],
+)
 def test_counts_of_the_held_out_text(corpus, folder, validation, test, tmp_path):
     texts = local_texts(corpus, str(REAL / folder), ())
     for split, expected in ("validation", validation), ("test", test):
@@ -386,21 +499,41 @@ def test_counts_of_the_held_out_text(corpus, folder, validation, test, tmp_path)
 
 
 def test_the_command(text, tmp_path):
-    """Prepares the corpus of a config, says what there is, and copies it to where a run can read it."""
-    line = ["--config=configs/quickstart.py", "--config.data.corpus=text_files", f"--config.data.path={text}",
-            f"--config.data.cache={tmp_path / 'cache'}", f"--to=file://{tmp_path / 'copy'}"]  # fmt: skip
-    run = subprocess.run([sys.executable, "-m", "adaptive_jax.data.prepare", *line], cwd=ROOT, capture_output=True, text=True)
+    """Prepares the corpus of a config, says what there is, and copies it to where a run can
+    read it.
+    """
+    line = [
+        "--config=configs/quickstart.py",
+        "--config.data.corpus=text_files",
+        f"--config.data.path={text}",
+        f"--config.data.cache={tmp_path / 'cache'}",
+        f"--to=file://{tmp_path / 'copy'}",
+    ]
+    run = subprocess.run(
+        [sys.executable, "-m", "adaptive_jax.data.prepare", *line],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stderr
     assert "text_files: vocabulary 11; tokens train 300, validation 25, test 20" in run.stdout
     stored = load("text_files", f"file://{tmp_path / 'copy'}", "")
     mapped = load("text_files", text, tmp_path / "cache", threshold=2)
     assert spelt(stored) == spelt(mapped)
     with pytest.raises(InputError, match="another vocabulary"):
-        load("text_files", f"file://{tmp_path / 'copy'}", "", vocabulary=Vocabulary.build({"a": 1, "<eos>": 1}))
+        load(
+            "text_files",
+            f"file://{tmp_path / 'copy'}",
+            "",
+            vocabulary=Vocabulary.build({"a": 1, "<eos>": 1}),
+        )
 
 
 def test_downloaded_sizes_are_known():
     """Every address that a corpus may be downloaded from is verified."""
-    addresses = [sources.BILLION_WORD, *(sources.PTB.format(name) for name in ("train", "valid", "test"))]
+    addresses = [
+        sources.BILLION_WORD,
+        *(sources.PTB.format(name) for name in ("train", "valid", "test")),
+    ]
     addresses += [sources.WIKITEXT.format(name) for name in sources.ARCHIVES.values()]
     assert set(addresses) == set(sources.DOWNLOADS)

@@ -1,4 +1,6 @@
-"""Ids under a URL against the same ids in a memory-mapped file, what a read transfers, and incomplete copies."""
+"""Ids under a URL against the same ids in a memory-mapped file, what a read transfers, and
+incomplete copies.
+"""
 
 import http.server
 import json
@@ -45,8 +47,23 @@ def mapped(ids, path):
 
 
 def indices(tokens):
-    """Whole numbers, slices and integer arrays, at the edges of chunks, of shards and of the split."""
-    edges = {0, 1, CHUNK - 1, CHUNK, CHUNK + 1, SHARD - 1, SHARD, SHARD + 1, 2 * SHARD, tokens - 1, tokens, tokens + 1}
+    """Whole numbers, slices and integer arrays, at the edges of chunks, of shards and of the
+    split.
+    """
+    edges = {
+        0,
+        1,
+        CHUNK - 1,
+        CHUNK,
+        CHUNK + 1,
+        SHARD - 1,
+        SHARD,
+        SHARD + 1,
+        2 * SHARD,
+        tokens - 1,
+        tokens,
+        tokens + 1,
+    }
     inside = sorted(edge for edge in edges if 0 <= edge < tokens)
     yield from inside
     yield from (-edge for edge in inside if edge)
@@ -55,7 +72,13 @@ def indices(tokens):
         for end in (None, -1, *edges):
             yield slice(begin, end)
     yield from (slice(None, None, -1), slice(-3, None, 2), slice(70, 3, -7), slice(2, 500, 500))
-    yield from (np.array(inside), np.array(inside)[::-1], [-1, 0], np.zeros(3, np.int32), np.array(tokens - 1))
+    yield from (
+        np.array(inside),
+        np.array(inside)[::-1],
+        [-1, 0],
+        np.zeros(3, np.int32),
+        np.array(tokens - 1),
+    )
     yield np.random.default_rng(1).integers(-tokens, tokens, (3, 5, 2))
     yield np.array([[0], [tokens - 1]], np.uint16)
     yield np.zeros((2, 0), np.int64)
@@ -63,11 +86,18 @@ def indices(tokens):
 
 @pytest.mark.parametrize("tokens", [1, CHUNK, SHARD, 3 * SHARD + CHUNK + 3])
 def test_indexed_like_a_mapped_file(url, tmp_path, tokens):
-    """The same values, shapes, dtypes and refusals, for sizes that divide into chunks and shards and sizes that do not."""
+    """The same values, shapes, dtypes and refusals, for sizes that divide into chunks and
+    shards and sizes that do not.
+    """
     plain = mapped(ids_of(tokens), tmp_path / "ids.npy")
     storage.copy(Corpus(VOCABULARY, {"train": plain}), url)
     found = storage.open(url, splits=("train",)).ids["train"]
-    assert (len(found), found.shape, found.dtype, found.ndim) == (tokens, plain.shape, plain.dtype, 1)
+    assert (len(found), found.shape, found.dtype, found.ndim) == (
+        tokens,
+        plain.shape,
+        plain.dtype,
+        1,
+    )
     for index in indices(tokens):
         expected, value = plain[index], found[index]
         assert type(value) is (np.int32 if np.ndim(expected) == 0 else np.ndarray), index
@@ -83,7 +113,10 @@ def test_indexed_like_a_mapped_file(url, tmp_path, tokens):
         found[np.ones(tokens, bool)]
 
 
-@pytest.mark.parametrize("break_mode, layout, context", [("none", "packed", 3), ("complete", "packed", 3), ("eos", "similar", 0)])
+@pytest.mark.parametrize(
+    "break_mode, layout, context",
+    [("none", "packed", 3), ("complete", "packed", 3), ("eos", "similar", 0)],
+)
 def test_batches_are_the_same(tmp_path, break_mode, layout, context):
     """Of training and of evaluation, for examples of any kind."""
     plain, url = ids_of(150) % 7, f"memory://{tmp_path}"
@@ -100,7 +133,9 @@ def test_batches_are_the_same(tmp_path, break_mode, layout, context):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("vocabulary", [VOCABULARY, Subwords.build(UNITS, 10)], ids=["words", "sub-words"])
+@pytest.mark.parametrize(
+    "vocabulary", [VOCABULARY, Subwords.build(UNITS, 10)], ids=["words", "sub-words"]
+)
 def test_the_vocabulary_comes_with_them(url, vocabulary):
     """Words and counts, and of sub-words the model, so that text is encoded the same way."""
     storage.copy(Corpus(vocabulary, {"train": ids_of(5)}), url)
@@ -119,7 +154,9 @@ def test_only_the_splits_asked_for(url):
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
-    """Files in byte ranges, as an object store gives them; each answer's path and size goes into `sent`."""
+    """Files in byte ranges, as an object store gives them; each answer's path and size goes
+    into `sent`.
+    """
 
     protocol_version = "HTTP/1.1"
     sent: list
@@ -153,7 +190,9 @@ class Ranges(http.server.SimpleHTTPRequestHandler):
 def server(tmp_path):
     """The address of tmp_path, and the list of what was sent."""
     handler = type("Handler", (Ranges,), {"sent": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: handler(*a, directory=str(tmp_path))) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), lambda *a: handler(*a, directory=str(tmp_path))
+    ) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}", handler.sent
@@ -162,7 +201,9 @@ def server(tmp_path):
 
 
 def test_only_what_is_asked_for_travels(tmp_path, server, monkeypatch):
-    """Opening reads no ids. A range takes the index of its shard and its chunk; a second one in the shard, its chunk alone."""
+    """Opening reads no ids. A range takes the index of its shard and its chunk; a second one in
+    the shard, its chunk alone.
+    """
     monkeypatch.setattr(storage, "CHUNK", 1_024)
     monkeypatch.setattr(storage, "SHARD", 64 * 1_024)
     ids = ids_of(5 * 64 * 1_024 + 100)
@@ -181,7 +222,8 @@ def test_only_what_is_asked_for_travels(tmp_path, server, monkeypatch):
     requests, size = travels(slice(80_000, 80_512))
     assert requests == 1 and chunk <= size <= chunk + 300
     assert travels(slice(80_000, 80_512)) == (0, 0)
-    # 40 rows of 513 ids, some within two chunks, from five shards, whose indices are to be read once each.
+    # 40 rows of 513 ids, some within two chunks, from five shards, whose indices are to be read
+    # once each.
     starts = np.random.default_rng(3).integers(0, len(ids) - 513, 40)
     rows = starts[:, None] + np.arange(513)
     requests, size = travels(rows)
@@ -203,9 +245,13 @@ class Interrupted:
 
 
 def test_an_interrupted_copy_is_none(url):
-    """It is not opened, and the next copy replaces it, shorter and with another vocabulary though it is."""
+    """It is not opened, and the next copy replaces it, shorter and with another vocabulary
+    though it is.
+    """
     with pytest.raises(KeyboardInterrupt):
-        storage.copy(Corpus(Subwords.build(UNITS, 10), {"train": Interrupted(), "test": ids_of(5)}), url)
+        storage.copy(
+            Corpus(Subwords.build(UNITS, 10), {"train": Interrupted(), "test": ids_of(5)}), url
+        )
     with pytest.raises(InputError, match="no complete copy") as error:
         storage.open(url)
     assert url in str(error.value)
@@ -221,7 +267,9 @@ def test_a_complete_copy_is_not_overwritten(url):
     storage.copy(Corpus(VOCABULARY, {"train": np.zeros(3 * SHARD, np.int32)}), url)
     with pytest.raises(InputError, match="holds a corpus already: give another URL"):
         storage.copy(Corpus(VOCABULARY, {"train": ids_of(10, seed=1)}), url)
-    np.testing.assert_array_equal(storage.open(url, splits=("train",)).ids["train"][:], np.zeros(3 * SHARD))
+    np.testing.assert_array_equal(
+        storage.open(url, splits=("train",)).ids["train"][:], np.zeros(3 * SHARD)
+    )
 
 
 def test_ids_that_were_lost_are_an_error(tmp_path):
@@ -235,13 +283,25 @@ def test_ids_that_were_lost_are_an_error(tmp_path):
         found[SHARD + 1]
 
 
-@pytest.mark.parametrize("bad, says", [
-    ("nosuch://bucket/x", "nosuch"), ("/tmp/x", "scheme"), ("", "URL"), ("file://x/y", "authority"),
-    ("gs://Bad Bucket/x", "bucket name")])
+@pytest.mark.parametrize(
+    "bad, says",
+    [
+        ("nosuch://bucket/x", "nosuch"),
+        ("/tmp/x", "scheme"),
+        ("", "URL"),
+        ("file://x/y", "authority"),
+        ("gs://Bad Bucket/x", "bucket name"),
+    ],
+)
 def test_an_address_that_is_none(bad, says):
     """One line with the URL, what is wrong with it, and what it may be."""
-    for call, what in (lambda: storage.open(bad), "read"), (lambda: storage.copy(Corpus(VOCABULARY, {}), bad), "write"):
-        with pytest.raises(InputError, match=rf"(?s)^cannot {what} {re.escape(bad)}: .*{says}.*gs://") as error:
+    for call, what in (
+        (lambda: storage.open(bad), "read"),
+        (lambda: storage.copy(Corpus(VOCABULARY, {}), bad), "write"),
+    ):
+        with pytest.raises(
+            InputError, match=rf"(?s)^cannot {what} {re.escape(bad)}: .*{says}.*gs://"
+        ) as error:
             call()
         assert "\n" not in str(error.value)
 
@@ -257,7 +317,9 @@ def test_a_place_closed_to_writing(tmp_path, server):
 def test_a_store_that_does_not_answer(monkeypatch):
     """Given up while tensorstore would try on."""
     monkeypatch.setattr(storage, "PATIENCE", 0.2)
-    with pytest.raises(InputError, match=r"cannot read http://127\.0\.0\.1:9/x: no answer within 0\.2 seconds"):
+    with pytest.raises(
+        InputError, match=r"cannot read http://127\.0\.0\.1:9/x: no answer within 0\.2 seconds"
+    ):
         storage.open("http://127.0.0.1:9/x")
 
 
@@ -268,7 +330,13 @@ def test_a_copy_of_another_format(tmp_path):
     with pytest.raises(InputError, match="format 99"):
         storage.open(f"file://{tmp_path}/c")
     marker.write_text("{")
-    with pytest.raises(InputError, match=r"/c is damaged: complete\.json is not what was written .*; remove it and write it again"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"/c is damaged: complete\.json is not what was written .*; remove it and write it"
+            r" again"
+        ),
+    ):
         storage.open(f"file://{tmp_path}/c")
     shutil.rmtree(tmp_path / "c")
     with pytest.raises(InputError, match="no complete copy"):

@@ -23,14 +23,24 @@ thorough = settings(deadline=None, max_examples=40, derandomize=True)
 
 def batches_of(count, length, rows, microbatches=1):
     """Batches of a split whose token k is k + 100."""
-    return TrainingBatches(np.arange(100, 100 + count, dtype=np.int32), EOS, Layout(length, "none", "streams"), rows, microbatches)
+    return TrainingBatches(
+        np.arange(100, 100 + count, dtype=np.int32),
+        EOS,
+        Layout(length, "none", "streams"),
+        rows,
+        microbatches,
+    )
 
 
 def together(batches, seed, steps):
-    """The rows' targets and inputs over so many updates, `[rows, tokens]` without padding, by epoch."""
+    """The rows' targets and inputs over so many updates, `[rows, tokens]` without padding, by
+    epoch.
+    """
     epochs = []
     for step in range(steps):
-        batch = Batch(*(None if a is None else a.reshape(-1, *a.shape[2:]) for a in batches.batch(seed, step)))
+        batch = Batch(
+            *(None if a is None else a.reshape(-1, *a.shape[2:]) for a in batches.batch(seed, step))
+        )
         np.testing.assert_array_equal(batch.row_ids, np.arange(len(batch.inputs)))
         assert batch.reset.dtype == bool
         assert batch.reset.all() or not batch.reset.any()
@@ -40,13 +50,23 @@ def together(batches, seed, steps):
         assert (batch.weights == used).all()
         assert used[: used.sum()].all()
         epochs[-1].append((batch.targets[:, used], batch.inputs[:, used], len(used)))
-    return [[np.concatenate(parts, axis=1) for parts in list(zip(*epoch, strict=True))[:2]] for epoch in epochs], epochs
+    return [
+        [np.concatenate(parts, axis=1) for parts in list(zip(*epoch, strict=True))[:2]]
+        for epoch in epochs
+    ], epochs
 
 
 @thorough
-@given(count=st.integers(1, 900), length=st.integers(1, 80), rows=st.integers(1, 6), seed=st.integers(0, 2**32))
+@given(
+    count=st.integers(1, 900),
+    length=st.integers(1, 80),
+    rows=st.integers(1, 6),
+    seed=st.integers(0, 2**32),
+)
 def test_rows_continue_through_the_whole_split(count, length, rows, seed):
-    """Every epoch reads every row once, in order, each token after the one before it; fewer tokens than rows are left out."""
+    """Every epoch reads every row once, in order, each token after the one before it; fewer
+    tokens than rows are left out.
+    """
     if count < rows:
         with pytest.raises(InputError, match=f"has {count} tokens, fewer than its {rows} rows"):
             batches_of(count, length, rows)
@@ -59,12 +79,20 @@ def test_rows_continue_through_the_whole_split(count, length, rows, seed):
         np.testing.assert_array_equal(targets, expected)
         np.testing.assert_array_equal(inputs, np.where(expected == 100, EOS, expected - 1))
     assert len(whole) > 1
-    assert {time for epoch in parts for *_, time in epoch} <= set(streams.lattice(length, np.arange(4 * length + 40)))
+    assert {time for epoch in parts for *_, time in epoch} <= set(
+        streams.lattice(length, np.arange(4 * length + 40))
+    )
 
 
 def test_a_batch_is_a_function_of_seed_and_step():
-    """Walking there or asking at once, in one microbatch or three, on one host or two: the same windows; another seed, others."""
-    walked, late, parts = batches_of(5_000, 20, 6), batches_of(5_000, 20, 6), batches_of(5_000, 20, 6, microbatches=3)
+    """Walking there or asking at once, in one microbatch or three, on one host or two: the same
+    windows; another seed, others.
+    """
+    walked, late, parts = (
+        batches_of(5_000, 20, 6),
+        batches_of(5_000, 20, 6),
+        batches_of(5_000, 20, 6, microbatches=3),
+    )
     all_ = [walked.batch(3, step) for step in range(130)]
     assert sum(batch.reset.all() for batch in all_) > 2
     for step in 129, 41, 0:
@@ -73,13 +101,20 @@ def test_a_batch_is_a_function_of_seed_and_step():
             np.testing.assert_array_equal(ours, whole)
         for field in "inputs", "targets", "weights", "row_ids", "reset":
             joined = np.concatenate([getattr(host, field) for host in hosts], axis=1)
-            np.testing.assert_array_equal(joined.reshape(getattr(all_[step], field)[0].shape), getattr(all_[step], field)[0])
-    lengths = [[b.inputs.shape[-1] for b in (late.batch(seed, step) for step in range(40))] for seed in (3, 4)]
+            np.testing.assert_array_equal(
+                joined.reshape(getattr(all_[step], field)[0].shape), getattr(all_[step], field)[0]
+            )
+    lengths = [
+        [b.inputs.shape[-1] for b in (late.batch(seed, step) for step in range(40))]
+        for seed in (3, 4)
+    ]
     assert lengths[0] != lengths[1]
 
 
 def test_lengths_are_drawn_as_published_and_rounded():
-    """Rounding to 10 lengths keeps the mean and moves the deviation a little; half of the length comes once in twenty."""
+    """Rounding to 10 lengths keeps the mean and moves the deviation a little; half of the
+    length comes once in twenty.
+    """
     source = np.random.Philox(key=np.array([1, 2], np.uint64))
     rounded = streams.draw(70, source, 200_000)
     generator = np.random.default_rng(0)
@@ -107,37 +142,57 @@ def test_batching_lengths(case):
     """The public code's lengths from its own random numbers, before rounding."""
     settings, source = CASES[case], np.random.RandomState(CASES[case]["numpy_seed"])
     drawn = [(source.random_sample(), source.standard_normal()) for _ in range(settings["n"])]
-    np.testing.assert_array_equal(streams.rule(settings["bptt"], *np.array(drawn).T), REFERENCE[f"{case}/seq_len"])
+    np.testing.assert_array_equal(
+        streams.rule(settings["bptt"], *np.array(drawn).T), REFERENCE[f"{case}/seq_len"]
+    )
 
 
 @pytest.mark.parametrize("case", ["batchify_23_4", "batchify_20_4", "batchify_7_1"])
 def test_batching_rows(case):
-    """The public code's rows; there the first token of each is not predicted, here it follows the one before it in the split."""
+    """The public code's rows; there the first token of each is not predicted, here it follows
+    the one before it in the split.
+    """
     [[targets, _]], _ = together(batches_of(CASES[case]["tokens"], 50, CASES[case]["bsz"]), 0, 1)
     np.testing.assert_array_equal(targets, REFERENCE[f"{case}/result"].T)
 
 
 def test_batching_epoch_walk(monkeypatch):
-    """The public code's windows of one epoch, given its lengths. It predicts all but the first of 1,500 tokens a row."""
+    """The public code's windows of one epoch, given its lengths. It predicts all but the first
+    of 1,500 tokens a row.
+    """
     drawn, case = REFERENCE["epoch_walk/drawn"], CASES["epoch_walk"]
     monkeypatch.setattr(streams, "draw", lambda base, source, count: drawn)
     columns = case["rows"] - 1
-    _, [epoch, *_] = together(batches_of(columns * case["batch_size"], case["bptt"], case["batch_size"]), 0, case["updates"] + 1)
-    np.testing.assert_array_equal([targets[0, 0] - 100 for targets, *_ in epoch], REFERENCE["epoch_walk/i"])
-    np.testing.assert_array_equal([targets.shape[1] for targets, *_ in epoch], REFERENCE["epoch_walk/rows"])
+    _, [epoch, *_] = together(
+        batches_of(columns * case["batch_size"], case["bptt"], case["batch_size"]),
+        0,
+        case["updates"] + 1,
+    )
+    np.testing.assert_array_equal(
+        [targets[0, 0] - 100 for targets, *_ in epoch], REFERENCE["epoch_walk/i"]
+    )
+    np.testing.assert_array_equal(
+        [targets.shape[1] for targets, *_ in epoch], REFERENCE["epoch_walk/rows"]
+    )
     lengths = np.array([time for *_, time in epoch])
-    np.testing.assert_allclose(case["base_lr"] * lengths / case["bptt"], REFERENCE["epoch_walk/lr"], rtol=1e-12)
+    np.testing.assert_allclose(
+        case["base_lr"] * lengths / case["bptt"], REFERENCE["epoch_walk/lr"], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name.startswith("get_batch")])
 def test_batching_windows(case):
-    """A window of the public code is one of evaluation here: its inputs, its targets, and where it is cut short."""
+    """A window of the public code is one of evaluation here: its inputs, its targets, and where
+    it is cut short.
+    """
     settings, source = CASES[case], np.arange(100, 144).reshape(4, 11)
     length = settings["seq_len"] or settings["bptt"]
     begin, rows = settings["i"], [source[row, settings["i"] :] for row in range(4)]
     parts = []
     for row in rows:  # each as a split of its own, whose first token is only read
-        _, batches = windows(row[1:].astype(np.int32), int(row[0]), Windows(length, 0, "none", "streams", 1))
+        _, batches = windows(
+            row[1:].astype(np.int32), int(row[0]), Windows(length, 0, "none", "streams", 1)
+        )
         window, at = next(batches)
         parts.append((window.batch.inputs[0, : len(at)], window.batch.targets[0, : len(at)]))
     inputs, targets = (np.stack(part) for part in zip(*parts, strict=True))
@@ -147,10 +202,16 @@ def test_batching_windows(case):
 
 
 @thorough
-@given(count=st.integers(1, 300), window=st.integers(1, 40), rows=st.integers(1, 8), multiple=st.integers(1, 4),
-       context=st.integers(0, 50))
+@given(
+    count=st.integers(1, 300),
+    window=st.integers(1, 40),
+    rows=st.integers(1, 8),
+    multiple=st.integers(1, 4),
+    context=st.integers(0, 50),
+)
 def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple, context):
-    """Every token once; row r's windows follow each other; the first window of all resets; rows are filled up for devices.
+    """Every token once; row r's windows follow each other; the first window of all resets; rows are
+    filled up for devices.
 
     Every row but the first reads `context` tokens before those that it scores.
     """
@@ -167,7 +228,9 @@ def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple, 
         assert (batch.reset == (i == 0)).all()
         counted = batch.weights > 0
         np.testing.assert_array_equal(batch.targets[counted], ids[at])
-        for row, targets in enumerate(batch.targets):  # what fills up is EOS, which the split has not
+        for row, targets in enumerate(
+            batch.targets
+        ):  # what fills up is EOS, which the split has not
             read.setdefault(row, []).extend(batch.inputs[row, targets != EOS])
             scored.setdefault(row, []).extend(targets[counted[row]])
     assert sum(map(bool, scored.values())) <= min(rows, count)
@@ -179,9 +242,16 @@ def test_evaluation_reads_each_token_once_and_on(count, window, rows, multiple, 
 
 
 def test_what_streams_refuse():
-    with pytest.raises(InputError, match="batches.break_mode='eos' breaks it: give break_mode none"):
+    with pytest.raises(
+        InputError, match="batches.break_mode='eos' breaks it: give break_mode none"
+    ):
         TrainingBatches(np.arange(9, dtype=np.int32), EOS, Layout(4, "eos", "streams"), 1)
-    with pytest.raises(InputError, match="context=3 is not for one row of batches.layout='streams'.*give context 0, or --rows=2"):
+    with pytest.raises(
+        InputError,
+        match=(
+            "context=3 is not for one row of batches.layout='streams'.*give context 0, or --rows=2"
+        ),
+    ):
         windows(np.arange(9), EOS, Windows(4, 3, "none", "streams", 1))
     with pytest.raises(InputError, match="window=0 must be greater than context=0"):
         windows(np.arange(9), EOS, Windows(0, 0, "none", "streams", 1))

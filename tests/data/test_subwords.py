@@ -19,11 +19,47 @@ from adaptive_jax.errors import InputError
 REAL = Path(__file__).parents[3] / "shared" / "data"
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
 NASTY = [
-    "🙂", "👩‍👩‍👧", "e\u0301", "\u0301", "▁", "▁▁", "▁low", "low▁", "lo▁w", "\u2585", "a\u2585b", "\0", "a\0b", "\x01\x7f",
-    "\u200b", "\ufeff", "\ufeffnew", "\ufffd", "ｌｏｗ", "日本語", "ﬁ", "ß", "İ", "<unk>s", "x<eos>", "<0x41>",
-    "<0xE2><0x96><0x81>", "<s>", "</s>", "<pad>", "⁇", "\U0010ffff", "l" * 300, "lowest" * 300, "💩" * 300, "#", "%s\\n", "ĠĊ",
-    "##ing", "@@",
-]  # fmt: skip
+    "🙂",
+    "👩‍👩‍👧",
+    "e\u0301",
+    "\u0301",
+    "▁",
+    "▁▁",
+    "▁low",
+    "low▁",
+    "lo▁w",
+    "\u2585",
+    "a\u2585b",
+    "\0",
+    "a\0b",
+    "\x01\x7f",
+    "\u200b",
+    "\ufeff",
+    "\ufeffnew",
+    "\ufffd",
+    "ｌｏｗ",
+    "日本語",
+    "ﬁ",
+    "ß",
+    "İ",
+    "<unk>s",
+    "x<eos>",
+    "<0x41>",
+    "<0xE2><0x96><0x81>",
+    "<s>",
+    "</s>",
+    "<pad>",
+    "⁇",
+    "\U0010ffff",
+    "l" * 300,
+    "lowest" * 300,
+    "💩" * 300,
+    "#",
+    "%s\\n",
+    "ĠĊ",
+    "##ing",
+    "@@",
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +72,14 @@ def random_counts(seed, words=150):
     bits = np.random.Generator(np.random.Philox(seed))
     letters = np.array(list("etaoinsr"))
     share = 1 / np.arange(1, 9)
-    made = {"".join(bits.choice(letters, size, p=share / share.sum())) for size in bits.integers(2, 8, words)}
-    return {word: int(count) for word, count in zip(sorted(made), bits.integers(1, 10**9, len(made)), strict=True)}
+    made = {
+        "".join(bits.choice(letters, size, p=share / share.sum()))
+        for size in bits.integers(2, 8, words)
+    }
+    return {
+        word: int(count)
+        for word, count in zip(sorted(made), bits.integers(1, 10**9, len(made)), strict=True)
+    }
 
 
 def merged(units, pair):
@@ -51,7 +93,9 @@ def merged(units, pair):
 
 
 def slow_codes(counts):
-    """Byte-pair encoding as in Sennrich et al. 2016, algorithm 1, up to the first tie, and the split of each word by then."""
+    """Byte-pair encoding as in Sennrich et al. 2016, algorithm 1, up to the first tie, and the
+    split of each word by then.
+    """
     split = {word: [*word, MARK] for word in counts}
     learnt = []
     while True:
@@ -73,7 +117,9 @@ def units_of(vocabulary, word):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_units_are_those_of_plain_byte_pair_encoding(seed):
-    """The same merges in the same order, and the same split of every word, as the algorithm in its plainest form."""
+    """The same merges in the same order, and the same split of every word, as the algorithm in
+    its plainest form.
+    """
     counts = random_counts(seed)
     codes, split = slow_codes(counts)
     assert len(codes) > 30
@@ -98,13 +144,19 @@ def test_as_many_units_are_learnt_as_asked_for(codes):
 
 def most_units(counts):
     """As many units as the refusal of too many says that there are."""
-    with pytest.raises(InputError, match="data.codes=1000000000000 is more than the train split gives") as error:
+    with pytest.raises(
+        InputError, match="data.codes=1000000000000 is more than the train split gives"
+    ) as error:
         Subwords.build(counts, 10**12)
-    return Subwords.build(counts, int(re.search(r"set data.codes=(\d+) or less", str(error.value))[1]))
+    return Subwords.build(
+        counts, int(re.search(r"set data.codes=(\d+) or less", str(error.value))[1])
+    )
 
 
 def test_more_units_than_there_are():
-    """Are refused with the number that there are; a sixteenth would be of a pair that does not occur."""
+    """Are refused with the number that there are; a sixteenth would be of a pair that does not
+    occur.
+    """
     assert len(learnt(most_units(COUNTS))) == 15
     with pytest.raises(InputError, match="data.codes=16 is .* 15 merges"):
         Subwords.build(COUNTS, 16)
@@ -112,18 +164,33 @@ def test_more_units_than_there_are():
 
 def test_units_may_be_long_and_of_many_kinds():
     """Only the text decides where a unit ends, not scripts, digits, punctuation or length."""
-    words = ["abc-123", "日本x9", "9", "2019", "don't", "naïveΩя", "".join(map(chr, range(0x100, 0x100 + 40)))]
+    words = [
+        "abc-123",
+        "日本x9",
+        "9",
+        "2019",
+        "don't",
+        "naïveΩя",
+        "".join(map(chr, range(0x100, 0x100 + 40))),
+    ]
     vocabulary = most_units(dict.fromkeys(words, 2) | {"<eos>": 1})
     assert [units_of(vocabulary, word) for word in words] == [[word + MARK] for word in words]
 
 
 def test_order_and_counts_are_those_of_the_encoded_text(small):
-    lines = ["low low low low low", "lower lower newest newest newest newest newest newest", "widest widest widest", ""]
+    lines = [
+        "low low low low low",
+        "lower lower newest newest newest newest newest newest",
+        "widest widest widest",
+        "",
+    ]
     ids = small.encode_lines(lines)
     assert ids.dtype == np.int32
     assert small.counts.tolist() == np.bincount(ids, minlength=len(small)).tolist()
     assert small.counts.dtype == np.int64
-    assert list(zip(-small.counts, small.words, strict=True)) == sorted(zip(-small.counts, small.words, strict=True))
+    assert list(zip(-small.counts, small.words, strict=True)) == sorted(
+        zip(-small.counts, small.words, strict=True)
+    )
     assert small.counts[-1] == 0
     assert set(BYTES) <= set(small.words)
 
@@ -138,12 +205,18 @@ def test_learning_depends_on_the_counts_alone():
     assert one.digest != Subwords(one.words, one.counts, two.model + b"\0").digest
 
 
-@pytest.mark.parametrize("counts", [COUNTS, COUNTS | {"<unk>": 9}, COUNTS | dict.fromkeys(NASTY, 2)])
+@pytest.mark.parametrize(
+    "counts", [COUNTS, COUNTS | {"<unk>": 9}, COUNTS | dict.fromkeys(NASTY, 2)]
+)
 def test_any_word_is_split_and_only_its_last_unit_ends_it(counts):
     """Whether learnt from or not: joined, the units are the bytes of the word and one mark."""
     vocabulary = Subwords.build(counts, 15)
     bits = np.random.Generator(np.random.Philox(4))
-    random = ["".join(map(chr, bits.integers(0x21, limit, size))) for limit in (0x7F, 0x2FF, 0xD800) for size in range(1, 30)]
+    random = [
+        "".join(map(chr, bits.integers(0x21, limit, size)))
+        for limit in (0x7F, 0x2FF, 0xD800)
+        for size in range(1, 30)
+    ]
     random = [part for word in random for part in word.split()]
     assert len(random) > 80
     for word in [*NASTY, *random, *COUNTS]:
@@ -152,7 +225,9 @@ def test_any_word_is_split_and_only_its_last_unit_ends_it(counts):
         assert not vocabulary.ends[ids].any(), word
         assert vocabulary.ends[last], word
         if word != "<eos>":
-            assert b"".join(vocabulary.spellings[i] for i in (*ids, last)) == (word + MARK).encode(), word
+            assert (
+                b"".join(vocabulary.spellings[i] for i in (*ids, last)) == (word + MARK).encode()
+            ), word
 
 
 def test_special_words_are_units_of_their_own(small):
@@ -167,7 +242,18 @@ def test_special_words_are_units_of_their_own(small):
 
 def test_units_never_read_like_special_ones(capfd):
     """Words that hold one are split, but nothing is learnt from them."""
-    vocabulary = Subwords.build(COUNTS | {"<unk>s": 99, "x<eos>": 99, "<0x41>y": 99, "lo▁w": 99, "l\u2585": 99, "q" * 5000: 9}, 15)
+    vocabulary = Subwords.build(
+        COUNTS
+        | {
+            "<unk>s": 99,
+            "x<eos>": 99,
+            "<0x41>y": 99,
+            "lo▁w": 99,
+            "l\u2585": 99,
+            "q" * 5000: 9,
+        },
+        15,
+    )
     assert capfd.readouterr() == ("", "")
     assert learnt(vocabulary) == learnt(Subwords.build(COUNTS, 15))
     assert units_of(vocabulary, "<eos>") == ["<eos>"]
@@ -193,10 +279,15 @@ def test_words_are_counted_by_their_ends(small):
 
 
 def test_unigram_nll_is_per_word(small):
-    """The slow twin multiplies the probabilities of the units of each word; all share one count, so none is 0."""
+    """The slow twin multiplies the probabilities of the units of each word; all share one
+    count, so none is 0.
+    """
     text = ["low", "lower", "newest", "widest", "<eos>", "low"]
     total, units = sum(small.counts.tolist()), len(small)
-    chance = {unit: (count + 1 / units) / (total + 1) for unit, count in zip(small.words, small.counts.tolist(), strict=True)}
+    chance = {
+        unit: (count + 1 / units) / (total + 1)
+        for unit, count in zip(small.words, small.counts.tolist(), strict=True)
+    }
     assert sum(chance.values()) == pytest.approx(1)
     slow = [math.prod(chance[unit] for unit in units_of(small, word)) for word in text]
     ids = small.encode_lines(["low lower newest widest", "low"])[:-1]
@@ -213,7 +304,10 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
     again = read_vocabulary(path)
     assert isinstance(again, Subwords)
     assert (again.words, again.counts.tolist(), again.digest) == (
-        vocabulary.words, vocabulary.counts.tolist(), vocabulary.digest)  # fmt: skip
+        vocabulary.words,
+        vocabulary.counts.tolist(),
+        vocabulary.digest,
+    )
     assert again.encode(" ".join(NASTY)) == vocabulary.encode(" ".join(NASTY))
     words = Vocabulary.build(COUNTS)
     words.write(path)
@@ -233,13 +327,22 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     path, model = tmp_path / "vocabulary.txt", tmp_path / "subwords.model"
     small.write(path)
     model.unlink()
-    assert re.search(r"cannot read .*subwords\.model: No such file.*; restore it, or remove", refusal(path))
+    assert re.search(
+        r"cannot read .*subwords\.model: No such file.*; restore it, or remove", refusal(path)
+    )
     model.write_bytes(Subwords.build(COUNTS, 11).model)
     assert "has other units; restore it" in refusal(path)
     flipped = [bytearray(small.model) for _ in range(0, len(small.model), 97)]
     for k, damaged in enumerate(flipped):
         damaged[97 * k] ^= 1 << k % 8
-    for content in (b"", b"garbage", small.model[: len(small.model) // 2], small.model[:-1], small.model * 2, *flipped):
+    for content in (
+        b"",
+        b"garbage",
+        small.model[: len(small.model) // 2],
+        small.model[:-1],
+        small.model * 2,
+        *flipped,
+    ):
         model.write_bytes(content)
         assert re.search("damaged.*; restore it", refusal(path))
     model.write_bytes(small.model)
@@ -276,7 +379,9 @@ def wikitext2():
 
 
 def test_units_of_wikitext2(wikitext2):
-    """Every word of a real text can be split; frequent ones are one unit, and all codes are learnt."""
+    """Every word of a real text can be split; frequent ones are one unit, and all codes are
+    learnt.
+    """
     counts, vocabulary = wikitext2
     assert len(learnt(vocabulary)) == 8000
     for word in counts:
@@ -290,14 +395,18 @@ def test_units_of_wikitext2(wikitext2):
 
 
 def test_open_text_is_scored_without_unk(wikitext2):
-    """WikiText-2 as it was before its rare words became <unk>: read back word for word, few of them in bytes."""
+    """WikiText-2 as it was before its rare words became <unk>: read back word for word, few of
+    them in bytes.
+    """
     _, vocabulary = wikitext2
     with lzma.open(REAL / "wikitext-2-raw" / "valid.txt.xz", "rb") as file:
         lines = file.read().decode("utf-8").removesuffix("\n").split("\n")
     ids = vocabulary.encode_lines(lines)
     assert vocabulary.count_words(ids) == 217_646
     assert vocabulary.index["<unk>"] not in ids
-    joined = b"".join(vocabulary.spellings[i] for i in ids).decode("utf-8").replace("<eos>", "<eos>▁")
+    joined = (
+        b"".join(vocabulary.spellings[i] for i in ids).decode("utf-8").replace("<eos>", "<eos>▁")
+    )
     assert joined.split(MARK)[:-1] == [word for line in lines for word in (*line.split(), "<eos>")]
     assert len(ids) < 1.35 * 217_646
     assert np.isin(ids, [vocabulary.index[byte] for byte in BYTES]).sum() < 0.01 * len(ids)

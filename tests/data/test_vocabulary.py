@@ -28,7 +28,14 @@ def test_lines_become_ids():
     """Any white space parts words, and every line ends in <eos>."""
     vocabulary = Vocabulary.build(COUNTS, threshold=2)
     line = "the cat  in the\that\r"
-    assert [vocabulary.words[i] for i in vocabulary.encode(line)] == ["the", "<unk>", "<unk>", "the", "<unk>", "<eos>"]
+    assert [vocabulary.words[i] for i in vocabulary.encode(line)] == [
+        "the",
+        "<unk>",
+        "<unk>",
+        "the",
+        "<unk>",
+        "<eos>",
+    ]
     ids = vocabulary.encode_lines([line, "", "a b"])
     assert ids.dtype == np.int32
     assert ids.tolist() == [0, 2, 2, 0, 2, 1, 1, 3, 4, 1]
@@ -42,7 +49,9 @@ def test_an_unknown_word_without_unk_is_named_with_the_cure():
 
 def test_unigram_nll_is_the_mean_cost_of_the_counts():
     vocabulary = Vocabulary.build({"a": 6, "<eos>": 2})
-    assert vocabulary.unigram_nll(np.array([0, 0, 1])) == pytest.approx(-(2 * math.log(0.75) + math.log(0.25)) / 3)
+    assert vocabulary.unigram_nll(np.array([0, 0, 1])) == pytest.approx(
+        -(2 * math.log(0.75) + math.log(0.25)) / 3
+    )
     assert Vocabulary(("a", "<eos>"), np.array([4, 0])).unigram_nll(np.array([1])) == math.inf
     assert Vocabulary(("a", "<eos>"), np.array([4, 0])).unigram_nll(np.array([0])) == 0.0
 
@@ -57,7 +66,12 @@ def test_a_written_file_is_read_back_the_same(tmp_path):
     assert as_dict(again) == as_dict(vocabulary)
     assert again.words == vocabulary.words
     assert again.digest == vocabulary.digest
-    assert len({vocabulary.digest, Vocabulary.build(COUNTS).digest, Vocabulary.build(COUNTS, 2).digest}) == 3
+    assert (
+        len(
+            {vocabulary.digest, Vocabulary.build(COUNTS).digest, Vocabulary.build(COUNTS, 2).digest}
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,11 +124,21 @@ def plainly_cut(counts, threshold, limit):
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)
-@given(counts=st.dictionaries(st.sampled_from("abcdefgé日"), st.integers(0, 6)), eos=st.integers(1, 6),
-       unknown=st.none() | st.integers(0, 6), threshold=st.integers(1, 5), limit=st.just(0) | st.integers(3, 9))  # fmt: skip
+@given(
+    counts=st.dictionaries(st.sampled_from("abcdefgé日"), st.integers(0, 6)),
+    eos=st.integers(1, 6),
+    unknown=st.none() | st.integers(0, 6),
+    threshold=st.integers(1, 5),
+    limit=st.just(0) | st.integers(3, 9),
+)
 def test_cut_against_a_plain_loop(counts, eos, unknown, threshold, limit):
-    """In one step and in two, with a threshold, a limit or both, with `<unk>` in the text or without."""
+    """In one step and in two, with a threshold, a limit or both, with `<unk>` in the text or
+    without.
+    """
     counts |= {"<eos>": eos} | ({} if unknown is None else {"<unk>": unknown})
     expected = plainly_cut(counts, threshold, limit)
-    for vocabulary in Vocabulary.build(counts, threshold, limit), Vocabulary.build(counts).cut(threshold, limit):
+    for vocabulary in (
+        Vocabulary.build(counts, threshold, limit),
+        Vocabulary.build(counts).cut(threshold, limit),
+    ):
         assert list(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)) == expected

@@ -1,4 +1,6 @@
-"""What crosses devices, and in which dtype, in programs for 8 devices; and that it is what the update needs."""
+"""What crosses devices, and in which dtype, in programs for 8 devices; and that it is what the
+update needs.
+"""
 
 import importlib.util
 import json
@@ -86,13 +88,22 @@ def results(quick_command, tmp_path_factory):
 
 
 def test_what_is_returned_as_replicated_is(results):
-    """JAX proves it of parameters whole and sharded where it tracks what varies over devices, and notices a forgotten sum."""
-    assert all(isinstance(length, int) and length > 10_000 for length in results["tracked"]), results["tracked"]
-    assert "body']['blocks']" in results["forgotten"] and "inferred to be possibly varying" in results["forgotten"]
+    """JAX proves it of parameters whole and sharded where it tracks what varies over devices,
+    and notices a forgotten sum.
+    """
+    assert all(isinstance(length, int) and length > 10_000 for length in results["tracked"]), (
+        results["tracked"]
+    )
+    assert (
+        "body']['blocks']" in results["forgotten"]
+        and "inferred to be possibly varying" in results["forgotten"]
+    )
 
 
 def test_sums_in_bfloat16_are_bounded(results):
-    """Each summand and each partial sum of 8 is rounded to 8 bits at most; vectors are not rounded, those of blocks neither."""
+    """Each summand and each partial sum of 8 is rounded to 8 bits at most; vectors are not
+    rounded, those of blocks neither.
+    """
     assert results["eight"]["above"] == 0
     assert results["eight"]["off"] > 2**-10
     assert max(results["eight"]["others"]) < 1e-5
@@ -100,7 +111,9 @@ def test_sums_in_bfloat16_are_bounded(results):
 
 @pytest.mark.parametrize("grid", ["blocks", "blocks_cut"])
 def test_gradients_of_blocks_cross_in_the_backward_pass(results, grid):
-    """Losses are those of one device. All gradients of a block are summed within the loop over blocks, the others after it."""
+    """Losses are those of one device. All gradients of a block are summed within the loop over
+    blocks, the others after it.
+    """
     one, found = results["one"], results[grid]
     assert one["losses"][0][0] - one["losses"][-1][0] > 0.05
     for ours, theirs in zip(found["losses"], one["losses"], strict=True):
@@ -110,20 +123,31 @@ def test_gradients_of_blocks_cross_in_the_backward_pass(results, grid):
         in_loop = sum(sum(sizes) for computation, sizes in sums if "ENTRY" not in computation)
         blocks = sum(size for name, size in found["sizes"].items() if "blocks" in name)
         assert in_loop == blocks // 3
-        assert sum(sum(sizes) for _, sizes in sums) - in_loop == sum(found["sizes"].values()) - blocks + 3
+        assert (
+            sum(sum(sizes) for _, sizes in sums) - in_loop
+            == sum(found["sizes"].values()) - blocks + 3
+        )
 
 
-@pytest.mark.parametrize("grid, kinds", [("rounded", {"all_reduce"}), ("rounded_cut", {"all_reduce", "reduce_scatter"})])
+@pytest.mark.parametrize(
+    "grid, kinds", [("rounded", {"all_reduce"}), ("rounded_cut", {"all_reduce", "reduce_scatter"})]
+)
 def test_matrices_cross_in_bfloat16(results, grid, kinds):
-    """Half the bytes for every matrix, and for nothing else: vectors and the three sums of the losses stay float32.
+    """Half the bytes for every matrix, and for nothing else: vectors and the three sums of the
+    losses stay float32.
 
-    Read in the program as lowered: a CPU adds bfloat16 in float32, so its compiler casts before the sum.
+    Read in the program as lowered: a CPU adds bfloat16 in float32, so its compiler casts before the
+        sum.
     """
     program = results[grid]["lowered"]
-    found = re.findall(r'"stablehlo.(reduce_scatter|all_reduce)".*?-> tensor<((?:\d+x)*)(\w+)>', program, re.DOTALL)
+    found = re.findall(
+        r'"stablehlo.(reduce_scatter|all_reduce)".*?-> tensor<((?:\d+x)*)(\w+)>', program, re.DOTALL
+    )
     assert {kind for kind, _, _ in found} == kinds
     for kind, shape, dtype in found:
-        vector = shape.count("x") < 2 or re.fullmatch(r"3x\d+x", shape)  # or those of three blocks, one behind the other
+        vector = shape.count("x") < 2 or re.fullmatch(
+            r"3x\d+x", shape
+        )  # or those of three blocks, one behind the other
         assert dtype == ("f32" if vector else "bf16"), (kind, shape, dtype)
 
 
@@ -142,16 +166,35 @@ vectors = sum(a.size for path, a in shapes if a.ndim - ("blocks" in jax.tree_uti
 json.dump({"all": sum(a.size for _, a in shapes), "vectors": vectors,
     "collectives": report(compiled_update(config, sys.argv[3]))["collectives"]}, open(sys.argv[2], "w"))
 """
-MISSING = sys.version_info < (3, 12) or not all(importlib.util.find_spec(name) for name in ("jax_plugins", "nvidia", "libtpu"))
+MISSING = sys.version_info < (3, 12) or not all(
+    importlib.util.find_spec(name) for name in ("jax_plugins", "nvidia", "libtpu")
+)
 
 
 @pytest.mark.skipif(MISSING, reason="needs Python 3.12 and the extra `targets`")
 @pytest.mark.parametrize("target", ["h100:8", "v5e:4x2"])
 def test_bytes_that_cross_eight_devices(quick_command, settings, tmp_path, target):
-    """In the update compiled for them: every gradient once, matrices with two bytes a number, and three sums of losses."""
-    changes = settings(**{"dtype": "bfloat16", "gradient_sums": "bfloat16", "body.layers": 2, "batches.sequence_length": 64})
-    done = quick_command("-c", COMPILED, json.dumps(changes | {"tokens_per_device": 64}), tmp_path / "found.json", target)
+    """In the update compiled for them: every gradient once, matrices with two bytes a number,
+    and three sums of losses.
+    """
+    changes = settings(
+        **{
+            "dtype": "bfloat16",
+            "gradient_sums": "bfloat16",
+            "body.layers": 2,
+            "batches.sequence_length": 64,
+        }
+    )
+    done = quick_command(
+        "-c",
+        COMPILED,
+        json.dumps(changes | {"tokens_per_device": 64}),
+        tmp_path / "found.json",
+        target,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert [one["kind"] for one in found["collectives"]] == ["all-reduce"]
-    assert found["collectives"][0]["bytes"] == 2 * (found["all"] - found["vectors"]) + 4 * (found["vectors"] + 3)
+    assert found["collectives"][0]["bytes"] == 2 * (found["all"] - found["vectors"]) + 4 * (
+        found["vectors"] + 3
+    )

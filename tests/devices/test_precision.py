@@ -1,4 +1,6 @@
-"""What `dtype` of a config means for matrix products on accelerators, read off programs lowered for a TPU."""
+"""What `dtype` of a config means for matrix products on accelerators, read off programs lowered
+for a TPU.
+"""
 
 import re
 
@@ -18,7 +20,9 @@ PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution)\b.*")
 
 def products(config, monkeypatch):
     """The lines of an update's products whose operands and result are float32, and the others."""
-    monkeypatch.setattr(precision, "platform", lambda: "tpu")  # the mesh is of CPUs; lowering needs no TPU
+    monkeypatch.setattr(
+        precision, "platform", lambda: "tpu"
+    )  # the mesh is of CPUs; lowering needs no TPU
     mesh, model, optimizer = sharding.device_mesh(), build(config, 122), optim.from_config(config)
     state = shape_of_state(model, optimizer, mesh)
     ints, floats = (jax.ShapeDtypeStruct((1, 4, 16), dtype) for dtype in (jnp.int32, jnp.float32))
@@ -32,7 +36,9 @@ def products(config, monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_float32_is_float32(config, monkeypatch, dtype):
-    """Forward and backward, every product of float32 arrays is exact if the config says float32, and no other product is."""
+    """Forward and backward, every product of float32 arrays is exact if the config says
+    float32, and no other product is.
+    """
     full, others = products(config(dtype=dtype), monkeypatch)
     exact = [line for line in full + others if "HIGHEST" in line]
     assert len(full) + len(others) > 20

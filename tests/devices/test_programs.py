@@ -1,4 +1,6 @@
-"""Counts of compiled programs: of a small text that is counted by hand, and of a program compiled here."""
+"""Counts of compiled programs: of a small text that is counted by hand, and of a program
+compiled here.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +8,8 @@ import jax.numpy as jnp
 from adaptive_jax.devices.hlo import read, sizes
 from adaptive_jax.devices.programs import Program, report
 
-# Three trips: a slice of 3 stacked matrices of 128 bytes, a whole mask of 64 bytes, a product, a stack of results.
+# Three trips: a slice of 3 stacked matrices of 128 bytes, a whole mask of 64 bytes, a product, a
+# stack of results.
 TEXT = """\
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[3,8,4]{2,1,0})->f32[3,8]{1,0}}
 
@@ -87,30 +90,51 @@ CONDITION = """
 
 
 def test_counts_by_hand():
-    """Slices count as slices, stacks as what is written, products, collectives and empty memory not at all."""
+    """Slices count as slices, stacks as what is written, products, collectives and empty memory
+    not at all.
+    """
     program = Program(*read(TEXT))
     slice_, mask, stack, add = 128 + 4 + 128, 64 + 64 + 64 + 16, 16 + 4 + 16, 12
     trip = slice_ + mask + stack + add
     assert program.moved("body") == trip
     assert program.moved(program.entry) == 3 * trip + (4 + 64) + 2 * 48
     assert (program.moved_by("step)/slice"), program.moved_by("jit(other)")) == (3 * slice_, 0)
-    loop = {"source": "jit(step)/blocks/while", "trips": 3, "moved_bytes": trip, "hoisted": 64, "runs": 1}
+    loop = {
+        "source": "jit(step)/blocks/while",
+        "trips": 3,
+        "moved_bytes": trip,
+        "hoisted": 64,
+        "runs": 1,
+    }
     assert program.loops() == [loop]
     assert program.collectives() == [{"kind": "all-reduce", "count": 3, "bytes": 48}]
     assert program.products() == [(4, 4, 8, 3), (4, 4, 4, 3)]
-    told = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "").replace("\nENTRY", CONDITION + "\nENTRY")
+    told = TEXT.replace(', backend_config={"known_trip_count":{"n":"3"}}', "").replace(
+        "\nENTRY", CONDITION + "\nENTRY"
+    )
     assert Program(*read(told)).loops() == [loop]
-    unknown = told.replace("%end = s32[] constant(3)", "%end = s32[] get-tuple-element(%state.6), index=0")
+    unknown = told.replace(
+        "%end = s32[] constant(3)", "%end = s32[] get-tuple-element(%state.6), index=0"
+    )
     assert Program(*read(unknown)).loops() == [loop | {"trips": None}]
     states = "(s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0})"
     passed = TEXT.replace("ROOT %states", "%states").replace(
-        "/*index=3*/%stack)\n", f"/*index=3*/%stack)\n  ROOT %last = {states} opt-barrier(%states)\n")
+        "/*index=3*/%stack)\n",
+        f"/*index=3*/%stack)\n  ROOT %last = {states} opt-barrier(%states)\n",
+    )
     assert Program(*read(passed)).loops()[0]["hoisted"] == 0  # its root does not say what stays
     first, *_ = program.largest()
     assert first == {"bytes": 256, "shape": "s8[256]", "count": 1, "source": ""}
     assert "f32[3,8,4]" not in [one["shape"] for one in program.largest(99)]  # an argument
-    for layout, largest in ("0:T(1024)", 256), ("0:T(1024)S(1)", 128), ("0S(1)", 256):  # a TPU keeps the second beside its cores
-        assert Program(*read(TEXT.replace("s8[256]{0}", f"s8[256]{{{layout}}}"))).largest()[0]["bytes"] == largest
+    for layout, largest in (
+        ("0:T(1024)", 256),
+        ("0:T(1024)S(1)", 128),
+        ("0S(1)", 256),
+    ):  # a TPU keeps the second beside its cores
+        assert (
+            Program(*read(TEXT.replace("s8[256]{0}", f"s8[256]{{{layout}}}"))).largest()[0]["bytes"]
+            == largest
+        )
 
 
 def test_sizes_of_every_dtype():
@@ -127,10 +151,16 @@ def test_what_is_read_whole_is_seen_in_a_program():
         return jnp.tanh(x @ matrix) * mask, ()
 
     def loop(mask):
-        scan = jax.jit(lambda x, matrices, mask: jax.lax.scan(lambda x, matrix: step(x, mask, matrix), x, matrices)[0])
+        scan = jax.jit(
+            lambda x, matrices, mask: jax.lax.scan(
+                lambda x, matrix: step(x, mask, matrix), x, matrices
+            )[0]
+        )
         [found] = report(scan.lower(x, matrices, mask).compile())["loops"]
         return found
 
     assert loop(mask)["trips"] == loop(1.0)["trips"] == 5
     assert loop(mask)["hoisted"] == 4 * 64 * 64 and loop(1.0)["hoisted"] < 64
-    assert loop(mask)["moved_bytes"] >= 3 * 4 * 64 * 64  # what a product makes, the mask, and the result
+    assert (
+        loop(mask)["moved_bytes"] >= 3 * 4 * 64 * 64
+    )  # what a product makes, the mask, and the result

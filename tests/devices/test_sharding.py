@@ -1,4 +1,6 @@
-"""One config on any grid of devices: the same updates, and what crosses devices is counted in the compiled program."""
+"""One config on any grid of devices: the same updates, and what crosses devices is counted in
+the compiled program.
+"""
 
 import functools
 import json
@@ -12,25 +14,61 @@ import pytest
 from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 
-# Rows of a table divide by no number of devices, by some or by all, and so do widths: 16x16, 32x8 and 55x4, of one width 103x4.
+# Rows of a table divide by no number of devices, by some or by all, and so do widths: 16x16, 32x8
+# and 55x4, of one width 103x4.
 LAYERS = {
     "adp_t": {
         "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
-        "body": {"name": "transformer", "features": 16, "layers": 2, "heads": 2, "feed_forward": 24, "dropout": 0.1,
-                 "attention_dropout": 0.2, "activation_dropout": 0.1},
-        "output": {"name": "adaptive", "tail_dropout": 0.2, "input_dropout": 0.1, "table": {"name": "tied"}}},
+        "body": {
+            "name": "transformer",
+            "features": 16,
+            "layers": 2,
+            "heads": 2,
+            "feed_forward": 24,
+            "dropout": 0.1,
+            "attention_dropout": 0.2,
+            "activation_dropout": 0.1,
+        },
+        "output": {
+            "name": "adaptive",
+            "tail_dropout": 0.2,
+            "input_dropout": 0.1,
+            "table": {"name": "tied"},
+        },
+    },
     "cnn": {
-        "input": {"name": "char_cnn", "highway_layers": 1, "width": 4, "filters": ((1, 6), (3, 8)), "length": 8},
-        "body": {"name": "gated_conv", "features": 16, "blocks": ((1, 2, 16),), "dropout": 0.1},  # it compiles fast
-        "output": {"name": "adaptive", "tail_dropout": 0.2, "table": {"name": "own", "cutoffs": (24,), "factor": 2}}},
+        "input": {
+            "name": "char_cnn",
+            "highway_layers": 1,
+            "width": 4,
+            "filters": ((1, 6), (3, 8)),
+            "length": 8,
+        },
+        "body": {
+            "name": "gated_conv",
+            "features": 16,
+            "blocks": ((1, 2, 16),),
+            "dropout": 0.1,
+        },  # it compiles fast
+        "output": {
+            "name": "adaptive",
+            "tail_dropout": 0.2,
+            "table": {"name": "own", "cutoffs": (24,), "factor": 2},
+        },
+    },
 }
 LAYERS["composed"] = LAYERS["cnn"] | {"output": {"name": "softmax", "table": {"name": "tied"}}}
 GRIDS = {  # devices, fsdp, microbatches of an update
-    "adp_t": {"one": (1, 1, 1), "one_in_four": (1, 1, 4), "four_cut_in_two": (4, 2, 2), "eight_in_two": (8, 1, 2),
-              "eight_cut": (8, 8, 1)},
+    "adp_t": {
+        "one": (1, 1, 1),
+        "one_in_four": (1, 1, 4),
+        "four_cut_in_two": (4, 2, 2),
+        "eight_in_two": (8, 1, 2),
+        "eight_cut": (8, 8, 1),
+    },
     "cnn": {"one": (1, 1, 1), "eight_in_two": (8, 1, 2), "four_cut_in_two": (4, 2, 2)},
     "composed": {"one": (1, 1, 1), "four_cut_in_two": (4, 2, 2)},
-}  # fmt: skip
+}
 
 PROGRAM = """
 import json, sys
@@ -89,21 +127,29 @@ json.dump(result, open(out + ".json", "w"))
 
 @pytest.fixture(scope="module")
 def on_grids(quick_command, tmp_path_factory):
-    """`on_grids("adp_t")`: what the updates on each grid gave, as numbers and as arrays; run once for each model."""
+    """`on_grids("adp_t")`: what the updates on each grid gave, as numbers and as arrays; run
+    once for each model.
+    """
 
     @functools.cache
     def on_grids(layers):
         out = tmp_path_factory.mktemp("grids") / layers
-        done = quick_command("-c", PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]), devices=8)
+        done = quick_command(
+            "-c", PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]), devices=8
+        )
         assert done.returncode == 0, done.stderr
-        return json.loads(out.with_suffix(".json").read_text()), dict(np.load(out.with_suffix(".npz")))
+        return json.loads(out.with_suffix(".json").read_text()), dict(
+            np.load(out.with_suffix(".npz"))
+        )
 
     return on_grids
 
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_every_grid_makes_the_same_updates(on_grids, layers):
-    """Ten updates with dropout everywhere: losses, norms and parameters are those of one device, whatever the layout."""
+    """Ten updates with dropout everywhere: losses, norms and parameters are those of one
+    device, whatever the layout.
+    """
     results, arrays = on_grids(layers)
     one = np.array(results["one"]["losses"])
     assert abs(one[0, 1] / one[-1, 1] - 1) > 0.02 and len(one) == 10
@@ -112,14 +158,20 @@ def test_every_grid_makes_the_same_updates(on_grids, layers):
     for grid in GRIDS[layers]:
         np.testing.assert_allclose(results[grid]["losses"], one, rtol=1e-5, err_msg=grid)
         for name in names:
-            np.testing.assert_allclose(arrays[grid + name], arrays["one" + name], rtol=1e-4, atol=1e-5, err_msg=grid + name)
+            np.testing.assert_allclose(
+                arrays[grid + name], arrays["one" + name], rtol=1e-4, atol=1e-5, err_msg=grid + name
+            )
 
 
-COLLECTIVE = re.compile(r"= (\(.*?\)|\S+) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)(?:-start)?\(")
+COLLECTIVE = re.compile(
+    r"= (\(.*?\)|\S+) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)(?:-start)?\("
+)
 
 
 def crossing(text):
-    """The results of each kind of collective in a compiled program: a list of `(computation, elements of each array)`."""
+    """The results of each kind of collective in a compiled program: a list of `(computation,
+    elements of each array)`.
+    """
     found, computation = {}, ""
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -133,7 +185,9 @@ def crossing(text):
 
 @pytest.mark.parametrize("layers", ["adp_t", "cnn"])
 def test_gradients_cross_once(on_grids, layers):
-    """Where parameters are replicated, an update of two microbatches sums each gradient once, three scalars, nothing else."""
+    """Where parameters are replicated, an update of two microbatches sums each gradient once,
+    three scalars, nothing else.
+    """
     result = on_grids(layers)[0]["eight_in_two"]
     found = crossing(result["text"])
     assert set(found) == {"all-reduce"}
@@ -143,41 +197,63 @@ def test_gradients_cross_once(on_grids, layers):
 
 
 def test_what_crosses_when_parameters_are_sharded(on_grids):
-    """Over eight: tables are gathered once, a block's matrices once in each pass; their gradients are summed into the shards.
+    """Over eight: tables are gathered once, a block's matrices once in each pass; their gradients
+    are summed into the shards.
 
     Replicated parameters (vectors, and a table that does not divide) are summed once.
     """
     result = on_grids("adp_t")[0]["eight_cut"]
     found = crossing(result["text"])
     assert set(found) == {"all-reduce", "all-gather", "reduce-scatter"}
-    of_params = {name.removeprefix(".params"): share for name, share in result["shares"].items() if name.startswith(".params")}
+    of_params = {
+        name.removeprefix(".params"): share
+        for name, share in result["shares"].items()
+        if name.startswith(".params")
+    }
     sizes = {name: result["sizes"][f".params{name}"] for name in of_params}
     cut = {name: size for name, size in sizes.items() if of_params[name] < 1}
     block = {name: size // 2 for name, size in cut.items() if "blocks" in name}
     others = sum(size for name, size in cut.items() if "blocks" not in name)
     assert all(of_params[name] == 1 / 8 for name in cut) and len(block) == 4 and others
-    assert all("bias" in name or "norm" in name or "table_2" in name or "clusters" in name for name in set(sizes) - set(cut))
+    assert all(
+        "bias" in name or "norm" in name or "table_2" in name or "clusters" in name
+        for name in set(sizes) - set(cut)
+    )
 
     def total(kind):
         return sum(size for _, arrays in found[kind] for size in arrays)
 
     assert total("all-gather") == others + 2 * sum(block.values())
     assert total("reduce-scatter") == (others + sum(block.values())) // 8
-    assert total("all-reduce") == sum(sizes.values()) - sum(cut.values()) + 3 + 2 * len(cut)  # and squares, for norms
+    assert total("all-reduce") == sum(sizes.values()) - sum(cut.values()) + 3 + 2 * len(
+        cut
+    )  # and squares, for norms
 
 
 def test_momentum_lies_where_its_parameter_does(on_grids):
-    """Optimizer state is sharded as the parameters are, so that eight devices hold little more than an eighth each."""
+    """Optimizer state is sharded as the parameters are, so that eight devices hold little more
+    than an eighth each.
+    """
     result = on_grids("adp_t")[0]["eight_cut"]
-    momentum = {name.split(".trace")[-1]: share for name, share in result["shares"].items() if ".trace" in name}
-    params = {name.removeprefix(".params"): share for name, share in result["shares"].items() if name.startswith(".params")}
+    momentum = {
+        name.split(".trace")[-1]: share
+        for name, share in result["shares"].items()
+        if ".trace" in name
+    }
+    params = {
+        name.removeprefix(".params"): share
+        for name, share in result["shares"].items()
+        if name.startswith(".params")
+    }
     assert momentum == params
 
 
 def test_blocks_are_gathered_in_the_compute_dtype(on_grids):
-    """A bfloat16 model moves half the bytes of its blocks, in both passes, and sums all gradients over devices in float32.
+    """A bfloat16 model moves half the bytes of its blocks, in both passes, and sums all gradients
+    over devices in float32.
 
-    Checked in the program as lowered: a CPU computes bfloat16 in float32, so its compiler casts before a gather.
+    Checked in the program as lowered: a CPU computes bfloat16 in float32, so its compiler casts
+        before a gather.
     """
     program = on_grids("adp_t")[0]["bfloat16"]
     gathered = re.findall(r"all_gather.*-> tensor<(\d+x\d+)x(\w+)>", program)
@@ -186,29 +262,44 @@ def test_blocks_are_gathered_in_the_compute_dtype(on_grids):
     tables = [shape for shape, dtype in gathered if dtype == "f32"]
     assert tables and {shape for shape, _ in gathered} == {*blocks, *tables}
     # The region of a sum follows its line; the result's type ends it.
-    sums = re.findall(r'"stablehlo.(?:reduce_scatter|all_reduce)".*?-> tensor<(?:\d+x)*(\w+)>', program, re.DOTALL)
+    sums = re.findall(
+        r'"stablehlo.(?:reduce_scatter|all_reduce)".*?-> tensor<(?:\d+x)*(\w+)>', program, re.DOTALL
+    )
     assert len(sums) > len(blocks) and set(sums) == {"f32"}
 
 
 def test_sums_over_hosts_are_exact(monkeypatch):
-    """The words of a long log interval exceed 32 bits, to which jax cuts whatever hosts send each other."""
-    monkeypatch.setattr(sharding.multihost_utils, "process_allgather", lambda array: np.asarray(jnp.stack([array, array])))
+    """The words of a long log interval exceed 32 bits, to which jax cuts whatever hosts send
+    each other.
+    """
+    monkeypatch.setattr(
+        sharding.multihost_utils,
+        "process_allgather",
+        lambda array: np.asarray(jnp.stack([array, array])),
+    )
     for count in 3_000_000_000, 2**40 + 3, 2**31 - 1, 7, True, False:
         assert sharding.sum_over_hosts(count) == 2 * count
 
 
 def test_devices_of_a_slice_and_of_a_host_are_neighbours():
-    """However JAX lists and numbers devices: slices first, then hosts, so that those which share parameters are close."""
+    """However JAX lists and numbers devices: slices first, then hosts, so that those which
+    share parameters are close.
+    """
+
     @dataclass(frozen=True)
     class Device:
         slice_index: int
         process_index: int
         id: int
 
-    listed = [Device(s, p, 10 * p + i) for i in range(2) for p, s in ((3, 0), (0, 1), (2, 0), (1, 1))]
+    listed = [
+        Device(s, p, 10 * p + i) for i in range(2) for p, s in ((3, 0), (0, 1), (2, 0), (1, 1))
+    ]
     grid = sharding.device_mesh(4, listed).devices
     assert [[(d.slice_index, d.id) for d in row] for row in grid] == [
-        [(0, 20), (0, 21), (0, 30), (0, 31)], [(1, 0), (1, 1), (1, 10), (1, 11)]]
+        [(0, 20), (0, 21), (0, 30), (0, 31)],
+        [(1, 0), (1, 1), (1, 10), (1, 11)],
+    ]
 
 
 def test_a_grid_that_does_not_divide():
@@ -246,7 +337,9 @@ print(json.dumps(plan._asdict() | {"state": memory.argument_size_in_bytes, "comp
 
 @pytest.mark.slow
 def test_the_very_large_model_fits_devices_of_16_gb(quick_command):
-    """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and by the compiler's count they fit."""
+    """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and
+    by the compiler's count they fit.
+    """
     done = quick_command("-c", VERY_LARGE, devices=8)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -1,4 +1,6 @@
-"""Caches: the numbers of public code, brute-force twins in float64, and what evaluate.py makes of them."""
+"""Caches: the numbers of public code, brute-force twins in float64, and what evaluate.py makes
+of them.
+"""
 
 import functools
 import json
@@ -27,7 +29,9 @@ def reference(file):
 
 
 def cases(file):
-    return [case for case, about in reference(file)[0]["cases"].items() if not case.startswith("model_")]
+    return [
+        case for case, about in reference(file)[0]["cases"].items() if not case.startswith("model_")
+    ]
 
 
 def quiet(batches, count):
@@ -42,7 +46,9 @@ def log_softmax(logits):
 
 @pytest.mark.parametrize("case", cases("awd_lstm/pointer_cache"))
 def test_pointer_cache(case):
-    """Wherever the public code uses its cache. It leaves out one that is not full, and the first word of a later chunk."""
+    """Wherever the public code uses its cache. It leaves out one that is not full, and the
+    first word of a later chunk.
+    """
     about, arrays = reference("awd_lstm/pointer_cache")
     settings, used = about["cases"][case], arrays[f"{case}/cache_used"] == 1
     targets = arrays["source"][1:].astype(np.int32)
@@ -58,9 +64,13 @@ def test_pointer_cache(case):
     assert (np.abs(ours - np.exp(-nll))[1:] > 0).all()  # ours counts from its first entry on
 
 
-@pytest.mark.parametrize("case", [case for case in cases("groc/cross_domain") if "global" not in case])
+@pytest.mark.parametrize(
+    "case", [case for case in cases("groc/cross_domain") if "global" not in case]
+)
 def test_cross_domain(case):
-    """Uniform mixing, both caches and down-weighting of GroC's public code; each stream has a cache of its own."""
+    """Uniform mixing, both caches and down-weighting of GroC's public code; each stream has a
+    cache of its own.
+    """
     about, arrays = reference("groc/cross_domain")
     settings, model = about["cases"][case], f"adapted_{about['cases'][case]['model']}"
     hidden = arrays[f"{model}/output"].reshape(28, 2, -1)
@@ -69,23 +79,31 @@ def test_cross_domain(case):
     if settings["downweight_oov"] > 0:
         bias[arrays[f"{model}/new_words"]] += math.log(settings["downweight_oov"])
     logits = hidden.astype(np.float64) @ arrays[f"{model}/E_out"].T + bias
-    kind = {"interpolate_unigram": "unigram_softmax", "interpolate_neural": "local"}.get(settings["method"])
+    kind = {"interpolate_unigram": "unigram_softmax", "interpolate_neural": "local"}.get(
+        settings["method"]
+    )
     for stream in range(2):
         targets = arrays[f"{case}/target"][:, stream]
-        nll = with_uniform(-log_softmax(logits[:, stream])[np.arange(28), targets], 1 - settings["lamu"], words)
+        nll = with_uniform(
+            -log_softmax(logits[:, stream])[np.arange(28), targets], 1 - settings["lamu"], words
+        )
         if kind:
             options = {"theta": (settings["theta"],)} if kind == "local" else {}
             cache = Cache(kind, cache_size=settings["cache_size"], **options)
             [chances] = log_chances(cache, hidden[:, stream], targets, words, quiet)
             nll = mixed(nll, chances, settings["lam"])
-        np.testing.assert_allclose(-nll, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(
+            -nll, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5
+        )
 
 
 def test_global_normalisation():
-    """An option of GroC's public code: p(w) in proportion to exp(logit) + Σ exp(θ h · h_i + α); the uniform share at word 0 only.
+    """An option of GroC's public code: p(w) in proportion to exp(logit) + Σ exp(θ h · h_i + α); the
+    uniform share at word 0 only.
 
-    It is our mixture with a λ that differs by token, and no option here: a constant added to all logits changes no probability of
-    the model, but λ, and new words that are not in the cache have probability 0, against section 5.1 of the paper.
+    It is our mixture with a λ that differs by token, and no option here: a constant added to all
+    logits changes no probability of the model, but λ, and new words that are not in the cache have
+    probability 0, against section 5.1 of the paper.
     """
     about, arrays = reference("groc/cross_domain")
     case, model = "tied_neural_global", "adapted_tied"
@@ -96,11 +114,20 @@ def test_global_normalisation():
         states, targets = hidden[:, stream], arrays[f"{case}/target"][:, stream]
         with np.errstate(over="ignore"):
             nll = -log_softmax(logits[:, stream])[np.arange(28), targets]
-        [chances] = log_chances(Cache("local", theta=(settings["theta"],)), states, targets, logits.shape[-1], quiet)
-        masses = np.tril(np.exp(settings["theta"] * states.astype(np.float64) @ states.T + settings["alpha"]), -1).sum(axis=1)
+        [chances] = log_chances(
+            Cache("local", theta=(settings["theta"],)), states, targets, logits.shape[-1], quiet
+        )
+        masses = np.tril(
+            np.exp(settings["theta"] * states.astype(np.float64) @ states.T + settings["alpha"]), -1
+        ).sum(axis=1)
         whole = np.exp(logits[:, stream]).sum(axis=1)
         ours, other = (
-            np.array([float(mixed(nll[t : t + 1], chances[t : t + 1], z[t] / (z[t] + masses[t]))[0]) for t in range(28)])
+            np.array(
+                [
+                    float(mixed(nll[t : t + 1], chances[t : t + 1], z[t] / (z[t] + masses[t]))[0])
+                    for t in range(28)
+                ]
+            )
             for z in (whole, whole * np.e)  # the second: 1 added to all logits
         )
         ours[0] = with_uniform(nll[:1], 1 - settings["lamu"], logits.shape[-1])[0]
@@ -135,11 +162,15 @@ WORDS, FEATURES = 9, 4
 
 def text(tokens, seed=0):
     bits = np.random.default_rng(seed)
-    return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(0, WORDS, tokens, dtype=np.int32)
+    return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(
+        0, WORDS, tokens, dtype=np.int32
+    )
 
 
 def twin(cache, hidden, targets, theta=0.0):
-    """p_cache of every word at every token, `[tokens, words]` in float64, entry by entry; NaN where the cache is empty."""
+    """p_cache of every word at every token, `[tokens, words]` in float64, entry by entry; NaN
+    where the cache is empty.
+    """
     hidden, found = hidden.astype(np.float64), np.full((len(targets), WORDS), np.nan)
     for t in range(len(targets)):
         weights = {}
@@ -150,7 +181,11 @@ def twin(cache, hidden, targets, theta=0.0):
             nearest = sorted(far, key=far.get)[: cache.neighbours]
             radius = far[nearest[-1]]
             weights = {i: math.exp(-((far[i] / radius) ** 2) / 2) for i in nearest}
-        masses = np.bincount([targets[i] for i in weights], list(weights.values()), WORDS) if weights else np.zeros(WORDS)
+        masses = (
+            np.bincount([targets[i] for i in weights], list(weights.values()), WORDS)
+            if weights
+            else np.zeros(WORDS)
+        )
         if cache.cache == "unigram_softmax":
             masses = np.exp(masses)
         if masses.sum():
@@ -158,23 +193,38 @@ def twin(cache, hidden, targets, theta=0.0):
     return found
 
 
-@pytest.mark.parametrize("tokens, size", [(75, 20), (75, 64), (64, 1000), (10, 3), (1, 5), (200, 33)])
-@pytest.mark.parametrize("cache", [
-    Cache("local", theta=(0.0, 0.4, 2.0)), Cache("unbounded", neighbours=7), Cache("unigram"), Cache("unigram_softmax")],
-    ids=lambda cache: cache.cache)
+@pytest.mark.parametrize(
+    "tokens, size", [(75, 20), (75, 64), (64, 1000), (10, 3), (1, 5), (200, 33)]
+)
+@pytest.mark.parametrize(
+    "cache",
+    [
+        Cache("local", theta=(0.0, 0.4, 2.0)),
+        Cache("unbounded", neighbours=7),
+        Cache("unigram"),
+        Cache("unigram_softmax"),
+    ],
+    ids=lambda cache: cache.cache,
+)
 def test_a_cache_and_its_twin(small, cache, tokens, size):
-    """Texts and sizes that chunks divide, do not divide and exceed; the twin is normalised, so the cache is, too."""
+    """Texts and sizes that chunks divide, do not divide and exceed; the twin is normalised, so
+    the cache is, too.
+    """
     cache, (hidden, targets) = cache._replace(cache_size=size), text(tokens)
     rows = log_chances(cache, hidden, targets, WORDS, quiet)
     assert rows.shape == (len(cache.theta), tokens)
     for theta, row in zip(cache.theta, rows, strict=True):
         expected = twin(cache, hidden, targets, theta)
         np.testing.assert_allclose(np.nansum(expected[1:], axis=1), 1.0)
-        np.testing.assert_allclose(np.exp(row), expected[np.arange(tokens), targets], rtol=2e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            np.exp(row), expected[np.arange(tokens), targets], rtol=2e-5, atol=1e-7
+        )
 
 
 def test_the_nearest_of_a_block():
-    """Those of a sort of all entries, whether none of a block is nearer than before, some in few groups, or all."""
+    """Those of a sort of all entries, whether none of a block is nearer than before, some in
+    few groups, or all.
+    """
     bits = np.random.default_rng(0)
     queries, neighbours, block = 5, 30, (nearest.FEW + 20) * nearest.GROUP
     before = -np.sort(bits.random((queries, neighbours)).astype(np.float32))
@@ -183,13 +233,22 @@ def test_the_nearest_of_a_block():
     @jax.jit
     def found(products):
         best = jnp.asarray(before), jnp.asarray(hits)
-        return nearest.nearest(best, products, lambda products, which: -products, lambda which: jnp.asarray(words)[which])
+        return nearest.nearest(
+            best,
+            products,
+            lambda products, which: -products,
+            lambda which: jnp.asarray(words)[which],
+        )
 
     for nearer in 0, 50, nearest.FEW, nearest.FEW + 10, block:
         distances = 1 + bits.random((queries, block), dtype=np.float32)
         for row in distances:
             groups = bits.permutation(block // nearest.GROUP)[:nearer]  # one entry of each
-            near = groups * nearest.GROUP + bits.integers(nearest.GROUP, size=len(groups)) if nearer < block else np.arange(block)
+            near = (
+                groups * nearest.GROUP + bits.integers(nearest.GROUP, size=len(groups))
+                if nearer < block
+                else np.arange(block)
+            )
             row[near] = bits.random(len(near))
         best, hit = found(distances)
         every = np.concatenate([before, -distances], axis=1)
@@ -200,13 +259,20 @@ def test_the_nearest_of_a_block():
 
 
 def test_what_a_cache_sees(small):
-    """Nothing of the word itself or of later ones: other words and states there change nothing before them."""
+    """Nothing of the word itself or of later ones: other words and states there change nothing
+    before them.
+    """
     hidden, targets = text(75)
     other, more = text(75, seed=1)
     for cache in Cache("local"), Cache("unbounded", neighbours=5):
         before = log_chances(cache, hidden, targets, WORDS, quiet)
-        changed = np.concatenate([hidden[:40], other[40:]]), np.concatenate([targets[:40], more[40:]])
-        np.testing.assert_array_equal(before[:, :40], log_chances(cache, *changed, WORDS, quiet)[:, :40])
+        changed = (
+            np.concatenate([hidden[:40], other[40:]]),
+            np.concatenate([targets[:40], more[40:]]),
+        )
+        np.testing.assert_array_equal(
+            before[:, :40], log_chances(cache, *changed, WORDS, quiet)[:, :40]
+        )
 
 
 def test_counts_of_a_window():
@@ -220,9 +286,19 @@ def test_counts_of_a_window():
 
 
 def test_mixing():
-    """λ p + (1 − λ) p_cache; the model alone where the cache is empty, or λ is 1; a model that gives 0 leaves the cache's share."""
-    nll, chances = np.array([1.0, 2.0, 3.0, np.inf]), np.array([np.nan, -np.inf, -0.5, math.log(0.5)])
-    expected = [1.0, 2.0 - math.log(0.9), -math.log(0.9 * math.exp(-3) + 0.1 * math.exp(-0.5)), -math.log(0.05)]
+    """λ p + (1 − λ) p_cache; the model alone where the cache is empty, or λ is 1; a model that
+    gives 0 leaves the cache's share.
+    """
+    nll, chances = (
+        np.array([1.0, 2.0, 3.0, np.inf]),
+        np.array([np.nan, -np.inf, -0.5, math.log(0.5)]),
+    )
+    expected = [
+        1.0,
+        2.0 - math.log(0.9),
+        -math.log(0.9 * math.exp(-3) + 0.1 * math.exp(-0.5)),
+        -math.log(0.05),
+    ]
     np.testing.assert_allclose(mixed(nll, chances, 0.9), expected)
     np.testing.assert_array_equal(mixed(nll, chances, 1.0), nll)
 
@@ -233,22 +309,39 @@ def asked(trained, tmp_path_factory):
     workdir = shutil.copytree(trained, tmp_path_factory.mktemp("caches") / "run")
 
     def asked(**options):
-        return evaluate(workdir, Request("validation", checkpoint="latest", method="cache", options=options))
+        return evaluate(
+            workdir, Request("validation", checkpoint="latest", method="cache", options=options)
+        )
 
     return asked
 
 
 def test_a_grid(asked, capsys):
-    """One evaluation tries all pairs, prints them as a table, and keeps the best; each is what it is when asked for alone."""
+    """One evaluation tries all pairs, prints them as a table, and keeps the best; each is what
+    it is when asked for alone.
+    """
     result = asked(model_weight=(1.0, 0.9, 0.7), theta=(0.0, 0.1), cache_size=100)
     out = [line for line in capsys.readouterr().out.splitlines() if not re.match(r"  \S", line)]
     assert len(result["grid"]) == 6
     best = min(result["grid"], key=lambda line: line["nll"])
     assert {key: result[key] for key in best} == best
-    assert [line.split() for line in out[:4]] == [["model_weight", "theta", "0", "theta", "0.1"], *(
-        [f"{weight:g}", *(f"{line['perplexity']:.2f}" for line in result["grid"] if line["model_weight"] == weight)]
-        for weight in (1.0, 0.9, 0.7))]
-    assert f"; method cache, model_weight {best['model_weight']:g}, theta {best['theta']:g}" in out[4]
+    assert [line.split() for line in out[:4]] == [
+        ["model_weight", "theta", "0", "theta", "0.1"],
+        *(
+            [
+                f"{weight:g}",
+                *(
+                    f"{line['perplexity']:.2f}"
+                    for line in result["grid"]
+                    if line["model_weight"] == weight
+                ),
+            ]
+            for weight in (1.0, 0.9, 0.7)
+        ),
+    ]
+    assert (
+        f"; method cache, model_weight {best['model_weight']:g}, theta {best['theta']:g}" in out[4]
+    )
     assert json.loads(Path(out[5]).read_text()) == json.loads(json.dumps(result))
     alone = asked(model_weight=(0.7,), theta=(0.1,), cache_size=100)
     assert "grid" not in alone
@@ -257,7 +350,9 @@ def test_a_grid(asked, capsys):
 
 @pytest.mark.parametrize("kind", caches.KINDS)
 def test_each_kind_of_an_evaluation(asked, kind):
-    """With the model's weight at 1 a cache changes nothing; at 0.9 the score is that of the words before."""
+    """With the model's weight at 1 a cache changes nothing; at 0.9 the score is that of the
+    words before.
+    """
     result = asked(cache=kind, model_weight=(1.0, 0.9))
     one, less = (line["nll"] for line in result["grid"])
     assert one != less

@@ -1,4 +1,6 @@
-"""What a result says besides its perplexity, several contexts side by side, targets, and scores that are not finite."""
+"""What a result says besides its perplexity, several contexts side by side, targets, and scores
+that are not finite.
+"""
 
 import csv
 import json
@@ -14,7 +16,15 @@ from adaptive_jax import config_file
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.card import by_band, count_characters, edges, facts, lines, markdown, published
+from adaptive_jax.evaluation.card import (
+    by_band,
+    count_characters,
+    edges,
+    facts,
+    lines,
+    markdown,
+    published,
+)
 from adaptive_jax.evaluation.contexts import COLUMNS, rows
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.evaluation.methods import Job
@@ -30,7 +40,13 @@ def workdir(trained, tmp_path_factory):
     return shutil.copytree(trained, tmp_path_factory.mktemp("cards") / "small")
 
 
-@given(text=st.lists(st.lists(st.sampled_from(["the", "é", "naïve", "hat", "lowest", "日本"]), max_size=4), min_size=1, max_size=5))
+@given(
+    text=st.lists(
+        st.lists(st.sampled_from(["the", "é", "naïve", "hat", "lowest", "日本"]), max_size=4),
+        min_size=1,
+        max_size=5,
+    )
+)
 def test_characters_are_those_of_the_text(text):
     """With spaces and line ends; of units, too, which spell every word; empty lines among them."""
     lines = [" ".join(line) for line in text]
@@ -47,44 +63,68 @@ def test_no_characters():
 
 
 def test_perplexity_by_band():
-    """Shares add up to 1, and the bands' losses to the whole; a band without tokens has no perplexity."""
+    """Shares add up to 1, and the bands' losses to the whole; a band without tokens has no
+    perplexity.
+    """
     nll, ids = np.array([1.0, 3.0, 5.0, 7.0]), np.array([0, 1, 2, 9])
     bands = by_band(nll, ids, [0, 2, 5, 9, 10])
     assert bands == [
         {"first": 1, "last": 2, "share": 0.5, "perplexity": pytest.approx(math.exp(2))},
         {"first": 3, "last": 5, "share": 0.25, "perplexity": pytest.approx(math.exp(5))},
         {"first": 6, "last": 9, "share": 0.0, "perplexity": None},
-        {"first": 10, "last": 10, "share": 0.25, "perplexity": pytest.approx(math.exp(7))}]
+        {"first": 10, "last": 10, "share": 0.25, "perplexity": pytest.approx(math.exp(7))},
+    ]
 
 
-@pytest.mark.parametrize("output, cutoffs, expected", [
-    ({"table": {"cutoffs": (20, 60)}, "clusters": ""}, (), [0, 20, 60, 120]),
-    ({"table": {}, "clusters": ""}, (30,), [0, 30, 120]),
-    ({"table": {"cutoffs": ()}, "clusters": ""}, (), [0, 10, 100, 120]),
-    ({"table": {}, "clusters": "file"}, (30,), [0, 10, 100, 120])])
+@pytest.mark.parametrize(
+    "output, cutoffs, expected",
+    [
+        ({"table": {"cutoffs": (20, 60)}, "clusters": ""}, (), [0, 20, 60, 120]),
+        ({"table": {}, "clusters": ""}, (30,), [0, 30, 120]),
+        ({"table": {"cutoffs": ()}, "clusters": ""}, (), [0, 10, 100, 120]),
+        ({"table": {}, "clusters": "file"}, (30,), [0, 10, 100, 120]),
+    ],
+)
 def test_bands_of_a_model(output, cutoffs, expected):
-    """The output's cutoffs, or the input's, or powers of ten; clusters are no ranks. New words are in no band."""
+    """The output's cutoffs, or the input's, or powers of ten; clusters are no ranks. New words
+    are in no band.
+    """
     words = Vocabulary(tuple(f"w{n}" for n in range(122)), np.ones(122, np.int64))
-    run = Run(None, {}, {}, None, words, {"output": output, "input": {"cutoffs": cutoffs}}, 7, more=2)
+    run = Run(
+        None, {}, {}, None, words, {"output": output, "input": {"cutoffs": cutoffs}}, 7, more=2
+    )
     assert edges(run) == expected
 
 
 def test_a_card_is_of_the_tokens_that_count():
     """Bits a character are those of all tokens that count; new words are in no band."""
     config = {"output": {"table": {}, "clusters": ""}, "input": {"cutoffs": (2,)}}
-    run, ids = Run(None, {}, {}, None, WORDS, config, 7, more=1), WORDS.encode_lines(["the é", "", "hat"])
+    run, ids = (
+        Run(None, {}, {}, None, WORDS, config, 7, more=1),
+        WORDS.encode_lines(["the é", "", "hat"]),
+    )
     found = facts(run, ids, np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2))
-    assert (found["characters"], found["bits_per_character"]) == (len("the é\nhat\n"), pytest.approx(1.7))
+    assert (found["characters"], found["bits_per_character"]) == (
+        len("the é\nhat\n"),
+        pytest.approx(1.7),
+    )
     assert [band["share"] for band in found["bands"]] == [pytest.approx(0.6), pytest.approx(0.2)]
     assert found["vocabulary"] == {"size": 6, "fingerprint": WORDS.digest}
     assert {"python", "device", "jax"} <= found["versions"].keys()
 
 
 def test_scores_that_are_not_finite():
-    """Are counted and fail; tokens that do not count are none of them, and new words may have probability 0."""
+    """Are counted and fail; tokens that do not count are none of them, and new words may have
+    probability 0.
+    """
     run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, more=1)
     job = Job(run, np.array([0, 5, 1, 2, 3], np.int32), None, 0.0, 1.0, None, None)
-    with pytest.raises(InputError, match="^2 of 4 scores are not finite, the first of token 2: the model of step 40 .* bfloat16"):
+    with pytest.raises(
+        InputError,
+        match=(
+            "^2 of 4 scores are not finite, the first of token 2: the model of step 40 .* bfloat16"
+        ),
+    ):
         job.mixed(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
     finite = np.array([1, np.inf, 2, np.nan, 3], np.float32)
     np.testing.assert_array_equal(job.mixed(finite), finite)
@@ -93,8 +133,15 @@ def test_scores_that_are_not_finite():
 def test_a_run_of_damaged_parameters(workdir, monkeypatch):
     """Fails in one line, and leaves no result."""
     run = open_run(workdir, "latest")
-    broken = run._replace(params={**run.params, "body": {**run.params["body"], "norm": {
-        key: value + np.nan for key, value in run.params["body"]["norm"].items()}}})
+    broken = run._replace(
+        params={
+            **run.params,
+            "body": {
+                **run.params["body"],
+                "norm": {key: value + np.nan for key, value in run.params["body"]["norm"].items()},
+            },
+        }
+    )
     monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_extended", lambda *_: broken)
     with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
         evaluate(workdir, Request(window=10))
@@ -108,13 +155,22 @@ def test_several_contexts(workdir, quick_command, capsys):
     assert [result["settings"]["context"] for result in results] == [0, 12]
     assert {**results[1], "seconds": 0} == {**one, "seconds": 0}
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    header = shown.index(["window", "context", "scored", "perplexity", "nats", "a", "word", "seconds"])
-    assert shown[header + 2][:5] == ["16", "12", "4", f"{one['perplexity']:.2f}", f"{one['nll']:.4f}"]
+    header = shown.index(
+        ["window", "context", "scored", "perplexity", "nats", "a", "word", "seconds"]
+    )
+    assert shown[header + 2][:5] == [
+        "16",
+        "12",
+        "4",
+        f"{one['perplexity']:.2f}",
+        f"{one['nll']:.4f}",
+    ]
     stem = workdir / "eval" / "validation-16-contexts-240"
     with stem.with_name(f"{stem.name}.csv").open() as file:
         written = list(csv.DictReader(file))
     assert [(row["context"], float(row["perplexity"])) for row in written] == [
-        (str(result["settings"]["context"]), result["perplexity"]) for result in results]
+        (str(result["settings"]["context"]), result["perplexity"]) for result in results
+    ]
     pytest.importorskip("matplotlib")
     assert stem.with_name(f"{stem.name}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -123,7 +179,10 @@ def test_contexts_of_streams():
     """They are read before a row of the split, and not in each window."""
     result = dict.fromkeys(COLUMNS[3:], 1.0)
     settings = {"window": 70, "context": 210, "config": {"batches": {"layout": "streams"}}}
-    assert rows([result | {"settings": settings}])[0] == {"window": 70, "context": 210, "scored": 70} | result
+    assert (
+        rows([result | {"settings": settings}])[0]
+        == {"window": 70, "context": 210, "scored": 70} | result
+    )
 
 
 def test_the_command(workdir, quick_command):
@@ -131,14 +190,26 @@ def test_the_command(workdir, quick_command):
     arguments = "evaluate.py", f"--workdir={workdir}", "--split=validation", "--checkpoint=latest"
     done = quick_command(*arguments, "--context=0,12", "--target_perplexity=1.5")
     assert done.returncode == 3, done.stderr
-    best = min(json.loads(path.read_text())["perplexity"] for path in workdir.glob("eval/validation-16-*.json"))
+    best = min(
+        json.loads(path.read_text())["perplexity"]
+        for path in workdir.glob("eval/validation-16-*.json")
+    )
     assert done.stderr == f"perplexity {best:.4f} is above --target_perplexity=1.5\n"
     assert quick_command(*arguments, "--target_perplexity=1e6").returncode == 0
     for flag, says in [
-        ("--context=0,many", "--context=0,many is no list of whole numbers: give such as --context=480 or --context=0,256,480"),
+        (
+            "--context=0,many",
+            (
+                "--context=0,many is no list of whole numbers: give such as --context=480 or"
+                " --context=0,256,480"
+            ),
+        ),
         ("--context=", "--context= is no list of whole numbers"),
         ("--context=0,16", "window=16 must be greater than context=16"),
-        ("--target_perplexity=0", "--target_perplexity=0 is no perplexity: give one above 0, such as 80"),
+        (
+            "--target_perplexity=0",
+            "--target_perplexity=0 is no perplexity: give one above 0, such as 80",
+        ),
     ]:
         done = quick_command(*arguments, flag)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -157,7 +228,9 @@ def get_config(row="small"):
 
 
 def test_published_numbers(quick_command, flags, tmp_path):
-    """train.py keeps what the paper prints of its row, and which keys differ; a result shows it, of its own split."""
+    """train.py keeps what the paper prints of its row, and which keys differ; a result shows
+    it, of its own split.
+    """
     (tmp_path / "mine.py").write_text(CONFIG)
     workdir = tmp_path / "run"
     _, *rest = flags(workdir, steps=1, evaluate_every=1, checkpoint_every=1)
@@ -167,7 +240,12 @@ def test_published_numbers(quick_command, flags, tmp_path):
     assert {"steps", "body.layers", "optimizer.learning_rate"} <= set(changed)
     assert not {"data.path", "log_every", "tokens_per_device"} & set(changed)
     result = evaluate(workdir, Request("validation"))
-    assert result["published"] == {"perplexity": 18.1, "row": "mine.py:small", "table": "Table 7", "changed": changed}
+    assert result["published"] == {
+        "perplexity": 18.1,
+        "row": "mine.py:small",
+        "table": "Table 7",
+        "changed": changed,
+    }
     says = f"Table 7 prints 18.1 for mine.py:small; this run changes {', '.join(changed)}"
     assert list(lines(result))[-1] == says
     assert f"| published | {says} |" in markdown(result)
@@ -181,7 +259,11 @@ def test_published_numbers(quick_command, flags, tmp_path):
 def test_rows_with_and_without_numbers(tmp_path):
     """Of the paper's files, of a row without numbers, and of a file without rows."""
     assert config_file.published("configs/wikitext103.py:adp_t") == {
-        "validation": 19.79, "test": 20.51, "table": "Table 3", "row": "wikitext103.py:adp_t"}
+        "validation": 19.79,
+        "test": 20.51,
+        "table": "Table 3",
+        "row": "wikitext103.py:adp_t",
+    }
     assert config_file.published("configs/wikitext103.py")["row"] == "wikitext103.py:adp_t"
     (tmp_path / "mine.py").write_text(CONFIG)
     assert config_file.published(f"{tmp_path / 'mine.py'}:own") is None

@@ -17,23 +17,44 @@ WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | {f"w{n}": 60 - n for n in r
 
 @pytest.fixture(scope="module")
 def run(config):
-    config = config(**{"body.features": FEATURES, "body.feed_forward": 16, "input.cutoffs": (10, 30)})
+    config = config(
+        **{"body.features": FEATURES, "body.feed_forward": 16, "input.cutoffs": (10, 30)}
+    )
     model = build(config, SIZE)
-    return Run(model, jax.jit(lambda: init_params(model, 0))(), {}, sharding.device_mesh(), WORDS, config, 0)
+    return Run(
+        model,
+        jax.jit(lambda: init_params(model, 0))(),
+        {},
+        sharding.device_mesh(),
+        WORDS,
+        config,
+        0,
+    )
 
 
 def test_the_most_probable_words_rank_and_entropy(run, monkeypatch):
-    """Whatever the number of tokens at a time; of words that are equal none stands before the other."""
+    """Whatever the number of tokens at a time; of words that are equal none stands before the
+    other.
+    """
     bits = np.random.default_rng(0)
     hidden = bits.normal(0, 3, (11, FEATURES)).astype(np.float32)
     hidden[4] = 0  # all words of a band are equal
     targets = bits.integers(0, SIZE, 11, dtype=np.int32)
-    dense = np.asarray(jax.jit(lambda states: run.model.apply(
-        {"params": run.params}, states, method=lambda model, states: model.output.log_probs(states)))(hidden))
+    dense = np.asarray(
+        jax.jit(
+            lambda states: run.model.apply(
+                {"params": run.params},
+                states,
+                method=lambda model, states: model.output.log_probs(states),
+            )
+        )(hidden)
+    )
     monkeypatch.setattr(distributions, "TOKENS", 4)
     found = expected(run, {}, hidden, targets, 5)
     np.testing.assert_allclose(found.log_probs, -np.sort(-dense, axis=1)[:, :5], rtol=1e-6)
-    np.testing.assert_allclose(np.take_along_axis(dense, found.words, 1), found.log_probs, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.take_along_axis(dense, found.words, 1), found.log_probs, rtol=1e-6
+    )
     of_targets = np.take_along_axis(dense, targets[:, None], 1)
     np.testing.assert_array_equal(found.rank, 1 + (dense > of_targets).sum(axis=1))
     np.testing.assert_allclose(found.entropy, -(np.exp(dense) * dense).sum(axis=1), rtol=1e-5)

@@ -1,4 +1,6 @@
-"""Dynamic evaluation against a slow twin, which writes every update out, and on a text of its own topic."""
+"""Dynamic evaluation against a slow twin, which writes every update out, and on a text of its
+own topic.
+"""
 
 import json
 import shutil
@@ -22,9 +24,17 @@ from adaptive_jax.model import build, init_params
 
 WORDS = Vocabulary.build({"<eos>": 30} | {f"w{n}": 20 - n for n in range(18)})
 NOISY = {
-    "input.name": "lookup", "input.word_dropout": 0.3, "body.name": "awd_lstm", "body.features": 6, "body.widths": (6,),
-    "body.weight_drop": 0.5, "output.name": "softmax", "output.table.name": "tied", "output.input_dropout": 0.2,
-    "output.label_smoothing": 0.1}
+    "input.name": "lookup",
+    "input.word_dropout": 0.3,
+    "body.name": "awd_lstm",
+    "body.features": 6,
+    "body.widths": (6,),
+    "body.weight_drop": 0.5,
+    "output.name": "softmax",
+    "output.table.name": "tied",
+    "output.input_dropout": 0.2,
+    "output.label_smoothing": 0.1,
+}
 SEGMENT, ROWS = 4, 2
 SETTINGS = Windows(SEGMENT, 0, "none", "streams", ROWS)
 
@@ -37,12 +47,22 @@ def quiet(batches, count):
 def run():
     config = defaults(NOISY).to_dict()
     model = build(config, len(WORDS))
-    return Run(model, jax.jit(lambda: init_params(model, 3))(), {}, sharding.device_mesh(), WORDS, config, 0)
+    return Run(
+        model,
+        jax.jit(lambda: init_params(model, 3))(),
+        {},
+        sharding.device_mesh(),
+        WORDS,
+        config,
+        0,
+    )
 
 
 @pytest.fixture(scope="module")
 def losses(run):
-    """`losses(params, batch, carry) -> (nll, carry, gradient of its mean)`, by a model without noise and plain `jax.grad`."""
+    """`losses(params, batch, carry) -> (nll, carry, gradient of its mean)`, by a model without
+    noise and plain `jax.grad`.
+    """
     model = build(without_noise(run.config), len(WORDS))
 
     def mean(params, batch, carry):
@@ -89,9 +109,15 @@ def mean_squares(run, losses, ids):
     return jax.tree.map(lambda a: a / count, total)
 
 
-@pytest.mark.parametrize("options", [
-    Dynamic("sgd", rate=2.0, decay=0.1), Dynamic("rms", rate=0.02, decay=0.05), Dynamic("rms", rate=0.2, decay=0.9, epsilon=0.1)],
-    ids=["sgd", "rms", "rms, clipped"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        Dynamic("sgd", rate=2.0, decay=0.1),
+        Dynamic("rms", rate=0.02, decay=0.05),
+        Dynamic("rms", rate=0.2, decay=0.9, epsilon=0.1),
+    ],
+    ids=["sgd", "rms", "rms, clipped"],
+)
 def test_dynamic_evaluation_and_its_twin(run, losses, options):
     """On streams, whose state goes on; the last segment is short, and no dropout is drawn."""
     bits = np.random.default_rng(0)
@@ -104,7 +130,9 @@ def test_dynamic_evaluation_and_its_twin(run, losses, options):
     np.testing.assert_allclose(ours[first], static[first], rtol=1e-5)
     assert np.abs(ours - static).max() > 0.1
     assert ours.mean() < static.mean()  # of four words
-    np.testing.assert_array_equal(plain(run, ids, SETTINGS, quiet), static)  # the run keeps its parameters
+    np.testing.assert_array_equal(
+        plain(run, ids, SETTINGS, quiet), static
+    )  # the run keeps its parameters
 
 
 def test_steps_that_are_too_large(run):
@@ -119,18 +147,39 @@ def test_quiet_models():
     noisy = defaults(NOISY).to_dict()
     quiet, kept = without_noise(noisy), defaults(NOISY).to_dict()
     assert noisy == kept
-    changed = {key for group in ("input", "body", "output") for key, value in noisy[group].items() if quiet[group][key] != value}
-    assert changed == {"word_dropout", "input_dropout", "hidden_dropout", "dropout", "weight_drop", "ar", "tar", "label_smoothing"}
+    changed = {
+        key
+        for group in ("input", "body", "output")
+        for key, value in noisy[group].items()
+        if quiet[group][key] != value
+    }
+    assert changed == {
+        "word_dropout",
+        "input_dropout",
+        "hidden_dropout",
+        "dropout",
+        "weight_drop",
+        "ar",
+        "tar",
+        "label_smoothing",
+    }
 
 
 def test_an_evaluation_that_learns(trained, tmp_path, capsys):
-    """A text that keeps to one topic becomes cheaper, with statistics of the run's own train split; the result says how."""
+    """A text that keeps to one topic becomes cheaper, with statistics of the run's own train
+    split; the result says how.
+    """
     workdir = shutil.copytree(trained, tmp_path / "run")
     (tmp_path / "test.txt").write_text("the t3w1 the t3w2 the t3w3 the t3w4\n" * 12)
     request = Request(checkpoint="latest", data_path=str(tmp_path), window=8, method="dynamic")
     options = {"rate": 1e-3, "statistics": 5}
-    still, learns = (evaluate(workdir, request._replace(options=options | {"rate": rate})) for rate in (0.0, 1e-3))
-    line, *_, path = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")][-2:]
+    still, learns = (
+        evaluate(workdir, request._replace(options=options | {"rate": rate}))
+        for rate in (0.0, 1e-3)
+    )
+    line, *_, path = [
+        line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")
+    ][-2:]
     assert learns["nll"] < still["nll"] - 0.1
     assert "; method dynamic" in line
     saved = json.loads(Path(path).read_text())

@@ -1,4 +1,6 @@
-"""What evaluate.py says of its input and does with its result: unknown words, windows, damaged runs, disks without permission."""
+"""What evaluate.py says of its input and does with its result: unknown words, windows, damaged
+runs, disks without permission.
+"""
 
 import json
 import math
@@ -29,66 +31,137 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
 def folding(config, tmp_path_factory):
     """A run whose vocabulary is cut to 100 words, so it has <unk>."""
     workdir = tmp_path_factory.mktemp("folding") / "run"
-    changes = {"data.limit": 100, "data.vocabulary_size": 100, "steps": 1, "evaluate_every": 1, "checkpoint_every": 1}
+    changes = {
+        "data.limit": 100,
+        "data.vocabulary_size": 100,
+        "steps": 1,
+        "evaluate_every": 1,
+        "checkpoint_every": 1,
+    }
     train(config(**changes), workdir)
     return workdir
 
 
-@pytest.mark.parametrize("line, unknown, unseen", [
-    ("the t0w0 t1w0", 0.0, 0.0),
-    ("the <unk> t0w0", 1 / 4, 0.0),
-    ("news of another kind the <unk> end", 6 / 8, 5 / 8)])
-def test_words_that_the_model_does_not_know(folding, tmp_path, caplog, capsys, line, unknown, unseen):
-    """Their shares stand in the line and the JSON; above 5 % a warning. A literal <unk> is unknown, but not unseen."""
+@pytest.mark.parametrize(
+    "line, unknown, unseen",
+    [
+        ("the t0w0 t1w0", 0.0, 0.0),
+        ("the <unk> t0w0", 1 / 4, 0.0),
+        ("news of another kind the <unk> end", 6 / 8, 5 / 8),
+    ],
+)
+def test_words_that_the_model_does_not_know(
+    folding, tmp_path, caplog, capsys, line, unknown, unseen
+):
+    """Their shares stand in the line and the JSON; above 5 % a warning. A literal <unk> is
+    unknown, but not unseen.
+    """
     (tmp_path / "test.txt").write_text(f"{line}\n")
     result = evaluate(folding, Request(data_path=str(tmp_path)))
     out = capsys.readouterr().out
     assert f"; <unk> {unknown:.1%}, unseen words {unseen:.1%}; step 1," in out
     saved = json.loads((folding / "eval" / out.splitlines()[-1].split("/")[-1]).read_text())
-    assert (saved["unknown"], saved["unseen"]) == (result["unknown"], result["unseen"]) == (unknown, unseen)
-    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("adaptive_jax")]
+    assert (
+        (saved["unknown"], saved["unseen"])
+        == (result["unknown"], result["unseen"])
+        == (unknown, unseen)
+    )
+    warnings = [
+        record.getMessage() for record in caplog.records if record.name.startswith("adaptive_jax")
+    ]
     assert len(warnings) == (unknown > 0.05)
     assert all("says little about the text" in warning for warning in warnings)
 
 
-@pytest.mark.parametrize("request_, says", [
-    (Request(window=10_000), "window=10000 is longer than the test split, 426 tokens"),
-    (Request(window=-4), "window=-4 must be greater than context=0"),
-    (Request(context=-1), "window=16 must be greater than context=-1, and context 0 or more"),
-    (Request(window=32, context=32), "window=32 must be greater than context=32"),
-    (Request(context=16), "window=16 must be greater than context=16"),
-    (Request(context=4, break_mode="eos"), "context=4 .* batches.break_mode='eos' forbids that"),
-    (Request(break_mode="lines"), "batches.break_mode='lines' is not one of"),
-    (Request(split="valid"), 'split=\'valid\' is not one of .*Did you mean "validation"'),
-    (Request(method="cash"), "method='cash' is not one of plain, cache, dynamic"),
-    (Request(options={"theta": (0.5,)}), "--theta means nothing to --method=plain: leave it out, or use --method=cache"),
-    (Request(method="dynamic", options={"cache": "local"}), "--cache means nothing to --method=dynamic"),
-    (Request(method="cache", options={"cache": "lokal"}), "cache='lokal' is not one of .*Did you mean \"local\""),
-    (Request(method="cache", options={"cache": "unigram", "theta": (0.1,)}), "theta means nothing to cache='unigram'"),
-    (Request(method="cache", options={"neighbours": 5}), "neighbours means nothing to cache='local'"),
-    (Request(method="cache", options={"model_weight": (0.5, 0.0)}), r"model_weight=\[0.5, 0.0\] must be above 0"),
-    (Request(method="cache", options={"theta": (-1.0,)}), r"theta=\[-1.0\] must be 0 or more"),
-    (Request(method="cache", options={"theta": (math.inf,)}), r"theta=\[inf\] must be 0 or more and finite"),
-    (Request(method="cache", options={"theta": (0.1, 0.2)}), "--theta has several values: choose among them with --split=val"),
-    (Request(method="cache", options={"cache_size": -1}), "cache_size=-1 must be 1 or more"),
-    (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
-    (Request(method="dynamic", options={"decay": 1.0}), "decay=1.0 must be 0 or more and below 1"),
-    (Request(method="dynamic", options={"rule": "sgd", "statistics": 9}), "statistics means nothing to rule='sgd'"),
-    (Request(uniform=1.0), "uniform=1.0 is no share"),
-    (Request(down_weight=0.1), "down_weight=0.1 is for new words: give --vocabulary=union"),
-    (Request(down_weight=0.0, vocabulary="union"), "down_weight=0.0 must be above 0 and at most 1"),
-    (Request(down_weight=0.1, vocabulary="union", method="dynamic"), "down_weight=0.1 means nothing to --method=dynamic"),
-    (Request(vocabulary="/nowhere"), "cannot read --vocabulary=/nowhere: No such file or directory; give train, union, or"),
-    (Request(data_path="/nowhere"), "data.path=/nowhere is not a directory")])
+@pytest.mark.parametrize(
+    "request_, says",
+    [
+        (Request(window=10_000), "window=10000 is longer than the test split, 426 tokens"),
+        (Request(window=-4), "window=-4 must be greater than context=0"),
+        (Request(context=-1), "window=16 must be greater than context=-1, and context 0 or more"),
+        (Request(window=32, context=32), "window=32 must be greater than context=32"),
+        (Request(context=16), "window=16 must be greater than context=16"),
+        (
+            Request(context=4, break_mode="eos"),
+            "context=4 .* batches.break_mode='eos' forbids that",
+        ),
+        (Request(break_mode="lines"), "batches.break_mode='lines' is not one of"),
+        (Request(split="valid"), "split='valid' is not one of .*Did you mean \"validation\""),
+        (Request(method="cash"), "method='cash' is not one of plain, cache, dynamic"),
+        (
+            Request(options={"theta": (0.5,)}),
+            "--theta means nothing to --method=plain: leave it out, or use --method=cache",
+        ),
+        (
+            Request(method="dynamic", options={"cache": "local"}),
+            "--cache means nothing to --method=dynamic",
+        ),
+        (
+            Request(method="cache", options={"cache": "lokal"}),
+            "cache='lokal' is not one of .*Did you mean \"local\"",
+        ),
+        (
+            Request(method="cache", options={"cache": "unigram", "theta": (0.1,)}),
+            "theta means nothing to cache='unigram'",
+        ),
+        (
+            Request(method="cache", options={"neighbours": 5}),
+            "neighbours means nothing to cache='local'",
+        ),
+        (
+            Request(method="cache", options={"model_weight": (0.5, 0.0)}),
+            r"model_weight=\[0.5, 0.0\] must be above 0",
+        ),
+        (Request(method="cache", options={"theta": (-1.0,)}), r"theta=\[-1.0\] must be 0 or more"),
+        (
+            Request(method="cache", options={"theta": (math.inf,)}),
+            r"theta=\[inf\] must be 0 or more and finite",
+        ),
+        (
+            Request(method="cache", options={"theta": (0.1, 0.2)}),
+            "--theta has several values: choose among them with --split=val",
+        ),
+        (Request(method="cache", options={"cache_size": -1}), "cache_size=-1 must be 1 or more"),
+        (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
+        (
+            Request(method="dynamic", options={"decay": 1.0}),
+            "decay=1.0 must be 0 or more and below 1",
+        ),
+        (
+            Request(method="dynamic", options={"rule": "sgd", "statistics": 9}),
+            "statistics means nothing to rule='sgd'",
+        ),
+        (Request(uniform=1.0), "uniform=1.0 is no share"),
+        (Request(down_weight=0.1), "down_weight=0.1 is for new words: give --vocabulary=union"),
+        (
+            Request(down_weight=0.0, vocabulary="union"),
+            "down_weight=0.0 must be above 0 and at most 1",
+        ),
+        (
+            Request(down_weight=0.1, vocabulary="union", method="dynamic"),
+            "down_weight=0.1 means nothing to --method=dynamic",
+        ),
+        (
+            Request(vocabulary="/nowhere"),
+            "cannot read --vocabulary=/nowhere: No such file or directory; give train, union, or",
+        ),
+        (Request(data_path="/nowhere"), "data.path=/nowhere is not a directory"),
+    ],
+)
 def test_a_wrong_request(trained, request_, says, monkeypatch):
     """Is refused with its values before a model is opened."""
-    monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_extended", lambda *_: pytest.fail("opened the model"))
+    monkeypatch.setattr(
+        "adaptive_jax.evaluation.evaluate.open_extended", lambda *_: pytest.fail("opened the model")
+    )
     with pytest.raises(InputError, match=says) as error:
         evaluate(trained, request_)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("break_mode, layout", [("none", "packed"), ("complete", "packed"), ("eos", "packed"), ("eos", "similar")])
+@pytest.mark.parametrize(
+    "break_mode, layout",
+    [("none", "packed"), ("complete", "packed"), ("eos", "packed"), ("eos", "similar")],
+)
 def test_rows_are_no_longer_than_the_split(break_mode, layout):
     """However long the window is."""
     ids = np.array([5, 6, 0, 7, 0, 8, 9, 6, 0], np.int32)
@@ -106,9 +179,15 @@ def test_a_disk_that_cannot_be_written(trained, small_disk, quick_command):
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     done = quick_command("evaluate.py", f"--workdir={small_disk / 'run'}", "--checkpoint=latest")
     assert done.returncode == 2, done.stderr
-    assert re.fullmatch(r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+", done.stdout)
+    assert re.fullmatch(
+        r"test: perplexity \d+\.\d\d .*; <unk> 0\.0%, unseen words 0\.0%; step 240, .*\n(  .*\n)+",
+        done.stdout,
+    )
     written = re.escape(str(small_disk / "run" / "eval" / "test-16-0-240.json"))
-    assert re.fullmatch(rf"error: cannot write {written}: Read-only file system; the result stands above\. .*\n", done.stderr)
+    assert re.fullmatch(
+        rf"error: cannot write {written}: Read-only file system; the result stands above\. .*\n",
+        done.stderr,
+    )
 
 
 def cut_at_a_line(path):
@@ -119,17 +198,32 @@ def other_count(path):
     path.write_text(re.sub(r" \d+\n\Z", " 0\n", path.read_text()))
 
 
-@pytest.mark.parametrize("damage", [
-    cut_at_a_line, other_count, lambda path: path.write_bytes(b""), lambda path: path.unlink() or path.mkdir()],
-    ids=["cut at a line", "a count", "empty", "a directory"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_at_a_line,
+        other_count,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink() or path.mkdir(),
+    ],
+    ids=["cut at a line", "a count", "empty", "a directory"],
+)
 def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
-    """Is told as that by evaluation, by `open_run` and by a resume; without checksums, as of before, runs are read as before."""
+    """Is told as that by evaluation, by `open_run` and by a resume; without checksums, as of
+    before, runs are read as before.
+    """
     workdir = shutil.copytree(trained, tmp_path / "run")
     lines = (workdir / "vocabulary.sha256").read_text()
     assert re.fullmatch(r"[0-9a-f]{64}  vocabulary\.txt\n", lines)
     damage(workdir / "vocabulary.txt")
-    for call in (lambda: evaluate(workdir, Request())), (lambda: open_run(workdir)), (lambda: train(config(), workdir)):
-        with pytest.raises(InputError, match=r"run/vocabulary\.txt is damaged: .*; restore the file") as error:
+    for call in (
+        (lambda: evaluate(workdir, Request())),
+        (lambda: open_run(workdir)),
+        (lambda: train(config(), workdir)),
+    ):
+        with pytest.raises(
+            InputError, match=r"run/vocabulary\.txt is damaged: .*; restore the file"
+        ) as error:
             call()
         assert "\n" not in str(error.value)
     shutil.rmtree(workdir)
@@ -176,11 +270,21 @@ def test_training_says_it_at_its_start(config, text, tmp_path, capsys, caplog):
     """Before the first update, with the warning: what validation will be measured on."""
     own = shutil.copytree(text, tmp_path / "text")
     (own / "valid.txt").write_text("the quick t0w0\n" * 30)
-    changes = {"data.path": str(own), "data.limit": 100, "data.vocabulary_size": 100, "data.cache": str(tmp_path / "cache")}
+    changes = {
+        "data.path": str(own),
+        "data.limit": 100,
+        "data.vocabulary_size": 100,
+        "data.cache": str(tmp_path / "cache"),
+    }
     train(config(**changes, steps=1, evaluate_every=1, checkpoint_every=1), tmp_path / "run")
     out = capsys.readouterr().out
-    assert out.index("words        of the validation split: <unk> 25.0%, unseen words 25.0%") < out.index("step 1/1")
-    assert "validation split: <unk> 25.0%, unseen words 25.0%: its perplexity says little" in caplog.text
+    assert out.index(
+        "words        of the validation split: <unk> 25.0%, unseen words 25.0%"
+    ) < out.index("step 1/1")
+    assert (
+        "validation split: <unk> 25.0%, unseen words 25.0%: its perplexity says little"
+        in caplog.text
+    )
 
 
 def interrupted(process, begun):
@@ -203,7 +307,9 @@ def test_an_interrupted_evaluation(trained, start, tmp_path):
 
 
 def test_an_interrupted_conversion(start, tmp_path):
-    """Says its own line, and leaves neither a workdir nor a part of one. Its dict.txt is a pipe that never ends."""
+    """Says its own line, and leaves neither a workdir nor a part of one. Its dict.txt is a pipe
+    that never ends.
+    """
     os.mkfifo(tmp_path / "dict.txt")
 
     def reads():
@@ -213,8 +319,17 @@ def test_an_interrupted_conversion(start, tmp_path):
             return False
 
     pipes = []
-    with start("-m", "adaptive_jax.convert", FIXTURES / "lm_post_norm.pt", tmp_path / "dict.txt", tmp_path / "run") as process:
+    with start(
+        "-m",
+        "adaptive_jax.convert",
+        FIXTURES / "lm_post_norm.pt",
+        tmp_path / "dict.txt",
+        tmp_path / "run",
+    ) as process:
         done = interrupted(process, reads)
-    assert done == (130, "stopped: nothing was written; the same command converts the checkpoint anew\n")
+    assert done == (
+        130,
+        "stopped: nothing was written; the same command converts the checkpoint anew\n",
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["dict.txt"]
     os.close(pipes[0])

@@ -1,4 +1,6 @@
-"""Nearest neighbours in another text: against brute force in float64, over a trained run, and the files of a datastore."""
+"""Nearest neighbours in another text: against brute force in float64, over a trained run, and
+the files of a datastore.
+"""
 
 import json
 import shutil
@@ -26,7 +28,9 @@ def small(monkeypatch):
 
 def text(tokens, seed):
     bits = np.random.default_rng(seed)
-    return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(0, WORDS, tokens, dtype=np.int32)
+    return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(
+        0, WORDS, tokens, dtype=np.int32
+    )
 
 
 def twin(store, hidden, neighbours, temperature):
@@ -42,7 +46,9 @@ def twin(store, hidden, neighbours, temperature):
 
 @pytest.mark.parametrize("tokens, entries, neighbours", [(75, 100, 7), (20, 64, 1_000), (5, 3, 2)])
 def test_the_search_and_its_twin(small, tokens, entries, neighbours):
-    """Texts and datastores that parts divide, do not divide and exceed, and fewer entries than neighbours."""
+    """Texts and datastores that parts divide, do not divide and exceed, and fewer entries than
+    neighbours.
+    """
     keys, words = text(entries, seed=0)
     store, (hidden, targets) = Datastore(keys.astype(np.float16), words), text(tokens, seed=1)
     options = Neighbours(temperature=(0.5, 3.0), neighbours=neighbours)
@@ -51,29 +57,51 @@ def test_the_search_and_its_twin(small, tokens, entries, neighbours):
     for temperature, row in zip(options.temperature, rows, strict=True):
         expected = twin(store, hidden, neighbours, temperature)
         np.testing.assert_allclose(expected.sum(axis=1), 1.0)
-        np.testing.assert_allclose(np.exp(row), expected[np.arange(tokens), targets], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(
+            np.exp(row), expected[np.arange(tokens), targets], rtol=1e-4, atol=1e-7
+        )
 
 
 @pytest.fixture(scope="module")
 def asked(trained, tmp_path_factory):
-    """`asked(split, checkpoint, **options)`: the result on a copy of the trained run, whose workdir is `asked.workdir`."""
+    """`asked(split, checkpoint, **options)`: the result on a copy of the trained run, whose
+    workdir is `asked.workdir`.
+    """
     workdir = shutil.copytree(trained, tmp_path_factory.mktemp("knn") / "run")
 
     def asked(split="validation", checkpoint="latest", **options):
-        return evaluate(workdir, Request(split, checkpoint=checkpoint, method="knn", options=options))
+        return evaluate(
+            workdir, Request(split, checkpoint=checkpoint, method="knn", options=options)
+        )
 
     asked.workdir = workdir
     return asked
 
 
 def test_an_evaluation(asked, capsys):
-    """One search tries all pairs and prints them; the model alone is as without neighbours; the datastore is kept for the next."""
+    """One search tries all pairs and prints them; the model alone is as without neighbours; the
+    datastore is kept for the next.
+    """
     result = asked(model_weight=(1.0, 0.9), temperature=(1.0, 100.0), neighbours=50)
     out = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in out[:3]] == [["model_weight", "temperature", "1", "temperature", "100"], *(
-        [f"{weight:g}", *(f"{line['perplexity']:.2f}" for line in result["grid"] if line["model_weight"] == weight)]
-        for weight in (1.0, 0.9))]
-    assert f"; method knn, model_weight {result['model_weight']:g}, temperature {result['temperature']:g}" in out[3]
+    assert [line.split() for line in out[:3]] == [
+        ["model_weight", "temperature", "1", "temperature", "100"],
+        *(
+            [
+                f"{weight:g}",
+                *(
+                    f"{line['perplexity']:.2f}"
+                    for line in result["grid"]
+                    if line["model_weight"] == weight
+                ),
+            ]
+            for weight in (1.0, 0.9)
+        ),
+    ]
+    assert (
+        f"; method knn, model_weight {result['model_weight']:g}, temperature"
+        f" {result['temperature']:g}" in out[3]
+    )
     plain = evaluate(asked.workdir, Request("validation", checkpoint="latest"))
     one = [line["nll"] for line in result["grid"]]
     assert one[0] == one[1] == pytest.approx(plain["nll"], rel=1e-6)
@@ -83,14 +111,19 @@ def test_an_evaluation(asked, capsys):
     alone = asked(model_weight=(0.9,), temperature=(100.0,), neighbours=50)
     assert alone["nll"] == pytest.approx(one[-1], rel=1e-6)
     assert (store / "keys").stat().st_mtime_ns == made
-    entries, features = (json.loads((store / "about.json").read_text())[key] for key in ("entries", "features"))
+    entries, features = (
+        json.loads((store / "about.json").read_text())[key] for key in ("entries", "features")
+    )
     assert (store / "keys").stat().st_size == 2 * entries * features and features == 32
 
 
 def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path):
     """Of another checkpoint or damaged, it is replaced; another text has one of its own."""
+
     def digest():
-        return json.loads((asked.workdir / "eval" / "datastore" / "about.json").read_text())["parameters"]
+        return json.loads((asked.workdir / "eval" / "datastore" / "about.json").read_text())[
+            "parameters"
+        ]
 
     given = {"model_weight": (0.9,), "neighbours": 8}
     first = asked(**given)["nll"]
@@ -113,8 +146,21 @@ def test_fingerprints(trained):
     params = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32(1)}
     same = knn.fingerprint(params)
     assert same == knn.fingerprint({"a": params["a"].copy(), "b": np.float32(1)})
-    others = [{"a": params["a"] + np.float32(1e-6) * (params["a"] == 5)}, {"a": params["a"][::-1]}, {"b": np.float32(2)}]
-    assert len({same, knn.fingerprint(run.params), *(knn.fingerprint(params | other) for other in others)}) == 5
+    others = [
+        {"a": params["a"] + np.float32(1e-6) * (params["a"] == 5)},
+        {"a": params["a"][::-1]},
+        {"b": np.float32(2)},
+    ]
+    assert (
+        len(
+            {
+                same,
+                knn.fingerprint(run.params),
+                *(knn.fingerprint(params | other) for other in others),
+            }
+        )
+        == 5
+    )
 
 
 def test_states_that_do_not_fit(tmp_path):
@@ -125,14 +171,25 @@ def test_states_that_do_not_fit(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("split, options, says", [
-    ("train", {}, "the datastore is the text to be scored"),
-    ("validation", {"neighbours": 0}, "neighbours=0 must be 1 or more"),
-    ("validation", {"temperature": (0.0,)}, r"temperature=\[0.0\] must be above 0 and finite"),
-    ("validation", {"model_weight": (1.5,)}, r"model_weight=\[1.5\] must be above 0 and at most 1"),
-    ("test", {"temperature": (1.0, 2.0)}, "--temperature has several values"),
-    ("validation", {"theta": (1.0,)}, "--theta means nothing to --method=knn: leave it out, or use --method=cache"),
-])
+@pytest.mark.parametrize(
+    "split, options, says",
+    [
+        ("train", {}, "the datastore is the text to be scored"),
+        ("validation", {"neighbours": 0}, "neighbours=0 must be 1 or more"),
+        ("validation", {"temperature": (0.0,)}, r"temperature=\[0.0\] must be above 0 and finite"),
+        (
+            "validation",
+            {"model_weight": (1.5,)},
+            r"model_weight=\[1.5\] must be above 0 and at most 1",
+        ),
+        ("test", {"temperature": (1.0, 2.0)}, "--temperature has several values"),
+        (
+            "validation",
+            {"theta": (1.0,)},
+            "--theta means nothing to --method=knn: leave it out, or use --method=cache",
+        ),
+    ],
+)
 def test_errors(asked, split, options, says):
     """One line with the value and the cure."""
     with pytest.raises(InputError, match=says):

@@ -31,14 +31,25 @@ NAME = "<b>small</b> & $x$"
 
 @pytest.fixture(scope="module")
 def made(trained, tmp_path_factory):
-    """A report of the small run and of its first checkpoint, with a context besides, and the copies of the run that it is of."""
+    """A report of the small run and of its first checkpoint, with a context besides, and the
+    copies of the run that it is of.
+    """
     directory = tmp_path_factory.mktemp("report")
     for name in "one", "two":
         shutil.copytree(trained, directory / name, ignore=shutil.ignore_patterns("eval"))
     shutil.rmtree(directory / "two" / "checkpoints" / "240")
-    write_published(directory / "two", {"row": "adp_t", "table": "Table 3", "validation": 19.79, "test": 20.51}, ())
+    write_published(
+        directory / "two",
+        {"row": "adp_t", "table": "Table 3", "validation": 19.79, "test": 20.51},
+        (),
+    )
     evaluate(directory / "one", Evaluation(context=8))
-    request = Request(names=(NAME, "two"), passage=Passage(20, 30), edges=(10, 100), output=directory / "page.html")
+    request = Request(
+        names=(NAME, "two"),
+        passage=Passage(20, 30),
+        edges=(10, 100),
+        output=directory / "page.html",
+    )
     return directory, report([directory / "one", directory / "two"], request)
 
 
@@ -48,7 +59,9 @@ def lines_of(path):
 
 
 def test_numbers(made):
-    """The CSV files have what evaluate.py and the vocabulary say, and each word stands in the bin of its count."""
+    """The CSV files have what evaluate.py and the vocabulary say, and each word stands in the
+    bin of its count.
+    """
     directory, (one, two) = made
     runs = lines_of(directory / "page_files" / "runs.csv")
     assert [each["run"] for each in runs] == [NAME, "two"]
@@ -61,12 +74,23 @@ def test_numbers(made):
     assert [[each[column] for column in columns] for each in runs] == [["", ""], ["19.79", "20.51"]]
     assert "<td>19.79</td><td>20.51</td>" in (directory / "page.html").read_text()
     lines = lines_of(directory / "page_files" / "frequency.csv")
-    assert {(each["run"], each["by"]) for each in lines} == {(NAME, "word"), (NAME, "previous"), ("two", "word"),
-                                                             ("two", "previous"), ("two", "difference")}
+    assert {(each["run"], each["by"]) for each in lines} == {
+        (NAME, "word"),
+        (NAME, "previous"),
+        ("two", "word"),
+        ("two", "previous"),
+        ("two", "difference"),
+    }
     counts = one.subject.vocabulary.counts[one.subject.ids]
-    before = np.concatenate([[one.subject.vocabulary.counts[one.subject.vocabulary.eos]], counts[:-1]])
+    before = np.concatenate(
+        [[one.subject.vocabulary.counts[one.subject.vocabulary.eos]], counts[:-1]]
+    )
     nll = scores_of(one.subject).astype(float), scores_of(two.subject).astype(float)
-    for kind, values, frequency in ("word", nll[1], counts), ("previous", nll[1], before), ("difference", nll[1] - nll[0], counts):
+    for kind, values, frequency in (
+        ("word", nll[1], counts),
+        ("previous", nll[1], before),
+        ("difference", nll[1] - nll[0], counts),
+    ):
         rows = [each for each in lines if (each["run"], each["by"]) == ("two", kind)]
         inside = [frequency <= 10, (frequency > 10) & (frequency <= 100), frequency > 100]
         inside = [each for each in inside if each.any()]
@@ -76,30 +100,53 @@ def test_numbers(made):
             np.testing.assert_allclose(found, [twin(values[each]) for each in inside], rtol=1e-6)
     contexts = lines_of(directory / "page_files" / "contexts.csv")
     assert [(each["run"], each["window"], each["context"]) for each in contexts] == [
-        (NAME, "16", "0"), (NAME, "16", "8"), ("two", "16", "0")]
+        (NAME, "16", "0"),
+        (NAME, "16", "8"),
+        ("two", "16", "0"),
+    ]
     curves = lines_of(directory / "page_files" / "curves.csv")
-    logged = [json.loads(line) for line in (directory / "one" / "metrics.jsonl").read_text().splitlines()]
-    expected = [(each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each]
+    logged = [
+        json.loads(line) for line in (directory / "one" / "metrics.jsonl").read_text().splitlines()
+    ]
+    expected = [
+        (each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each
+    ]
     validation = [each for each in curves if (each["run"], each["split"]) == (NAME, "validation")]
     assert [(int(each["updates"]), float(each["nll"])) for each in validation] == expected
 
 
 def test_files(made):
-    """Each figure of the page is there as a PNG, and the page holds all it shows: one file, no script, nothing from elsewhere."""
+    """Each figure of the page is there as a PNG, and the page holds all it shows: one file, no
+    script, nothing from elsewhere.
+    """
     directory, _ = made
     text = (directory / "page.html").read_text()
     names = {path.stem for path in (directory / "page_files").glob("*.png")}
-    assert names == {"mean_by_word", "mean_by_previous", "median_by_word", "median_by_previous", "mean_difference",
-                     "median_difference", "curves", "contexts"}
-    assert all((directory / "page_files" / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in names)
+    assert names == {
+        "mean_by_word",
+        "mean_by_previous",
+        "median_by_word",
+        "median_by_previous",
+        "mean_difference",
+        "median_difference",
+        "curves",
+        "contexts",
+    }
+    assert all(
+        (directory / "page_files" / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in names
+    )
     assert text.count("<svg") == len(names)
     assert NAME not in text and html.escape(NAME) in text
     assert not re.search(r"<script|<link (?!rel=\"icon\" href=\"data:,\")|<img|@import|src=", text)
     assert not re.search(r"url\((?!#)", text)
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-    assert {f"#{each}" for each in ids} >= set(re.findall(r'href="(#[^"]+)"', text)) | set(re.findall(r"url\((#[^)]+)\)", text))
-    assert not re.search(r"#0[12]0[0-9a-f]{3}", text)  # colours that stand for those of the style sheet
+    assert {f"#{each}" for each in ids} >= set(re.findall(r'href="(#[^"]+)"', text)) | set(
+        re.findall(r"url\((#[^)]+)\)", text)
+    )
+    assert not re.search(
+        r"#0[12]0[0-9a-f]{3}", text
+    )  # colours that stand for those of the style sheet
 
 
 def test_the_passage(made):
@@ -122,7 +169,9 @@ def test_the_passage(made):
 
 
 def test_scores_are_kept(made, monkeypatch):
-    """A second report opens no model; another checkpoint in its place, or another context, is scored anew."""
+    """A second report opens no model; another checkpoint in its place, or another context, is
+    scored anew.
+    """
     directory, (one, _) = made
     monkeypatch.setattr(scores, "open_run", lambda *_: pytest.fail("opened the model"))
     again = subject(directory / "one", NAME, Wanted())
@@ -146,14 +195,18 @@ def test_kept_scores_that_are_damaged(made, caplog):
     np.testing.assert_array_equal(scores_of(one.subject), right)
     assert "is made anew" in caplog.text and path.read_bytes() == whole
     there = one.subject._replace(workdir=path / "no directory")
-    np.testing.assert_array_equal(scores.kept(there, "scores", lambda: {"nll": right})["nll"], right)
+    np.testing.assert_array_equal(
+        scores.kept(there, "scores", lambda: {"nll": right})["nll"], right
+    )
     assert "cannot keep" in caplog.text
 
 
 def test_scores_that_are_not_finite(made, monkeypatch):
     """End the report with their number."""
     _, (one, _) = made
-    monkeypatch.setattr(scores, "kept", lambda *_: {"nll": np.array([1.0, np.inf, np.nan, np.inf], np.float32)})
+    monkeypatch.setattr(
+        scores, "kept", lambda *_: {"nll": np.array([1.0, np.inf, np.nan, np.inf], np.float32)}
+    )
     with pytest.raises(InputError, match=r"gives 2 of 4 tokens no finite score"):
         scores_of(one.subject)
 
@@ -184,10 +237,18 @@ MORE = """(e => { const b = e.getBoundingClientRect(); return [b.width, b.left, 
 
 @pytest.mark.skipif(not chromium.found(), reason="no Chromium: apt-get install chromium")
 def test_the_page_in_a_browser(made, tmp_path):
-    """Without a network: no errors, all figures drawn, nothing wider than the window, text of good contrast; words tell more."""
+    """Without a network: no errors, all figures drawn, nothing wider than the window, text of
+    good contrast; words tell more.
+    """
     directory, (one, _) = made
     with chromium.opened(tmp_path) as page:
-        page.call("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
+        page.call(
+            "Network.emulateNetworkConditions",
+            offline=True,
+            latency=0,
+            downloadThroughput=0,
+            uploadThroughput=0,
+        )
         for width in 1280, 400:
             for dark in False, True:
                 page.open(directory / "page.html", width, dark)
@@ -199,12 +260,17 @@ def test_the_page_in_a_browser(made, tmp_path):
                     assert paths > 10 and texts > 5 and size >= 11  # pixels of a line of text
                 text, in_figures, _ = page.run(CONTRASTS)
                 assert text >= 4.5 and in_figures >= 7
-                red, *_ = map(int, re.findall(r"\d+", page.run("getComputedStyle(document.body).backgroundColor")))
+                red, *_ = map(
+                    int,
+                    re.findall(r"\d+", page.run("getComputedStyle(document.body).backgroundColor")),
+                )
                 assert red < 60 if dark else red > 240
                 page.point(".token:nth-of-type(12)")
                 wide, left, right, more = page.run(MORE)
                 assert wide > 300 and left >= 0 and right <= width
-                assert " bits, probability " in more and one.sample[11].expected[0][0] in html.unescape(more)
+                assert " bits, probability " in more and one.sample[11].expected[0][
+                    0
+                ] in html.unescape(more)
         page.run("document.querySelectorAll('details').forEach(e => e.open = true)")
         assert page.run("document.documentElement.scrollWidth") <= 400
         assert page.messages == []
@@ -214,8 +280,19 @@ def test_the_page_in_a_browser(made, tmp_path):
 
 
 def test_text_is_escaped():
-    """Whatever the words are; control characters and directions of writing cannot reach what follows."""
-    token = Token("</span><script>alert(1)</script>", True, False, 3.0, 2, 1.0, 5, [('"><img src=x onerror=alert(1)>', 0.5)])
+    """Whatever the words are; control characters and directions of writing cannot reach what
+    follows.
+    """
+    token = Token(
+        "</span><script>alert(1)</script>",
+        True,
+        False,
+        3.0,
+        2,
+        1.0,
+        5,
+        [('"><img src=x onerror=alert(1)>', 0.5)],
+    )
     shown = sample([token, token._replace(bits=math.nan)])
     assert "<script" not in shown and "<img" not in shown
     assert html.escape(token.text) in shown and html.escape(token.expected[0][0]) in shown
@@ -224,10 +301,19 @@ def test_text_is_escaped():
 
 
 def test_units_of_words():
-    """Units show their letters and stand together with the rest of their word; bytes that are no letter are marked."""
+    """Units show their letters and stand together with the rest of their word; bytes that are
+    no letter are marked.
+    """
     units = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, codes=10)
     found = [spelled(units, i) for i in units.encode("lowest é")]
-    assert found == [("low", True), ("est", False), ("�", True), ("�", True), ("▁", False), ("<eos>", False)]
+    assert found == [
+        ("low", True),
+        ("est", False),
+        ("�", True),
+        ("�", True),
+        ("▁", False),
+        ("<eos>", False),
+    ]
 
 
 def test_names():
@@ -235,23 +321,33 @@ def test_names():
     assert names_of(["/a/sm", "/a/adp/"], ()) == ["sm", "adp"]
     assert names_of(["/a/x/run", "/a/y/run"], ()) == ["x/run", "y/run"]
     assert names_of(["/a/run", "/b/run"], ("one", "two")) == ["one", "two"]
-    for paths, given in (["/a", "/a"], ()), (["/a", "/b"], ("one",)), (["/a", "/b"], ("one", "one")):
+    for paths, given in (
+        (["/a", "/a"], ()),
+        (["/a", "/b"], ("one",)),
+        (["/a", "/b"], ("one", "one")),
+    ):
         with pytest.raises(InputError):
             names_of(paths, given)
 
 
 def test_runs_look_different():
-    """No two of the first eighty have the same colour and marker, and each marker has a sign in the legend."""
+    """No two of the first eighty have the same colour and marker, and each marker has a sign in
+    the legend.
+    """
     looks = [(number % COLOURS, marker(number)) for number in range(80)]
     assert len(set(looks)) == 80
     assert set(SIGNS) == set(MARKERS)
 
 
 def test_logs_that_are_being_written(tmp_path):
-    """A line that is cut off, one that is no metric and one without a number are passed over; a later line of an update counts."""
+    """A line that is cut off, one that is no metric and one without a number are passed over; a
+    later line of an update counts.
+    """
     (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 2, "train/nll": 5.0}\n{"step": 4, "train/nll": null}\n[1]\n{"step": 2, "train/nll": 4.0, '
-        '"validation/nll": 6.0, "train/words_per_second": 7}\n{"step": 6, "train/n')
+        '{"step": 2, "train/nll": 5.0}\n{"step": 4, "train/nll": null}\n[1]\n{"step": 2,'
+        ' "train/nll": 4.0, "validation/nll": 6.0, "train/words_per_second": 7}\n{"step": 6,'
+        ' "train/n'
+    )
     assert history.curves(tmp_path) == ([(2, 4.0)], [(2, 6.0)])
     assert history.speed(tmp_path) == 7
     assert history.curves(tmp_path / "none") == ([], [])
@@ -262,25 +358,42 @@ def test_logs_that_are_being_written(tmp_path):
     assert history.contexts(tmp_path, "test", 1) == []
 
 
-@pytest.mark.parametrize("arguments, says", [
-    ([], "RUN... is missing: give RUN...; --help explains them"),
-    (["/nowhere"], "/nowhere holds no run (no config.json): give the --workdir of a run that train.py made"),
-    (["RUN", "RUN"], "is given twice: give each run once"),
-    (["RUN", "--output=report.png"], "output=report.png must be the name of a page, such as report.html"),
-    (["RUN", "--output=/proc/report.html"], "cannot write /proc/report_files"),
-    (["RUN", "--bins=10,ten"], "--bins=10,ten must be whole numbers, such as 10,100,1000"),
-    (["RUN", "--bins=100,10"], "bins=100,10 must be growing frequencies above 0"),
-    (["RUN", "--names=a,b"], "names=a,b must be one name for each of 1 runs"),
-    (["RUN", "--window=10000"], "window=10000 is longer than the test split, 426 tokens"),
-    (["RUN", "--context=16"], "window=16 must be greater than context=16"),
-    (["RUN", "--split=dev"], "--split=dev must be one of train, validation, test"),
-    (["RUN", "--data_path=/nowhere"], "data.path=/nowhere is not a directory"),
-    (["RUN", "--checkpoint=7"], "holds no checkpoint '7'")])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "RUN... is missing: give RUN...; --help explains them"),
+        (
+            ["/nowhere"],
+            (
+                "/nowhere holds no run (no config.json): give the --workdir of a run that train.py"
+                " made"
+            ),
+        ),
+        (["RUN", "RUN"], "is given twice: give each run once"),
+        (
+            ["RUN", "--output=report.png"],
+            "output=report.png must be the name of a page, such as report.html",
+        ),
+        (["RUN", "--output=/proc/report.html"], "cannot write /proc/report_files"),
+        (["RUN", "--bins=10,ten"], "--bins=10,ten must be whole numbers, such as 10,100,1000"),
+        (["RUN", "--bins=100,10"], "bins=100,10 must be growing frequencies above 0"),
+        (["RUN", "--names=a,b"], "names=a,b must be one name for each of 1 runs"),
+        (["RUN", "--window=10000"], "window=10000 is longer than the test split, 426 tokens"),
+        (["RUN", "--context=16"], "window=16 must be greater than context=16"),
+        (["RUN", "--split=dev"], "--split=dev must be one of train, validation, test"),
+        (["RUN", "--data_path=/nowhere"], "data.path=/nowhere is not a directory"),
+        (["RUN", "--checkpoint=7"], "holds no checkpoint '7'"),
+    ],
+)
 def test_bad_input(made, quick_command, tmp_path, arguments, says):
     """Is one line."""
     directory, _ = made
     given = [str(directory / "one") if each == "RUN" else each for each in arguments]
-    given += [] if any("--output" in each for each in given) else [f"--output={tmp_path / 'report.html'}"]
+    given += (
+        []
+        if any("--output" in each for each in given)
+        else [f"--output={tmp_path / 'report.html'}"]
+    )
     done = quick_command("-m", "adaptive_jax.evaluation.report", *given)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
@@ -291,7 +404,9 @@ def test_bad_input(made, quick_command, tmp_path, arguments, says):
 def test_a_passage_or_a_text_that_does_not_fit(made, tmp_path):
     """Is told with its numbers."""
     directory, _ = made
-    with pytest.raises(InputError, match="sample_from=426 and sample_words=150 are no part of a text of 426 words"):
+    with pytest.raises(
+        InputError, match="sample_from=426 and sample_words=150 are no part of a text of 426 words"
+    ):
         report([directory / "one"], Request(passage=Passage(426), output=tmp_path / "report.html"))
     shutil.copytree(directory / "one", tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
@@ -299,8 +414,13 @@ def test_a_passage_or_a_text_that_does_not_fit(made, tmp_path):
     (tmp_path / "text" / "test.txt").write_text("the t0w0\n" * 9)
     config["data"]["path"] = str(tmp_path / "text")
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="score other texts, of 426 and 27 words: give --data_path=DIR"):
-        report([directory / "one", tmp_path / "other"], Request(passage=Passage(0, 0), output=tmp_path / "report.html"))
+    with pytest.raises(
+        InputError, match="score other texts, of 426 and 27 words: give --data_path=DIR"
+    ):
+        report(
+            [directory / "one", tmp_path / "other"],
+            Request(passage=Passage(0, 0), output=tmp_path / "report.html"),
+        )
 
 
 def test_the_command(made, quick_command, tmp_path):
@@ -308,8 +428,17 @@ def test_the_command(made, quick_command, tmp_path):
     directory, _ = made
     output = tmp_path / "deep" / "page.html"
     runs = directory / "one", directory / "two"
-    done = quick_command("-m", "adaptive_jax.evaluation.report", *runs, f"--output={output}", "--sample_words=0")
+    done = quick_command(
+        "-m", "adaptive_jax.evaluation.report", *runs, f"--output={output}", "--sample_words=0"
+    )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{output}\n")
-    assert "<title>one, two</title>" in output.read_text() and 'class="token"' not in output.read_text()
+    assert (
+        "<title>one, two</title>" in output.read_text()
+        and 'class="token"' not in output.read_text()
+    )
     assert {path.name for path in (tmp_path / "deep" / "page_files").glob("*.csv")} == {
-        "runs.csv", "frequency.csv", "curves.csv", "contexts.csv"}
+        "runs.csv",
+        "frequency.csv",
+        "curves.csv",
+        "contexts.csv",
+    }

@@ -1,4 +1,6 @@
-"""Scoring: every token once, seeing exactly what the window lets it see, and the JSON that says so."""
+"""Scoring: every token once, seeing exactly what the window lets it see, and the JSON that says
+so.
+"""
 
 import json
 import math
@@ -26,8 +28,16 @@ from adaptive_jax.model import build, init_params
 EOS, SIZE = 3, 60
 
 
-WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | {f"{'ab' * (n % 7)}{n}": 60 - n for n in range(58)})
-CNN = {"name": "char_cnn", "width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 12}
+WORDS = Vocabulary.build(
+    {"<eos>": 57, "<unk>": 3} | {f"{'ab' * (n % 7)}{n}": 60 - n for n in range(58)}
+)
+CNN = {
+    "name": "char_cnn",
+    "width": 4,
+    "filters": ((1, 6), (3, 8)),
+    "highway_layers": 1,
+    "length": 12,
+}
 
 
 def opened(config, layers, vocabulary=WORDS, **changes):
@@ -35,7 +45,15 @@ def opened(config, layers, vocabulary=WORDS, **changes):
     config = config(**{"body.features": 16, "body.feed_forward": 16} | changes) | layers
     model = build(config, len(vocabulary))
     words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.wants()))
-    return Run(model, jax.jit(lambda: init_params(model, 0))(), words, sharding.device_mesh(), vocabulary, config, 0)
+    return Run(
+        model,
+        jax.jit(lambda: init_params(model, 0))(),
+        words,
+        sharding.device_mesh(),
+        vocabulary,
+        config,
+        0,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +64,21 @@ def run(config):
 
 def log_probs_of(run):
     """`log_probs(seen [1, time], position)` of one row."""
+
     def log_probs(params, seen, position):
         zeros = jnp.zeros(seen.shape, jnp.int32)
         batch = Batch(seen, zeros, zeros, jnp.zeros(1, jnp.int32))
-        return run.model.apply({"params": params, "lexicon": run.lexicon}, batch, position[None, None], method="log_probs")[0, 0]
+        return run.model.apply(
+            {"params": params, "lexicon": run.lexicon},
+            batch,
+            position[None, None],
+            method="log_probs",
+        )[0, 0]
 
     compiled = jax.jit(log_probs)
-    return lambda seen, position: compiled(run.params, np.asarray(seen, np.int32)[None], jnp.asarray(position))
+    return lambda seen, position: compiled(
+        run.params, np.asarray(seen, np.int32)[None], jnp.asarray(position)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,31 +92,57 @@ def ids():
 
 
 def score(run, ids, window, context, rows, mode="none", layout="packed"):
-    return plain(run, ids, Windows(window, context, mode, layout, rows), lambda batches, count: batches)
+    return plain(
+        run, ids, Windows(window, context, mode, layout, rows), lambda batches, count: batches
+    )
 
 
-@pytest.mark.parametrize("window, context, rows", [
-    (4, 0, 2), (6, 4, 3), (7, 3, 1), (8, 7, 4), (23, 0, 2), (40, 0, 1), (40, 12, 2), (40, 39, 3)])
-def test_each_token_is_scored_from_what_its_window_shows(run, log_probs, ids, window, context, rows):
-    """The slow twin reads, for each token on its own, exactly the tokens of its window that stand before it."""
+@pytest.mark.parametrize(
+    "window, context, rows",
+    [(4, 0, 2), (6, 4, 3), (7, 3, 1), (8, 7, 4), (23, 0, 2), (40, 0, 1), (40, 12, 2), (40, 39, 3)],
+)
+def test_each_token_is_scored_from_what_its_window_shows(
+    run, log_probs, ids, window, context, rows
+):
+    """The slow twin reads, for each token on its own, exactly the tokens of its window that
+    stand before it.
+    """
     slow = []
     for k, token in enumerate(ids):
         scored_from = k // (window - context) * (window - context)
         start = max(scored_from - context, 0)
         seen = [EOS if start == 0 else ids[start - 1], *ids[start:k]]
         last = len(seen) - 1
-        slow.append(-log_probs(seen + [EOS] * (40 - len(seen)), last)[token])  # one program; what comes after changes nothing
+        slow.append(
+            -log_probs(seen + [EOS] * (40 - len(seen)), last)[token]
+        )  # one program; what comes after changes nothing
     nll = score(run, ids, window, context, rows)
     assert nll.dtype == np.float32
     np.testing.assert_allclose(nll, slow, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode, layout, window, context", [
-    ("eos", "packed", 9, 0), ("eos", "packed", 4, 0), ("eos", "similar", 9, 0), ("complete_doc", "packed", 7, 0),
-    ("complete_doc", "similar", 40, 0), ("complete", "packed", 8, 0), ("complete", "packed", 8, 3)])
-def test_examples_are_scored_from_themselves_and_their_context(run, log_probs, mode, layout, window, context):
-    """The slow twin reads, for each token of an example on its own, what stands before it there and in the context."""
-    ids = np.array([EOS, 7, 8, EOS, 9, EOS, EOS, EOS, 11, 12, 13, 14, 15, 40, 17, EOS, 4, EOS, 50, 51], np.int32)
+@pytest.mark.parametrize(
+    "mode, layout, window, context",
+    [
+        ("eos", "packed", 9, 0),
+        ("eos", "packed", 4, 0),
+        ("eos", "similar", 9, 0),
+        ("complete_doc", "packed", 7, 0),
+        ("complete_doc", "similar", 40, 0),
+        ("complete", "packed", 8, 0),
+        ("complete", "packed", 8, 3),
+    ],
+)
+def test_examples_are_scored_from_themselves_and_their_context(
+    run, log_probs, mode, layout, window, context
+):
+    """The slow twin reads, for each token of an example on its own, what stands before it there
+    and in the context.
+    """
+    ids = np.array(
+        [EOS, 7, 8, EOS, 9, EOS, EOS, EOS, 11, 12, 13, 14, 15, 40, 17, EOS, 4, EOS, 50, 51],
+        np.int32,
+    )
     slow = np.full(len(ids), np.nan, np.float32)
     for start, length in zip(*examples(ids, EOS, mode, window - context), strict=True):
         begin = max(start - context, 0)
@@ -104,34 +156,64 @@ def test_examples_are_scored_from_themselves_and_their_context(run, log_probs, m
 
 @pytest.fixture(scope="module")
 def convolution(config):
-    """A gated convolution whose hidden states depend on 7 inputs: 1 + 2 + 2 before its own, and one more."""
-    body = {"name": "gated_conv", "features": 16, "blocks": ((2, 3, 16), (1, 1, 8, 3, 16)), "form": "paper", "activation": "glu",
-            "weight_norm": True, "dropout": 0.0, "output_width": 0}
+    """A gated convolution whose hidden states depend on 7 inputs: 1 + 2 + 2 before its own, and
+    one more.
+    """
+    body = {
+        "name": "gated_conv",
+        "features": 16,
+        "blocks": ((2, 3, 16), (1, 1, 8, 3, 16)),
+        "form": "paper",
+        "activation": "glu",
+        "weight_norm": True,
+        "dropout": 0.0,
+        "output_width": 0,
+    }
     found = opened(config, {"body": body}, **{"input.cutoffs": (10, 30)})
-    biased = jax.tree.map_with_path(lambda path, a: a + 0.3 if path[-1].key == "bias" else a, found.params)
-    return found._replace(params=biased)  # what lies before the text is zeros in every layer, not what zeros give
+    biased = jax.tree.map_with_path(
+        lambda path, a: a + 0.3 if path[-1].key == "bias" else a, found.params
+    )
+    return found._replace(
+        params=biased
+    )  # what lies before the text is zeros in every layer, not what zeros give
 
 
-@pytest.mark.parametrize("context, mode, carries", [(5, "none", False), (6, "none", True), (11, "complete", True)])
-def test_convolutions_carry_on_where_the_context_covers_what_they_see(convolution, ids, context, mode, carries):
-    """The slow twin reads the whole text in one row. A context that is shorter by a token gives other numbers."""
+@pytest.mark.parametrize(
+    "context, mode, carries", [(5, "none", False), (6, "none", True), (11, "complete", True)]
+)
+def test_convolutions_carry_on_where_the_context_covers_what_they_see(
+    convolution, ids, context, mode, carries
+):
+    """The slow twin reads the whole text in one row. A context that is shorter by a token gives
+    other numbers.
+    """
     assert convolution.model.body.receptive_field == 7
     whole = score(convolution, ids, len(ids), 0, 1)
     for rows in 1, 3:
         settings = Windows(12, context, mode, "packed", rows)
         assert (continued(convolution.model, settings, len(ids)).layout == "streams") == carries
-        close = np.isclose(score(convolution, ids, 12, context, rows, mode), whole, rtol=1e-5, atol=1e-5)
+        close = np.isclose(
+            score(convolution, ids, 12, context, rows, mode), whole, rtol=1e-5, atol=1e-5
+        )
         assert close.all() if carries else close[:12].any() and not close.all()
 
 
 def test_which_settings_carry_on(convolution, run):
-    """Rows read little twice. Without a context, for examples that stand alone, and in transformers nothing is carried."""
+    """Rows read little twice. Without a context, for examples that stand alone, and in
+    transformers nothing is carried.
+    """
     settings = Windows(40, 20, "none", "packed", 64)
     assert continued(convolution.model, settings, 4_800) == Windows(27, 6, "none", "streams", 64)
     assert continued(convolution.model, settings, 480) == Windows(27, 6, "none", "streams", 10)
-    assert continued(convolution.model, settings._replace(multiple=8), 48) == Windows(12, 6, "none", "streams", 8, 8)
+    assert continued(convolution.model, settings._replace(multiple=8), 48) == Windows(
+        12, 6, "none", "streams", 8, 8
+    )
     assert continued(convolution.model, settings, 48) == Windows(24, 0, "none", "streams", 1)
-    for other in settings._replace(context=0), settings._replace(context=0, break_mode="eos"), settings._replace(context=5):
+    for other in (
+        settings._replace(context=0),
+        settings._replace(context=0, break_mode="eos"),
+        settings._replace(context=5),
+    ):
         assert continued(convolution.model, other, 480) == other
     assert continued(run.model, settings, 480) == settings
 
@@ -155,9 +237,14 @@ def test_scores_come_with_positions_and_hidden_states(run, ids):
     assert next(scores(run, ids, Windows(6, 2, "none", "packed", 2))).hidden is None
 
 
-@pytest.mark.parametrize("output, table", [("softmax", {"name": "tied"}), ("adaptive", {"name": "own", "cutoffs": (10, 30)})])
+@pytest.mark.parametrize(
+    "output, table",
+    [("softmax", {"name": "tied"}), ("adaptive", {"name": "own", "cutoffs": (10, 30)})],
+)
 def test_vectors_composed_once_score_as_those_composed_in_place(config, ids, output, table):
-    """A character CNN under a table of its own, and under one tied to it; the slow twin composes for every token."""
+    """A character CNN under a table of its own, and under one tied to it; the slow twin
+    composes for every token.
+    """
     run = opened(config, {"input": CNN, "output": {"name": output, "table": table}})
     log_probs, nll = log_probs_of(run), score(run, ids, 40, 0, 1)
     seen = [run.vocabulary.eos, *ids]
@@ -172,12 +259,19 @@ def test_rows_of_a_batch_do_not_matter(run, ids):
 
 
 def test_summary_of_known_numbers():
-    """Mean over the words that count, its exponential, and that of their unigram loss; beyond floats is infinite."""
+    """Mean over the words that count, its exponential, and that of their unigram loss; beyond
+    floats is infinite.
+    """
     vocabulary, ids = Vocabulary.build({"a": 3, "<eos>": 1}), np.array([0, 1, 0, 1])
     result = summary(np.array([1, 2, 6, np.nan], np.float32), ids, vocabulary)
     assert result == {
-        "nll": 3.0, "perplexity": math.exp(3.0), "words": 3, "tokens": 3,
-        "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3)), "unknown": 0.0}
+        "nll": 3.0,
+        "perplexity": math.exp(3.0),
+        "words": 3,
+        "tokens": 3,
+        "unigram_perplexity": pytest.approx((4 / 3 * 4 * 4 / 3) ** (1 / 3)),
+        "unknown": 0.0,
+    }
     assert summary(np.full(4, 1e4, np.float32), ids, vocabulary)["perplexity"] == math.inf
     vocabulary = Vocabulary.build({"a": 3, "<eos>": 1, "<unk>": 2})
     assert summary(np.ones(4, np.float32), np.array([1, 0, 1, 2]), vocabulary)["unknown"] == 0.5
@@ -202,7 +296,9 @@ def test_a_uniform_model_of_units(units):
 
 
 def test_a_words_probability_is_the_product_of_its_units(config, units):
-    """The slow twin walks through the words one by one, each unit read after those before it, none after it yet there."""
+    """The slow twin walks through the words one by one, each unit read after those before it,
+    none after it yet there.
+    """
     vocabulary, lines = units
     run = opened(config, {}, vocabulary, **{"input.cutoffs": (10, 30)})
     ids, log_probs = vocabulary.encode_lines(lines), log_probs_of(run)
@@ -218,7 +314,9 @@ def test_a_words_probability_is_the_product_of_its_units(config, units):
     nll = score(run, ids, len(ids), 0, 1)
     result = summary(nll, ids, vocabulary)
     assert result["words"] == len(chances)
-    assert result["perplexity"] == pytest.approx(math.prod(chances) ** (-1 / len(chances)), rel=1e-4)
+    assert result["perplexity"] == pytest.approx(
+        math.prod(chances) ** (-1 / len(chances)), rel=1e-4
+    )
 
 
 @pytest.fixture(scope="module")
@@ -232,20 +330,37 @@ def ask(workdir, **changes):
 
 
 def test_the_json_of_an_evaluation(workdir, text, capsys):
-    """workdir/eval/*.json holds the documented numbers, and they are those of the split's own words."""
+    """workdir/eval/*.json holds the documented numbers, and they are those of the split's own
+    words.
+    """
     result = ask(workdir, window=12, context=4)
     saved = json.loads((workdir / "eval" / "test-12-4-240.json").read_text())
     assert saved == json.loads(json.dumps(result))
-    tokens = [word for line in (text / "test.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
-    train = [word for line in (text / "train.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
+    tokens = [
+        word
+        for line in (text / "test.txt").read_text().splitlines()
+        for word in (*line.split(), "<eos>")
+    ]
+    train = [
+        word
+        for line in (text / "train.txt").read_text().splitlines()
+        for word in (*line.split(), "<eos>")
+    ]
     unigram = -np.mean([math.log(train.count(word) / len(train)) for word in tokens])
     assert saved["words"] == saved["tokens"] == len(tokens)
     assert saved["unigram_perplexity"] == pytest.approx(math.exp(unigram))
     assert saved["perplexity"] == math.exp(saved["nll"])
     assert (saved["split"], saved["step"]) == ("test", 240)
     assert saved["settings"] == {
-        "break_mode": "none", "window": 12, "context": 4, "checkpoint": "latest", "data_path": None,
-        "split": "test", "method": "plain", "config": json.loads((workdir / "config.json").read_text())}
+        "break_mode": "none",
+        "window": 12,
+        "context": 4,
+        "checkpoint": "latest",
+        "data_path": None,
+        "split": "test",
+        "method": "plain",
+        "config": json.loads((workdir / "config.json").read_text()),
+    }
     assert saved["seconds"] > 0
     assert f"perplexity {saved['perplexity']:.2f}" in capsys.readouterr().out
 
@@ -258,7 +373,9 @@ def test_a_trained_model_gains_from_context(workdir):
 
 
 def test_evaluation_finds_what_training_measured(workdir):
-    """The validation loss in metrics.jsonl, again, from the checkpoint of that step: latest, best and by number."""
+    """The validation loss in metrics.jsonl, again, from the checkpoint of that step: latest,
+    best and by number.
+    """
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     measured = {line["step"]: line["validation/nll"] for line in lines if "validation/nll" in line}
     saved = [int(path.name) for path in (workdir / "checkpoints").iterdir()]
@@ -283,7 +400,11 @@ def test_evaluating_disturbs_nothing(workdir):
     (unfinished / "part").write_text("half")
 
     def files():
-        return {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and workdir / "eval" not in path.parents}
+        return {
+            path: path.read_bytes()
+            for path in workdir.rglob("*")
+            if path.is_file() and workdir / "eval" not in path.parents
+        }
 
     before = files()
     ask(workdir)
@@ -304,17 +425,23 @@ def test_a_local_copy_of_the_corpus(workdir, text, tmp_path):
     data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path / "cache")}
     ids = load(data).vocabulary.encode("the t0w0")
     assert result["words"] == 3
-    assert result["unigram_perplexity"] == pytest.approx(math.exp(vocabulary.unigram_nll(np.array(ids))))
+    assert result["unigram_perplexity"] == pytest.approx(
+        math.exp(vocabulary.unigram_nll(np.array(ids)))
+    )
 
 
 def test_text_can_be_broken_otherwise_than_in_training(workdir, text, capsys):
-    """--break_mode: whole sentences, or each alone, of a model of blocks; kept beside the result of the run's own way."""
+    """--break_mode: whole sentences, or each alone, of a model of blocks; kept beside the
+    result of the run's own way.
+    """
     own = ask(workdir)
     alone, whole = (ask(workdir, break_mode=mode, window=32) for mode in ("eos", "complete"))
     assert "break_mode complete" in capsys.readouterr().out
     assert {result["words"] for result in (own, alone, whole)} == {own["words"]}
     assert alone["settings"]["break_mode"] == "eos"
-    assert json.loads((workdir / "eval" / "test-32-0-240-eos.json").read_text()) == json.loads(json.dumps(alone))
+    assert json.loads((workdir / "eval" / "test-32-0-240-eos.json").read_text()) == json.loads(
+        json.dumps(alone)
+    )
     informed = ask(workdir, break_mode="complete", window=32, context=8)
     assert len({result["nll"] for result in (own, alone, whole, informed)}) == 4
     with pytest.raises(InputError, match="context=8 "):
@@ -324,19 +451,30 @@ def test_text_can_be_broken_otherwise_than_in_training(workdir, text, capsys):
 
 
 def test_a_run_is_opened_with_its_parameters_alone(workdir):
-    """Whatever else a checkpoint holds is not read, and another vocabulary fits composed models only."""
+    """Whatever else a checkpoint holds is not read, and another vocabulary fits composed models
+    only.
+    """
     for item in "optimizer", "carry":
         shutil.rmtree(workdir / "checkpoints" / "240" / item, ignore_errors=True)
     run = open_run(workdir, "latest")
     assert (run.step, len(run.vocabulary)) == (240, 122)
     with pytest.raises(InputError, match="cannot be read"):
-        open_run(workdir, "latest", Vocabulary.build({"<eos>": 1} | {f"w{n}": 1 for n in range(80)}))
+        open_run(
+            workdir, "latest", Vocabulary.build({"<eos>": 1} | {f"w{n}": 1 for n in range(80)})
+        )
 
 
 def test_eight_devices_score_alike(workdir, quick_command):
     """evaluate.py on 8 devices gives the losses that 1 device gives."""
     one = ask(workdir, window=10, context=6)
-    done = quick_command("evaluate.py", f"--workdir={workdir}", "--window=10", "--context=6", "--checkpoint=latest", devices=8)
+    done = quick_command(
+        "evaluate.py",
+        f"--workdir={workdir}",
+        "--window=10",
+        "--context=6",
+        "--checkpoint=latest",
+        devices=8,
+    )
     assert done.returncode == 0, done.stderr
     eight = json.loads((workdir / "eval" / "test-10-6-240.json").read_text())
     assert eight["nll"] == pytest.approx(one["nll"], rel=1e-6)

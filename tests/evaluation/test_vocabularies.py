@@ -1,4 +1,6 @@
-"""Evaluation over words that training never saw: the numbers of GroC's public code, and probabilities that add up."""
+"""Evaluation over words that training never saw: the numbers of GroC's public code, and
+probabilities that add up.
+"""
 
 import json
 import math
@@ -39,12 +41,27 @@ from tests.training.test_finetuning import saved_run
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
 SHARED = Path(__file__).parents[3] / "shared"
 as_the_code = test_groc.as_the_code
-CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.length": 12}
+CNN = {
+    "input.name": "char_cnn",
+    "input.width": 4,
+    "input.filters": ((1, 6), (3, 8)),
+    "input.length": 12,
+}
 COMPOSED = CNN | {"output.name": "softmax", "output.table.name": "tied"}
 GROC = COMPOSED | {
-    "input.name": "groc", "input.strides": (1, 2), "input.relations": 2, "input.definition": 3,
-    "output.table.name": "mapped", "output.table.depth": 0, "output.table.bias": "predicted"}
-BODY = {"body": defaults({"body.name": "lstm", "body.features": 8, "body.widths": (8,)}).to_dict()["body"]}
+    "input.name": "groc",
+    "input.strides": (1, 2),
+    "input.relations": 2,
+    "input.definition": 3,
+    "output.table.name": "mapped",
+    "output.table.depth": 0,
+    "output.table.bias": "predicted",
+}
+BODY = {
+    "body": (
+        defaults({"body.name": "lstm", "body.features": 8, "body.widths": (8,)}).to_dict()["body"]
+    )
+}
 WINDOWS = Windows(1, 0, "none", "packed", 64)
 
 
@@ -59,25 +76,52 @@ def layers(changes):
 
 
 def test_cross_domain_of_a_tied_model():
-    """Hidden states after new words, whose vectors are zeros, and scores of new words, which have the uniform share only."""
+    """Hidden states after new words, whose vectors are zeros, and scores of new words, which
+    have the uniform share only.
+    """
     about = json.loads((FIXTURES / "cross_domain.json").read_text())["vocabularies"]
     with np.load(FIXTURES / "cross_domain.npz") as arrays:
         arrays = dict(arrays)
-    tensors = {key.removeprefix("model_tied/param/"): a for key, a in arrays.items() if key.startswith("model_tied/param/")}
-    renamed = {key.replace("_prefix_network", "rnns").replace("_lookup", "encoder").replace("_decoder", "decoder"): a
-               for key, a in tensors.items()}
+    tensors = {
+        key.removeprefix("model_tied/param/"): a
+        for key, a in arrays.items()
+        if key.startswith("model_tied/param/")
+    }
+    renamed = {
+        key.replace("_prefix_network", "rnns")
+        .replace("_lookup", "encoder")
+        .replace("_decoder", "decoder"): a
+        for key, a in tensors.items()
+    }
     own, words = about["d_src"], list(dict.fromkeys([*about["d_src"], *about["d_eval"]]))
     assert len(words) == len(about["d_eval"]) == 47
     ids = np.array([words.index(word) for word in about["d_eval"]], np.int32)
-    model = build(defaults({
-        "input.name": "lookup", "body.name": "lstm", "body.features": 12, "body.widths": (14, 12), "body.biases": 2,
-        "output.name": "softmax", "output.table.name": "tied", "output.table.bias": True}).to_dict(), len(own))
+    model = build(
+        defaults(
+            {
+                "input.name": "lookup",
+                "body.name": "lstm",
+                "body.features": 12,
+                "body.widths": (14, 12),
+                "body.biases": 2,
+                "output.name": "softmax",
+                "output.table.name": "tied",
+                "output.table.bias": True,
+            }
+        ).to_dict(),
+        len(own),
+    )
     params = jax.tree.map(jnp.asarray, parameters_of(renamed))
     inputs, targets = ids[arrays["adapted_tied/input"].T], ids[arrays["tied_uniform/target"].T]
     assert (inputs >= len(own)).any()
     assert (targets >= len(own)).any()
-    batch = Batch(np.where(inputs < len(own), inputs, -1).astype(np.int32), targets, np.ones(inputs.shape, np.float32),
-                  np.arange(2, dtype=np.int32), reset=np.ones(2, bool))
+    batch = Batch(
+        np.where(inputs < len(own), inputs, -1).astype(np.int32),
+        targets,
+        np.ones(inputs.shape, np.float32),
+        np.arange(2, dtype=np.int32),
+        reset=np.ones(2, bool),
+    )
     scorer = make_scorer(model, sharding.device_mesh(), 0, (len(own), 47, Extras(hidden=True)))
     carry = model.body.initial_carry(2)
     (nll, hidden), _ = scorer(params, {}, {}, WindowBatch(batch, np.zeros(2, np.int32)), carry)
@@ -91,27 +135,63 @@ def test_cross_domain_of_a_tied_model():
 @pytest.mark.skipif(not (SHARED / "data" / "wordnet-3.0").exists(), reason="needs ../shared")
 @pytest.mark.parametrize("name", ["groc", "groc_word_bias"])
 def test_cross_domain_of_composed_models(name, as_the_code):
-    """From the letters and WordNet's words of a union vocabulary to scores of new words, down-weighted or not.
+    """From the letters and WordNet's words of a union vocabulary to scores of new words,
+    down-weighted or not.
 
     The public code sets the biases of words to 0 in another vocabulary.
     """
     about = json.loads((FIXTURES / "cross_domain.json").read_text())
     with np.load(SHARED / "reference" / "groc" / "cross_domain.npz") as arrays:
         arrays = dict(arrays)
-    tensors = {key.split("/", 2)[2]: a for of in ("groc", name) for key, a in arrays.items() if key.startswith(f"model_{of}/param")}
+    tensors = {
+        key.split("/", 2)[2]: a
+        for of in ("groc", name)
+        for key, a in arrays.items()
+        if key.startswith(f"model_{of}/param")
+    }
     new, words = arrays[f"adapted_{name}/new_words"], about["vocabularies"]["d_eval"]
     order = [*(i for i in range(47) if i not in new), *new]  # new words last
-    places, vocabulary = np.argsort(order).astype(np.int32), Vocabulary(tuple(words[i] for i in order), np.ones(47, np.int64))
+    places, vocabulary = (
+        np.argsort(order).astype(np.int32),
+        Vocabulary(tuple(words[i] for i in order), np.ones(47, np.int64)),
+    )
     whole = name == "groc"
-    model = build(defaults({
-        "input.name": "groc", "input.lexicon": str(SHARED / "data" / "wordnet-3.0"), "input.form": "code", "input.combine": "add",
-        "input.mean": "most", "input.filters": test_groc.FILTERS, "body.name": "lstm", "body.features": 12,
-        "body.widths": (14, 12), "body.biases": 2, "output.name": "softmax", "output.table.name": "mapped",
-        "output.table.depth": int(whole), "output.table.activation": "relu",
-        "output.table.bias": "predicted" if whole else "none"}).to_dict(), 47)
-    body = parameters_of({key.replace("_prefix_network", "rnns"): a for key, a in tensors.items() if "_prefix" in key}
-                         | {"encoder.weight": np.zeros((1, 12)), "decoder.bias": np.zeros(1)})["body"]
-    params = {"input": test_groc.of_code({key: a for key, a in tensors.items() if key.startswith("_char")}), "body": body}
+    model = build(
+        defaults(
+            {
+                "input.name": "groc",
+                "input.lexicon": str(SHARED / "data" / "wordnet-3.0"),
+                "input.form": "code",
+                "input.combine": "add",
+                "input.mean": "most",
+                "input.filters": test_groc.FILTERS,
+                "body.name": "lstm",
+                "body.features": 12,
+                "body.widths": (14, 12),
+                "body.biases": 2,
+                "output.name": "softmax",
+                "output.table.name": "mapped",
+                "output.table.depth": int(whole),
+                "output.table.activation": "relu",
+                "output.table.bias": "predicted" if whole else "none",
+            }
+        ).to_dict(),
+        47,
+    )
+    body = parameters_of(
+        {
+            key.replace("_prefix_network", "rnns"): a
+            for key, a in tensors.items()
+            if "_prefix" in key
+        }
+        | {"encoder.weight": np.zeros((1, 12)), "decoder.bias": np.zeros(1)}
+    )["body"]
+    params = {
+        "input": test_groc.of_code(
+            {key: a for key, a in tensors.items() if key.startswith("_char")}
+        ),
+        "body": body,
+    }
     if whole:
         kernel, bias = (tensors[f"_output_network.0.{kind}"].T for kind in ("weight", "bias"))
         predicted = {"bias_weights": tensors["_bias.weight"].T, "bias": tensors["_bias.bias"][0]}
@@ -119,25 +199,50 @@ def test_cross_domain_of_composed_models(name, as_the_code):
     known = lexicon(vocabulary, model.wants())
 
     def compose(params):
-        return model.apply({"params": params, "lexicon": known}, jnp.arange(47), method="compose", mutable=["tables"])[1]["tables"]
+        return model.apply(
+            {"params": params, "lexicon": known},
+            jnp.arange(47),
+            method="compose",
+            mutable=["tables"],
+        )[1]["tables"]
 
     tables = jax.jit(compose)(params)
-    np.testing.assert_allclose(tables["output"]["table"]["vectors"], arrays[f"adapted_{name}/E_out"][order], atol=2e-5)
+    np.testing.assert_allclose(
+        tables["output"]["table"]["vectors"], arrays[f"adapted_{name}/E_out"][order], atol=2e-5
+    )
     inputs = places[arrays[f"adapted_{name}/input"].T]
-    for case, weight in (("groc_uniform", 1.0), ("groc_neural_dw", 0.1)) if whole else (("groc_word_bias_uniform", 1.0),):
+    for case, weight in (
+        (("groc_uniform", 1.0), ("groc_neural_dw", 0.1))
+        if whole
+        else (("groc_word_bias_uniform", 1.0),)
+    ):
         targets = places[arrays[f"{case}/target"].T]
-        batch = Batch(inputs, targets, np.ones(inputs.shape, np.float32), np.arange(2, dtype=np.int32), reset=np.ones(2, bool))
-        scorer = make_scorer(model, sharding.device_mesh(), 0, (47 - len(new), 47, Extras(True, weight)))
+        batch = Batch(
+            inputs,
+            targets,
+            np.ones(inputs.shape, np.float32),
+            np.arange(2, dtype=np.int32),
+            reset=np.ones(2, bool),
+        )
+        scorer = make_scorer(
+            model, sharding.device_mesh(), 0, (47 - len(new), 47, Extras(True, weight))
+        )
         carry = model.body.initial_carry(2)
-        (nll, hidden), _ = scorer(params, known, tables, WindowBatch(batch, np.zeros(2, np.int32)), carry)
+        (nll, hidden), _ = scorer(
+            params, known, tables, WindowBatch(batch, np.zeros(2, np.int32)), carry
+        )
         settings = about["cases"][case]
         for stream in range(2):
             scored = with_uniform(np.asarray(nll[stream]), 0.01, 47)
             if "neural" in case:
                 cache = Cache(theta=(settings["theta"],), cache_size=settings["cache_size"])
-                [chances] = log_chances(cache, np.asarray(hidden[stream]), targets[stream], 47, quiet)
+                [chances] = log_chances(
+                    cache, np.asarray(hidden[stream]), targets[stream], 47, quiet
+                )
                 scored = mixed(scored, chances, settings["lam"])
-            np.testing.assert_allclose(-scored, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5)
+            np.testing.assert_allclose(
+                -scored, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5
+            )
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +257,10 @@ def other(tmp_path_factory):
 def composed(config, tmp_path_factory):
     """A run of groc, of random parameters, whose lexicon knows a word that its vocabulary lacks."""
     directory = tmp_path_factory.mktemp("composed")
-    entries = {"word": "t0w0", "definition": "the t1w0"}, {"word": "zebra", "relations": ["t0w0"], "definition": "the quagga"}
+    entries = (
+        {"word": "t0w0", "definition": "the t1w0"},
+        {"word": "zebra", "relations": ["t0w0"], "definition": "the quagga"},
+    )
     (directory / "words.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     groups = layers(GROC | {"input.lexicon": str(directory / "words.jsonl")}) | BODY
     given = config() | groups
@@ -170,7 +278,9 @@ def opened(workdir, other):
     """The run with the words of the other text."""
     run = open_run(workdir, "latest")
     data = run.config["data"] | {"path": str(other)}
-    return run, open_extended(workdir, "latest", run.vocabulary, extended(run.vocabulary, "union", data, "test"))
+    return run, open_extended(
+        workdir, "latest", run.vocabulary, extended(run.vocabulary, "union", data, "test")
+    )
 
 
 def chances(run, extras=PLAIN, uniform=0.0):
@@ -183,13 +293,19 @@ def chances(run, extras=PLAIN, uniform=0.0):
 
 
 def test_a_composed_model_over_words_it_never_saw(composed, other):
-    """Its parameters are unchanged, and the probabilities of all words, new ones too, add up to 1; down-weighted as well."""
+    """Its parameters are unchanged, and the probabilities of all words, new ones too, add up to
+    1; down-weighted as well.
+    """
     before, run = opened(composed, other)
     assert run.vocabulary.words == (*before.vocabulary.words, "zebra", "quagga")
     assert (run.known, len(run.vocabulary)) == (122, 124)
     assert predicts_new_words(run)
     of_words = run.lexicon["input"]["definitions"]["words"]
-    assert of_words[122].tolist() == [run.vocabulary.index["the"], 123, -1]  # zebra, whose definition names quagga
+    assert of_words[122].tolist() == [
+        run.vocabulary.index["the"],
+        123,
+        -1,
+    ]  # zebra, whose definition names quagga
     assert before.lexicon["input"]["definitions"]["words"].shape == (122, 3)
     jax.tree.map(np.testing.assert_array_equal, run.params, before.params)
     plain, less = chances(run), chances(run, Extras(down_weight=0.1))
@@ -200,7 +316,9 @@ def test_a_composed_model_over_words_it_never_saw(composed, other):
 
 
 def test_a_model_without_vectors_of_new_words(looked_up, other):
-    """Its distribution is over its own words; mixed with the uniform one, it adds up to 1 over all."""
+    """Its distribution is over its own words; mixed with the uniform one, it adds up to 1 over
+    all.
+    """
     _, run = opened(looked_up, other)
     assert not predicts_new_words(run)
     plain, mixed = chances(run), chances(run, uniform=0.01)
@@ -210,11 +328,21 @@ def test_a_model_without_vectors_of_new_words(looked_up, other):
 
 
 def test_a_composed_input_under_a_table_of_words(config, other):
-    """Only the words that the output has are composed; new ones are zeros in the input, and without probability."""
+    """Only the words that the output has are composed; new ones are zeros in the input, and
+    without probability.
+    """
     words = Vocabulary.build({"<eos>": 9, "the": 8, "a": 1, "b": 1, "c": 1})
     settings = config() | layers(CNN | {"output.name": "softmax"}) | BODY
     model, mesh = build(settings, len(words)), sharding.device_mesh()
-    run = Run(model, jax.jit(lambda: init_params(model, 0))(), put_lexicon(model, words, mesh), mesh, words, settings, 0)
+    run = Run(
+        model,
+        jax.jit(lambda: init_params(model, 0))(),
+        put_lexicon(model, words, mesh),
+        mesh,
+        words,
+        settings,
+        0,
+    )
     more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
     wider = run._replace(vocabulary=more, more=1)
     nll, _ = gathered(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
@@ -225,10 +353,17 @@ def test_a_composed_input_under_a_table_of_words(config, other):
     assert nll[2] != own[2]
 
 
-@pytest.mark.parametrize("changes, fits", [
-    (COMPOSED, True), (COMPOSED | {"output.table.bias": True}, False), (CNN | {"output.name": "softmax"}, False),
-    (COMPOSED | {"output.name": "adaptive", "output.table.cutoffs": (20,)}, True), (GROC, True),
-    ({"input.name": "lookup"}, False)])
+@pytest.mark.parametrize(
+    "changes, fits",
+    [
+        (COMPOSED, True),
+        (COMPOSED | {"output.table.bias": True}, False),
+        (CNN | {"output.name": "softmax"}, False),
+        (COMPOSED | {"output.name": "adaptive", "output.table.cutoffs": (20,)}, True),
+        (GROC, True),
+        ({"input.name": "lookup"}, False),
+    ],
+)
 def test_which_models_fit_any_vocabulary(config, changes, fits):
     """Those all of whose parameters words share."""
     assert fits_any_vocabulary(config() | layers(changes), 122) == fits
@@ -238,51 +373,98 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
     """Shares and perplexities apart, in the line and the JSON; both models over the same words."""
     results = {}
     for workdir in composed, looked_up:
-        request = Request(checkpoint="latest", data_path=str(other), vocabulary="union", window=1, rows=64)
+        request = Request(
+            checkpoint="latest", data_path=str(other), vocabulary="union", window=1, rows=64
+        )
         result = results[workdir] = evaluate(workdir, request)
-        *_, line, path = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
+        *_, line, path = [
+            line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")
+        ]
         seen, unseen = result["open"]["seen"], result["open"]["unseen"]
         assert (seen["share"], unseen["share"], result["words"]) == (0.7, 0.3, 10)
         together = 0.7 * math.log(seen["perplexity"]) + 0.3 * math.log(unseen["perplexity"])
         assert together == pytest.approx(result["nll"], rel=1e-6)
-        assert f"; seen words 70.0% of perplexity {seen['perplexity']:,.2f}; unseen words 30.0% of perplexity" in line
-        assert json.loads(Path(path).read_text()) == json.loads(json.dumps(result | {"unigram_perplexity": None}))
+        assert (
+            f"; seen words 70.0% of perplexity {seen['perplexity']:,.2f}; unseen words 30.0% of"
+            " perplexity" in line
+        )
+        assert json.loads(Path(path).read_text()) == json.loads(
+            json.dumps(result | {"unigram_perplexity": None})
+        )
     assert results[looked_up]["open"]["unseen"]["perplexity"] == pytest.approx(124 / 0.01)
     assert results[composed]["open"]["unseen"]["perplexity"] < 1_000
-    cached = evaluate(composed, request._replace(method="cache", options={"cache": "unigram"}, down_weight=0.1))
+    cached = evaluate(
+        composed, request._replace(method="cache", options={"cache": "unigram"}, down_weight=0.1)
+    )
     assert math.isfinite(cached["nll"])
 
 
-@pytest.mark.parametrize("changes, says", [
-    ({"down_weight": 0.1}, "down_weight=0.1 is for models that predict new words, and this one has vectors of the words of its"),
-    ({"method": "dynamic"}, "--method=dynamic cannot learn from the new words of --vocabulary=union, of which this model has no")])
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        (
+            {"down_weight": 0.1},
+            (
+                "down_weight=0.1 is for models that predict new words, and this one has vectors of"
+                " the words of its"
+            ),
+        ),
+        (
+            {"method": "dynamic"},
+            (
+                "--method=dynamic cannot learn from the new words of --vocabulary=union, of which"
+                " this model has no"
+            ),
+        ),
+    ],
+)
 def test_what_needs_vectors_of_new_words(looked_up, other, changes, says):
     """Is refused in a line where the model has none."""
     with pytest.raises(InputError, match=says) as error:
-        evaluate(looked_up, Request(checkpoint="latest", data_path=str(other), vocabulary="union")._replace(**changes))
+        evaluate(
+            looked_up,
+            Request(checkpoint="latest", data_path=str(other), vocabulary="union")._replace(
+                **changes
+            ),
+        )
     assert "\n" not in str(error.value)
 
 
 def test_the_words_of_a_file(tmp_path, config):
-    """The first word of every line that the run lacks, in the file's order; a list or another vocabulary."""
+    """The first word of every line that the run lacks, in the file's order; a list or another
+    vocabulary.
+    """
     own = Vocabulary.build({"<eos>": 2, "a": 1})
     (tmp_path / "words.txt").write_text("zebra 7\na 3\n\nb\nzebra\n")
     vocabulary = extended(own, str(tmp_path / "words.txt"), {}, "test")
     assert vocabulary.words == ("<eos>", "a", "zebra", "b")
     assert vocabulary.counts.tolist() == [2, 1, 0, 0]
     (tmp_path / "words.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"cannot read --vocabulary=.*: not UTF-8; give train, union, or a file"):
+    with pytest.raises(
+        InputError, match=r"cannot read --vocabulary=.*: not UTF-8; give train, union, or a file"
+    ):
         extended(own, str(tmp_path / "words.txt"), {}, "test")
-    with pytest.raises(InputError, match="--vocabulary=union is for words, and this run has sub-word units"):
+    with pytest.raises(
+        InputError, match="--vocabulary=union is for words, and this run has sub-word units"
+    ):
         extended(Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3), "union", {}, "test")
     with pytest.raises(InputError, match="holds ids of one vocabulary"):
         extended(own, "union", {"corpus": "text_files", "path": "gs://bucket/corpus"}, "test")
 
 
 def test_known_numbers():
-    """Perplexities of seen and unseen words; of none it is None. The uniform share alone where the model gives nothing."""
+    """Perplexities of seen and unseen words; of none it is None. The uniform share alone where
+    the model gives nothing.
+    """
     parts = seen_and_unseen(np.array([1.0, 3.0, np.nan, 5.0]), np.array([0, 1, 9, 9]), 2)
-    assert parts == {"seen": {"share": pytest.approx(2 / 3), "perplexity": pytest.approx(math.exp(2))},
-                     "unseen": {"share": pytest.approx(1 / 3), "perplexity": pytest.approx(math.exp(5))}}
-    assert seen_and_unseen(np.ones(2), np.zeros(2), 2)["unseen"] == {"share": 0.0, "perplexity": None}
-    np.testing.assert_allclose(with_uniform(np.array([np.inf, 0.0]), 0.1, 10), [-math.log(0.01), -math.log(0.91)])
+    assert parts == {
+        "seen": {"share": pytest.approx(2 / 3), "perplexity": pytest.approx(math.exp(2))},
+        "unseen": {"share": pytest.approx(1 / 3), "perplexity": pytest.approx(math.exp(5))},
+    }
+    assert seen_and_unseen(np.ones(2), np.zeros(2), 2)["unseen"] == {
+        "share": 0.0,
+        "perplexity": None,
+    }
+    np.testing.assert_allclose(
+        with_uniform(np.array([np.inf, 0.0]), 0.1, 10), [-math.log(0.01), -math.log(0.91)]
+    )

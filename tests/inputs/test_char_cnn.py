@@ -1,4 +1,6 @@
-"""The character CNN against a plain one: word by word, every column, every filter tap, in float64."""
+"""The character CNN against a plain one: word by word, every column, every filter tap, in
+float64.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +13,40 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.inputs import char_cnn, letters
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 
-# Lengths on both sides of every number of columns that is treated on its own: 8, 16, and the full 30.
-WORDS = ["<eos>", "<unk>", "a", "ab", "ba", "naïve", "日本", "x" * 7, "y" * 8, "yx" * 4 + "z", "q" * 15, "r" * 16, "s" * 17,
-         "t" * 26, "u" * 27, "v" * 28, "w" * 29, "abc" * 10, "abc" * 10 + "different beyond what is read"]
+# Lengths on both sides of every number of columns that is treated on its own: 8, 16, and the full
+# 30.
+WORDS = [
+    "<eos>",
+    "<unk>",
+    "a",
+    "ab",
+    "ba",
+    "naïve",
+    "日本",
+    "x" * 7,
+    "y" * 8,
+    "yx" * 4 + "z",
+    "q" * 15,
+    "r" * 16,
+    "s" * 17,
+    "t" * 26,
+    "u" * 27,
+    "v" * 28,
+    "w" * 29,
+    "abc" * 10,
+    "abc" * 10 + "different beyond what is read",
+]
 VOCABULARY = Vocabulary.build({word: 1 for word in WORDS} | {"<eos>": 3})
 LENGTH, FEATURES = 30, 5
 
 
 def module(**fields):
-    settings = {"width": 4, "filters": ((1, 3), (2, 4), (4, 5)), "highway_layers": 2, "length": LENGTH}
+    settings = {
+        "width": 4,
+        "filters": ((1, 3), (2, 4), (4, 5)),
+        "highway_layers": 2,
+        "length": LENGTH,
+    }
     return CharacterCNN(len(VOCABULARY), FEATURES, **settings | fields)
 
 
@@ -34,7 +61,9 @@ def shaken(model, seed=0):
     params = model.init(jax.random.key(seed), jnp.zeros(1, jnp.int32))["params"]
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    return tree.unflatten([a + 0.3 * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)])
+    return tree.unflatten(
+        [a + 0.3 * jax.random.normal(k, a.shape) for a, k in zip(leaves, keys, strict=True)]
+    )
 
 
 def plain(params, word, model):
@@ -46,18 +75,24 @@ def plain(params, word, model):
     letters += [np.zeros(model.width)] * (model.length - len(letters))
     pooled = []
     for i, (span, out) in enumerate(model.filters):
-        responses = [sum(letters[start + tap] @ p[f"filter_{i}"][tap] for tap in range(span)) + p[f"filter_bias_{i}"]
-                     for start in range(model.length - span + 1)]
+        responses = [
+            sum(letters[start + tap] @ p[f"filter_{i}"][tap] for tap in range(span))
+            + p[f"filter_bias_{i}"]
+            for start in range(model.length - span + 1)
+        ]
         pooled.append(np.maximum(np.max(responses, axis=0), 0).reshape(out))
     x = np.concatenate(pooled)
     for i in range(model.highway_layers):
         both = x @ p[f"highway_{i}"] + p[f"highway_bias_{i}"]
-        new, gate = np.maximum(both[: len(x)], 0), 1 / (1 + np.exp(-both[len(x):]))
+        new, gate = np.maximum(both[: len(x)], 0), 1 / (1 + np.exp(-both[len(x) :]))
         x = gate * x + (1 - gate) * new
     return x @ p["projection"] + p["projection_bias"]
 
 
-@pytest.mark.parametrize("fields", [{}, {"highway_layers": 0}, {"filters": ((7, 6),), "highway_layers": 1}, {"length": 9}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"highway_layers": 0}, {"filters": ((7, 6),), "highway_layers": 1}, {"length": 9}],
+)
 def test_vectors_are_those_of_the_plain_one(fields):
     """Every word of the vocabulary, short or cut off, ASCII or not."""
     model = module(**fields)
@@ -72,23 +107,42 @@ def direct(model, params, tokens):
     words = spelling(VOCABULARY, model.length)
     weights = {
         "characters": jnp.pad(params["characters"], [(1, 0), (0, 0)]),
-        "convolutions": [(params[f"filter_{i}"], params[f"filter_bias_{i}"]) for i in range(len(model.filters))],
-        "highways": [(params[f"highway_{i}"], params[f"highway_bias_{i}"]) for i in range(model.highway_layers)],
-        "projection": (params["projection"], params["projection_bias"])}
+        "convolutions": [
+            (params[f"filter_{i}"], params[f"filter_bias_{i}"]) for i in range(len(model.filters))
+        ],
+        "highways": [
+            (params[f"highway_{i}"], params[f"highway_bias_{i}"])
+            for i in range(model.highway_layers)
+        ],
+        "projection": (params["projection"], params["projection_bias"]),
+    }
     places = words["places"][tokens]
-    read, symbol = jnp.asarray(words["letters"], jnp.int32)[places], jnp.asarray(words["symbols"])[places]
+    read, symbol = (
+        jnp.asarray(words["letters"], jnp.int32)[places],
+        jnp.asarray(words["symbols"])[places],
+    )
     reader = letters.Reader((1,) * len(model.filters), "relu", jnp.float32, 1, ())
     vectors, _ = letters.read_letters(reader, weights, read, model.length)
     return jnp.where(symbol[:, None] >= 0, params["symbols"][symbol], vectors)
 
 
-@pytest.mark.parametrize("chunk, tokens, kept", [
-    (1, [5, 5, 5], 2**30), (3, [2], 2**30), (3, list(range(len(WORDS))), 0), (4, [17, 3, 17, 3, 0, 18, 9, 9, 2, 11, 4, 17], 2**30),
-    (256, [0, 1, 0], 2**30), (256, list(range(len(WORDS))), 2**30)])
+@pytest.mark.parametrize(
+    "chunk, tokens, kept",
+    [
+        (1, [5, 5, 5], 2**30),
+        (3, [2], 2**30),
+        (3, list(range(len(WORDS))), 0),
+        (4, [17, 3, 17, 3, 0, 18, 9, 9, 2, 11, 4, 17], 2**30),
+        (256, [0, 1, 0], 2**30),
+        (256, list(range(len(WORDS))), 2**30),
+    ],
+)
 def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens, kept):
-    """Values and gradients equal those of the word-by-position way, for chunks that divide, do not divide and exceed.
+    """Values and gradients equal those of the word-by-position way, for chunks that divide, do not
+    divide and exceed.
 
-    So they do whether the products of the highway layers are kept for the backward pass or computed anew.
+    So they do whether the products of the highway layers are kept for the backward pass or computed
+    anew.
     """
     monkeypatch.setattr(letters, "MOST_KEPT", kept)
     monkeypatch.setattr(char_cnn, "CHUNK", chunk)
@@ -102,14 +156,25 @@ def test_each_distinct_word_once_changes_nothing(monkeypatch, chunk, tokens, kep
     ours, gradient = value(lambda p: apply(model, p, tokens))
     theirs, expected = value(lambda p: direct(model, p, tokens))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected
+    )
 
 
-@pytest.mark.parametrize("tokens, short, long", [
-    (np.full(64, 7), 1, 0), (np.arange(64) % 8, 1, 0), (np.arange(64) % 9, 2, 0),
-    (np.arange(64) % 40, 4, 1), (np.full(64, 39), 0, 1)])
+@pytest.mark.parametrize(
+    "tokens, short, long",
+    [
+        (np.full(64, 7), 1, 0),
+        (np.arange(64) % 8, 1, 0),
+        (np.arange(64) % 9, 2, 0),
+        (np.arange(64) % 40, 4, 1),
+        (np.full(64, 39), 0, 1),
+    ],
+)
 def test_work_is_that_of_the_distinct_words(tokens, short, long):
-    """A batch of 64 times one word runs one chunk of 8, not 8 of them; and the last 8 of 40 words are long."""
+    """A batch of 64 times one word runs one chunk of 8, not 8 of them; and the last 8 of 40
+    words are long.
+    """
     known = {"letters": jnp.zeros((40, 30)), "lengths": jnp.where(jnp.arange(40) < 32, 4, 20)}
     words, index = letters.distinct(jnp.asarray(tokens), 40, 8)
     np.testing.assert_array_equal(words[index], tokens)
@@ -140,10 +205,18 @@ def test_bfloat16_is_near():
     assert 0 < np.abs(half.astype(jnp.float32) - whole).max() < 0.05 * np.abs(whole).max()
 
 
-@pytest.mark.parametrize("fields, says", [
-    ({"length": 3}, "length=3 is shorter than a filter over 4 characters"), ({"filters": ()}, "must be pairs"),
-    ({"filters": (3, 64)}, "must be pairs"), ({"filters": ((0, 64),)}, "must be pairs"), ({"filters": ((2, -1),)}, "must be pairs"),
-    ({"width": 0}, "width=0"), ({"highway_layers": -1}, "highway_layers=-1")])
+@pytest.mark.parametrize(
+    "fields, says",
+    [
+        ({"length": 3}, "length=3 is shorter than a filter over 4 characters"),
+        ({"filters": ()}, "must be pairs"),
+        ({"filters": (3, 64)}, "must be pairs"),
+        ({"filters": ((0, 64),)}, "must be pairs"),
+        ({"filters": ((2, -1),)}, "must be pairs"),
+        ({"width": 0}, "width=0"),
+        ({"highway_layers": -1}, "highway_layers=-1"),
+    ],
+)
 def test_settings_that_make_no_layer(fields, says):
     """One line that names the setting."""
     with pytest.raises(InputError, match=says) as error:
@@ -153,7 +226,9 @@ def test_settings_that_make_no_layer(fields, says):
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-4), (jnp.bfloat16, 2e-2)])
 def test_composed_vectors_are_those_computed_in_place(dtype, tolerance):
-    """Looked up in the collection "tables", vectors and table are the same, and so is the gradient through `compose`."""
+    """Looked up in the collection "tables", vectors and table are the same, and so is the
+    gradient through `compose`.
+    """
     model, words = module(dtype=dtype), jnp.array([3, 9, 17, 1])
     params, rows = shaken(model), jnp.array([[2, 0, 2], [1, 3, 3]])
     lexicon = {"spelling": spelling(VOCABULARY, LENGTH)}
@@ -164,24 +239,34 @@ def test_composed_vectors_are_those_computed_in_place(dtype, tolerance):
         return model.apply({"params": params, "lexicon": lexicon, "tables": tables}, rows)
 
     def value(function):
-        return jax.jit(jax.value_and_grad(lambda p: jnp.vdot(function(p).astype(jnp.float32), pull)))(params)
+        return jax.jit(
+            jax.value_and_grad(lambda p: jnp.vdot(function(p).astype(jnp.float32), pull))
+        )(params)
 
     ours, theirs = value(looked_up), value(lambda p: apply(model, p, words[rows]))
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=1e-5), ours[1], theirs[1])
-    tables = apply(model, params, jnp.arange(len(WORDS)), method="compose", mutable=["tables"])[1]["tables"]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=1e-5), ours[1], theirs[1]
+    )
+    tables = apply(model, params, jnp.arange(len(WORDS)), method="compose", mutable=["tables"])[1][
+        "tables"
+    ]
     [band] = model.apply({"params": params, "lexicon": lexicon, "tables": tables}, method="bands")
-    np.testing.assert_array_equal(band.table, apply(model, params, method="bands")[0].table.astype(jnp.float32))
+    np.testing.assert_array_equal(
+        band.table, apply(model, params, method="bands")[0].table.astype(jnp.float32)
+    )
 
 
 def test_letters_are_asked_for():
     """Without a lexicon one line says what `apply` needs."""
-    with pytest.raises(InputError, match='needs its words. spelling: apply'):
+    with pytest.raises(InputError, match="needs its words. spelling: apply"):
         module().apply({"params": shaken(module())}, jnp.zeros(1, jnp.int32))
 
 
 def test_spelling_is_as_documented():
-    """Bytes from 1, nothing for `<eos>` and `<unk>`; shortest words first, found by their places."""
+    """Bytes from 1, nothing for `<eos>` and `<unk>`; shortest words first, found by their
+    places.
+    """
     arrays = spelling(VOCABULARY, 4)
 
     def of(word, name):

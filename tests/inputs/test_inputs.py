@@ -1,4 +1,6 @@
-"""Inputs at the size of a real vocabulary: what the gather and its gradient need, and which rows they touch."""
+"""Inputs at the size of a real vocabulary: what the gather and its gradient need, and which
+rows they touch.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,9 @@ INPUTS = {
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_nothing_as_large_as_vocabulary_times_features(name):
-    """Forward and backward pass beside parameters and gradients: a few times the vectors of the batch, not a table of all words."""
+    """Forward and backward pass beside parameters and gradients: a few times the vectors of the
+    batch, not a table of all words.
+    """
     model, tokens = INPUTS[name], jax.ShapeDtypeStruct((8, 64), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     vectors = jax.ShapeDtypeStruct((8, 64, 256), jnp.float32)
@@ -31,7 +35,9 @@ def test_nothing_as_large_as_vocabulary_times_features(name):
 
 @pytest.mark.parametrize("cutoffs", [(), (1,), (7, 8), (5, 11, 12)])
 def test_vectors_and_gradients_against_a_table_of_all_words(cutoffs):
-    """Rows of the assembled table and their gradient, for the edges of every band; nothing else of any table has one."""
+    """Rows of the assembled table and their gradient, for the edges of every band; nothing else
+    of any table has one.
+    """
     words, features = 17, 16
     model = AdaptiveInput(words, features, cutoffs, factor=2)
     edges = sorted({0, words - 1, *cutoffs, *(cut - 1 for cut in cutoffs)})
@@ -51,7 +57,9 @@ def test_vectors_and_gradients_against_a_table_of_all_words(cutoffs):
         return jax.jit(run)(params, pull)
 
     fast = both(model.apply)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), fast, both(slow))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), fast, both(slow)
+    )
     tables = [fast[1]["params"][f"table_{i}"] for i in range(len(cutoffs) + 1)]
     touched = np.concatenate([np.any(np.asarray(table) != 0, axis=1) for table in tables])
     np.testing.assert_array_equal(np.flatnonzero(touched), edges)

@@ -21,11 +21,26 @@ CASES = {  # form, words, cutoffs, factor, width, bias, tokens of a chunk
 def setting(case):
     """The model, its parameters, hidden states, targets at the edges and elsewhere, and weights."""
     form, words, cutoffs, factor, width, bias, _ = CASES[case]
-    model = Differentiated(OwnTable(words, FEATURES, cutoffs, factor, width, bias, projected=form == "projections"), form)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs"))["params"]
-    params = jax.jit(lambda: jax.tree.map(lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes))()
+    model = Differentiated(
+        OwnTable(words, FEATURES, cutoffs, factor, width, bias, projected=form == "projections"),
+        form,
+    )
+    shapes = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
+    )["params"]
+    params = jax.jit(
+        lambda: jax.tree.map(
+            lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes
+        )
+    )()
     targets = np.array([0, words - 1, cutoffs[0], cutoffs[1] - 1, words // 2, 1], np.int32)
-    return model, params, jax.random.normal(jax.random.key(2), (TOKENS, FEATURES)), targets, np.linspace(0, 2, TOKENS)
+    return (
+        model,
+        params,
+        jax.random.normal(jax.random.key(2), (TOKENS, FEATURES)),
+        targets,
+        np.linspace(0, 2, TOKENS),
+    )
 
 
 def dense(form, params, hidden):
@@ -40,7 +55,9 @@ def dense(form, params, hidden):
             x = x @ params[f"projection_{i}"].T if i else x
         logits.append(x @ table.T)
         at += width
-    return jax.nn.log_softmax(jnp.concatenate(logits, axis=1) + (params["bias"][None] if "bias" in params else 0.0))
+    return jax.nn.log_softmax(
+        jnp.concatenate(logits, axis=1) + (params["bias"][None] if "bias" in params else 0.0)
+    )
 
 
 def in_float64(function, *values):
@@ -51,13 +68,19 @@ def in_float64(function, *values):
 
 @pytest.mark.parametrize("case", CASES)
 def test_differentiated_equals_the_dense_softmax(case, monkeypatch):
-    """Loss, nll and all gradients, of the loss and of the nll, whether chunks divide the tokens or not."""
+    """Loss, nll and all gradients, of the loss and of the nll, whether chunks divide the tokens
+    or not.
+    """
     model, params, hidden, targets, weights = setting(case)
     if CASES[case][-1]:
-        monkeypatch.setattr("adaptive_jax.outputs.differentiated.chunk_size", lambda *_: CASES[case][-1])
+        monkeypatch.setattr(
+            "adaptive_jax.outputs.differentiated.chunk_size", lambda *_: CASES[case][-1]
+        )
 
     def fast(params, hidden):
-        total, nll = model.apply({"params": {"table": params}}, hidden, targets, weights, method="loss")
+        total, nll = model.apply(
+            {"params": {"table": params}}, hidden, targets, weights, method="loss"
+        )
         return total, nll
 
     def fast_nll(params, hidden):
@@ -69,16 +92,24 @@ def test_differentiated_equals_the_dense_softmax(case, monkeypatch):
 
     @jax.jit
     def ours(params, hidden):
-        return jax.value_and_grad(fast, (0, 1), has_aux=True)(params, hidden), jax.grad(fast_nll, (0, 1))(params, hidden)
+        return jax.value_and_grad(fast, (0, 1), has_aux=True)(params, hidden), jax.grad(
+            fast_nll, (0, 1)
+        )(params, hidden)
 
     one, by_nll = ours(params["table"], hidden)
-    value, gradient = in_float64(jax.value_and_grad(slow, (0, 1), has_aux=True), params["table"], hidden)
-    for mine, theirs in zip(jax.tree.leaves((one, by_nll)), jax.tree.leaves((value, gradient, gradient)), strict=True):
+    value, gradient = in_float64(
+        jax.value_and_grad(slow, (0, 1), has_aux=True), params["table"], hidden
+    )
+    for mine, theirs in zip(
+        jax.tree.leaves((one, by_nll)), jax.tree.leaves((value, gradient, gradient)), strict=True
+    ):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-5)
 
 
 def test_logits_exist_for_a_chunk_and_run_in_bfloat16(monkeypatch):
-    """No array of all tokens and words; products in bfloat16 change little, gradients of tables stay float32."""
+    """No array of all tokens and words; products in bfloat16 change little, gradients of tables
+    stay float32.
+    """
     monkeypatch.setattr("adaptive_jax.outputs.differentiated.chunk_size", lambda *_: 2)
     model, params, hidden, targets, weights = setting("projections, 10,007 words")
 
@@ -91,10 +122,16 @@ def test_logits_exist_for_a_chunk_and_run_in_bfloat16(monkeypatch):
     exact, gradient = run(params, hidden)
     near, other = run(params, hidden.astype(jnp.bfloat16))
     assert near == pytest.approx(float(exact), rel=0.02)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.05 * float(jnp.abs(b).max())), other, gradient)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=0.05 * float(jnp.abs(b).max())),
+        other,
+        gradient,
+    )
 
 
 def test_work_is_that_of_all_bands():
     """Every token visits each word with the width of its band, and slices cost nothing."""
     model, params, *_ = setting("slices, 7 words")
-    assert output_flops(model, model.apply({"params": params}, method="bands")) == 2 * (2 * 6 + 2 * 3 + 3 * 1)
+    assert output_flops(model, model.apply({"params": params}, method="bands")) == 2 * (
+        2 * 6 + 2 * 3 + 3 * 1
+    )

@@ -27,14 +27,27 @@ def model_of(case):
 
 def given(words):
     """Hidden states, targets at the edges and elsewhere, and weights."""
-    targets = np.append([0, words - 1, words // 3, words // 2], np.random.default_rng(0).integers(0, words, TOKENS - 4))
-    return jax.random.normal(jax.random.key(2), (TOKENS, FEATURES)), targets.astype(np.int32), np.linspace(0, 2, TOKENS)
+    targets = np.append(
+        [0, words - 1, words // 3, words // 2],
+        np.random.default_rng(0).integers(0, words, TOKENS - 4),
+    )
+    return (
+        jax.random.normal(jax.random.key(2), (TOKENS, FEATURES)),
+        targets.astype(np.int32),
+        np.linspace(0, 2, TOKENS),
+    )
 
 
 def random_params(model):
     """Parameters of normal numbers, biases too."""
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs"))["params"]
-    return jax.jit(lambda: jax.tree.map(lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes))()
+    shapes = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
+    )["params"]
+    return jax.jit(
+        lambda: jax.tree.map(
+            lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes
+        )
+    )()
 
 
 def in_float64(function, *values):
@@ -50,7 +63,10 @@ def by_hand(hidden, targets, bands, clusters):
         number = int(np.searchsorted(starts, target, side="right")) - 1
         table, projection, bias = bands[number]
         there, losses = state if projection is None else projection @ state, [*losses, 0.0]
-        visits = ((clusters.table, state, clusters.bias, number), (table, there, bias, target - starts[number]))
+        visits = (
+            (clusters.table, state, clusters.bias, number),
+            (table, there, bias, target - starts[number]),
+        )
         for rows, x, shift, column in visits:
             scores = rows @ x + (0 if shift is None else shift)
             losses[-1] += jax.nn.logsumexp(scores) - scores[column]
@@ -85,9 +101,13 @@ def test_hierarchical_equals_its_definition(case):
 
 
 def test_every_class_of_a_cut_table_has_a_projection():
-    """Three clusters of one width: beside words and their biases, three square projections, three rows and three biases."""
+    """Three clusters of one width: beside words and their biases, three square projections,
+    three rows and three biases.
+    """
     model = Hierarchical(OwnTable(10_000, 400, (3_000, 6_000), 1, bias=True))
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 400)), method="log_probs"))
+    shapes = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, 400)), method="log_probs")
+    )
     assert sum(a.size for a in jax.tree.leaves(shapes)) == 10_000 * 401 + 3 * 400**2 + 3 * 401
 
 

@@ -67,11 +67,15 @@ print(json.dumps(made | {name: {
 
 
 def test_outputs_on_eight_devices(quick_command, tmp_path):
-    """Two microbatches on each of 8 devices: candidates and masks are those of one device, and so is the order of clusters.
+    """Two microbatches on each of 8 devices: candidates and masks are those of one device, and so
+    is the order of clusters.
 
-    Of 57 words, each of 8 devices reads the letters of 8, though every word's relations and definition are words of any device.
+    Of 57 words, each of 8 devices reads the letters of 8, though every word's relations and
+    definition are words of any device.
     """
-    done = quick_command("-c", PROGRAM, tmp_path / "clusters.txt", tmp_path / "lexicon.jsonl", devices=8)
+    done = quick_command(
+        "-c", PROGRAM, tmp_path / "clusters.txt", tmp_path / "lexicon.jsonl", devices=8
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert results.pop("read") == [[57], [8]]

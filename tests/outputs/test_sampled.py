@@ -1,4 +1,6 @@
-"""Sampled softmax and noise-contrastive estimation against their sums in float64; how often candidates are drawn."""
+"""Sampled softmax and noise-contrastive estimation against their sums in float64; how often
+candidates are drawn.
+"""
 
 import math
 
@@ -30,33 +32,55 @@ def setting(case, samples=SAMPLES):
     """The model, its variables, hidden states, targets and weights."""
     kind, words, width, bias, proposal = CASES[case]
     model = kind(OwnTable(words, FEATURES, width=width, bias=bias), samples, proposal)
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs"))["params"]
-    params = jax.jit(lambda: jax.tree.map(lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes))()
+    shapes = jax.eval_shape(
+        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
+    )["params"]
+    params = jax.jit(
+        lambda: jax.tree.map(
+            lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes
+        )
+    )()
     lexicon = {"lexicon": {"counts": counts_of(words)}} if proposal == "unigram" else {}
-    targets = np.append([0, words - 1, 1], np.random.default_rng(0).integers(0, words, TOKENS - 3)).astype(np.int32)
+    targets = np.append(
+        [0, words - 1, 1], np.random.default_rng(0).integers(0, words, TOKENS - 3)
+    ).astype(np.int32)
     hidden = jax.random.normal(jax.random.key(2), (TOKENS, FEATURES))
     return model, {"params": params} | lexicon, hidden, targets, np.linspace(0, 2, TOKENS)
 
 
 def drawn(model, variables, words):
-    """The candidates that a training loss draws, and the log of how often each word is expected among them."""
+    """The candidates that a training loss draws, and the log of how often each word is expected
+    among them.
+    """
     key = model.apply(variables, rngs=RNGS, method=lambda m: m.make_rng("dropout"))
     ranks, counts = np.arange(1, words + 1), counts_of(words).astype(np.float64)
     if model.proposal == "unigram":
-        return sampled.unigram(key, jnp.asarray(counts_of(words)), SAMPLES), np.log(SAMPLES * counts / counts.sum())
-    return sampled.log_uniform(key, words, SAMPLES), np.log(SAMPLES * np.log((ranks + 1) / ranks) / math.log(words + 1))
+        return sampled.unigram(key, jnp.asarray(counts_of(words)), SAMPLES), np.log(
+            SAMPLES * counts / counts.sum()
+        )
+    return sampled.log_uniform(key, words, SAMPLES), np.log(
+        SAMPLES * np.log((ranks + 1) / ranks) / math.log(words + 1)
+    )
 
 
 def by_hand(case, params, hidden, targets, candidates, expected):
-    """Loss and estimated nll `[tokens]`, from the scores of target and candidates of one token after the other."""
+    """Loss and estimated nll `[tokens]`, from the scores of target and candidates of one token
+    after the other.
+    """
     kind, words, *_ = CASES[case]
     table, rows = params["table"], []
-    for state, target in zip(hidden @ table.get("projection_0", np.eye(FEATURES)).T, targets, strict=True):
+    for state, target in zip(
+        hidden @ table.get("projection_0", np.eye(FEATURES)).T, targets, strict=True
+    ):
         drawn = np.append(candidates, target)
-        scores = table["table_0"][drawn] @ state + (table["bias"][drawn] if "bias" in table else 0.0)
+        scores = table["table_0"][drawn] @ state + (
+            table["bias"][drawn] if "bias" in table else 0.0
+        )
         others = jnp.exp(scores - expected[drawn])[:-1] * (candidates != target)
         nll = jnp.log(others.sum() + jnp.exp(scores[-1])) - scores[-1]
-        odds = jnp.exp(scores - math.log(words) - expected[drawn])  # that a word is data and no noise
+        odds = jnp.exp(
+            scores - math.log(words) - expected[drawn]
+        )  # that a word is data and no noise
         noise = -jnp.log(odds[-1] / (1 + odds[-1])) - jnp.log(1 / (1 + odds[:-1])).sum()
         rows.append((noise if kind is NCE else nll, nll))
     return tuple(map(jnp.stack, zip(*rows, strict=True)))
@@ -69,7 +93,9 @@ def in_float64(function, *values):
 
 
 def train_loss(model, variables, params, *arrays):
-    loss = model.apply(variables | {"params": params}, *arrays, train=True, rngs=RNGS, method="loss")
+    loss = model.apply(
+        variables | {"params": params}, *arrays, train=True, rngs=RNGS, method="loss"
+    )
     return loss.total, loss.nll
 
 
@@ -86,7 +112,9 @@ def test_the_training_loss_is_the_sum_over_candidates(case):
     def fast(params, hidden, variables):
         return train_loss(model, variables, params, hidden, targets, weights)
 
-    ours = jax.jit(jax.value_and_grad(fast, (0, 1), has_aux=True))(variables["params"], hidden, variables)
+    ours = jax.jit(jax.value_and_grad(fast, (0, 1), has_aux=True))(
+        variables["params"], hidden, variables
+    )
     theirs = in_float64(jax.value_and_grad(slow, (0, 1), has_aux=True), variables["params"], hidden)
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
@@ -94,13 +122,19 @@ def test_the_training_loss_is_the_sum_over_candidates(case):
 
 @pytest.mark.parametrize("case", ["sampled, 7 words", "nce, 7 words"])
 def test_many_candidates_estimate_the_nll(case):
-    """With 20,000 candidates the reported nll is that among all words; for the sampled softmax so are loss and gradient."""
+    """With 20,000 candidates the reported nll is that among all words; for the sampled softmax
+    so are loss and gradient.
+    """
     model, variables, *arrays = setting(case, 20_000)
 
     @jax.jit
     def both(params):
-        exact = jax.value_and_grad(lambda p: model.apply({**variables, "params": p}, *arrays, method="loss").total)(params)
-        training = jax.value_and_grad(lambda p: train_loss(model, variables, p, *arrays), has_aux=True)(params)
+        exact = jax.value_and_grad(
+            lambda p: model.apply({**variables, "params": p}, *arrays, method="loss").total
+        )(params)
+        training = jax.value_and_grad(
+            lambda p: train_loss(model, variables, p, *arrays), has_aux=True
+        )(params)
         return exact, model.apply(variables, *arrays[:2], method="nll"), training
 
     (exact, gradient), nll, ((total, estimate), estimated) = both(variables["params"])
@@ -113,12 +147,20 @@ def test_many_candidates_estimate_the_nll(case):
 @pytest.mark.parametrize("words", [7, 10_007])
 @pytest.mark.parametrize("proposal", sampled.PROPOSALS)
 def test_candidates_are_drawn_as_often_as_is_said(words, proposal):
-    """A chi-squared statistic of 200,000 draws lies within four deviations of its mean; chances sum to 1."""
+    """A chi-squared statistic of 200,000 draws lies within four deviations of its mean; chances
+    sum to 1.
+    """
     draws, key, counts = 200_000, jax.random.key(1), jnp.asarray(counts_of(words))
     if proposal == "unigram":
-        ids, chances = sampled.unigram(key, counts, draws), sampled.unigram_chance(jnp.arange(words), counts)
+        ids, chances = (
+            sampled.unigram(key, counts, draws),
+            sampled.unigram_chance(jnp.arange(words), counts),
+        )
     else:
-        ids, chances = sampled.log_uniform(key, words, draws), sampled.log_uniform_chance(jnp.arange(words), words)
+        ids, chances = (
+            sampled.log_uniform(key, words, draws),
+            sampled.log_uniform_chance(jnp.arange(words), words),
+        )
     expected = draws * np.exp(np.asarray(chances, np.float64))
     assert expected.sum() == pytest.approx(draws, rel=1e-5)
     statistic = np.sum((np.bincount(ids, minlength=words) - expected) ** 2 / expected)
@@ -126,29 +168,41 @@ def test_candidates_are_drawn_as_often_as_is_said(words, proposal):
 
 
 def test_rare_words_of_a_large_vocabulary_can_be_drawn():
-    """Of the rarest half of 267,735 words many different ones appear, more than 23 bits of one uniform number can tell apart."""
+    """Of the rarest half of 267,735 words many different ones appear, more than 23 bits of one
+    uniform number can tell apart.
+    """
     words, draws = 267_735, 200_000
     ids = np.asarray(sampled.log_uniform(jax.random.key(0), words, draws))
     rare = ids[ids >= words // 2]
     share = math.log(2) / math.log(words)
     assert len(rare) == pytest.approx(draws * share, rel=0.05)
     different = len(np.unique(rare))
-    assert different == pytest.approx(words / 2 * (1 - math.exp(-len(rare) / (words / 2))), rel=0.02)
+    assert different == pytest.approx(
+        words / 2 * (1 - math.exp(-len(rare) / (words / 2))), rel=0.02
+    )
     assert ids.min() >= 0 and ids.max() < words
 
 
 @pytest.mark.parametrize("case", ["sampled, 10,007 words", "nce, 267,735 words"])
 def test_training_sees_candidates_only_and_runs_in_bfloat16(case):
-    """No array of tokens and words exists, nor any logits of all words; products in bfloat16 change little."""
+    """No array of tokens and words exists, nor any logits of all words; products in bfloat16
+    change little.
+    """
     model, variables, hidden, targets, weights = setting(case)
 
     def loss(params, variables, hidden):
         return train_loss(model, variables, params, hidden, targets, weights)
 
-    text = jax.jit(jax.grad(loss, has_aux=True)).lower(variables["params"], variables, hidden).as_text()
+    text = (
+        jax.jit(jax.grad(loss, has_aux=True))
+        .lower(variables["params"], variables, hidden)
+        .as_text()
+    )
     assert f"{TOKENS}x{CASES[case][1]}x" not in text and f"{TOKENS}x{SAMPLES}xf32" in text
     run = jax.jit(loss)
-    (_, exact), (_, near) = (run(variables["params"], variables, h) for h in (hidden, hidden.astype(jnp.bfloat16)))
+    (_, exact), (_, near) = (
+        run(variables["params"], variables, h) for h in (hidden, hidden.astype(jnp.bfloat16))
+    )
     np.testing.assert_allclose(near, exact, rtol=0.03)
 
 

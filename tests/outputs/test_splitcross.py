@@ -1,4 +1,6 @@
-"""Equality with the loss of the public AWD-LSTM code, an adaptive softmax whose tails have full width and biases."""
+"""Equality with the loss of the public AWD-LSTM code, an adaptive softmax whose tails have full
+width and biases.
+"""
 
 import json
 from pathlib import Path
@@ -18,20 +20,31 @@ CASES = json.loads((FIXTURES / "splitcross.json").read_text())["cases"]
 
 @pytest.mark.parametrize("case", CASES)
 def test_splitcross(case):
-    """Loss, gradients and log-probabilities. There the k-th split has the k-th tombstone from the end; here they are in order."""
-    arrays = {name.removeprefix(f"{case}/"): ARRAYS[name] for name in ARRAYS.files if name.startswith(f"{case}/")}
+    """Loss, gradients and log-probabilities. There the k-th split has the k-th tombstone from
+    the end; here they are in order.
+    """
+    arrays = {
+        name.removeprefix(f"{case}/"): ARRAYS[name]
+        for name in ARRAYS.files
+        if name.startswith(f"{case}/")
+    }
     sizes = band_sizes(CASES[case]["ntoken"], tuple(CASES[case]["splits"]))
     names = ["hiddens", "weight", "bias"] + ["tail_vectors", "tail_bias"] * (len(sizes) > 1)
     targets = arrays["targets"].astype(np.int32)
 
     def layers(weight, bias, vectors=None, more=None):
-        bands = [Band(table, None, part) for table, part in zip(split_rows(weight, sizes), split_rows(bias, sizes), strict=True)]
+        bands = [
+            Band(table, None, part)
+            for table, part in zip(split_rows(weight, sizes), split_rows(bias, sizes), strict=True)
+        ]
         return bands, None if vectors is None else Band(vectors[::-1], None, more[::-1])
 
     @jax.jit
     def everything(hidden, *params):
         def loss(hidden, *params):
-            return banded.loss(hidden, targets, jnp.full(len(targets), 1 / len(targets)), *layers(*params))[0]
+            return banded.loss(
+                hidden, targets, jnp.full(len(targets), 1 / len(targets)), *layers(*params)
+            )[0]
 
         values = jax.value_and_grad(loss, argnums=tuple(range(1 + len(params))))(hidden, *params)
         return values, banded.log_probs(hidden, *layers(*params))

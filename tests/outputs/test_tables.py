@@ -25,23 +25,47 @@ def table_of(kind, cutoffs):
 
 
 def shapes_of(model):
-    return jax.tree.map(jnp.shape, jax.eval_shape(
-        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), jnp.zeros(1, int), method="nll"))["params"])
+    return jax.tree.map(
+        jnp.shape,
+        jax.eval_shape(
+            lambda: model.init(
+                jax.random.key(0), jnp.zeros((1, FEATURES)), jnp.zeros(1, int), method="nll"
+            )
+        )["params"],
+    )
 
 
-@pytest.mark.parametrize("kind, width, own", [
-    ("own", 8, {"table": (WORDS, 8)}), ("own, narrow", 4, {"table": (WORDS, 4), "projection_0": (4, 8)}),
-    ("tied", 8, {"source": {"table": (WORDS, 8)}})])
+@pytest.mark.parametrize(
+    "kind, width, own",
+    [
+        ("own", 8, {"table": (WORDS, 8)}),
+        ("own, narrow", 4, {"table": (WORDS, 4), "projection_0": (4, 8)}),
+        ("tied", 8, {"source": {"table": (WORDS, 8)}}),
+    ],
+)
 def test_five_hundred_bands_are_few_parameters(kind, width, own):
-    """Bands of one width share a table, tails a stack of projections; the loss has as many products as that of ten bands."""
+    """Bands of one width share a table, tails a stack of projections; the loss has as many
+    products as that of ten bands.
+    """
     models = [Softmax(table_of(kind, tuple(range(step, WORDS, step)))) for step in (3, 150)]
     tails = 502
-    assert shapes_of(models[0]) == {"clusters": (tails, width), "table": own | {"projections": (tails, width, width)}}
+    assert shapes_of(models[0]) == {
+        "clusters": (tails, width),
+        "table": own | {"projections": (tails, width, width)},
+    }
     shape = jax.ShapeDtypeStruct((4, FEATURES), jnp.float32)
     programs = []
     for model in models:
-        params = jax.eval_shape(lambda model=model: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs"))
-        run = jax.grad(lambda p, h, model=model: model.apply(p, h, jnp.zeros(4, int), jnp.ones(4), method="loss").total)
+        params = jax.eval_shape(
+            lambda model=model: model.init(
+                jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs"
+            )
+        )
+        run = jax.grad(
+            lambda p, h, model=model: (
+                model.apply(p, h, jnp.zeros(4, int), jnp.ones(4), method="loss").total
+            )
+        )
         programs.append(jax.jit(run).lower(params, shape).as_text())
     many, few = programs
     assert many.count("dot_general") == few.count("dot_general")
@@ -50,13 +74,22 @@ def test_five_hundred_bands_are_few_parameters(kind, width, own):
 
 @pytest.mark.parametrize("kind", ["own", "own, narrow", "tied"])
 def test_few_bands_keep_their_parameters(kind):
-    """The names that checkpoints hold: an array of its own for each band and each projection of a tail."""
-    names = {"own": ["table_0", "table_1", "table_2"], "own, narrow": ["projection_0", "table_0", "table_1", "table_2"],
-             "tied": ["source"]}[kind]
-    assert sorted(shapes_of(Softmax(table_of(kind, (11, 30))))["table"]) == sorted([*names, "projection_1", "projection_2"])
+    """The names that checkpoints hold: an array of its own for each band and each projection of
+    a tail.
+    """
+    names = {
+        "own": ["table_0", "table_1", "table_2"],
+        "own, narrow": ["projection_0", "table_0", "table_1", "table_2"],
+        "tied": ["source"],
+    }[kind]
+    assert sorted(shapes_of(Softmax(table_of(kind, (11, 30))))["table"]) == sorted(
+        [*names, "projection_1", "projection_2"]
+    )
 
 
-@pytest.mark.parametrize("source", [Lookup(20, 8), Lookup(20, 8, 4), AdaptiveInput(20, 8, (5, 12), 2)])
+@pytest.mark.parametrize(
+    "source", [Lookup(20, 8), Lookup(20, 8, 4), AdaptiveInput(20, 8, (5, 12), 2)]
+)
 def test_an_input_is_a_table(source):
     """Outputs on an input alone are those on a table that shares all of it."""
     hidden = jax.random.normal(jax.random.key(0), (4, 8))
@@ -66,15 +99,23 @@ def test_an_input_is_a_table(source):
     def both(hidden):
         params = alone.init(jax.random.key(1), hidden, method="log_probs")["params"]
         other = params | {"table": {"source": params["table"]}}
-        log_probs = [model.apply({"params": p}, hidden, method="log_probs") for model, p in ((alone, params), (shared, other))]
-        return log_probs, alone.apply({"params": params}, hidden, jnp.arange(4), train=True, method="loss").nll
+        log_probs = [
+            model.apply({"params": p}, hidden, method="log_probs")
+            for model, p in ((alone, params), (shared, other))
+        ]
+        return (
+            log_probs,
+            alone.apply({"params": params}, hidden, jnp.arange(4), train=True, method="loss").nll,
+        )
 
     log_probs, nll = both(hidden)
     np.testing.assert_allclose(*log_probs, rtol=1e-6)
     np.testing.assert_allclose(nll, -jnp.diagonal(log_probs[0]), rtol=1e-5)
     outputs = [Hierarchical, Differentiated] + [Sampled] * isinstance(source, Lookup)
     for output in outputs:
-        jax.eval_shape(lambda o=output: o(source).init(jax.random.key(1), hidden, jnp.arange(4), method="loss"))
+        jax.eval_shape(
+            lambda o=output: o(source).init(jax.random.key(1), hidden, jnp.arange(4), method="loss")
+        )
 
 
 @pytest.mark.parametrize("kind", ["own, narrow", "tied"])

@@ -1,4 +1,6 @@
-"""What the core does on accelerators alone, run here on a CPU: even chunks, whole tiles of columns, clusters inside the head."""
+"""What the core does on accelerators alone, run here on a CPU: even chunks, whole tiles of
+columns, clusters inside the head.
+"""
 
 import functools
 import re
@@ -26,39 +28,68 @@ def accelerator(monkeypatch):
 
 def anew(function):
     """The function, traced anew: what is traced elsewhere is for a CPU."""
-    return jax.jit(lambda *args, **how: function.__wrapped__(*args, **how), static_argnames="settings")
+    return jax.jit(
+        lambda *args, **how: function.__wrapped__(*args, **how), static_argnames="settings"
+    )
 
 
-@pytest.mark.parametrize("case, settings", [
-    ("prime", twin.ALL), ("7 words", twin.ALL), ("groups among others", twin.ALL), ("no words in the head", twin.ALL),
-    ("prime", DROPS), ("full softmax", DROPS), ("no words in the head", DROPS)])
+@pytest.mark.parametrize(
+    "case, settings",
+    [
+        ("prime", twin.ALL),
+        ("7 words", twin.ALL),
+        ("groups among others", twin.ALL),
+        ("no words in the head", twin.ALL),
+        ("prime", DROPS),
+        ("full softmax", DROPS),
+        ("no words in the head", DROPS),
+    ],
+)
 def test_loss_and_every_gradient(case, settings):
-    """They equal the twin's, with tail dropout, smoothing over the words that exist and z-loss, in chunks that do not divide."""
+    """They equal the twin's, with tail dropout, smoothing over the words that exist and z-loss,
+    in chunks that do not divide.
+    """
     values = twin.arrays(case)
     seeds, masks = twin.seeds_and_masks(values[3], settings.tail_dropout)
     fast = anew(twin.fast_loss)(*values, settings=settings._replace(chunk=7), seeds=seeds)
-    twin.check(fast, twin.in_float64(lambda *v: twin.slow_loss(*v[:5], settings, v[5]), *values, masks))
+    twin.check(
+        fast, twin.in_float64(lambda *v: twin.slow_loss(*v[:5], settings, v[5]), *values, masks)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_targets_written_over(dtype):
-    """Rounded powers with the targets' written anew are the gradient of the logits, bit for bit; a target may be on no device."""
+    """Rounded powers with the targets' written anew are the gradient of the logits, bit for
+    bit; a target may be on no device.
+    """
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((6, 9)), jnp.float32)
     column = jnp.array([0, 8, 3, -(2**30), -1, 9])
     part = chunks._Part(logits, Band(jnp.ones((9, 2))), 0, None)
     found = chunks._losses(banded.PLAIN, [part], column)[2]
-    exact = chunks._scaled_d_logits(banded.PLAIN, found.powers[0], part, column, found).astype(dtype)
-    assert (chunks._overwritten(found.powers[0].astype(dtype), found.powers[0], column, found.total) == exact).all()
+    exact = chunks._scaled_d_logits(banded.PLAIN, found.powers[0], part, column, found).astype(
+        dtype
+    )
+    assert (
+        chunks._overwritten(found.powers[0].astype(dtype), found.powers[0], column, found.total)
+        == exact
+    ).all()
 
 
 def test_a_bias_of_clusters_alone():
-    """Biases of clusters, of words, of both or of none give the same nll as the softmaxes kept apart."""
+    """Biases of clusters, of words, of both or of none give the same nll as the softmaxes kept
+    apart.
+    """
     hidden, targets, _, bands, clusters = twin.arrays("7 words")
     for words, tails in (False, True), (True, False):
         head = bands[0]._replace(bias=bands[0].bias if words else None)
         given = [head, *bands[1:]], clusters._replace(bias=clusters.bias if tails else None)
-        apart = [Band(b.table, b.projection, np.zeros(len(b.table), "f") if b.bias is None else b.bias) for b in (head, given[1])]
-        slow = twin.in_float64(lambda *v: twin.slow_losses(*v)[1], hidden, targets, [apart[0], *bands[1:]], apart[1])
+        apart = [
+            Band(b.table, b.projection, np.zeros(len(b.table), "f") if b.bias is None else b.bias)
+            for b in (head, given[1])
+        ]
+        slow = twin.in_float64(
+            lambda *v: twin.slow_losses(*v)[1], hidden, targets, [apart[0], *bands[1:]], apart[1]
+        )
         twin.check(jax.jit(functools.partial(banded.nll))(hidden, targets, *given), slow)
 
 
@@ -76,11 +107,22 @@ def test_padding_that_a_caller_gives():
     twin.check(fast, slow)
 
 
-@pytest.mark.parametrize("tokens, most, rows", [
-    (4_096, 3_328, 2_048), (32_768, 3_328, 3_328), (3_329, 3_328, 1_792), (3_328, 3_328, 3_328), (1_000, 3_328, 1_000),
-    (9_000, 67, 67), (40_960, 896, 896)])
+@pytest.mark.parametrize(
+    "tokens, most, rows",
+    [
+        (4_096, 3_328, 2_048),
+        (32_768, 3_328, 3_328),
+        (3_329, 3_328, 1_792),
+        (3_328, 3_328, 3_328),
+        (1_000, 3_328, 1_000),
+        (9_000, 67, 67),
+        (40_960, 896, 896),
+    ],
+)
 def test_rows_of_a_chunk(tokens, most, rows):
-    """As few chunks as hold the tokens, and in all of them less than a tile too many for each; on a CPU as many as fit."""
+    """As few chunks as hold the tokens, and in all of them less than a tile too many for each;
+    on a CPU as many as fit.
+    """
     assert rows_of_chunk(tokens, most) == rows
     chunks = -(-tokens // rows)
     assert chunks == -(-tokens // most) and chunks * rows < tokens + max(128, most % 128) * chunks
@@ -88,23 +130,38 @@ def test_rows_of_a_chunk(tokens, most, rows):
 
 
 def test_products_of_whole_tiles():
-    """The paper's bands: each softmax has three products, all of whose columns are whole tiles, and the head's chunks are even."""
+    """The paper's bands: each softmax has three products, all of whose columns are whole tiles,
+    and the head's chunks are even.
+    """
     sizes, widths, columns = [20_000, 40_000, 207_735], [1024, 256, 64], [20_096, 40_064, 207_872]
     text = anew(twin.fast_loss).lower(*shapes(4_096, sizes, widths)).as_text()
-    products = re.findall(r"dot_general.*: \(tensor<(\w+)xf32>, tensor<(\w+)xf32>\) -> tensor<(\w+)xf32>", text)
+    products = re.findall(
+        r"dot_general.*: \(tensor<(\w+)xf32>, tensor<(\w+)xf32>\) -> tensor<(\w+)xf32>", text
+    )
     numbers = [{int(n) for shape in product for n in shape.split("x")} for product in products]
     assert [n for product in numbers for n in product if n % 64] == []
     for words, rows in zip(columns, (2_048, 512, 256), strict=True):
-        of_band = [product for product in products if words in {int(n) for shape in product for n in shape.split("x")}]
-        assert len(of_band) == 3 and all(str(rows) in " ".join(product) for product in of_band), (words, of_band)
+        of_band = [
+            product
+            for product in products
+            if words in {int(n) for shape in product for n in shape.split("x")}
+        ]
+        assert len(of_band) == 3 and all(str(rows) in " ".join(product) for product in of_band), (
+            words,
+            of_band,
+        )
 
 
 def shapes(tokens, sizes, widths):
     """The shapes of what the loss takes, see `test_banded.arrays`."""
+
     def shape(*dims, dtype=jnp.float32):
         return jax.ShapeDtypeStruct(dims, dtype)
 
-    bands = [Band(shape(n, w), shape(w, widths[0]) if i else None) for i, (n, w) in enumerate(zip(sizes, widths, strict=True))]
+    bands = [
+        Band(shape(n, w), shape(w, widths[0]) if i else None)
+        for i, (n, w) in enumerate(zip(sizes, widths, strict=True))
+    ]
     by_token = shape(tokens, widths[0]), shape(tokens, dtype=jnp.int32), shape(tokens)
     return *by_token, bands, Band(shape(len(sizes) - 1, widths[0]))
 

@@ -1,4 +1,6 @@
-"""Text that models write: against loops that compute everything anew, exhaustive search, and as a user meets it."""
+"""Text that models write: against loops that compute everything anew, exhaustive search, and as
+a user meets it.
+"""
 
 import json
 
@@ -22,29 +24,52 @@ from adaptive_jax.text.loaded import LoadedModel
 from tests.toys import random_params
 
 WORDS = Vocabulary.build({"<eos>": 30, "<unk>": 20} | {f"w{n}": 19 - n for n in range(17)})
-TINY = {"data.corpus": "text_files", "batches.sequence_length": 8, "body.features": 16, "body.layers": 1, "body.heads": 2,
-        "body.feed_forward": 24, "input.name": "adaptive", "input.cutoffs": (7, 12), "input.factor": 2}
+TINY = {
+    "data.corpus": "text_files",
+    "batches.sequence_length": 8,
+    "body.features": 16,
+    "body.layers": 1,
+    "body.heads": 2,
+    "body.feed_forward": 24,
+    "input.name": "adaptive",
+    "input.cutoffs": (7, 12),
+    "input.factor": 2,
+}
 BODIES = {
     "lstm": {"body.name": "lstm", "body.features": 16, "body.widths": (12, 16)},
     "awd_lstm": {"body.name": "awd_lstm", "body.features": 16, "body.widths": (16,)},
     "gated_conv": {"body.name": "gated_conv", "body.features": 16, "body.blocks": ((2, 3, 16),)},
-    "transformer": {}}
-CNN = {"input.name": "char_cnn", "input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.highway_layers": 1, "input.length": 8,
-       "output.name": "softmax", "output.table.name": "tied"}
+    "transformer": {},
+}
+CNN = {
+    "input.name": "char_cnn",
+    "input.width": 4,
+    "input.filters": ((1, 6), (3, 8)),
+    "input.highway_layers": 1,
+    "input.length": 8,
+    "output.name": "softmax",
+    "output.table.name": "tied",
+}
 
 
 def fresh(vocabulary=WORDS, scale=3.0, **changes):
     """A model with random parameters, larger than usual, so that words differ in probability."""
     drop = [key for key in TINY if key.startswith("body.") and "body.name" in changes]
     drop += [key for key in TINY if key.startswith("input.") and "input.name" in changes]
-    config = settings({key: value for key, value in TINY.items() if key not in drop} | changes).to_dict()
+    config = settings(
+        {key: value for key, value in TINY.items() if key not in drop} | changes
+    ).to_dict()
     model, mesh = build(config, len(vocabulary)), sharding.device_mesh()
     params = random_params(parameter_shapes(model), scale)
-    return LoadedModel(Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0))
+    return LoadedModel(
+        Run(model, params, put_lexicon(model, vocabulary, mesh), mesh, vocabulary, config, 0)
+    )
 
 
 def looking_back(loaded):
-    """A function that computes the log-probabilities of the next word from all tokens that it is given, with no cache."""
+    """A function that computes the log-probabilities of the next word from all tokens that it
+    is given, with no cache.
+    """
     run, length = loaded.run, 48
 
     @jax.jit
@@ -74,7 +99,9 @@ def slow(model):
 
 
 def test_a_loop_without_a_cache_writes_the_same(model, slow):
-    """Greedily: the likeliest word after the tokens of a window, which slides: when it is full, half of it stays."""
+    """Greedily: the likeliest word after the tokens of a window, which slides: when it is full,
+    half of it stays.
+    """
     [text] = model.continuations("the t1w0", words=30, temperature=0, avoid=())
     tokens, seen = [model.run.vocabulary.eos, *model.encode("the t1w0")], 3
     total = 0.0
@@ -91,10 +118,17 @@ def test_a_loop_without_a_cache_writes_the_same(model, slow):
 
 @pytest.mark.parametrize("body", BODIES)
 def test_drafts_remember_what_they_have_read(body):
-    """Every body: a prompt in pieces, words one by one, rows taken in another order; the twin reads all from the beginning."""
+    """Every body: a prompt in pieces, words one by one, rows taken in another order; the twin
+    reads all from the beginning.
+    """
     loaded = fresh(**BODIES[body])
     log_probs, size = looking_back(loaded), len(WORDS)
-    draft = Draft(loaded.decoder, np.arange(3, 14, dtype=np.int32) % size, rows=2, window=16 if body == "transformer" else 0)
+    draft = Draft(
+        loaded.decoder,
+        np.arange(3, 14, dtype=np.int32) % size,
+        rows=2,
+        window=16 if body == "transformer" else 0,
+    )
     for words in (1, 2), (5, 9):
         draft.read(np.array(words, np.int32))
     draft.take(np.array([1, 0], np.int32))
@@ -108,7 +142,9 @@ def test_drafts_remember_what_they_have_read(body):
 
 
 def test_beam_search_with_beams_enough_is_exhaustive():
-    """All texts of two words, and those whose line ends sooner, against their enumeration; one beam is greedy."""
+    """All texts of two words, and those whose line ends sooner, against their enumeration; one
+    beam is greedy.
+    """
     loaded = fresh()
     log_probs, eos, size = looking_back(loaded), WORDS.eos, len(WORDS)
     first = log_probs([eos, 5])
@@ -119,7 +155,9 @@ def test_beam_search_with_beams_enough_is_exhaustive():
     ranked = sorted(texts, key=lambda text: -texts[text])
     found = loaded.continuations(WORDS.words[5], words=2, lines=1, beams=size, samples=10, avoid=())
     assert [tuple(one.tokens) for one in found] == ranked[:10]
-    np.testing.assert_allclose([one.log_prob for one in found], [texts[text] for text in ranked[:10]], atol=1e-4)
+    np.testing.assert_allclose(
+        [one.log_prob for one in found], [texts[text] for text in ranked[:10]], atol=1e-4
+    )
     greedy = loaded.continuations(WORDS.words[5], words=4, temperature=0)[0]
     [alone] = loaded.continuations(WORDS.words[5], words=4, beams=1)
     np.testing.assert_array_equal(alone.tokens, greedy.tokens)
@@ -127,12 +165,18 @@ def test_beam_search_with_beams_enough_is_exhaustive():
 
 @pytest.mark.parametrize("case", ["clusters", "composed", "no tails"])
 def test_next_words_are_the_likeliest(case, tmp_path):
-    """Where clusters order the output's words, where vectors are composed, and where there are no tails."""
+    """Where clusters order the output's words, where vectors are composed, and where there are
+    no tails.
+    """
     changes = CNN if case == "composed" else {"output.name": "softmax", "input.name": "lookup"}
     if case == "clusters":
         order = [*WORDS.words[5:], *WORDS.words[:5]]
         write_clusters(tmp_path / "c.txt", Header("kmeans", 0, WORDS.digest, (6, 7, 6)), order)
-        changes = {"input.name": "lookup", "output.name": "hierarchical", "output.clusters": str(tmp_path / "c.txt")}
+        changes = {
+            "input.name": "lookup",
+            "output.name": "hierarchical",
+            "output.clusters": str(tmp_path / "c.txt"),
+        }
     loaded = fresh(**changes)
     expected = looking_back(loaded)([WORDS.eos, *loaded.encode("w3 w1")])
     best = np.argsort(-expected)[:6]
@@ -140,11 +184,16 @@ def test_next_words_are_the_likeliest(case, tmp_path):
     assert [word for word, _ in found] == [WORDS.words[i] for i in best]
     np.testing.assert_allclose([chance for _, chance in found], np.exp(expected[best]), rtol=1e-3)
     likeliest = WORDS.words[best[0]]
-    assert loaded.continuations("w3 w1", words=1, temperature=0, avoid=(likeliest,))[0].tokens == best[1]
+    assert (
+        loaded.continuations("w3 w1", words=1, temperature=0, avoid=(likeliest,))[0].tokens
+        == best[1]
+    )
 
 
 def test_seeds_make_texts(model):
-    """The same seed writes the same text, in pieces or as one of several; another seed writes another."""
+    """The same seed writes the same text, in pieces or as one of several; another seed writes
+    another.
+    """
     how = {"words": 12, "top_p": 0.9, "seed": 3}
     text = model.generate("the t2w0", **how)
     assert text.startswith(" ") and len(text.split()) + text.count("\n") == 12
@@ -156,30 +205,50 @@ def test_seeds_make_texts(model):
 
 
 def test_text_stops_where_it_is_told_to(model):
-    """After lines; a run whose examples are sentences ends with its first, and reads the last sentence of a prompt alone."""
+    """After lines; a run whose examples are sentences ends with its first, and reads the last
+    sentence of a prompt alone.
+    """
     assert model.generate("the", lines=2, words=200).count("\n") == 2
     alone = fresh(scale=1.0, **{"batches.break_mode": "eos"})
     text = alone.continuations("w1 w2\nw3", words=300)[0]
-    assert text.tokens[-1] == WORDS.eos and (text.tokens[:-1] != WORDS.eos).all() and len(text.tokens) < 300
+    assert (
+        text.tokens[-1] == WORDS.eos
+        and (text.tokens[:-1] != WORDS.eos).all()
+        and len(text.tokens) < 300
+    )
     assert alone.next_words("w1 w2\nw3", 3) == alone.next_words("w3", 3)
     documents = fresh(scale=1.0, **{"batches.break_mode": "complete_doc"})
-    assert documents.next_words("w1\n\nw3", 3) == documents.next_words("w3", 3) != documents.next_words("w1\nw3", 3)
+    assert (
+        documents.next_words("w1\n\nw3", 3)
+        == documents.next_words("w3", 3)
+        != documents.next_words("w1\nw3", 3)
+    )
     tokens = documents.continuations("w3", words=300, avoid=WORDS.words[4:])[0].tokens
     ends = (tokens[1:] == WORDS.eos) & (tokens[:-1] == WORDS.eos)
     assert ends[-1] and not ends[:-1].any()
 
 
 def test_words_of_units():
-    """Sub-words: words are counted, not units; next words are whole words with the product of their units' probabilities."""
+    """Sub-words: words are counted, not units; next words are whole words with the product of
+    their units' probabilities.
+    """
     counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
     units = Subwords.build(counts, codes=10)
-    loaded = fresh(units, 1.0, **{"input.name": "lookup", "output.name": "softmax", "batches.sequence_length": 64})
-    text = loaded.continuations("low newest", words=3, temperature=0, avoid=[w for w in units.words if not w.endswith("▁")])[0]
+    loaded = fresh(
+        units,
+        1.0,
+        **{"input.name": "lookup", "output.name": "softmax", "batches.sequence_length": 64},
+    )
+    text = loaded.continuations(
+        "low newest", words=3, temperature=0, avoid=[w for w in units.words if not w.endswith("▁")]
+    )[0]
     assert units.ends[text.tokens].sum() == 3 and text.text.startswith(" ")
     found = loaded.continuations("low", words=1, beams=8, samples=4, avoid=())
     log_probs, before = looking_back(loaded), [units.eos, *loaded.encode("low")]
     for one in found:
-        total = sum(log_probs([*before, *one.tokens[:i]])[token] for i, token in enumerate(one.tokens))
+        total = sum(
+            log_probs([*before, *one.tokens[:i]])[token] for i, token in enumerate(one.tokens)
+        )
         np.testing.assert_allclose(one.log_prob, total, atol=1e-4)
     chances = [chance for _, chance in loaded.next_words("low", 4)]
     np.testing.assert_allclose(chances, np.exp([one.log_prob for one in found]))
@@ -188,10 +257,19 @@ def test_words_of_units():
 
 def test_options_that_mean_nothing_are_one_line(model):
     for options, says in [
-        ({"words": 0}, "words=0"), ({"temperature": 0.001}, "temperature"), ({"temperature": float("nan")}, "temperature"),
-        ({"top_p": 0}, "top_p=0"), ({"top_p": 1.5}, "top_p=1.5"), ({"beams": 2, "samples": 3}, "samples=3"),
-        ({"beams": 2, "top_k": 5}, "top_k=5 is for draws"), ({"wrods": 3}, 'Did you mean "words"'), ({"window": 1}, "window=1"),
-        ({"avoid": ("nonsense",)}, "nonsense"), ({"avoid": model.run.vocabulary.words}, "no number"), ({"seed": -1}, "seed=-1")]:
+        ({"words": 0}, "words=0"),
+        ({"temperature": 0.001}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"beams": 2, "samples": 3}, "samples=3"),
+        ({"beams": 2, "top_k": 5}, "top_k=5 is for draws"),
+        ({"wrods": 3}, 'Did you mean "words"'),
+        ({"window": 1}, "window=1"),
+        ({"avoid": ("nonsense",)}, "nonsense"),
+        ({"avoid": model.run.vocabulary.words}, "no number"),
+        ({"seed": -1}, "seed=-1"),
+    ]:
         with pytest.raises(InputError) as error:
             model.generate("the", **options)
         assert says in str(error.value) and "\n" not in str(error.value)
@@ -200,20 +278,32 @@ def test_options_that_mean_nothing_are_one_line(model):
 
 
 def test_the_command(quick_command, trained, model, tmp_path):
-    """Prompts from flags, a file and stdin; text and JSON; what it says of tails; bad input in one line."""
+    """Prompts from flags, a file and stdin; text and JSON; what it says of tails; bad input in
+    one line.
+    """
     run = "-m", "adaptive_jax.generate", f"--workdir={trained}", "--words=5"
     done = quick_command(*run, "--prompt=the t1w0", "--seed=2")
     assert done.returncode == 0
-    assert done.stdout.removesuffix("\n") == "the t1w0" + model.generate("the t1w0", words=5, seed=2).removesuffix("\n")
+    assert done.stdout.removesuffix("\n") == "the t1w0" + model.generate(
+        "the t1w0", words=5, seed=2
+    ).removesuffix("\n")
     assert done.stderr == ""  # what is said of speed is for terminals
     (tmp_path / "prompts.txt").write_text("the t1w0\nthe\n")
-    done = quick_command(*run, f"--prompts={tmp_path / 'prompts.txt'}", "--format=jsonl", "--samples=2", "--beams=3")
+    done = quick_command(
+        *run, f"--prompts={tmp_path / 'prompts.txt'}", "--format=jsonl", "--samples=2", "--beams=3"
+    )
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["prompt"] for one in found] == ["the t1w0", "the t1w0", "the", "the"]
     assert all(0 <= one["tails_opened"] <= 1 for one in found)
-    assert found[0]["text"] == model.generate("the t1w0", words=5, beams=3) and found[0]["log_prob"] >= found[1]["log_prob"]
+    assert (
+        found[0]["text"] == model.generate("the t1w0", words=5, beams=3)
+        and found[0]["log_prob"] >= found[1]["log_prob"]
+    )
     for flags, says in [
-        (["--prompt=a", "--prompts=b"], "give one"), (["--prompts=/nowhere"], "/nowhere"), (["--prompt=the \udcff"], "UTF-8"),
-        (["--prompt=the", "--top_p=2"], "top_p=2")]:
+        (["--prompt=a", "--prompts=b"], "give one"),
+        (["--prompts=/nowhere"], "/nowhere"),
+        (["--prompt=the \udcff"], "UTF-8"),
+        (["--prompt=the", "--top_p=2"], "top_p=2"),
+    ]:
         done = quick_command(*run, *flags)
         assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1

@@ -11,10 +11,26 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.text.lines import Lines
 
-COUNTS = {"the": 9, "cat": 5, "<eos>": 4, "sat": 3, ",": 3, "(": 2, "’s": 2, ".": 2, "beth-el": 1, "’": 1, "2": 1, "“": 1, ")": 1}
+COUNTS = {
+    "the": 9,
+    "cat": 5,
+    "<eos>": 4,
+    "sat": 3,
+    ",": 3,
+    "(": 2,
+    "’s": 2,
+    ".": 2,
+    "beth-el": 1,
+    "’": 1,
+    "2": 1,
+    "“": 1,
+    ")": 1,
+}
 TEXT = {"corpus": "text_files", "tokeniser": "none", "lower": False}
 PLAIN = Lines.of(TEXT, Vocabulary.build(COUNTS))
-UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<unk>": 1, "<eos>": 4}, codes=10)
+UNITS = Subwords.build(
+    {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<unk>": 1, "<eos>": 4}, codes=10
+)
 SUBWORDS = Lines.of(TEXT, UNITS)
 
 
@@ -30,13 +46,21 @@ def test_a_line_feed_is_an_eos():
     assert PLAIN.decode(PLAIN.encode("the\n")) == "the\n"
 
 
-@pytest.mark.parametrize("tokeniser, lower", [("none", False), ("none", True), ("moses", False), ("moses", True)])
+@pytest.mark.parametrize(
+    "tokeniser, lower", [("none", False), ("none", True), ("moses", False), ("moses", True)]
+)
 def test_lines_give_the_ids_that_the_corpus_has(tmp_path, tokeniser, lower):
     """Scored as text, a line is what training read."""
     text = "Mr. Smith's cat, \u00a0the \"old\" one, SAT.\n\nHe said: don't (ever) sit!\ta\x0bb c\n"
     for split in "train", "valid", "test":
         (tmp_path / f"{split}.txt").write_text(text)
-    data = {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path), "tokeniser": tokeniser, "lower": lower}
+    data = {
+        "corpus": "text_files",
+        "path": str(tmp_path),
+        "cache": str(tmp_path),
+        "tokeniser": tokeniser,
+        "lower": lower,
+    }
     corpus = load(data)
     assert Lines.of(data, corpus.vocabulary).encode(text).tolist() == corpus.ids["train"].tolist()
 
@@ -52,13 +76,27 @@ def test_words_of_the_quickstart_come_back(words):
 
 def test_text_is_put_together_as_it_was_taken_apart():
     bible = Lines.of(TEXT | {"corpus": "embedded"}, PLAIN.vocabulary)
-    assert bible.words("2. Noah’s Ark, (he) said.") == ["2", ".", "noah’s", "ark", ",", "(", "he", ")", "said", "."]
+    assert bible.words("2. Noah’s Ark, (he) said.") == [
+        "2",
+        ".",
+        "noah’s",
+        "ark",
+        ",",
+        "(",
+        "he",
+        ")",
+        "said",
+        ".",
+    ]
     assert bible.join(bible.words("“Noah’s Ark, (he) said.”")) == "“noah’s ark, (he) said.”"
     moses = Lines.of(TEXT | {"tokeniser": "moses"}, PLAIN.vocabulary)
-    for line in "Mr. Smith's cat, the \"old\" one, sat (down).", "He said: well-known & so on":
+    for line in 'Mr. Smith\'s cat, the "old" one, sat (down).', "He said: well-known & so on":
         assert moses.join(moses.words(line)) == line
     wikitext = Lines.of(TEXT | {"corpus": "wikitext103"}, PLAIN.vocabulary)
-    assert wikitext.join(wikitext.words("a well @-@ known 1 @,@ 500 at 3 @.@ 5 , he")) == "a well-known 1,500 at 3.5, he"
+    assert (
+        wikitext.join(wikitext.words("a well @-@ known 1 @,@ 500 at 3 @.@ 5 , he"))
+        == "a well-known 1,500 at 3.5, he"
+    )
     assert wikitext.join([]) == ""
 
 
@@ -79,8 +117,14 @@ def test_any_words_come_back_from_units(words):
 
 
 def test_what_is_no_text_is_one_line():
-    assert words_of(Lines.of(TEXT, Vocabulary.build(COUNTS, threshold=2)), [2])  # a vocabulary with <unk> takes any word
-    for text, says in ("cat dog", "'dog' is none of the 13 words"), ("a\0b", "no text"), ("\udcff", "no text"):
+    assert words_of(
+        Lines.of(TEXT, Vocabulary.build(COUNTS, threshold=2)), [2]
+    )  # a vocabulary with <unk> takes any word
+    for text, says in (
+        ("cat dog", "'dog' is none of the 13 words"),
+        ("a\0b", "no text"),
+        ("\udcff", "no text"),
+    ):
         with pytest.raises(InputError, match=says) as error:
             PLAIN.encode(text)
         assert "\n" not in str(error.value) and len(str(error.value)) < 200

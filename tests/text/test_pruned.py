@@ -1,4 +1,6 @@
-"""Words chosen without opening every tail, against all log-probabilities: the k best, draws and their tails, bounds."""
+"""Words chosen without opening every tail, against all log-probabilities: the k best, draws and
+their tails, bounds.
+"""
 
 import functools
 
@@ -14,18 +16,26 @@ from adaptive_jax.text.outlook import Grouped, Outlook
 from adaptive_jax.text.pruned import draw, draw_among, top_k
 
 FEATURES, ROWS = 8, 6
-# Words of each band: two tails of their own; a head without words and a group of tails that one loop visits; no tail.
+# Words of each band: two tails of their own; a head without words and a group of tails that one
+# loop visits; no tail.
 SIZES = {"adaptive": (20, 30, 50), "hierarchical": (0, *[9, 10] * 5), "softmax": (60,)}
 DRAWS = 4_000
 
 
 @functools.cache
 def softmax(name):
-    """Bands whose tails differ in what they hold, and hidden states `[rows, features]`, the first rows of which are sure."""
+    """Bands whose tails differ in what they hold, and hidden states `[rows, features]`, the
+    first rows of which are sure.
+    """
     keys = iter(jax.random.split(jax.random.key(3), 50))
     sizes = SIZES[name]
-    bands = [Band(2 * jax.random.normal(next(keys), (size, FEATURES)) / (1 + (i > 0))) for i, size in enumerate(sizes)]
-    clusters = Band(jax.random.normal(next(keys), (len(sizes) - 1, FEATURES))) if len(sizes) > 1 else None
+    bands = [
+        Band(2 * jax.random.normal(next(keys), (size, FEATURES)) / (1 + (i > 0)))
+        for i, size in enumerate(sizes)
+    ]
+    clusters = (
+        Band(jax.random.normal(next(keys), (len(sizes) - 1, FEATURES))) if len(sizes) > 1 else None
+    )
     hidden = jax.random.normal(next(keys), (ROWS, FEATURES)) * jnp.linspace(1.0, 0.2, ROWS)[:, None]
     return bands, clusters, hidden
 
@@ -45,24 +55,37 @@ def dense(name, avoided=()):
     return values
 
 
-@pytest.mark.parametrize("name, avoided, sizes", [
-    ("adaptive", (), (1, 40)), ("adaptive", (3, 25), (7,)), ("hierarchical", (), (7,)), ("softmax", (3,), (7,))])
+@pytest.mark.parametrize(
+    "name, avoided, sizes",
+    [
+        ("adaptive", (), (1, 40)),
+        ("adaptive", (3, 25), (7,)),
+        ("hierarchical", (), (7,)),
+        ("softmax", (3,), (7,)),
+    ],
+)
 def test_best_words_are_those_of_all_log_probabilities(name, avoided, sizes):
-    """For a few words, and for more than the head has; with and without words that count as impossible."""
+    """For a few words, and for more than the head has; with and without words that count as
+    impossible.
+    """
     hidden = softmax(name)[2]
     for k in sizes:
         best = jax.jit(lambda hidden, k=k: top_k(outlook(name, hidden, avoided), k))(hidden)
         expected = dense(name, avoided)
         order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
         np.testing.assert_array_equal(best.ids, order)
-        np.testing.assert_allclose(best.values, np.take_along_axis(expected, order, axis=1), rtol=1e-5)
+        np.testing.assert_allclose(
+            best.values, np.take_along_axis(expected, order, axis=1), rtol=1e-5
+        )
 
 
 def test_only_tails_that_can_matter_are_opened():
     """Row by row, as many as have at least the probability of the k-th best word."""
     for name in "adaptive", "hierarchical":
         hidden = softmax(name)[2]
-        one = jax.jit(lambda row, name=name: (top_k(outlook(name, row), 3), outlook(name, row).reached))
+        one = jax.jit(
+            lambda row, name=name: (top_k(outlook(name, row), 3), outlook(name, row).reached)
+        )
         closed = 0
         for row, values in zip(hidden, dense(name), strict=True):
             best, reached = one(row[None])
@@ -74,7 +97,9 @@ def test_only_tails_that_can_matter_are_opened():
 
 @functools.cache
 def drawing(name, nucleus, avoided=()):
-    """A program that draws a word for many rows of hidden states, with the power and perhaps the share given."""
+    """A program that draws a word for many rows of hidden states, with the power and perhaps
+    the share given.
+    """
 
     def drawn(hidden, seed, power, top_p):
         keys = jax.random.split(jax.random.key(seed), len(hidden))
@@ -94,22 +119,36 @@ def chances(values, power, top_p=1.0):
 
 
 def check_frequencies(words, expected):
-    """Pearson's chi-square of words drawn, those with less than 5 expected joined, is no more than chance: p > 1e-4."""
+    """Pearson's chi-square of words drawn, those with less than 5 expected joined, is no more
+    than chance: p > 1e-4.
+    """
     counts = np.bincount(words, minlength=len(expected))
     assert not counts[expected == 0].any()
     often = expected * len(words) >= 5
-    observed, wanted = [np.append(a[often], a[~often].sum()) for a in (counts, expected * len(words))]
+    observed, wanted = [
+        np.append(a[often], a[~often].sum()) for a in (counts, expected * len(words))
+    ]
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
     degrees = len(wanted) - 1
     assert ((observed - wanted) ** 2 / wanted).sum() < degrees + 4 * np.sqrt(2 * degrees) + 10
 
 
 @pytest.mark.parametrize("power", [1.0, 2.5, 0.4])
-@pytest.mark.parametrize("name, top_p, avoided", [
-    ("adaptive", None, ()), ("adaptive", 0.7, ()), ("adaptive", 0.7, (3, 25)), ("hierarchical", None, ()),
-    ("hierarchical", 0.7, ()), ("softmax", 0.7, (3,))])
+@pytest.mark.parametrize(
+    "name, top_p, avoided",
+    [
+        ("adaptive", None, ()),
+        ("adaptive", 0.7, ()),
+        ("adaptive", 0.7, (3, 25)),
+        ("hierarchical", None, ()),
+        ("hierarchical", 0.7, ()),
+        ("softmax", 0.7, (3,)),
+    ],
+)
 def test_draws_have_the_frequencies_of_all_words(name, top_p, avoided, power):
-    """4,000 draws of a row against the distribution made by sorting all words, at three temperatures."""
+    """4,000 draws of a row against the distribution made by sorting all words, at three
+    temperatures.
+    """
     hidden, values = jnp.tile(softmax(name)[2][3:4], (DRAWS, 1)), dense(name, avoided)[3]
     found = drawing(name, top_p is not None, avoided)(hidden, 0, power, top_p or 1.0)
     check_frequencies(np.asarray(found.id), chances(values, power, top_p or 1.0))
@@ -117,11 +156,15 @@ def test_draws_have_the_frequencies_of_all_words(name, top_p, avoided, power):
 
 
 def test_draws_open_few_tails():
-    """At temperature 1 a draw opens the tail that wins and no other; within the nucleus, fewer than all in the mean."""
+    """At temperature 1 a draw opens the tail that wins and no other; within the nucleus, fewer
+    than all in the mean.
+    """
     for name in "adaptive", "hierarchical":
         hidden, tails = softmax(name)[2][:1], len(SIZES[name]) - 1
         plain = [drawing(name, False)(hidden, seed, 1.0, 1.0) for seed in range(20)]
-        assert [int(one.opened) for one in plain] == [int(one.id[0] >= SIZES[name][0]) for one in plain]
+        assert [int(one.opened) for one in plain] == [
+            int(one.id[0] >= SIZES[name][0]) for one in plain
+        ]
         nucleus = [int(drawing(name, True)(hidden, seed, 1.0, 0.7).opened) for seed in range(20)]
         assert sum(nucleus) < 0.8 * 20 * tails
 
@@ -132,7 +175,12 @@ def test_draws_among_the_best_have_their_frequencies():
 
     @jax.jit
     def drawn(hidden, seed, power, top_p):
-        return draw_among(top_k(outlook("adaptive", hidden), 9), jax.random.split(jax.random.key(seed), DRAWS), power, top_p)
+        return draw_among(
+            top_k(outlook("adaptive", hidden), 9),
+            jax.random.split(jax.random.key(seed), DRAWS),
+            power,
+            top_p,
+        )
 
     few = np.where(np.argsort(np.argsort(-values, kind="stable")) < 9, values, -np.inf)
     for power, top_p in (1.0, 1.0), (0.5, 0.6), (2.0, 0.9):

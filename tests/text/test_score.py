@@ -1,4 +1,6 @@
-"""python -m adaptive_jax.score as a Unix user meets it: files and pipes, columns and JSON, n-best lists, one line for bad input."""
+"""python -m adaptive_jax.score as a Unix user meets it: files and pipes, columns and JSON,
+n-best lists, one line for bad input.
+"""
 
 import csv
 import gzip
@@ -21,7 +23,9 @@ LINES = "the t1w1 the t1w2\n\nthe t5w0\nt3w3 <eos> the\n"
 @pytest.fixture
 def score(quick_command, trained):
     """`score(*flags, given=text)`: the command on the small run."""
-    return lambda *flags, **given: quick_command("-m", "adaptive_jax.score", f"--workdir={trained}", *flags, **given)
+    return lambda *flags, **given: quick_command(
+        "-m", "adaptive_jax.score", f"--workdir={trained}", *flags, **given
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +38,20 @@ def test_lines_from_a_pipe_and_from_files(score, model, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
     with gzip.open(tmp_path / "b.txt.gz", "wb") as file:
         file.write(b"the t5w0")
-    expected = "".join(f"{line.log_prob:.4f}\t{line.text}\n" for line in model.score([*LINES.splitlines(), "the t5w0"]))
+    expected = "".join(
+        f"{line.log_prob:.4f}\t{line.text}\n"
+        for line in model.score([*LINES.splitlines(), "the t5w0"])
+    )
     done = score(tmp_path / "a.txt", tmp_path / "b.txt.gz")
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
     assert score("--line_buffered", "-", given=LINES + "the t5w0").stdout == expected
 
 
 def test_a_bar_leaves_the_output_alone(trained, tmp_path, monkeypatch):
-    """Where stderr is a terminal and stdout is not, the bar is on one and the lines are on the other."""
+    """Where stderr is a terminal and stdout is not, the bar is on one and the lines are on the
+    other.
+    """
+
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -61,57 +71,106 @@ def test_words_in_columns_and_as_json(score, model):
     done = score("--words", "--bits", "--context_from=previous", given=LINES)
     rows = list(csv.DictReader(io.StringIO(done.stdout), delimiter="\t", quoting=csv.QUOTE_NONE))
     assert done.returncode == 0 and list(rows[0]) == [
-        "line", "position", "word", "surprisal", "rank", "entropy", "frequency", "unseen"]
+        "line",
+        "position",
+        "word",
+        "surprisal",
+        "rank",
+        "entropy",
+        "frequency",
+        "unseen",
+    ]
     assert [row["word"] for row in rows] == [word for line in lines for word in line.words]
-    assert [(row["line"], row["position"]) for row in rows[:6]] == [("1", f"{i}") for i in range(1, 6)] + [("2", "1")]
+    assert [(row["line"], row["position"]) for row in rows[:6]] == [
+        ("1", f"{i}") for i in range(1, 6)
+    ] + [("2", "1")]
     surprisal = -np.concatenate([line.log_probs for line in lines]) / np.log(2)
     np.testing.assert_allclose([float(row["surprisal"]) for row in rows], surprisal, atol=6e-5)
     entropy = np.concatenate([line.entropies for line in lines]) / np.log(2)
     np.testing.assert_allclose([float(row["entropy"]) for row in rows], entropy, atol=6e-5)
-    assert [int(row["rank"]) for row in rows] == np.concatenate([line.ranks for line in lines]).tolist()
-    done = score("--words", "--columns=surprisal,unseen", "--context_from=previous", "--format=jsonl", given=LINES)
+    assert [int(row["rank"]) for row in rows] == np.concatenate(
+        [line.ranks for line in lines]
+    ).tolist()
+    done = score(
+        "--words",
+        "--columns=surprisal,unseen",
+        "--context_from=previous",
+        "--format=jsonl",
+        given=LINES,
+    )
     objects = [json.loads(line) for line in done.stdout.splitlines()]
-    assert list(objects[0]) == ["line", "position", "word", "surprisal", "unseen"] and objects[0]["unseen"] is False
-    np.testing.assert_allclose([each["surprisal"] for each in objects], surprisal * np.log(2), atol=1e-5)
-    of_lines = [json.loads(line) for line in score("--format=jsonl", given=LINES).stdout.splitlines()]
+    assert (
+        list(objects[0]) == ["line", "position", "word", "surprisal", "unseen"]
+        and objects[0]["unseen"] is False
+    )
+    np.testing.assert_allclose(
+        [each["surprisal"] for each in objects], surprisal * np.log(2), atol=1e-5
+    )
+    of_lines = [
+        json.loads(line) for line in score("--format=jsonl", given=LINES).stdout.splitlines()
+    ]
     assert [(each["text"], each["words"], each["unseen"]) for each in of_lines] == [
-        ("the t1w1 the t1w2", 5, 0), ("", 1, 0), ("the t5w0", 3, 0), ("t3w3 <eos> the", 4, 0)]
+        ("the t1w1 the t1w2", 5, 0),
+        ("", 1, 0),
+        ("the t5w0", 3, 0),
+        ("t3w3 <eos> the", 4, 0),
+    ]
 
 
 def test_after_the_text_of_a_file(score, model, tmp_path):
     (tmp_path / "before.txt").write_text("the t5w1 the t5w2 the")
-    expected = [line.log_prob for line in model.score(["t5w0", "t1w1"], given="the t5w1 the t5w2 the")]
+    expected = [
+        line.log_prob for line in model.score(["t5w0", "t1w1"], given="the t5w1 the t5w2 the")
+    ]
     done = score(f"--context_from={tmp_path / 'before.txt'}", given="t5w0\nt1w1\n")
-    np.testing.assert_allclose([float(line.split("\t")[0]) for line in done.stdout.splitlines()], expected, atol=6e-5)
+    np.testing.assert_allclose(
+        [float(line.split("\t")[0]) for line in done.stdout.splitlines()], expected, atol=6e-5
+    )
     assert expected[0] > expected[1]  # the model keeps to a topic
 
 
 def test_perplexity_is_that_of_an_evaluation(model, trained, text, tmp_path):
     evaluated = evaluate(trained, Request(window=16, context=8))
     with open(text / "test.txt") as lines:
-        assert model.perplexity(lines, window=16, context=8) == pytest.approx(evaluated["perplexity"], rel=1e-5)
+        assert model.perplexity(lines, window=16, context=8) == pytest.approx(
+            evaluated["perplexity"], rel=1e-5
+        )
 
 
 def test_nbest_lists(score, model, tmp_path):
     """Rescored, the best alone, and with weights chosen by references."""
-    text = "7 ||| the t1w1 the t5w2 ||| -1\n7 ||| the t1w1 the t1w2 ||| x=1 ||| -2\n8 ||| the ||| -1\n"
-    found = [line.log_prob for line in model.score(["the t1w1 the t5w2", "the t1w1 the t1w2", "the"])]
+    text = (
+        "7 ||| the t1w1 the t5w2 ||| -1\n7 ||| the t1w1 the t1w2 ||| x=1 ||| -2\n8 ||| the ||| -1\n"
+    )
+    found = [
+        line.log_prob for line in model.score(["the t1w1 the t5w2", "the t1w1 the t1w2", "the"])
+    ]
     assert found[1] > found[0]
     done = score("--nbest", "--weight=2", "--word_bonus=0.5", given=text)
     totals = [-1 + 2 * found[0] + 2, -2 + 2 * found[1] + 2, -1 + 2 * found[2] + 0.5]
     rows = [line.split(" ||| ") for line in done.stdout.splitlines()]
-    assert [row[:-1] for row in rows] == [["7", "the t1w1 the t1w2", "x=1"], ["7", "the t1w1 the t5w2"], ["8", "the"]]
-    np.testing.assert_allclose([float(row[-1]) for row in rows], [totals[1], totals[0], totals[2]], rtol=1e-5)
+    assert [row[:-1] for row in rows] == [
+        ["7", "the t1w1 the t1w2", "x=1"],
+        ["7", "the t1w1 the t5w2"],
+        ["8", "the"],
+    ]
+    np.testing.assert_allclose(
+        [float(row[-1]) for row in rows], [totals[1], totals[0], totals[2]], rtol=1e-5
+    )
     (tmp_path / "references.txt").write_text("the t1w1 the t1w2\nthe\n")
     done = score("--nbest", f"--references={tmp_path / 'references.txt'}", given=text)
-    chosen = re.fullmatch(r"(--weight=\S+) (--word_bonus=\S+): wer 0.00 instead of 20.00 on 2 lists\n", done.stdout)
+    chosen = re.fullmatch(
+        r"(--weight=\S+) (--word_bonus=\S+): wer 0.00 instead of 20.00 on 2 lists\n", done.stdout
+    )
     best = score("--nbest", "--one_best", *chosen.groups(), given=text)
     assert best.stdout == "the t1w1 the t1w2\nthe\n"
 
 
 def test_a_reader_that_has_read_enough(compiled, trained, start):
     """`yes the | score | head -1` ends, without a traceback."""
-    with start("-m", "adaptive_jax.score", f"--workdir={trained}", stdin=subprocess.PIPE) as process:
+    with start(
+        "-m", "adaptive_jax.score", f"--workdir={trained}", stdin=subprocess.PIPE
+    ) as process:
         endless = [sys.executable, "-c", "while True: print('the t1w1')"]
         feed = subprocess.Popen(endless, stdout=process.stdin, stderr=subprocess.DEVNULL)
         line = process.stdout.readline()

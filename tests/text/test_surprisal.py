@@ -1,4 +1,6 @@
-"""Scores of lines: each token once, after what the settings say and nothing else, whatever lines are scored together."""
+"""Scores of lines: each token once, after what the settings say and nothing else, whatever
+lines are scored together.
+"""
 
 import itertools
 
@@ -25,17 +27,49 @@ from tests.toys import random_params
 WINDOW, CONTEXT = 16, 8
 COUNTS = {f"{'ab' * (n % 7)}{n}": 60 - n for n in range(58)}
 WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | COUNTS)
-LSTM = {"body": {"name": "lstm", "features": 16, "widths": (12, 16), "dropout": 0.0, "biases": 1, "path": "scan"}}
+LSTM = {
+    "body": {
+        "name": "lstm",
+        "features": 16,
+        "widths": (12, 16),
+        "dropout": 0.0,
+        "biases": 1,
+        "path": "scan",
+    }
+}
 STREAMS = {"batches": {"sequence_length": WINDOW, "break_mode": "none", "layout": "streams"}}
-CNN = {"name": "char_cnn", "width": 4, "filters": ((1, 6), (3, 8)), "highway_layers": 1, "length": 12}
+CNN = {
+    "name": "char_cnn",
+    "width": 4,
+    "filters": ((1, 6), (3, 8)),
+    "highway_layers": 1,
+    "length": 12,
+}
 CONV = {"body": {"name": "gated_conv", "features": 16, "blocks": ((2, 3, 16),)}}
-LINES = ["0 ab1", "", "abab2 abab2 unheard 0 1 7 <unk>", " ".join(f"ab{n}" for n in range(50)), "  ab1\tab8  ", "7", "", "21 22 23"]
+LINES = [
+    "0 ab1",
+    "",
+    "abab2 abab2 unheard 0 1 7 <unk>",
+    " ".join(f"ab{n}" for n in range(50)),
+    "  ab1\tab8  ",
+    "7",
+    "",
+    "21 22 23",
+]
 
 
 def opened(config, layers=(), vocabulary=WORDS, break_mode="none", lexical=None):
     """A run of random parameters, whose words differ much in probability."""
-    config = config(**{"body.features": 16, "body.feed_forward": 16, "batches.sequence_length": WINDOW,
-                       "batches.break_mode": break_mode, "input.cutoffs": (10, 30), "tokens_per_device": 64})
+    config = config(
+        **{
+            "body.features": 16,
+            "body.feed_forward": 16,
+            "batches.sequence_length": WINDOW,
+            "batches.break_mode": break_mode,
+            "input.cutoffs": (10, 30),
+            "tokens_per_device": 64,
+        }
+    )
     config |= dict(layers)
     model = build(config, len(vocabulary))
     words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.wants()))
@@ -64,7 +98,12 @@ class Twin:
             zeros = jnp.zeros(seen.shape, jnp.int32)
             positions = jnp.arange(longest, dtype=jnp.int32)[None]
             variables = {"params": run.params, "lexicon": run.lexicon}
-            return run.model.apply(variables, Batch(seen, zeros, zeros, jnp.zeros(1, jnp.int32)), positions, method="log_probs")[0]
+            return run.model.apply(
+                variables,
+                Batch(seen, zeros, zeros, jnp.zeros(1, jnp.int32)),
+                positions,
+                method="log_probs",
+            )[0]
 
         self.log_probs = log_probs
 
@@ -107,16 +146,24 @@ def of_targets(log_probs, ids):
 
 @pytest.mark.parametrize("given", ["", "ab1 abab2\n7", "\n".join(LINES)])
 def test_lines_alone_in_windows(model, twin, given, monkeypatch):
-    """A transformer sees the line and what is given, in windows where they are longer than it; and rank and entropy are right."""
+    """A transformer sees the line and what is given, in windows where they are longer than it;
+    and rank and entropy are right.
+    """
     context = model.encode(given)
     monkeypatch.setattr(surprisal, "FIRST", 3)  # lines scored together
-    for line, scored in zip(LINES, model.score(LINES, given=given, context=CONTEXT, describe=True), strict=True):
+    for line, scored in zip(
+        LINES, model.score(LINES, given=given, context=CONTEXT, describe=True), strict=True
+    ):
         ids = tokens_of(model, line)
         expected = twin.in_windows(context.tolist(), ids.tolist(), WINDOW, CONTEXT)
         assert scored.text == line and scored.words == (*line.split(), "<eos>")
         np.testing.assert_allclose(scored.log_probs, of_targets(expected, ids), atol=2e-5)
-        np.testing.assert_array_equal(scored.ranks, 1 + (expected > of_targets(expected, ids)[:, None]).sum(1))
-        np.testing.assert_allclose(scored.entropies, -(np.exp(expected) * expected).sum(1), rtol=1e-4)
+        np.testing.assert_array_equal(
+            scored.ranks, 1 + (expected > of_targets(expected, ids)[:, None]).sum(1)
+        )
+        np.testing.assert_allclose(
+            scored.entropies, -(np.exp(expected) * expected).sum(1), rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("given", ["", "ab1 abab2\n7 " + "ab8 " * 20])
@@ -125,22 +172,35 @@ def test_lines_alone_with_a_carry(lstm, long_twin, given):
     context = lstm.encode(given).tolist()
     for line, scored in zip(LINES, lstm.score(LINES, given=given), strict=True):
         ids = tokens_of(lstm, line).tolist()
-        np.testing.assert_allclose(scored.log_probs, of_targets(long_twin(context + ids)[len(context) :], ids), atol=2e-5)
+        np.testing.assert_allclose(
+            scored.log_probs, of_targets(long_twin(context + ids)[len(context) :], ids), atol=2e-5
+        )
 
 
-@pytest.mark.parametrize("break_mode, context", [("none", CONTEXT), ("complete", CONTEXT), ("complete_doc", 0)])
+@pytest.mark.parametrize(
+    "break_mode, context", [("none", CONTEXT), ("complete", CONTEXT), ("complete_doc", 0)]
+)
 def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeypatch):
     """Whatever lines are read at a time."""
-    config = model.run.config | {"batches": model.run.config["batches"] | {"break_mode": break_mode}}
+    config = model.run.config | {
+        "batches": model.run.config["batches"] | {"break_mode": break_mode}
+    }
     model = LoadedModel(model.run._replace(config=config))
     ids = model.encode("".join(f"{line}\n" for line in LINES * 3))
-    nll = plain(model.run, ids, Windows(WINDOW, context, break_mode, "packed", rows=4), lambda batches, count: batches)
+    nll = plain(
+        model.run,
+        ids,
+        Windows(WINDOW, context, break_mode, "packed", rows=4),
+        lambda batches, count: batches,
+    )
     for most in 1, 5, 1_000:
         monkeypatch.setattr(surprisal, "FIRST", most)
         monkeypatch.setattr(surprisal, "MOST", most)
         scored = list(model.score(LINES * 3, "previous", context=context))
         assert [line.text for line in scored] == LINES * 3
-        np.testing.assert_allclose(np.concatenate([line.log_probs for line in scored]), -nll[~np.isnan(nll)], atol=2e-5)
+        np.testing.assert_allclose(
+            np.concatenate([line.log_probs for line in scored]), -nll[~np.isnan(nll)], atol=2e-5
+        )
     found = model.perplexity(LINES * 3, context=context)
     assert found == pytest.approx(float(np.exp(np.nanmean(nll, dtype=np.float64))), rel=1e-5)
     assert [len(line.words) for line in scored[:2]] == [3, 0 if break_mode == "complete_doc" else 1]
@@ -152,13 +212,17 @@ def test_a_running_text_with_a_carry(lstm, long_twin):
     expected = of_targets(long_twin(given + ids)[len(given) :], ids)
     for eager in False, True:
         scored = lstm.score(LINES, "previous", given="7 ab8\n", eager=eager)
-        np.testing.assert_allclose(np.concatenate([line.log_probs for line in scored]), expected, atol=2e-5)
+        np.testing.assert_allclose(
+            np.concatenate([line.log_probs for line in scored]), expected, atol=2e-5
+        )
 
 
 def test_an_eager_line_does_not_wait(model, twin):
     """Of a running text, too, each line sees the `context` tokens before it."""
     read = []
-    scored = model.score(map(lambda line: read.append(line) or line, LINES), "previous", context=CONTEXT, eager=True)
+    scored = model.score(
+        map(lambda line: read.append(line) or line, LINES), "previous", context=CONTEXT, eager=True
+    )
     first = next(scored)
     assert read == LINES[:1]
     ids = tokens_of(model, LINES[0])
@@ -172,7 +236,10 @@ def test_an_eager_line_does_not_wait(model, twin):
 
 def test_endless_text(model, lstm):
     """Lines are read as they are scored."""
-    for scored in model.score(itertools.cycle(LINES)), lstm.score(itertools.cycle(LINES), "previous"):
+    for scored in (
+        model.score(itertools.cycle(LINES)),
+        lstm.score(itertools.cycle(LINES), "previous"),
+    ):
         assert next(scored).words == ("0", "ab1", "<eos>")
 
 
@@ -186,7 +253,9 @@ def test_unseen_words_and_frequencies(model):
 
 @pytest.mark.parametrize("kind", ["composed", "clusters", "convolution"])
 def test_all_kinds_of_models(config, kind, tmp_path):
-    """Vectors composed from letters, clusters in an order of their own, and the carry of a convolution."""
+    """Vectors composed from letters, clusters in an order of their own, and the carry of a
+    convolution.
+    """
     layers = CONV | STREAMS
     if kind == "composed":
         layers = {"input": CNN, "output": {"name": "softmax", "table": {"name": "tied"}}}
@@ -194,24 +263,37 @@ def test_all_kinds_of_models(config, kind, tmp_path):
         order = np.random.default_rng(0).permutation(len(WORDS))
         header = Header("kmeans", 0, WORDS.digest, (10, 20, 30))
         write_clusters(tmp_path / "clusters.txt", header, [WORDS.words[i] for i in order])
-        layers = {"output": {"name": "adaptive", "clusters": str(tmp_path / "clusters.txt"), "table": {"name": "tied"}}}
+        layers = {
+            "output": {
+                "name": "adaptive",
+                "clusters": str(tmp_path / "clusters.txt"),
+                "table": {"name": "tied"},
+            }
+        }
     model, given, lines = opened(config, layers), "7 ab8\n", ["0 ab1 unheard", "", "7 7 7"]
     twin, context = Twin(model, WINDOW), model.encode(given).tolist()
     for line, scored in zip(lines, model.score(lines, given=given, describe=True), strict=True):
         ids = tokens_of(model, line).tolist()
         expected = twin(context + ids)[len(context) :]
         np.testing.assert_allclose(scored.log_probs, of_targets(expected, ids), atol=2e-5)
-        np.testing.assert_array_equal(scored.ranks, 1 + (expected > of_targets(expected, ids)[:, None]).sum(1))
+        np.testing.assert_array_equal(
+            scored.ranks, 1 + (expected > of_targets(expected, ids)[:, None]).sum(1)
+        )
 
 
 def test_embeddings_are_what_the_body_reads(model):
     words = ["7", "<eos>", "ab1"]
     ids = np.array([[WORDS.index[word] for word in words]])
-    expected = model.run.model.apply({"params": model.run.params}, ids, method=lambda model, ids: model.input(ids))[0]
+    expected = model.run.model.apply(
+        {"params": model.run.params}, ids, method=lambda model, ids: model.input(ids)
+    )[0]
     found = model.embeddings(words)
     assert found.dtype == np.float32 and found.shape == (3, 16)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    for words, says in (["7", "unheard"], "'unheard' is none of the 60 words"), ("7 ab1", "one text"):
+    for words, says in (
+        (["7", "unheard"], "'unheard' is none of the 60 words"),
+        ("7 ab1", "one text"),
+    ):
         with pytest.raises(InputError, match=says):
             model.embeddings(words)
 
@@ -224,7 +306,11 @@ def test_words_of_several_units(config):
     log_probs = of_targets(Twin(model, WINDOW)(ids.tolist()), ids)
     ends = np.flatnonzero(vocabulary.ends[ids]) + 1
     assert scored.words == (*line.split(), "<eos>") and len(ends) == 4 < len(ids)
-    np.testing.assert_allclose(scored.log_probs, [sum(log_probs[a:b]) for a, b in itertools.pairwise([0, *ends])], atol=5e-5)
+    np.testing.assert_allclose(
+        scored.log_probs,
+        [sum(log_probs[a:b]) for a, b in itertools.pairwise([0, *ends])],
+        atol=5e-5,
+    )
     assert scored.unseen is None and scored.frequencies is None
     with pytest.raises(InputError, match="rank and entropy"):
         model.score([line], describe=True)
@@ -233,15 +319,25 @@ def test_words_of_several_units(config):
 
 
 def test_what_the_command_says_of_the_scores(model, monkeypatch, tmp_path, capsys, caplog):
-    """It warns of text that the run does not know, and ends with an error if the model gives no numbers."""
+    """It warns of text that the run does not know, and ends with an error if the model gives no
+    numbers.
+    """
     (tmp_path / "text.txt").write_text("no such words\n0 7\n")
     asked = printing.Asked((str(tmp_path / "text.txt"),), "best", "none", 0, None, False)
     monkeypatch.setattr(printing, "load", lambda workdir, checkpoint: model)
     printing.score(tmp_path, asked, printing.Form(True, ("unseen",), False, "tsv"), None)
     assert [line.split("\t")[2:] for line in capsys.readouterr().out.splitlines()[1:5]] == [
-        ["no", "1"], ["such", "1"], ["words", "1"], ["<eos>", "0"]]
-    assert caplog.messages == ["42.9% of the words are unseen and scored as <unk>: is the text tokenised as in training?"]
-    diverged = model.run._replace(params=jax.tree.map(lambda a: a * np.float32("nan"), model.run.params))
+        ["no", "1"],
+        ["such", "1"],
+        ["words", "1"],
+        ["<eos>", "0"],
+    ]
+    assert caplog.messages == [
+        "42.9% of the words are unseen and scored as <unk>: is the text tokenised as in training?"
+    ]
+    diverged = model.run._replace(
+        params=jax.tree.map(lambda a: a * np.float32("nan"), model.run.params)
+    )
     monkeypatch.setattr(printing, "load", lambda workdir, checkpoint: LoadedModel(diverged))
     with pytest.raises(InputError, match="7 of 7 words have no finite score"):
         printing.score(tmp_path, asked, printing.Form(False, None, False, "tsv"), None)

@@ -24,7 +24,11 @@ from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import begin
 
 OLD = Vocabulary.build({f"w{n}": 100 - n for n in range(19)} | {"<eos>": 200})
-NEW = Vocabulary.build({f"w{n}": 100 + n for n in range(3, 19)} | {f"new{n}": 20 - n for n in range(8)} | {"<eos>": 200})
+NEW = Vocabulary.build(
+    {f"w{n}": 100 + n for n in range(3, 19)}
+    | {f"new{n}": 20 - n for n in range(8)}
+    | {"<eos>": 200}
+)
 BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,)}
 LEXICON = str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl")
 LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "length": 5}
@@ -33,15 +37,52 @@ CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name":
 GATED = {"body.name": "gated_conv", "body.features": 8, "body.blocks": ((1, 2, 25), (1, 2, 8))}
 OWN = {"input.name": "lookup", "output.table.name": "own", "output.table.bias": True}
 MODELS = {
-    "tied": {"input.name": "lookup", "output.name": "softmax", "output.table.name": "tied", "output.table.bias": True},
-    "bands": {"input.name": "adaptive", "input.cutoffs": (5, 12), "input.factor": 2, "output.table.name": "tied"},
-    "weight norm": OWN | {"output.table.cutoffs": (5, 12), "output.table.factor": 2, "output.table.weight_norm": True},
-    "own head": {"input.name": "lookup", "output.table.name": "tied", "output.table.cutoffs": (18,), "output.table.own_head": True},
+    "tied": {
+        "input.name": "lookup",
+        "output.name": "softmax",
+        "output.table.name": "tied",
+        "output.table.bias": True,
+    },
+    "bands": {
+        "input.name": "adaptive",
+        "input.cutoffs": (5, 12),
+        "input.factor": 2,
+        "output.table.name": "tied",
+    },
+    "weight norm": (
+        OWN
+        | {
+            "output.table.cutoffs": (5, 12),
+            "output.table.factor": 2,
+            "output.table.weight_norm": True,
+        }
+    ),
+    "own head": {
+        "input.name": "lookup",
+        "output.table.name": "tied",
+        "output.table.cutoffs": (18,),
+        "output.table.own_head": True,
+    },
     "clusters": OWN | {"output.name": "adaptive", "output.table.factor": 2},
-    "composed": {f"output.table.{key}": value for key, value in LETTERS.items()}
-    | {"input.name": "lookup", "output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2},
-    "groc": GATED | CNN | {"input.name": "groc", "input.strides": (1, 2), "input.lexicon": LEXICON}
-    | {"output.name": "softmax", "output.table.name": "mapped", "output.table.bias": "predicted"},
+    "composed": (
+        {f"output.table.{key}": value for key, value in LETTERS.items()}
+        | {
+            "input.name": "lookup",
+            "output.name": "softmax",
+            "output.table.name": "composed",
+            "output.table.correction": 2,
+        }
+    ),
+    "groc": (
+        GATED
+        | CNN
+        | {"input.name": "groc", "input.strides": (1, 2), "input.lexicon": LEXICON}
+        | {
+            "output.name": "softmax",
+            "output.table.name": "mapped",
+            "output.table.bias": "predicted",
+        }
+    ),
 }
 
 
@@ -64,19 +105,27 @@ def saved_run(workdir, config, vocabulary):
 def random_params(model, seed):
     """Parameters that no program had to be compiled for."""
     bits = np.random.default_rng(seed)
-    return jax.tree.map(lambda a: jnp.asarray(bits.normal(0, 0.3, a.shape), a.dtype), parameter_shapes(model))
+    return jax.tree.map(
+        lambda a: jnp.asarray(bits.normal(0, 0.3, a.shape), a.dtype), parameter_shapes(model)
+    )
 
 
 def started(config, vocabulary):
     """The model, fresh parameters, and those with which a run begins."""
-    model, optimizer, mesh = build(config, len(vocabulary)), optim.from_config(config), sharding.device_mesh()
+    model, optimizer, mesh = (
+        build(config, len(vocabulary)),
+        optim.from_config(config),
+        sharding.device_mesh(),
+    )
     fresh = jax.device_put(random_params(model, 0), sharding.replicated(mesh))
     state = State(jnp.int32(0), fresh, shape_of_state(model, optimizer, mesh).optimizer)
     return model, fresh, finetuned(config, state, model, optimizer, (vocabulary, mesh)).params
 
 
 def vectors(model, params, vocabulary):
-    """By group: each word's vector `[features]` with its bias, the projection of its band, and its number."""
+    """By group: each word's vector `[features]` with its bias, the projection of its band, and
+    its number.
+    """
 
     def bands(model):
         return {"input": model.input.bands(), "output": model.output.bands()}
@@ -87,27 +136,42 @@ def vectors(model, params, vocabulary):
     for group, made in jax.jit(lambda known: model.apply(known, method=bands))(known).items():
         rows = [b.table if b.projection is None else b.table @ b.projection for b in made]
         biases = [np.zeros(len(b.table)) if b.bias is None else b.bias for b in made]
-        words = np.concatenate([np.concatenate([r, b[:, None]], axis=1) for r, b in zip(rows, biases, strict=True)])
+        words = np.concatenate(
+            [np.concatenate([r, b[:, None]], axis=1) for r, b in zip(rows, biases, strict=True)]
+        )
         which = [i for i, b in enumerate(made) for _ in b.table]
         order = known["lexicon"]["order"]["places"] if group in of else np.arange(len(vocabulary))
         found[group] = {
-            word: (words[place], np.eye(8) if (p := made[which[place]].projection) is None else p, which[place])
+            word: (
+                words[place],
+                np.eye(8) if (p := made[which[place]].projection) is None else p,
+                which[place],
+            )
             for word, place in zip(vocabulary.words, order, strict=True)
         }
     return found
 
 
 def clusters_for(tmp_path, vocabulary, seed):
-    ordered = [vocabulary.words[i] for i in np.random.default_rng(seed).permutation(len(vocabulary))]
+    ordered = [
+        vocabulary.words[i] for i in np.random.default_rng(seed).permutation(len(vocabulary))
+    ]
     path = tmp_path / f"clusters{seed}.txt"
-    write_clusters(path, Header("kmeans", seed, vocabulary.digest, (6, 7, len(vocabulary) - 13)), ordered)
+    write_clusters(
+        path, Header("kmeans", seed, vocabulary.digest, (6, 7, len(vocabulary) - 13)), ordered
+    )
     return str(path)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
-    """Vectors and biases by word, at input and output; in another band the closest; new words are as in a fresh model."""
-    files = [clusters_for(tmp_path, vocabulary, i) if name == "clusters" else "" for i, vocabulary in enumerate((OLD, NEW))]
+    """Vectors and biases by word, at input and output; in another band the closest; new words
+    are as in a fresh model.
+    """
+    files = [
+        clusters_for(tmp_path, vocabulary, i) if name == "clusters" else ""
+        for i, vocabulary in enumerate((OLD, NEW))
+    ]
     saved_run(tmp_path / "run", config_of(name, files[0]), OLD)
     run = open_run(tmp_path / "run")
     model, fresh, params = started(config_of(name, files[1], init_from=str(tmp_path / "run")), NEW)
@@ -119,12 +183,20 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
         return
     both = set(OLD.words) & set(NEW.words)
     assert len(both) == 17
-    assert f"init_from    {tmp_path / 'run'} after 5 updates: 17 of 25 words carried over, 8 new ones start at random" in told
+    assert (
+        f"init_from    {tmp_path / 'run'} after 5 updates: 17 of 25 words carried over, 8 new ones"
+        " start at random" in told
+    )
     if name == "composed":  # two tables have rows of words; the rest serves all words
         kept = []
         for given, words in (run.params, OLD), (params, NEW):
             tables = given["input"].pop("table"), given["output"]["table"].pop("corrections")
-            kept.append([np.asarray(table)[[words.index[word] for word in sorted(both)]] for table in tables])
+            kept.append(
+                [
+                    np.asarray(table)[[words.index[word] for word in sorted(both)]]
+                    for table in tables
+                ]
+            )
         jax.tree.map(np.testing.assert_array_equal, (kept[1], params), (kept[0], run.params))
         return
     before, after = vectors(run.model, run.params, OLD), vectors(model, params, NEW)
@@ -138,7 +210,9 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
                 moved += group == ("input" if name == "bands" else "output")
                 assert new[-1] == old[-1]  # biases
                 assert 1e-3 < np.linalg.norm(new) < 10 * np.linalg.norm(old)
-                if group == "input" or name != "bands":  # whose head reads the table without the projection
+                if (
+                    group == "input" or name != "bands"
+                ):  # whose head reads the table without the projection
                     _, sizes, directions = np.linalg.svd(projection, full_matrices=False)
                     kept = directions[sizes > SMALLEST * sizes[0]]
                     np.testing.assert_allclose(kept @ new[:-1], kept @ old[:-1], rtol=0, atol=1e-5)
@@ -152,36 +226,68 @@ def test_another_model_is_refused(tmp_path):
     """One line names the first parameter that differs, before anything is trained."""
     saved_run(tmp_path / "run", config_of("tied"), OLD)
     for changes, message in (
-        ({"body.widths": (9, 8)}, r"whose parameter body/.* is of shape \(.*\), and here of shape \(.*\): only the vocabulary"),
-        ({"output.table.bias": False}, r"whose parameter output/table/bias is of shape \(20,\), and here missing"),
+        (
+            {"body.widths": (9, 8)},
+            (
+                r"whose parameter body/.* is of shape \(.*\), and here of shape \(.*\): only the"
+                r" vocabulary"
+            ),
+        ),
+        (
+            {"output.table.bias": False},
+            r"whose parameter output/table/bias is of shape \(20,\), and here missing",
+        ),
     ):
         config = config_of("tied", init_from=str(tmp_path / "run"), **changes)
         with pytest.raises(InputError, match=message):
             check_fits(config, tmp_path / "new", build(config, len(NEW)))
     for changes, message in (
-        ({"init_from": str(tmp_path / "run"), "init_checkpoint": "77"}, "holds no checkpoint '77': it has steps 5"),
-        ({"init_checkpoint": "latest"}, "init_checkpoint=latest means nothing without init_from: give --init_from=RUN, too"),
-        ({"init_words": "both"}, "init_words=both means nothing without init_from: give --init_from=RUN, too"),
+        (
+            {"init_from": str(tmp_path / "run"), "init_checkpoint": "77"},
+            "holds no checkpoint '77': it has steps 5",
+        ),
+        (
+            {"init_checkpoint": "latest"},
+            "init_checkpoint=latest means nothing without init_from: give --init_from=RUN, too",
+        ),
+        (
+            {"init_words": "both"},
+            "init_words=both means nothing without init_from: give --init_from=RUN, too",
+        ),
     ):
         config = config_of("tied", **changes)
         with pytest.raises(InputError, match=message):
             check_fits(config, tmp_path / "new", build(config, len(OLD)))
     with pytest.raises(InputError, match="holds no run"):
-        check_fits(config_of("tied", init_from=str(tmp_path)), tmp_path / "new", build(config, len(NEW)))
+        check_fits(
+            config_of("tied", init_from=str(tmp_path)), tmp_path / "new", build(config, len(NEW))
+        )
 
 
 SMALL = {
-    "steps": 6, "evaluate_every": 0, "checkpoint_every": 0, "tokens_per_update": 128, "tokens_per_device": 128,
-    "batches.sequence_length": 16, "optimizer.learning_rate": 0.3, "schedule.name": "constant", "schedule.warmup_steps": 0,
-}  # fmt: skip
+    "steps": 6,
+    "evaluate_every": 0,
+    "checkpoint_every": 0,
+    "tokens_per_update": 128,
+    "tokens_per_device": 128,
+    "batches.sequence_length": 16,
+    "optimizer.learning_rate": 0.3,
+    "schedule.name": "constant",
+    "schedule.warmup_steps": 0,
+}
 
 
 @pytest.fixture(scope="module")
 def small(settings, tmp_path_factory):
-    """`small(steps=3)`: the config of a short run; with `path="other"`, on a text that has half of the words and new ones."""
+    """`small(steps=3)`: the config of a short run; with `path="other"`, on a text that has half
+    of the words and new ones.
+    """
     other = tmp_path_factory.mktemp("other")
     for split, lines in ("train", 60), ("valid", 8), ("test", 8):
-        text = [" ".join(f"the t{(i + k) % 6}w{k} n{(i * k) % 9}" for k in range(6)) for i in range(lines)]
+        text = [
+            " ".join(f"the t{(i + k) % 6}w{k} n{(i * k) % 9}" for k in range(6))
+            for i in range(lines)
+        ]
         (other / f"{split}.txt").write_text("\n".join(text) + "\n")
 
     def small(path="", **changes):
@@ -193,7 +299,9 @@ def small(settings, tmp_path_factory):
 
 
 def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
-    """It begins with what the first run learned, resumes without the flag and without that run, exactly, and refuses another."""
+    """It begins with what the first run learned, resumes without the flag and without that run,
+    exactly, and refuses another.
+    """
     train(small(), tmp_path / "first")
     origin = {"init_from": str(tmp_path / "first"), "init_checkpoint": "latest"}
     changes = {"path": "other", "steps": 4, "seed": 5}
@@ -207,10 +315,16 @@ def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
     whole, stopped = (open_run(tmp_path / name, "latest") for name in ("whole", "stopped"))
     jax.tree.map(np.testing.assert_array_equal, stopped.params, whole.params)
     assert stopped.config["init_from"] == str(tmp_path / "first")
-    before, after = (np.concatenate([np.ravel(a) for a in jax.tree.leaves(run.params["body"])]) for run in (first, whole))
+    before, after = (
+        np.concatenate([np.ravel(a) for a in jax.tree.leaves(run.params["body"])])
+        for run in (first, whole)
+    )
     assert np.corrcoef(before, after)[0, 1] > 0.9  # 0 of fresh ones, of another seed
 
-    train(small(path="other", steps=1, init_words="both", init_from=str(tmp_path / "elsewhere")), tmp_path / "both")
+    train(
+        small(path="other", steps=1, init_words="both", init_from=str(tmp_path / "elsewhere")),
+        tmp_path / "both",
+    )
     shutil.move(tmp_path / "elsewhere", tmp_path / "again")
     train(small(path="other", steps=2, init_words="both"), tmp_path / "both")  # resumes without it
     shutil.move(tmp_path / "again", tmp_path / "elsewhere")
@@ -219,13 +333,23 @@ def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
     assert set(words.words) == {*alone.words, *first.vocabulary.words} > set(alone.words)
     assert not words.counts[len(alone) :].any()
 
-    file = f"from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({small(path='other')!r})\n"
+    file = (
+        "from ml_collections import ConfigDict\n\ndef get_config():\n    return"
+        f" ConfigDict({small(path='other')!r})\n"
+    )
     (tmp_path / "config.py").write_text(file)
-    arguments = [f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'wider'}", f"--init_from={tmp_path / 'elsewhere'}"]
+    arguments = [
+        f"--config={tmp_path / 'config.py'}",
+        f"--workdir={tmp_path / 'wider'}",
+        f"--init_from={tmp_path / 'elsewhere'}",
+    ]
     refused = quick_command("train.py", *arguments, "--config.input.factor=1")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
-    assert "holds another model, whose parameter input/projection_1 is of shape (4, 8), and here of shape (8, 8)" in refused.stderr
+    assert (
+        "holds another model, whose parameter input/projection_1 is of shape (4, 8), and here of"
+        " shape (8, 8)" in refused.stderr
+    )
     missing = quick_command("train.py", *arguments, "--init_checkpoint=77")
     assert missing.returncode == 2
     assert "holds no checkpoint '77': it has steps 6" in missing.stderr

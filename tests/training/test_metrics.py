@@ -1,4 +1,6 @@
-"""What a run writes of itself: metrics.jsonl, TensorBoard, Weights & Biases, lines on the terminal."""
+"""What a run writes of itself: metrics.jsonl, TensorBoard, Weights & Biases, lines on the
+terminal.
+"""
 
 import importlib.util
 import io
@@ -38,13 +40,23 @@ def settings(steps=9, tensorboard=False, wandb=False):
 
 
 def test_waiting_for_data_is_measured(trained, monkeypatch):
-    """The share of a window's time that the loop waited; of every window of a run it is one, from 0 to 1."""
-    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=iter([100.0, 108.0, 108.0]).__next__))
+    """The share of a window's time that the loop waited; of every window of a run it is one,
+    from 0 to 1.
+    """
+    monkeypatch.setattr(
+        module, "time", types.SimpleNamespace(perf_counter=iter([100.0, 108.0, 108.0]).__next__)
+    )
     interval = Interval(work=1e3)
-    interval.add({"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}, 3, {})
+    interval.add(
+        {"nll": 2.0, "loss": 2.0, "tokens": 3.0, "gradient_norm": 1.0, "learning_rate": 0.1}, 3, {}
+    )
     interval.waited += 2.0
     report = interval.close()
-    assert (report["data_wait"], report["words_per_second"], report["step_seconds"]) == (0.25, 3 / 8, 8)
+    assert (report["data_wait"], report["words_per_second"], report["step_seconds"]) == (
+        0.25,
+        3 / 8,
+        8,
+    )
     assert "utilisation" not in report  # of a CPU
     assert interval.waited == 0
     shares = [line["train/data_wait"] for line in metrics(trained) if "train/data_wait" in line]
@@ -72,10 +84,14 @@ def scalars(*logs):
         data = log.read_bytes()
         while data:
             (size,) = struct.unpack("<Q", data[:8])
-            event = Event.FromString(data[12:12 + size])
-            data = data[12 + size + 4:]
+            event = Event.FromString(data[12 : 12 + size])
+            data = data[12 + size + 4 :]
             if event.session_log.status == SessionLog.START:
-                values = {(name, step): value for (name, step), value in values.items() if step < event.step}
+                values = {
+                    (name, step): value
+                    for (name, step), value in values.items()
+                    if step < event.step
+                }
             for value in event.summary.value:
                 assert (value.tag, event.step) not in values
                 values[value.tag, event.step] = value.simple_value
@@ -85,34 +101,64 @@ def scalars(*logs):
 def test_tensorboard_holds_the_metrics(trained):
     """Every number of metrics.jsonl stands in the event file, under its name and step."""
     (log,) = trained.glob("events.out.tfevents.*")
-    expected = {(name, line["step"]): value for line in metrics(trained) for name, value in line.items() if name != "step"}
+    expected = {
+        (name, line["step"]): value
+        for line in metrics(trained)
+        for name, value in line.items()
+        if name != "step"
+    }
     assert {name for name, _ in expected} == {
-        "train/nll", "train/perplexity", "train/words_per_second", "train/step_seconds", "train/data_wait", "train/learning_rate",
-        "train/gradient_norm", "train/spikes", "validation/nll", "validation/perplexity"}
+        "train/nll",
+        "train/perplexity",
+        "train/words_per_second",
+        "train/step_seconds",
+        "train/data_wait",
+        "train/learning_rate",
+        "train/gradient_norm",
+        "train/spikes",
+        "validation/nll",
+        "validation/perplexity",
+    }
     assert scalars(log) == pytest.approx(expected)
 
 
 def test_the_logged_rate_is_the_schedule(trained, config):
     """The rate logged after update n is the one that update used, `schedule(n - 1)`."""
     rate = optim.from_config(config()).schedule
-    logged = {line["step"]: line["train/learning_rate"] for line in metrics(trained) if "train/nll" in line}
+    logged = {
+        line["step"]: line["train/learning_rate"]
+        for line in metrics(trained)
+        if "train/nll" in line
+    }
     assert len(logged) > 30
     # Absolute: at the foot of the cosine two float32 metrics near 1 cancel.
-    assert logged == pytest.approx({step: float(rate(step - 1)) for step in logged}, rel=1e-6, abs=3e-8)
+    assert logged == pytest.approx(
+        {step: float(rate(step - 1)) for step in logged}, rel=1e-6, abs=3e-8
+    )
     assert len({round(value, 6) for value in logged.values()}) > 30
 
 
 def test_logged_losses_are_means_over_words(config, text, tmp_path):
-    """One line every 6 updates gives the mean over all their words, of which one update has fewer than the others."""
+    """One line every 6 updates gives the mean over all their words, of which one update has
+    fewer than the others.
+    """
     for name, every in ("often", 1), ("seldom", 6):
-        train(config(steps=12, log_every=every, evaluate_every=0, checkpoint_every=0), tmp_path / name)
-    often, seldom = ([line["train/nll"] for line in metrics(tmp_path / name) if "train/nll" in line]
-                     for name in ("often", "seldom"))
+        train(
+            config(steps=12, log_every=every, evaluate_every=0, checkpoint_every=0), tmp_path / name
+        )
+    often, seldom = (
+        [line["train/nll"] for line in metrics(tmp_path / name) if "train/nll" in line]
+        for name in ("often", "seldom")
+    )
     settings = config()
-    batches = TrainingBatches(load(settings["data"]).ids["train"], 0, Layout(**settings["batches"]), rows=32)
+    batches = TrainingBatches(
+        load(settings["data"]).ids["train"], 0, Layout(**settings["batches"]), rows=32
+    )
     words = [batches.batch(0, step).weights.sum() for step in range(12)]
     assert len(set(words)) == 2
-    assert seldom == pytest.approx([np.average(often[k:k + 6], weights=words[k:k + 6]) for k in (0, 6)], rel=1e-6)
+    assert seldom == pytest.approx(
+        [np.average(often[k : k + 6], weights=words[k : k + 6]) for k in (0, 6)], rel=1e-6
+    )
     assert len({round(loss, 5) for loss in often}) == 12
 
 
@@ -131,9 +177,10 @@ def test_words_a_second_are_words_of_the_text():
     assert interval.close()["perplexity"] == math.inf
 
 
-
 def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
-    """A run that is resumed twice from the same checkpoint scores again what was left out before it."""
+    """A run that is resumed twice from the same checkpoint scores again what was left out
+    before it.
+    """
     for _ in range(3):
         shown = Metrics(tmp_path, 4, settings())
         shown.write(4, "validation", {"nll": 1.0})
@@ -142,14 +189,19 @@ def test_an_evaluation_that_is_repeated_stands_once(tmp_path):
 
 
 def test_json_has_no_infinity(tmp_path):
-    """An infinite perplexity is written as null, which every JSON reader knows, and a run that wrote one is resumed."""
+    """An infinite perplexity is written as null, which every JSON reader knows, and a run that
+    wrote one is resumed.
+    """
     for first in 0, 1:
         shown = Metrics(tmp_path, first, settings(steps=2))
         shown.write(first + 1, "validation", {"nll": 1.0, "perplexity": math.inf})
         shown.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     assert "Infinity" not in text
-    assert [line["validation/perplexity"] for line in map(json.loads, text.splitlines())] == [None, None]
+    assert [line["validation/perplexity"] for line in map(json.loads, text.splitlines())] == [
+        None,
+        None,
+    ]
 
 
 PARTS = ["loss 4.412", "perplexity 82.5", "14,300 words/s", "lr 0.25", "waiting for data 3%"]
@@ -167,7 +219,9 @@ def written(console):
 
 @pytest.mark.parametrize("width, parts", [(30, 0), (60, 2), (80, 4), (120, 5), (200, 5)])
 def test_the_bar_fits_the_terminal(width, parts):
-    """On a narrow terminal the last parts and the bar are left out, nothing is cut; the end shows the time passed, not an ETA."""
+    """On a narrow terminal the last parts and the bar are left out, nothing is cut; the end
+    shows the time passed, not an ETA.
+    """
     console = terminal(width)
     bar = Bar(7_500, 600, PARTS, console)
     for step in 601, 602:
@@ -182,7 +236,9 @@ def test_the_bar_fits_the_terminal(width, parts):
     ended = written(console)[-1]
     for line, time_shown in (running, "ETA"), (ended, "time"):
         assert len(line) <= width
-        found = re.fullmatch(r" *602/7,500( ━+)?((?:  .+?)*)  (ETA|time) \d:\d\d:\d\d", line.rstrip())
+        found = re.fullmatch(
+            r" *602/7,500( ━+)?((?:  .+?)*)  (ETA|time) \d:\d\d:\d\d", line.rstrip()
+        )
         assert found, line
         assert found[3] == time_shown
         shown = found[2].split("  ")[1:]
@@ -202,29 +258,64 @@ def test_the_bar_of_a_run_that_ends_early_shows_the_time_passed():
 
 def test_hours_minutes_and_seconds():
     """Seconds are cut."""
-    assert [clock(seconds) for seconds in (0, 107.9, 3_600, 100_000)] == ["0:00:00", "0:01:47", "1:00:00", "1 day, 3:46:40"]
+    assert [clock(seconds) for seconds in (0, 107.9, 3_600, 100_000)] == [
+        "0:00:00",
+        "0:01:47",
+        "1:00:00",
+        "1 day, 3:46:40",
+    ]
 
 
-@pytest.mark.parametrize("first, step, reason, expected", [
-    (0, 6, "finished", "finished: 6 updates in 0:00:00; best validation perplexity 7.39 at update 4"),
-    (4, 6, "stopped early", "stopped early: 6 updates, the last 2 in 0:00:00; best validation perplexity 7.39 at update 4"),
-    (6, 6, "finished", "finished: 6 updates; best validation perplexity 7.39 at update 4")])
+@pytest.mark.parametrize(
+    "first, step, reason, expected",
+    [
+        (
+            0,
+            6,
+            "finished",
+            "finished: 6 updates in 0:00:00; best validation perplexity 7.39 at update 4",
+        ),
+        (
+            4,
+            6,
+            "stopped early",
+            (
+                "stopped early: 6 updates, the last 2 in 0:00:00; best validation perplexity 7.39"
+                " at update 4"
+            ),
+        ),
+        (6, 6, "finished", "finished: 6 updates; best validation perplexity 7.39 at update 4"),
+    ],
+)
 def test_a_run_that_ends_says_so(first, step, reason, expected, tmp_path, capsys):
-    """With its time, its best evaluation, also one of an earlier process, and the command that evaluates."""
+    """With its time, its best evaluation, also one of an earlier process, and the command that
+    evaluates.
+    """
     workdir = tmp_path / "a run"
     workdir.mkdir()
     losses = {2: 3.0, 4: 2.0, 6: 2.5}
-    lines = [{"step": step, "validation/nll": nll, "validation/perplexity": math.exp(nll)} for step, nll in losses.items()]
-    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line["step"] <= first))
+    lines = [
+        {"step": step, "validation/nll": nll, "validation/perplexity": math.exp(nll)}
+        for step, nll in losses.items()
+    ]
+    (workdir / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= first)
+    )
     shown = Metrics(workdir, first, settings(6))
     for line in lines:
         if line["step"] > first:
-            shown.write(line["step"], "validation", {"nll": line["validation/nll"], "perplexity": line["validation/perplexity"]})
+            shown.write(
+                line["step"],
+                "validation",
+                {"nll": line["validation/nll"], "perplexity": line["validation/perplexity"]},
+            )
     capsys.readouterr()
     shown.finish(step, reason)
     shown.close()
     assert capsys.readouterr().out.splitlines() == [
-        expected, f"evaluate:  python evaluate.py --workdir='{workdir}' --split=test"]
+        expected,
+        f"evaluate:  python evaluate.py --workdir='{workdir}' --split=test",
+    ]
 
 
 def test_a_run_without_an_evaluation_names_no_best(tmp_path, capsys):
@@ -236,7 +327,13 @@ def test_a_run_without_an_evaluation_names_no_best(tmp_path, capsys):
     assert "finished: 6 updates in 0:00:00\n" in capsys.readouterr().out
 
 
-MANY = {"nll": 2.0, "gradient_norm/body/blocks": 0.5, "update_norm/input": math.nan, "skipped": 0, "spikes": 2}
+MANY = {
+    "nll": 2.0,
+    "gradient_norm/body/blocks": 0.5,
+    "update_norm/input": math.nan,
+    "skipped": 0,
+    "spikes": 2,
+}
 
 
 def test_metrics_of_groups_go_to_all_files_and_not_to_the_terminal(tmp_path, capsys):
@@ -267,7 +364,10 @@ def test_tensorboard_is_a_switch(tmp_path):
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     """Before anything is written."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for do in lambda: check(settings(wandb=True)["metrics"]), lambda: Metrics(tmp_path, 0, settings(wandb=True)):
+    for do in (
+        lambda: check(settings(wandb=True)["metrics"]),
+        lambda: Metrics(tmp_path, 0, settings(wandb=True)),
+    ):
         with pytest.raises(InputError, match="pip install wandb.*--config.metrics.wandb=False"):
             do()
     assert not list(tmp_path.iterdir())
@@ -275,7 +375,9 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
 
 
 def test_weights_and_biases(tmp_path, monkeypatch):
-    """Offline, with the real package: a resumed run continues under the same id, and says what it was configured with."""
+    """Offline, with the real package: a resumed run continues under the same id, and says what
+    it was configured with.
+    """
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     seen = []
@@ -284,7 +386,14 @@ def test_weights_and_biases(tmp_path, monkeypatch):
         shown.write(first + 3, "train", MANY)
         seen.append((wandb.run.id, wandb.run.project, wandb.run.name, dict(wandb.run.config)))
         shown.close()
-    assert seen == 2 * [((tmp_path / "wandb" / "id").read_text(), "adaptive_jax", tmp_path.name, settings(wandb=True))]
+    assert seen == 2 * [
+        (
+            (tmp_path / "wandb" / "id").read_text(),
+            "adaptive_jax",
+            tmp_path.name,
+            settings(wandb=True),
+        )
+    ]
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2
     deadline = time.monotonic() + 30  # a process of its own writes them

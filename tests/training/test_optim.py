@@ -1,4 +1,6 @@
-"""Schedules at the updates where they turn, every optimizer with every schedule, and settings out of range."""
+"""Schedules at the updates where they turn, every optimizer with every schedule, and settings
+out of range.
+"""
 
 import itertools
 
@@ -21,11 +23,20 @@ PAPER = {  # Baevski & Auli 2019, section 4.5: warm-up, first cycle, cycles, M, 
 
 @pytest.mark.parametrize("corpus", PAPER)
 def test_cycles_of_the_paper(corpus):
-    """Every cycle begins at M^c and ends at 1e-5 M^c, each twice as long, and the last ends with the training."""
+    """Every cycle begins at M^c and ends at 1e-5 M^c, each twice as long, and the last ends
+    with the training.
+    """
     warmup, first, cycles, shrink, updates = PAPER[corpus]
     with jax.enable_x64(True):
-        rate = schedules.cosine_cycles(learning_rate=1.0, min_learning_rate=1e-5, warmup_from=1e-7, warmup_steps=warmup,
-                              cycle_steps=first, cycles=cycles, shrink=shrink)
+        rate = schedules.cosine_cycles(
+            learning_rate=1.0,
+            min_learning_rate=1e-5,
+            warmup_from=1e-7,
+            warmup_steps=warmup,
+            cycle_steps=first,
+            cycles=cycles,
+            shrink=shrink,
+        )
         assert rate(jnp.asarray(0)) == pytest.approx(1e-7, rel=1e-9)
         assert rate(jnp.asarray(warmup // 2)) == pytest.approx((1 + 1e-7) / 2, rel=1e-9)
         begin = warmup
@@ -33,40 +44,69 @@ def test_cycles_of_the_paper(corpus):
             length = first * 2**cycle
             low, high = 1e-5 * shrink**cycle, shrink**cycle
             assert rate(jnp.asarray(begin)) == pytest.approx(high, rel=1e-9)
-            assert rate(jnp.asarray(begin + length // 2)) == pytest.approx((low + high) / 2, rel=1e-9)
+            assert rate(jnp.asarray(begin + length // 2)) == pytest.approx(
+                (low + high) / 2, rel=1e-9
+            )
             assert low <= rate(jnp.asarray(begin + length - 1)) < low + high * 1e-6
             begin += length
         assert begin == updates
         for later in (updates, 2 * updates):
-            assert rate(jnp.asarray(later)) == pytest.approx(1e-5 * shrink ** (cycles - 1), rel=1e-9)
+            assert rate(jnp.asarray(later)) == pytest.approx(
+                1e-5 * shrink ** (cycles - 1), rel=1e-9
+            )
 
 
 @pytest.mark.parametrize("wrong", [{"cycles": 0}, {"cycle_steps": 0}])
 def test_a_schedule_without_cycles(wrong):
     """One line that names both settings."""
-    settings = {"learning_rate": 1.0, "min_learning_rate": 0.0, "warmup_from": 0.0, "warmup_steps": 1, "cycle_steps": 5,
-                "cycles": 1, "shrink": 1.0} | wrong
-    with pytest.raises(InputError, match=r"schedule\.cycles=\d of schedule\.cycle_steps=\d: both must be 1 or more"):
+    settings = {
+        "learning_rate": 1.0,
+        "min_learning_rate": 0.0,
+        "warmup_from": 0.0,
+        "warmup_steps": 1,
+        "cycle_steps": 5,
+        "cycles": 1,
+        "shrink": 1.0,
+    } | wrong
+    with pytest.raises(
+        InputError, match=r"schedule\.cycles=\d of schedule\.cycle_steps=\d: both must be 1 or more"
+    ):
         schedules.cosine_cycles(**settings)
 
 
 def test_the_inverse_square_root():
-    """Linear up to the highest rate, half of it after four times as many updates: d^-0.5 min(n^-0.5, n w^-1.5) of the paper."""
+    """Linear up to the highest rate, half of it after four times as many updates: d^-0.5
+    min(n^-0.5, n w^-1.5) of the paper.
+    """
     with jax.enable_x64(True):
         highest = (512 * 4_000) ** -0.5
-        rate = schedules.inverse_square_root(learning_rate=highest, warmup_from=0.0, warmup_steps=4_000)
+        rate = schedules.inverse_square_root(
+            learning_rate=highest, warmup_from=0.0, warmup_steps=4_000
+        )
         for n in 1, 399, 4_000, 4_001, 16_000, 100_000:
-            assert rate(jnp.asarray(n)) == pytest.approx(512**-0.5 * min(n**-0.5, n * 4_000**-1.5), rel=1e-12)
+            assert rate(jnp.asarray(n)) == pytest.approx(
+                512**-0.5 * min(n**-0.5, n * 4_000**-1.5), rel=1e-12
+            )
 
 
 def config(**changes):
-    return defaults.config({key.replace("__", "."): value for key, value in changes.items()}).to_dict()
+    return defaults.config(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    ).to_dict()
 
 
-@pytest.mark.parametrize("optimizer, schedule", itertools.product(optim.OPTIMIZERS, optim.SCHEDULES))
+@pytest.mark.parametrize(
+    "optimizer, schedule", itertools.product(optim.OPTIMIZERS, optim.SCHEDULES)
+)
 def test_any_optimizer_goes_with_any_schedule(optimizer, schedule):
-    """The gradient's way at first, by half as much if the rate is scaled by a half; zero rate changes nothing."""
-    changes = {"schedule__warmup_from": 0.0, "schedule__warmup_steps": 2, "optimizer__learning_rate": 0.1}
+    """The gradient's way at first, by half as much if the rate is scaled by a half; zero rate
+    changes nothing.
+    """
+    changes = {
+        "schedule__warmup_from": 0.0,
+        "schedule__warmup_steps": 2,
+        "optimizer__learning_rate": 0.1,
+    }
     ours = optim.from_config(config(optimizer__name=optimizer, schedule__name=schedule, **changes))
     params, gradient = {"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([0.1, -0.3])}
     state, moved = ours.init(params), {}
@@ -78,14 +118,24 @@ def test_any_optimizer_goes_with_any_schedule(optimizer, schedule):
         assert ours.params_to_evaluate(state, params)["a"].shape == (2,)
     np.testing.assert_array_equal(moved[0]["a"], [0, 0])
     np.testing.assert_array_equal(np.sign(moved[1]["a"]), [-1, 1])
-    growth = {"nag": (1 + 0.99 + 0.99**2 + 0.99**3) / (1 + 0.99 + 0.99**2)}.get(optimizer, 1.0)  # of the momentum
-    np.testing.assert_allclose(moved[2]["a"], growth * moved[1]["a"], rtol=2e-2)  # 0.5 of twice the rate
+    growth = {"nag": (1 + 0.99 + 0.99**2 + 0.99**3) / (1 + 0.99 + 0.99**2)}.get(
+        optimizer, 1.0
+    )  # of the momentum
+    np.testing.assert_allclose(
+        moved[2]["a"], growth * moved[1]["a"], rtol=2e-2
+    )  # 0.5 of twice the rate
 
 
 def test_decoupled_decay():
-    """Every update shrinks parameters by the rate times the decay, beside what the gradient does, and not through momentum."""
+    """Every update shrinks parameters by the rate times the decay, beside what the gradient
+    does, and not through momentum.
+    """
     params, gradient = {"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([0.1, -0.3])}
-    flat = {"schedule__name": "constant", "schedule__warmup_steps": 0, "optimizer__learning_rate": 0.5}
+    flat = {
+        "schedule__name": "constant",
+        "schedule__warmup_steps": 0,
+        "optimizer__learning_rate": 0.5,
+    }
     for name, key in ("nag", "optimizer__decoupled_decay"), ("adam", "optimizer__decoupled_decay"):
         moved = []
         for decay in 0.0, 0.01:
@@ -98,8 +148,16 @@ def test_decoupled_decay():
 
 
 def test_averages_of_the_paper():
-    """The mean of the parameters at the switch and after each update since; an update that is left out does not count."""
-    ours = optim.nt_asgd(schedules.Schedule(lambda count: 0.5 + 0.1 * count), nonmono=1, form="paper", clip_norm=None, l2_decay=0.0)
+    """The mean of the parameters at the switch and after each update since; an update that is
+    left out does not count.
+    """
+    ours = optim.nt_asgd(
+        schedules.Schedule(lambda count: 0.5 + 0.1 * count),
+        nonmono=1,
+        form="paper",
+        clip_norm=None,
+        l2_decay=0.0,
+    )
     params, seen = {"a": jnp.array([1.0, -2.0])}, []
     state = ours.init(params)
     for step in range(6):
@@ -112,32 +170,95 @@ def test_averages_of_the_paper():
             state = ours.after_evaluation(state, nll)
         if step >= 1 and keep:
             seen.append(params["a"])
-        np.testing.assert_allclose(ours.params_to_evaluate(state, params)["a"], np.mean(seen or [params["a"]], axis=0), rtol=1e-6)
+        np.testing.assert_allclose(
+            ours.params_to_evaluate(state, params)["a"],
+            np.mean(seen or [params["a"]], axis=0),
+            rtol=1e-6,
+        )
     assert state.switched and int(state.plain[-1].count) == 6
 
 
 WRONG = [  # optimizer, schedule, changes, what is said
-    ("nag", "constant", {"optimizer__decoupled_decay": -1e-6}, "optimizer.decoupled_decay=-1e-06 must be from 0"),
+    (
+        "nag",
+        "constant",
+        {"optimizer__decoupled_decay": -1e-6},
+        "optimizer.decoupled_decay=-1e-06 must be from 0",
+    ),
     ("sgd", "constant", {"optimizer__clip_norm": 0.0}, "optimizer.clip_norm=0.0 must be above 0"),
-    ("sgd", "constant", {"optimizer__l2_decay": 1.0}, "optimizer.l2_decay=1.0 must be from 0 (none) to less than 1"),
-    ("adam", "constant", {"optimizer__beta1": 1.0}, "optimizer.beta1=1.0 must be from 0 to less than 1"),
-    ("adam", "constant", {"optimizer__beta2": -0.1}, "optimizer.beta2=-0.1 must be from 0 to less than 1"),
+    (
+        "sgd",
+        "constant",
+        {"optimizer__l2_decay": 1.0},
+        "optimizer.l2_decay=1.0 must be from 0 (none) to less than 1",
+    ),
+    (
+        "adam",
+        "constant",
+        {"optimizer__beta1": 1.0},
+        "optimizer.beta1=1.0 must be from 0 to less than 1",
+    ),
+    (
+        "adam",
+        "constant",
+        {"optimizer__beta2": -0.1},
+        "optimizer.beta2=-0.1 must be from 0 to less than 1",
+    ),
     ("adam", "constant", {"optimizer__epsilon": 0.0}, "optimizer.epsilon=0.0 must be above 0"),
-    ("adam", "constant", {"optimizer__decoupled_decay": 2.0}, "optimizer.decoupled_decay=2.0 must be from 0"),
+    (
+        "adam",
+        "constant",
+        {"optimizer__decoupled_decay": 2.0},
+        "optimizer.decoupled_decay=2.0 must be from 0",
+    ),
     ("nt_asgd", "constant", {"optimizer__nonmono": -1}, "optimizer.nonmono=-1 must be 0 or more"),
-    ("nt_asgd", "constant", {"optimizer__form": "papr"}, "optimizer.form='papr' is not one of paper, torch. Did you mean"),
-    ("sgd", "constant", {"optimizer__learning_rate": 0.0}, "optimizer.learning_rate=0.0 must be above 0"),
-    ("sgd", "constant", {"schedule__warmup_steps": -1}, "schedule.warmup_steps=-1 must be 0 or more"),
-    ("sgd", "constant", {"schedule__warmup_from": -1.0}, "schedule.warmup_from=-1.0 must be 0 or more"),
-    ("sgd", "inverse_square_root", {"schedule__warmup_steps": 0}, "schedule.warmup_steps=0 must be 1 or more"),
+    (
+        "nt_asgd",
+        "constant",
+        {"optimizer__form": "papr"},
+        "optimizer.form='papr' is not one of paper, torch. Did you mean",
+    ),
+    (
+        "sgd",
+        "constant",
+        {"optimizer__learning_rate": 0.0},
+        "optimizer.learning_rate=0.0 must be above 0",
+    ),
+    (
+        "sgd",
+        "constant",
+        {"schedule__warmup_steps": -1},
+        "schedule.warmup_steps=-1 must be 0 or more",
+    ),
+    (
+        "sgd",
+        "constant",
+        {"schedule__warmup_from": -1.0},
+        "schedule.warmup_from=-1.0 must be 0 or more",
+    ),
+    (
+        "sgd",
+        "inverse_square_root",
+        {"schedule__warmup_steps": 0},
+        "schedule.warmup_steps=0 must be 1 or more",
+    ),
     ("sgd", "plateau", {"schedule__factor": 0.5}, "schedule.factor=0.5 must be above 1"),
     ("sgd", "plateau", {"schedule__patience": 0}, "schedule.patience=0 must be 1 or more"),
-    ("sgd", "plateau", {"schedule__threshold": 1.0}, "schedule.threshold=1.0 must be from 0 to less than 1"),
+    (
+        "sgd",
+        "plateau",
+        {"schedule__threshold": 1.0},
+        "schedule.threshold=1.0 must be from 0 to less than 1",
+    ),
     ("sgd", "plateau", {"schedule__divisions": -1}, "schedule.divisions=-1 must be 0 or more"),
 ]
 
 
-@pytest.mark.parametrize("optimizer, schedule, changes, says", WRONG, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "optimizer, schedule, changes, says",
+    WRONG,
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_settings_out_of_range(optimizer, schedule, changes, says):
     """One line with the key, its value and what it should be."""
     with pytest.raises(InputError) as error:

@@ -1,4 +1,5 @@
-"""Optimizers and schedules against numbers of other people's code: the public AWD-LSTM on PyTorch, and fairseq.
+"""Optimizers and schedules against numbers of other people's code: the public AWD-LSTM on PyTorch,
+and fairseq.
 
 Each test is named after the file of `tests/fixtures` that it matches.
 """
@@ -33,7 +34,11 @@ PLATEAU = json.loads((FIXTURES / "gcnn" / "plateau_lr.json").read_text())["cases
 
 def arrays(file, case):
     with np.load(FIXTURES / "awd_lstm" / f"{file}.npz") as stored:
-        return {key.removeprefix(f"{case}/"): stored[key] for key in stored if key.startswith(f"{case}/")}
+        return {
+            key.removeprefix(f"{case}/"): stored[key]
+            for key in stored
+            if key.startswith(f"{case}/")
+        }
 
 
 def constant(rate):
@@ -45,14 +50,18 @@ def optimizer_of(settings):
     rate, name = settings["lr"], settings["optimizer"]
     shared = {"clip_norm": settings["clip"], "l2_decay": settings["weight_decay"]}
     if name == "adam":
-        return optim.adam(constant(rate), beta1=0.9, beta2=0.999, epsilon=1e-8, decoupled_decay=0.0, **shared)
+        return optim.adam(
+            constant(rate), beta1=0.9, beta2=0.999, epsilon=1e-8, decoupled_decay=0.0, **shared
+        )
     if name == "sgd":
         return optim.sgd(constant(rate), **shared)
     if not settings["lambd"]:
         return optim.nt_asgd(constant(rate), nonmono=0, form="torch", **shared)
-    # PyTorch's lambd is a decoupled decay, with a rate that falls by a power of the updates done; after `t0` updates and one more,
-    # it averages as the paper says.
-    falling = schedules.Schedule(lambda count: rate / (1 + settings["lambd"] * rate * jnp.asarray(count, float)) ** 0.75)
+    # PyTorch's lambd is a decoupled decay, with a rate that falls by a power of the updates done;
+    # after `t0` updates and one more, it averages as the paper says.
+    falling = schedules.Schedule(
+        lambda count: rate / (1 + settings["lambd"] * rate * jnp.asarray(count, float)) ** 0.75
+    )
     return NtAsgd(optax.chain(optax.identity()), falling, 1, "paper", decay=settings["lambd"])
 
 
@@ -70,7 +79,9 @@ def test_optim(case):
             if switch and step == switch:
                 state = state._replace(switched=jnp.asarray(True))
             gradients = [jnp.asarray(data[name][step], settings["dtype"]) for name in ("g0", "g1")]
-            changes, state = update(gradients, state, params, jnp.asarray(data["seq_len"][step] / settings["bptt"]))
+            changes, state = update(
+                gradients, state, params, jnp.asarray(data["seq_len"][step] / settings["bptt"])
+            )
             params = optax.apply_updates(params, changes)
             compared = {"p": params}
             if settings["optimizer"] == "asgd":
@@ -79,20 +90,26 @@ def test_optim(case):
                 compared |= {"exp_avg": state[1].mu, "exp_avg_sq": state[1].nu}
             for name, ours in compared.items():
                 for number, array in enumerate(ours):
-                    np.testing.assert_allclose(array, data[f"{name}{number}"][step], rtol=tolerance, atol=tolerance)
+                    np.testing.assert_allclose(
+                        array, data[f"{name}{number}"][step], rtol=tolerance, atol=tolerance
+                    )
 
 
 @pytest.mark.parametrize("case", TRIGGER)
 def test_nt_trigger(case):
     """Averages begin after the same evaluation of the same history; none after it is compared."""
     settings = TRIGGER[case]
-    optimizer = optim.nt_asgd(constant(1.0), nonmono=settings["nonmono"], form="paper", clip_norm=None, l2_decay=0.0)
+    optimizer = optim.nt_asgd(
+        constant(1.0), nonmono=settings["nonmono"], form="paper", clip_norm=None, l2_decay=0.0
+    )
     state, switches = optimizer.init([jnp.zeros(2)]), []
     for epoch, nll in enumerate(settings["val_losses"], start=1):
         before, state = bool(state.switched), optimizer.after_evaluation(state, nll)
         if bool(state.switched) != before:
             switches.append(epoch)
-    assert switches == [settings["switch_at_end_of_epoch"]] * (settings["switch_at_end_of_epoch"] is not None)
+    assert switches == [settings["switch_at_end_of_epoch"]] * (
+        settings["switch_at_end_of_epoch"] is not None
+    )
 
 
 @pytest.mark.parametrize("case", PLATEAU)
@@ -101,9 +118,19 @@ def test_plateau_lr(case):
     settings = PLATEAU[case]
     with jax.enable_x64(True):
         schedule = schedules.plateau(
-            learning_rate=settings["lr"], warmup_from=max(settings["warmup_init_lr"], 0.0), warmup_steps=settings["warmup_updates"],
-            factor=1 / settings["lr_shrink"], patience=settings["lr_patience"] + 1, threshold=settings["lr_threshold"], divisions=0)
-        state, advance, told = schedule.init(), jax.jit(schedule.advance), jax.jit(schedule.after_evaluation)
+            learning_rate=settings["lr"],
+            warmup_from=max(settings["warmup_init_lr"], 0.0),
+            warmup_steps=settings["warmup_updates"],
+            factor=1 / settings["lr_shrink"],
+            patience=settings["lr_patience"] + 1,
+            threshold=settings["lr_threshold"],
+            divisions=0,
+        )
+        state, advance, told = (
+            schedule.init(),
+            jax.jit(schedule.advance),
+            jax.jit(schedule.after_evaluation),
+        )
         rates, at_ends = [], [float(schedule.rate(state))]
         for nll in settings["valid_loss"]:
             for _ in range(settings["updates_per_epoch"]):
@@ -121,33 +148,60 @@ TRAJECTORY = json.loads((FIXTURES / "awd_lstm" / "train_trajectory.json").read_t
 class Trajectory:
     """A case of the file, trained by our gradients and our optimizer on its windows.
 
-    All windows are padded to one length, so that one program does for all; the carry after a window is found token by token.
+    All windows are padded to one length, so that one program does for all; the carry after a window
+    is found token by token.
     """
 
     def __init__(self, case, given):
-        self.settings, self.data, self.given = TRAJECTORY[case], arrays("train_trajectory", case), given
-        weights, changes = self.stored("init"), {ours: self.settings[theirs] for theirs, ours in RATES.items()}
-        self.model = build(defaults.config(settings_of(weights), changes).to_dict(), self.settings["ntokens"])
+        self.settings, self.data, self.given = (
+            TRAJECTORY[case],
+            arrays("train_trajectory", case),
+            given,
+        )
+        weights, changes = (
+            self.stored("init"),
+            {ours: self.settings[theirs] for theirs, ours in RATES.items()},
+        )
+        self.model = build(
+            defaults.config(settings_of(weights), changes).to_dict(), self.settings["ntokens"]
+        )
         self.params = jax.tree.map(jnp.asarray, parameters_of(weights))
-        self.carry = jax.tree.map(lambda a: a[None], self.model.body.initial_carry(self.data["train_data"].shape[1]))
+        self.carry = jax.tree.map(
+            lambda a: a[None], self.model.body.initial_carry(self.data["train_data"].shape[1])
+        )
         self.optimizer = self.ours()
         self.state, self.length = self.optimizer.init(self.params), max(self.data["rows"])
         mesh = sharding.device_mesh()
         self.gradients = make_gradients(self.model, mesh, 0)
-        self.update, self.read = (once(function, sharding.replicated(mesh)) for function in (self.updated, self.carried))
-        self.nll = jax.jit(lambda params, batch: self.model.apply({"params": params}, batch)[0].nll.mean())
+        self.update, self.read = (
+            once(function, sharding.replicated(mesh)) for function in (self.updated, self.carried)
+        )
+        self.nll = jax.jit(
+            lambda params, batch: self.model.apply({"params": params}, batch)[0].nll.mean()
+        )
 
     def ours(self):
-        rate, shared = self.settings["lr"], {"clip_norm": self.settings["clip"], "l2_decay": self.settings["wdecay"]}
+        rate, shared = (
+            self.settings["lr"],
+            {"clip_norm": self.settings["clip"], "l2_decay": self.settings["wdecay"]},
+        )
         if "optimizer" not in self.settings:
-            return optim.nt_asgd(constant(rate), nonmono=self.settings["nonmono"], form="torch", **shared)
+            return optim.nt_asgd(
+                constant(rate), nonmono=self.settings["nonmono"], form="torch", **shared
+            )
         # main.py divides the rate by 10 after the epoch that --when names.
         first = int(np.sum(self.data["epoch"] <= self.settings["when"]))
         divided = schedules.Schedule(lambda count: jnp.where(count < first, rate, rate / 10))
-        return optim.adam(divided, beta1=0.9, beta2=0.999, epsilon=1e-8, decoupled_decay=0.0, **shared)
+        return optim.adam(
+            divided, beta1=0.9, beta2=0.999, epsilon=1e-8, decoupled_decay=0.0, **shared
+        )
 
     def stored(self, place):
-        return {key.removeprefix(f"{place}/"): array for key, array in self.data.items() if key.startswith(f"{place}/")}
+        return {
+            key.removeprefix(f"{place}/"): array
+            for key, array in self.data.items()
+            if key.startswith(f"{place}/")
+        }
 
     def updated(self, params, state, carry, batch, scale, masks):
         with self.given(masks) if masks else contextlib.nullcontext():
@@ -155,13 +209,22 @@ class Trajectory:
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         changes, state = self.optimizer.update(gradients, state, params, scale)
         numbers = {"loss": sums.loss, "ce_loss": sums.nll}
-        numbers = {name: total / sums.tokens for name, total in numbers.items()} | {"grad_norm": optax.global_norm(gradients)}
+        numbers = {name: total / sums.tokens for name, total in numbers.items()} | {
+            "grad_norm": optax.global_norm(gradients)
+        }
         return optax.apply_updates(params, changes), state, numbers
 
     def carried(self, params, carry, batch, masks):
         with self.given(masks) if masks else contextlib.nullcontext():
-            return self.model.apply({"params": params}, batch, carry, train=bool(masks), rngs={"dropout": jax.random.key(0)},
-                                    mutable=["penalties"], method="hidden")[0][1]
+            return self.model.apply(
+                {"params": params},
+                batch,
+                carry,
+                train=bool(masks),
+                rngs={"dropout": jax.random.key(0)},
+                mutable=["penalties"],
+                method="hidden",
+            )[0][1]
 
     def advance(self, number):
         """Makes an update; its loss, plain loss and gradient norm."""
@@ -170,10 +233,14 @@ class Trajectory:
         batch = window(self.data["train_data"], start, rows, self.length)
         carry = jax.tree.map(lambda a: a[0], self.carry)
         for time in range(rows):
-            token = window(self.data["train_data"], start + time, 1, 1)._replace(reset=batch.reset & (time == 0))
+            token = window(self.data["train_data"], start + time, 1, 1)._replace(
+                reset=batch.reset & (time == 0)
+            )
             carry = self.read(self.params, carry, jax.tree.map(lambda a: a[0], token), masks)
         scale = jnp.asarray(self.data["drawn"][number] / self.settings["bptt"], jnp.float32)
-        self.params, self.state, numbers = self.update(self.params, self.state, self.carry, batch, scale, masks)
+        self.params, self.state, numbers = self.update(
+            self.params, self.state, self.carry, batch, scale, masks
+        )
         self.carry = jax.tree.map(lambda a: a[None], carry)
         return numbers
 
@@ -181,17 +248,30 @@ class Trajectory:
         """The validation loss as main.py computes it: over one row more than it predicts."""
         source = self.data["valid_data"]
         batch = jax.tree.map(lambda a: a[0], window(source, 0, len(source) - 1, len(source) - 1))
-        nll = float(self.nll(self.optimizer.params_to_evaluate(self.state, self.params), batch)) * (len(source) - 1) / len(source)
+        nll = (
+            float(self.nll(self.optimizer.params_to_evaluate(self.state, self.params), batch))
+            * (len(source) - 1)
+            / len(source)
+        )
         self.state = self.optimizer.after_evaluation(self.state, nll)
         return nll
 
     def check(self, place):
         """Parameters, and averages where there are any, to 1e-4 of the largest entry of each."""
         found = self.stored(place)
-        averages = {key.removeprefix("ax/"): array for key, array in found.items() if key.startswith("ax/")}
-        close_to_largest(self.params, parameters_of({key: array for key, array in found.items() if not key.startswith("ax/")}))
+        averages = {
+            key.removeprefix("ax/"): array for key, array in found.items() if key.startswith("ax/")
+        }
+        close_to_largest(
+            self.params,
+            parameters_of(
+                {key: array for key, array in found.items() if not key.startswith("ax/")}
+            ),
+        )
         if averages:
-            close_to_largest(self.optimizer.params_to_evaluate(self.state, self.params), parameters_of(averages))
+            close_to_largest(
+                self.optimizer.params_to_evaluate(self.state, self.params), parameters_of(averages)
+            )
 
 
 def once(function, whole):
@@ -201,27 +281,51 @@ def once(function, whole):
 
 
 def window(source, start, rows, length):
-    """So many rows of the columns of `source` and padding to `length`, as a batch of one microbatch."""
-    inputs, targets = (np.pad(source[i : i + rows].T.astype(np.int32), ((0, 0), (0, length - rows)))[None]
-                       for i in (start, start + 1))  # fmt: skip
-    ids, weights = np.arange(len(inputs[0]), dtype=np.int32)[None], np.broadcast_to(np.arange(length) < rows, inputs.shape)
-    return Batch(inputs, targets, weights.astype(np.float32), ids, reset=np.full(ids.shape, start == 0))
+    """So many rows of the columns of `source` and padding to `length`, as a batch of one
+    microbatch.
+    """
+    inputs, targets = (
+        np.pad(source[i : i + rows].T.astype(np.int32), ((0, 0), (0, length - rows)))[None]
+        for i in (start, start + 1)
+    )
+    ids, weights = (
+        np.arange(len(inputs[0]), dtype=np.int32)[None],
+        np.broadcast_to(np.arange(length) < rows, inputs.shape),
+    )
+    return Batch(
+        inputs, targets, weights.astype(np.float32), ids, reset=np.full(ids.shape, start == 0)
+    )
 
 
 def close_to_largest(ours, theirs):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max()), ours, theirs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max()),
+        ours,
+        theirs,
+    )
 
 
 @pytest.mark.parametrize("case", TRAJECTORY)
 def test_train_trajectory(case, given):
-    """Losses, norms, parameters, averages and validation losses of the public code, on its windows; it switches by itself."""
+    """Losses, norms, parameters, averages and validation losses of the public code, on its
+    windows; it switches by itself.
+    """
     ours, losses, switched = Trajectory(case, given), [], None
-    epochs, updates, switch = (ours.data["epoch"], *(ours.settings[name] for name in ("updates", "switch_after_update")))
-    seen = {"after_1": 1} | {f"after_asgd{n}": switch + n for n in (1, 2, 3) if switch}  # what is stored: after which update
+    epochs, updates, switch = (
+        ours.data["epoch"],
+        *(ours.settings[name] for name in ("updates", "switch_after_update")),
+    )
+    seen = {"after_1": 1} | {
+        f"after_asgd{n}": switch + n for n in (1, 2, 3) if switch
+    }  # what is stored: after which update
     for number in range(updates):
         for name, value in ours.advance(number).items():
             assert float(value) == pytest.approx(ours.data[name][number], rel=1e-4), (name, number)
-        for place in [place for place, after in seen.items() if after == number + 1 and f"{place}/decoder.bias" in ours.data]:
+        for place in [
+            place
+            for place, after in seen.items()
+            if after == number + 1 and f"{place}/decoder.bias" in ours.data
+        ]:
             ours.check(place)
         if number + 1 < updates and epochs[number + 1] > epochs[number]:
             losses.append(ours.validate())

@@ -1,4 +1,6 @@
-"""Runs whose optimizer goes by validation losses, or that end before their last update: killed, stopped, resumed."""
+"""Runs whose optimizer goes by validation losses, or that end before their last update: killed,
+stopped, resumed.
+"""
 
 import io
 import re
@@ -22,14 +24,33 @@ from tests.training.test_runs import assert_close, state_of
 from tests.training.test_stopping import hosts_stop_at, saved
 
 RUN = {
-    "steps": 10, "log_every": 1, "evaluate_every": 2, "checkpoint_every": 3, "keep": 20, "batches.sequence_length": 8,
-    "tokens_per_update": 64, "tokens_per_device": 64, "input.name": "lookup", "body.name": "lstm", "body.features": 8,
-    "body.widths": (8,), "body.dropout": 0.1, "output.name": "softmax", "output.table.name": "tied",
-    "metrics.tensorboard": False}  # fmt: skip
+    "steps": 10,
+    "log_every": 1,
+    "evaluate_every": 2,
+    "checkpoint_every": 3,
+    "keep": 20,
+    "batches.sequence_length": 8,
+    "tokens_per_update": 64,
+    "tokens_per_device": 64,
+    "input.name": "lookup",
+    "body.name": "lstm",
+    "body.features": 8,
+    "body.widths": (8,),
+    "body.dropout": 0.1,
+    "output.name": "softmax",
+    "output.table.name": "tied",
+    "metrics.tensorboard": False,
+}
 SWITCH = 6  # so fast that the loss rises: after this update averages begin and the rate is divided
 AVERAGED = RUN | {
-    "optimizer.name": "nt_asgd", "optimizer.nonmono": 1, "optimizer.learning_rate": 60.0, "optimizer.form": "torch",
-    "schedule.name": "plateau", "schedule.warmup_steps": 1, "schedule.warmup_from": 0.1}  # fmt: skip
+    "optimizer.name": "nt_asgd",
+    "optimizer.nonmono": 1,
+    "optimizer.learning_rate": 60.0,
+    "optimizer.form": "torch",
+    "schedule.name": "plateau",
+    "schedule.warmup_steps": 1,
+    "schedule.warmup_from": 0.1,
+}
 
 
 @pytest.fixture(scope="session")
@@ -63,16 +84,23 @@ def assert_same(workdir, whole, settings):
 
 @pytest.mark.parametrize("step", [3, SWITCH, 9])
 def test_a_run_killed_around_the_switch(whole, averaged, tmp_path, step):
-    """Before, at and after the switch to averages and the division of the rate, it ends bit for bit as one never stopped."""
+    """Before, at and after the switch to averages and the division of the rate, it ends bit for
+    bit as one never stopped.
+    """
     switched = state_of(whole, averaged(), step).optimizer
-    assert (bool(switched.switched), int(switched.plain[-1].divided) > 0) == (step >= SWITCH, step >= SWITCH)
+    assert (bool(switched.switched), int(switched.plain[-1].divided) > 0) == (
+        step >= SWITCH,
+        step >= SWITCH,
+    )
     workdir = killed_after(whole, step, tmp_path / "run")
     train(averaged(), workdir)
     assert_same(workdir, whole, averaged())
 
 
 def test_a_run_stopped_before_the_evaluation_that_switches(whole, averaged, tmp_path):
-    """The optimizer hears of the evaluation, made up for by the next start, and again if that start is killed: once in all."""
+    """The optimizer hears of the evaluation, made up for by the next start, and again if that
+    start is killed: once in all.
+    """
     workdir = tmp_path / "run"
     for stop in SWITCH, SWITCH + 1:
         with pytest.raises(Stopped), hosts_stop_at(stop):
@@ -90,20 +118,29 @@ def test_averages_are_evaluated(whole, averaged):
     assert max(jax.tree.leaves(gaps)) > 0.01
     last = metrics(whole)[-1]
     assert (last["step"], state.optimizer.averaged) == (10, 10 - SWITCH)
-    assert evaluate(whole, Request("validation", checkpoint="latest"))["nll"] == pytest.approx(last["validation/nll"], rel=1e-6)
+    assert evaluate(whole, Request("validation", checkpoint="latest"))["nll"] == pytest.approx(
+        last["validation/nll"], rel=1e-6
+    )
 
 
 def test_evaluations_that_change_updates_stay(whole, averaged):
-    """Where losses change the updates, evaluate_every cannot; checkpoint_every, whose evaluations do not count, can."""
+    """Where losses change the updates, evaluate_every cannot; checkpoint_every, whose
+    evaluations do not count, can.
+    """
     with pytest.raises(InputError, match="evaluate_every was 2 and is now 3"):
         train(averaged(evaluate_every=3), whole)
     train(averaged(checkpoint_every=1), whole)
-    with pytest.raises(InputError, match="evaluate_every=0 with optimizer.name='nt_asgd', which waits for evaluations"):
+    with pytest.raises(
+        InputError,
+        match="evaluate_every=0 with optimizer.name='nt_asgd', which waits for evaluations",
+    ):
         check_settings(averaged(evaluate_every=0))
 
 
 def test_a_schedule_that_ends_the_run(averaged, tmp_path, capsys):
-    """The last division ends it, evaluated and saved; repeated, the command says so and does nothing."""
+    """The last division ends it, evaluated and saved; repeated, the command says so and does
+    nothing.
+    """
     settings, workdir = averaged(**{"schedule.divisions": 1}), tmp_path / "run"
     for _ in range(2):
         train(settings, workdir)
@@ -112,7 +149,9 @@ def test_a_schedule_that_ends_the_run(averaged, tmp_path, capsys):
 
 
 def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
-    """It is evaluated and saved, and says that it is finished, until it is given more; no update is another for it."""
+    """It is evaluated and saved, and says that it is finished, until it is given more; no
+    update is another for it.
+    """
     workdir = tmp_path / "run"
     for _ in range(2):
         train(averaged(hours=1e-9), workdir)
@@ -126,7 +165,9 @@ def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
     assert 0 < before < after < 1
     (workdir / "metrics.jsonl").unlink()
     shutil.rmtree(workdir / "checkpoints" / "10")
-    train(averaged(hours=before), workdir)  # the clock goes on where the last start of the run had come to
+    train(
+        averaged(hours=before), workdir
+    )  # the clock goes on where the last start of the run had come to
     assert "finished after " in capsys.readouterr().out and max(saved(workdir)) == 9
 
 
@@ -146,7 +187,10 @@ def test_the_first_host_decides_when_time_is_over(start, free_port):
     address = f"127.0.0.1:{free_port()}"
     pair = [start("-c", CLOCKS, address, host) for host in range(2)]
     said = [re.findall("over: (.+)", process.communicate(timeout=200)[0]) for process in pair]
-    assert said == [["True False False", "False False True"], ["True False True", "False False False"]]
+    assert said == [
+        ["True False False", "False False True"],
+        ["True False True", "False False False"],
+    ]
 
 
 def test_the_bar_of_a_run_with_hours():

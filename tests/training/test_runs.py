@@ -35,12 +35,16 @@ PTB = ROOT.parent / "shared" / "data" / "ptb"
 
 
 def state_of(workdir, config, step=None):
-    """The state in a checkpoint: the last, or that of a step; its carry, if there is one, as that of one microbatch."""
+    """The state in a checkpoint: the last, or that of a step; its carry, if there is one, as
+    that of one microbatch.
+    """
     model = build(config, len(read_vocabulary(workdir / "vocabulary.txt")))
     checkpoints = Checkpoints(workdir, config["keep"])
     step = step or checkpoints.latest()
     streams = config["batches"]["layout"] == "streams"
-    rows = (1, json.loads((workdir / "plan.json").read_text())["rows_per_update"]) if streams else None
+    rows = (
+        (1, json.loads((workdir / "plan.json").read_text())["rows_per_update"]) if streams else None
+    )
     layout = shape_of_state(model, optim.from_config(config), sharding.device_mesh(), rows)
     state = restored_state(layout, step, lambda like: checkpoints.restore(step, like))
     checkpoints.close()
@@ -48,19 +52,30 @@ def state_of(workdir, config, step=None):
 
 
 def assert_close(ours, theirs, tolerance):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs
+    )
 
 
 def test_devices_and_accumulation_change_nothing(config, flags, quick_command, tmp_path):
-    """Five updates on 1 device, on 1 device in 8 microbatches, and on 8 devices end in the same parameters."""
+    """Five updates on 1 device, on 1 device in 8 microbatches, and on 8 devices end in the same
+    parameters.
+    """
     settings = config(steps=5, **{"schedule.warmup_from": 0.3})
     train(settings, tmp_path / "one")
     train(settings | {"tokens_per_device": 64}, tmp_path / "microbatches")
-    done = quick_command("train.py", *flags(tmp_path / "eight", steps=5, **{"schedule.warmup_from": 0.3}), devices=8)
+    done = quick_command(
+        "train.py", *flags(tmp_path / "eight", steps=5, **{"schedule.warmup_from": 0.3}), devices=8
+    )
     assert done.returncode == 0, done.stderr
-    plans = {name: json.loads((tmp_path / name / "plan.json").read_text()) for name in ("one", "microbatches", "eight")}
-    assert {name: (plan["devices"], plan["accumulation"], plan["rows_per_device"]) for name, plan in plans.items()} == {
-        "one": (1, 1, 32), "microbatches": (1, 8, 4), "eight": (8, 1, 4)}
+    plans = {
+        name: json.loads((tmp_path / name / "plan.json").read_text())
+        for name in ("one", "microbatches", "eight")
+    }
+    assert {
+        name: (plan["devices"], plan["accumulation"], plan["rows_per_device"])
+        for name, plan in plans.items()
+    } == {"one": (1, 1, 32), "microbatches": (1, 8, 4), "eight": (8, 1, 4)}
 
     one, microbatches, eight = (state_of(tmp_path / name, settings) for name in plans)
     mean, last = (line for line in metrics(tmp_path / "one"))
@@ -69,13 +84,24 @@ def test_devices_and_accumulation_change_nothing(config, flags, quick_command, t
     assert_close(eight, one, 1e-5)
 
 
-RESUMED = {"steps": 60, "log_every": 7, "evaluate_every": 10, "checkpoint_every": 20, "tokens_per_device": 128,
-           "body.dropout": 0.2, "body.attention_dropout": 0.1, "body.activation_dropout": 0.1, "output.tail_dropout": 0.2}
+RESUMED = {
+    "steps": 60,
+    "log_every": 7,
+    "evaluate_every": 10,
+    "checkpoint_every": 20,
+    "tokens_per_device": 128,
+    "body.dropout": 0.2,
+    "body.attention_dropout": 0.1,
+    "body.activation_dropout": 0.1,
+    "output.tail_dropout": 0.2,
+}
 
 
 @pytest.fixture(scope="module")
 def resumed(flags, quick_command, tmp_path_factory):
-    """Workdirs of a run that was never stopped, and of one killed on its way and started again; lines before the kill."""
+    """Workdirs of a run that was never stopped, and of one killed on its way and started again;
+    lines before the kill.
+    """
     whole, killed = (tmp_path_factory.mktemp("resumed") / name for name in ("whole", "killed"))
     done = quick_command("train.py", *flags(whole, **RESUMED))
     assert done.returncode == 0, done.stderr
@@ -83,8 +109,16 @@ def resumed(flags, quick_command, tmp_path_factory):
     def until():
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            lines = (killed / "metrics.jsonl").read_text().splitlines() if (killed / "metrics.jsonl").exists() else []
-            if (killed / "checkpoints" / "20").is_dir() and lines and json.loads(lines[-1])["step"] > 22:
+            lines = (
+                (killed / "metrics.jsonl").read_text().splitlines()
+                if (killed / "metrics.jsonl").exists()
+                else []
+            )
+            if (
+                (killed / "checkpoints" / "20").is_dir()
+                and lines
+                and json.loads(lines[-1])["step"] > 22
+            ):
                 break
             time.sleep(0.002)
 
@@ -99,19 +133,27 @@ def resumed(flags, quick_command, tmp_path_factory):
 
 
 def test_a_killed_run_ends_as_one_never_stopped(resumed):
-    """Losses logged and the final evaluation agree digit for digit, with dropout everywhere and accumulation."""
+    """Losses logged and the final evaluation agree digit for digit, with dropout everywhere and
+    accumulation.
+    """
     whole, killed, _ = resumed
     assert metrics(killed, speeds=False) == metrics(whole, speeds=False)
     for workdir in whole, killed:
         evaluate(workdir, Request("test", 16, 8, "latest"))
-    ours, theirs = (json.loads((workdir / "eval" / "test-16-8-60.json").read_text()) for workdir in (killed, whole))
+    ours, theirs = (
+        json.loads((workdir / "eval" / "test-16-8-60.json").read_text())
+        for workdir in (killed, whole)
+    )
     assert ours | {"seconds": 0} == theirs | {"seconds": 0}
 
 
 def test_each_step_stands_once_after_a_resume(resumed):
     """In metrics.jsonl, and in TensorBoard once it has purged what the restart makes void."""
     _, killed, before = resumed
-    lines = [(line["step"], next(key for key in line if key != "step").split("/")[0]) for line in metrics(killed)]
+    lines = [
+        (line["step"], next(key for key in line if key != "step").split("/")[0])
+        for line in metrics(killed)
+    ]
     assert len(lines) == len(set(lines))
     assert lines == sorted(lines)
     due = [step for step in range(1, 61) if step % 7 == 0 or step % 10 == 0]
@@ -123,7 +165,11 @@ def test_each_step_stands_once_after_a_resume(resumed):
     assert len(logs) == 2
     shown = scalars(*logs)
     assert shown == {
-        (name, line["step"]): pytest.approx(value) for line in metrics(killed) for name, value in line.items() if name != "step"}
+        (name, line["step"]): pytest.approx(value)
+        for line in metrics(killed)
+        for name, value in line.items()
+        if name != "step"
+    }
 
 
 def test_starting_again_after_the_end_changes_nothing(config, tmp_path):
@@ -132,7 +178,11 @@ def test_starting_again_after_the_end_changes_nothing(config, tmp_path):
     train(settings, workdir)
 
     def files():
-        return {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and "tfevents" not in path.name}
+        return {
+            path: path.read_bytes()
+            for path in workdir.rglob("*")
+            if path.is_file() and "tfevents" not in path.name
+        }
 
     before = files()
     assert workdir / "metrics.jsonl" in before
@@ -149,12 +199,24 @@ def test_a_run_can_be_lengthened(config, tmp_path):
     assert metrics(tmp_path / "run")[-1] == metrics(tmp_path / "straight")[-1]
 
 
-@pytest.mark.parametrize("kind, says", [
-    ("packed", "rows         362 examples in 122 rows of 64 tokens, padding 20.07%"),
-    ("similar", "rows         362 examples in 376 rows of 8 to 64 tokens, padding")], ids=["packed", "similar"])
+@pytest.mark.parametrize(
+    "kind, says",
+    [
+        ("packed", "rows         362 examples in 122 rows of 64 tokens, padding 20.07%"),
+        ("similar", "rows         362 examples in 376 rows of 8 to 64 tokens, padding"),
+    ],
+    ids=["packed", "similar"],
+)
 def test_sentences_are_continued_in_the_middle_of_an_epoch(config, tmp_path, capsys, kind, says):
-    """A run that is stopped goes on with the update it would have made, and says how sentences lie in rows."""
-    changes = {"batches.sequence_length": 64, "batches.break_mode": "eos", "batches.layout": kind, "tokens_per_device": 256}
+    """A run that is stopped goes on with the update it would have made, and says how sentences
+    lie in rows.
+    """
+    changes = {
+        "batches.sequence_length": 64,
+        "batches.break_mode": "eos",
+        "batches.layout": kind,
+        "tokens_per_device": 256,
+    }
     for name, steps in ("run", 3), ("run", 5), ("straight", 5):
         train(config(steps=steps, **changes), tmp_path / name)
     ours, theirs = (state_of(tmp_path / name, config(**changes)) for name in ("run", "straight"))
@@ -180,12 +242,20 @@ def test_an_error_in_the_background_ends_the_run(config, tmp_path, monkeypatch):
     assert Checkpoints(tmp_path / "run", 9).latest() == 4
 
 
-SUBWORDS = {"data.codes": 60, "data.vocabulary_size": 400, "evaluate_every": 4, "checkpoint_every": 4, "log_every": 1}
+SUBWORDS = {
+    "data.codes": 60,
+    "data.vocabulary_size": 400,
+    "evaluate_every": 4,
+    "checkpoint_every": 4,
+    "log_every": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def spelt(config, tmp_path_factory):
-    """Config and workdir of a run of 8 updates over sub-word units, stopped after the fourth and continued."""
+    """Config and workdir of a run of 8 updates over sub-word units, stopped after the fourth
+    and continued.
+    """
     workdir = tmp_path_factory.mktemp("spelt") / "run"
     for steps in 4, 8:
         train(config(steps=steps, **SUBWORDS), workdir)
@@ -193,11 +263,17 @@ def spelt(config, tmp_path_factory):
 
 
 def text_words(text, split):
-    return [word for line in (text / f"{split}.txt").read_text().splitlines() for word in (*line.split(), "<eos>")]
+    return [
+        word
+        for line in (text / f"{split}.txt").read_text().splitlines()
+        for word in (*line.split(), "<eos>")
+    ]
 
 
 def test_sub_words_are_continued_as_if_never_stopped(spelt, tmp_path):
-    """Losses and parameters are those of 8 updates at once, and the workdir holds both halves of the vocabulary."""
+    """Losses and parameters are those of 8 updates at once, and the workdir holds both halves
+    of the vocabulary.
+    """
     settings, workdir = spelt
     train(settings, tmp_path / "run")
     assert metrics(workdir, speeds=False) == metrics(tmp_path / "run", speeds=False)
@@ -213,14 +289,18 @@ def test_sub_words_are_continued_as_if_never_stopped(spelt, tmp_path):
 
 
 def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
-    """The first update's loss is that of the untrained model, in nats over all units divided by the words they end."""
+    """The first update's loss is that of the untrained model, in nats over all units divided by
+    the words they end.
+    """
     settings, workdir = spelt
     vocabulary, ids, _ = load(settings["data"])
     model = build(settings, len(vocabulary))
     batches = TrainingBatches(ids["train"], vocabulary.eos, Layout(**settings["batches"]), rows=32)
     batch = jax.tree.map(lambda a: a[0], batches.batch(0, 0))
     nll = jax.jit(lambda batch: model.apply({"params": init_params(model, 0)}, batch)[0].nll)(batch)
-    words = sum(vocabulary.words[i].endswith(("▁", "<eos>")) for i in batch.targets[batch.weights > 0])
+    words = sum(
+        vocabulary.words[i].endswith(("▁", "<eos>")) for i in batch.targets[batch.weights > 0]
+    )
     assert words < 0.9 * batch.weights.sum()
     first = metrics(workdir)[0]
     assert first["train/nll"] == pytest.approx(float((nll * batch.weights).sum()) / words, rel=1e-5)
@@ -234,7 +314,9 @@ def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
 
 
 def test_a_model_of_sub_words_scores_open_text(spelt, tmp_path):
-    """Words, characters and an <unk> that the train split never has; a model of words would have to refuse them."""
+    """Words, characters and an <unk> that the train split never has; a model of words would
+    have to refuse them.
+    """
     _, workdir = spelt
     (tmp_path / "test.txt").write_text("the t0w0 unseen\n\n<unk> 💩 ▁\n")
     result = evaluate(workdir, Request(data_path=str(tmp_path)))
@@ -249,9 +331,17 @@ def test_bfloat16_trains_on_float32_parameters(trained, config, tmp_path):
     settings = config(dtype="bfloat16", steps=80)
     train(settings, tmp_path / "run")
     state = state_of(tmp_path / "run", settings)
-    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer[1]))} == {np.dtype("float32")}
-    half, full = (next(line["validation/nll"] for line in metrics(workdir) if line["step"] == 80 and "validation/nll" in line)
-                  for workdir in (tmp_path / "run", trained))
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer[1]))} == {
+        np.dtype("float32")
+    }
+    half, full = (
+        next(
+            line["validation/nll"]
+            for line in metrics(workdir)
+            if line["step"] == 80 and "validation/nll" in line
+        )
+        for workdir in (tmp_path / "run", trained)
+    )
     assert half != full
     assert half == pytest.approx(full, rel=0.03)
 
@@ -260,8 +350,14 @@ def test_bfloat16_trains_on_float32_parameters(trained, config, tmp_path):
 def diverged(config, tmp_path_factory):
     """Workdir, config and error of a run whose third update is the first at an absurd rate."""
     workdir = tmp_path_factory.mktemp("diverged") / "run"
-    settings = config(steps=20, log_every=1, evaluate_every=1, checkpoint_every=1, keep=20, **{
-        "optimizer.learning_rate": 1e9, "optimizer.clip_norm": 1e9, "schedule.warmup_steps": 2})
+    settings = config(
+        steps=20,
+        log_every=1,
+        evaluate_every=1,
+        checkpoint_every=1,
+        keep=20,
+        **{"optimizer.learning_rate": 1e9, "optimizer.clip_norm": 1e9, "schedule.warmup_steps": 2},
+    )
     with pytest.raises(InputError) as error:
         train(settings, workdir)
     return workdir, settings, str(error.value)
@@ -280,14 +376,23 @@ def test_no_checkpoint_of_a_diverged_model(diverged):
     workdir, settings, _ = diverged
     saved = sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.is_dir())
     assert saved[0] == 1
-    losses = {line["step"]: line["validation/nll"] for line in metrics(workdir) if "validation/nll" in line}
+    losses = {
+        line["step"]: line["validation/nll"]
+        for line in metrics(workdir)
+        if "validation/nll" in line
+    }
     assert all(math.isfinite(losses[step]) for step in saved), (saved, losses)
     for step in saved:
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state_of(workdir, settings, step).params))
+        assert all(
+            np.isfinite(leaf).all()
+            for leaf in jax.tree.leaves(state_of(workdir, settings, step).params)
+        )
 
 
 def test_the_cure_for_divergence_works(diverged, tmp_path):
-    """Doing what the message says, a lower rate in a new workdir, ends finite; the old run refuses the other rate."""
+    """Doing what the message says, a lower rate in a new workdir, ends finite; the old run
+    refuses the other rate.
+    """
     workdir, settings, _ = diverged
     lower = settings | {"optimizer": settings["optimizer"] | {"learning_rate": 0.1}}
     with pytest.raises(InputError, match="optimizer.learning_rate was"):
@@ -303,14 +408,19 @@ def test_training_needs_neither_tensorflow_nor_torch(config, tmp_path):
     settings = config(steps=2)
     settings["data"]["cache"] = str(tmp_path / "cache")
     script = (
-        "import json, sys; from importlib.machinery import PathFinder; from pathlib import Path\n"
-        "find = PathFinder.find_spec\n"
-        "PathFinder.find_spec = lambda name, *more: None if name in ('tensorflow', 'torch') else find(name, *more)\n"
-        "from adaptive_jax.training.loop import train; from adaptive_jax.evaluation.evaluate import Request, evaluate\n"
-        "workdir = Path(sys.argv[2]); train(json.loads(sys.argv[1]), workdir); evaluate(workdir, Request())\n"
-        "assert not {'tensorflow', 'torch'} & set(sys.modules)")
-    done = subprocess.run([sys.executable, "-c", script, json.dumps(settings), str(tmp_path / "run")],
-                          cwd=ROOT, capture_output=True, text=True)
+        "import json, sys; from importlib.machinery import PathFinder; from pathlib import"
+        " Path\nfind = PathFinder.find_spec\nPathFinder.find_spec = lambda name, *more: None if"
+        " name in ('tensorflow', 'torch') else find(name, *more)\nfrom adaptive_jax.training.loop"
+        " import train; from adaptive_jax.evaluation.evaluate import Request, evaluate\nworkdir ="
+        " Path(sys.argv[2]); train(json.loads(sys.argv[1]), workdir); evaluate(workdir,"
+        " Request())\nassert not {'tensorflow', 'torch'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(settings), str(tmp_path / "run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "run" / "eval").glob("*.json"))) == 1
 
@@ -318,24 +428,57 @@ def test_training_needs_neither_tensorflow_nor_torch(config, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not PTB.is_dir(), reason="the Penn Treebank is not here")
 def test_penn_treebank_is_learned(tmp_path):
-    """The shipped config in small: each evaluation is better than the one before, and the last far below unigrams."""
+    """The shipped config in small: each evaluation is better than the one before, and the last
+    far below unigrams.
+    """
     settings = penn_treebank.get_config()
-    settings.update_from_flattened_dict({
-        "steps": 300, "log_every": 50, "evaluate_every": 100, "checkpoint_every": 300, "tokens_per_update": 2048,
-        "tokens_per_device": 2048, "data.path": str(PTB), "data.cache": str(tmp_path / "cache"), "batches.sequence_length": 64,
-        "body.layers": 2, "body.features": 64, "body.heads": 4, "body.feed_forward": 256, "body.dropout": 0.0,
-        "body.attention_dropout": 0.0, "body.activation_dropout": 0.0, "output.tail_dropout": 0.0,
-        "optimizer.learning_rate": 1.0, "optimizer.momentum": 0.9, "optimizer.clip_norm": 1.0, "schedule.warmup_steps": 30,
-        "schedule.cycle_steps": 270, "schedule.cycles": 1})
-    script = ("import json, sys; from pathlib import Path; from adaptive_jax.training.loop import train\n"
-              "from adaptive_jax.evaluation.evaluate import Request, evaluate\n"
-              "workdir = Path(sys.argv[2]); train(json.loads(sys.argv[1]), workdir)\n"
-              "evaluate(workdir, Request('test', 0, 0, 'best'))")
-    optimised = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # here, computing takes longest
-    done = subprocess.run([sys.executable, "-c", script, json.dumps(settings.to_dict()), str(tmp_path / "run")],
-                          cwd=ROOT, env=optimised, capture_output=True, text=True)
+    settings.update_from_flattened_dict(
+        {
+            "steps": 300,
+            "log_every": 50,
+            "evaluate_every": 100,
+            "checkpoint_every": 300,
+            "tokens_per_update": 2048,
+            "tokens_per_device": 2048,
+            "data.path": str(PTB),
+            "data.cache": str(tmp_path / "cache"),
+            "batches.sequence_length": 64,
+            "body.layers": 2,
+            "body.features": 64,
+            "body.heads": 4,
+            "body.feed_forward": 256,
+            "body.dropout": 0.0,
+            "body.attention_dropout": 0.0,
+            "body.activation_dropout": 0.0,
+            "output.tail_dropout": 0.0,
+            "optimizer.learning_rate": 1.0,
+            "optimizer.momentum": 0.9,
+            "optimizer.clip_norm": 1.0,
+            "schedule.warmup_steps": 30,
+            "schedule.cycle_steps": 270,
+            "schedule.cycles": 1,
+        }
+    )
+    script = (
+        "import json, sys; from pathlib import Path; from adaptive_jax.training.loop import train\n"
+        "from adaptive_jax.evaluation.evaluate import Request, evaluate\n"
+        "workdir = Path(sys.argv[2]); train(json.loads(sys.argv[1]), workdir)\n"
+        "evaluate(workdir, Request('test', 0, 0, 'best'))"
+    )
+    optimised = {
+        name: value for name, value in os.environ.items() if name != "XLA_FLAGS"
+    }  # here, computing takes longest
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(settings.to_dict()), str(tmp_path / "run")],
+        cwd=ROOT,
+        env=optimised,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    losses = [line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line]
+    losses = [
+        line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line
+    ]
     assert len(losses) == 3
     assert losses == sorted(losses, reverse=True)
     [result] = [json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("*.json")]
@@ -344,11 +487,17 @@ def test_penn_treebank_is_learned(tmp_path):
 
 
 def test_a_run_that_is_stopped_saves_first(config, tmp_path, monkeypatch):
-    """No validation split is scored before the state is on disk; resuming scores what was due, and ends as if never stopped."""
+    """No validation split is scored before the state is on disk; resuming scores what was due,
+    and ends as if never stopped.
+    """
     settings = config(steps=6, evaluate_every=2, checkpoint_every=4, log_every=1)
     train(settings, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(hosts, "stopping", lambda first="": contextlib.nullcontext(hosts.Stop(lambda step: step == 4)))
+        patch.setattr(
+            hosts,
+            "stopping",
+            lambda first="": contextlib.nullcontext(hosts.Stop(lambda step: step == 4)),
+        )
         with pytest.raises(KeyboardInterrupt):
             train(settings, tmp_path / "run")
     assert [line["step"] for line in metrics(tmp_path / "run") if "validation/nll" in line] == [2]
@@ -362,7 +511,9 @@ def test_a_run_that_is_stopped_saves_first(config, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 12])
 def test_the_size_of_the_corpus_counts_not_that_of_the_config(config, tmp_path, size):
-    """`data.vocabulary_size` is for plans made without the corpus: another size, or none, stops no run."""
+    """`data.vocabulary_size` is for plans made without the corpus: another size, or none, stops
+    no run.
+    """
     train(config(steps=1, **{"data.vocabulary_size": size}), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["vocabulary_size"] == 122
 
@@ -376,12 +527,16 @@ def test_a_wrong_setting_is_found_before_the_corpus_is_prepared(config, tmp_path
 
 
 def test_the_optimizer_hears_of_each_evaluation(config, tmp_path, monkeypatch):
-    """`after_evaluation` is given the validation loss, of the parameters that the optimizer chose; its state is saved."""
+    """`after_evaluation` is given the validation loss, of the parameters that the optimizer
+    chose; its state is saved.
+    """
     monkeypatch.setattr(optim, "from_config", lambda config: Halving(lambda step: 0.01))
     settings = config(steps=4, evaluate_every=2, checkpoint_every=4)
     train(settings, tmp_path / "run")
     state = state_of(tmp_path / "run", settings)
-    losses = [line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line]
+    losses = [
+        line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line
+    ]
     assert (float(state.optimizer["evaluations"]), len(losses)) == (2, 2)
     assert float(state.optimizer["last"]) == pytest.approx(losses[-1], rel=1e-6)
     own = evaluate(tmp_path / "run", Request("validation", checkpoint="latest"))

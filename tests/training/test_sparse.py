@@ -31,28 +31,66 @@ WORDS = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 20)} | {"<eos>": 9
 LEXICON = str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl")
 LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "highway_layers": 1, "length": 5}
 CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name": "char_cnn"}
-BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,), "body.dropout": 0.0, "compose_share": 0.4}
-ADAM = {"optimizer.name": "adam", "optimizer.l2_decay": 0.1, "optimizer.learning_rate": 0.05, "optimizer.clip_norm": 0.01}
-TIED = {"output.name": "adaptive", "output.table.name": "tied", "output.table.cutoffs": (4, 9), "output.table.bias": True}
+BODY = {
+    "body.name": "lstm",
+    "body.features": 8,
+    "body.widths": (8,),
+    "body.dropout": 0.0,
+    "compose_share": 0.4,
+}
+ADAM = {
+    "optimizer.name": "adam",
+    "optimizer.l2_decay": 0.1,
+    "optimizer.learning_rate": 0.05,
+    "optimizer.clip_norm": 0.01,
+}
+TIED = {
+    "output.name": "adaptive",
+    "output.table.name": "tied",
+    "output.table.cutoffs": (4, 9),
+    "output.table.bias": True,
+}
 MODELS = {
-    "groc": CNN | {"input.name": "groc", "input.strides": (1, 2), "input.lexicon": LEXICON, "output.name": "softmax"}
-    | {"output.table.name": "mapped", "output.table.dropout": 0.3, "output.table.bias": "predicted"},
-    "composed": CNN | {f"output.table.{key}": value for key, value in LETTERS.items()}
-    | {"output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2}
-    | {"output.table.bias": "predicted"},
+    "groc": (
+        CNN
+        | {
+            "input.name": "groc",
+            "input.strides": (1, 2),
+            "input.lexicon": LEXICON,
+            "output.name": "softmax",
+        }
+        | {
+            "output.table.name": "mapped",
+            "output.table.dropout": 0.3,
+            "output.table.bias": "predicted",
+        }
+    ),
+    "composed": (
+        CNN
+        | {f"output.table.{key}": value for key, value in LETTERS.items()}
+        | {"output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2}
+        | {"output.table.bias": "predicted"}
+    ),
     "tied": CNN | TIED,
-}  # fmt: skip
+}
 TRAINED = "groc", "composed"  # here; "tied" is trained by a whole run
 
 
 def config_of(name, **changes):
-    config = defaults.config(MODELS[name], BODY, ADAM, {"schedule.name": "constant", "schedule.warmup_steps": 0}, changes)
+    config = defaults.config(
+        MODELS[name], BODY, ADAM, {"schedule.name": "constant", "schedule.warmup_steps": 0}, changes
+    )
     return config.to_dict()
 
 
 def batch_of(seed):
     ids = np.random.default_rng(seed).integers(0, len(WORDS), (1, 4, 7)).astype(np.int32)
-    return Batch(ids[..., :-1], ids[..., 1:], np.ones((1, 4, 6), np.float32), np.arange(4, dtype=np.int32)[None])
+    return Batch(
+        ids[..., :-1],
+        ids[..., 1:],
+        np.ones((1, 4, 6), np.float32),
+        np.arange(4, dtype=np.int32)[None],
+    )
 
 
 @functools.cache
@@ -62,7 +100,10 @@ def trajectory(name):
     model, mesh = build(config, len(WORDS)), sharding.device_mesh()
     both = optimizers(config, model)
     layout = shape_of_state(model, both[0], mesh, sparse=True)
-    updates = [make_update(model, each, mesh, 0, layout, Extras(stored=bool(i))) for i, each in enumerate(both)]
+    updates = [
+        make_update(model, each, mesh, 0, layout, Extras(stored=bool(i)))
+        for i, each in enumerate(both)
+    ]
     known = lexicon(WORDS, model.wants())
     state = initial_state(model, both[0], 0, mesh, sparse=True)
     programs = [update.lower(state, known, batch_of(0)).compile() for update in updates]
@@ -82,24 +123,42 @@ def parts_of(model, tree):
     """The arrays of the encoder, and the others."""
     mine = jax.tree.leaves(encoders(model, tree))
     leaves = jax.tree.leaves(tree)
-    return [a for a, own in zip(leaves, mine, strict=True) if own], [a for a, own in zip(leaves, mine, strict=True) if not own]
+    return [a for a, own in zip(leaves, mine, strict=True) if own], [
+        a for a, own in zip(leaves, mine, strict=True) if not own
+    ]
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_stored_update_leaves_the_encoder_and_moves_the_rest(name):
-    """Its parameters and Adam's means of their gradients stay bit for bit; every other parameter moves."""
+    """Its parameters and Adam's means of their gradients stay bit for bit; every other
+    parameter moves.
+    """
     model, _, states, _ = trajectory(name)
-    for (before, after), stays in zip(itertools.pairwise(states), (False, True, True, False), strict=True):
+    for (before, after), stays in zip(
+        itertools.pairwise(states), (False, True, True, False), strict=True
+    ):
         (adam, count), (next_adam, next_count) = before.optimizer[:2], after.optimizer[:2]
-        [adam], [next_adam] = ([s for s in jax.tree.leaves(state, is_leaf=is_adam) if is_adam(s)] for state in (adam, next_adam))
+        [adam], [next_adam] = (
+            [s for s in jax.tree.leaves(state, is_leaf=is_adam) if is_adam(s)]
+            for state in (adam, next_adam)
+        )
         assert next_count - count == (not stays)
         assert next_adam.count == adam.count + 1
-        for old, new in (before.params, after.params), (adam.mu, next_adam.mu), (adam.nu, next_adam.nu):
+        for old, new in (
+            (before.params, after.params),
+            (adam.mu, next_adam.mu),
+            (adam.nu, next_adam.nu),
+        ):
             (encoder, rest), (next_encoder, next_rest) = parts_of(model, old), parts_of(model, new)
             assert len(encoder) >= 8
-            assert all(np.array_equal(a, b) == stays for a, b in zip(encoder, next_encoder, strict=True))
+            assert all(
+                np.array_equal(a, b) == stays for a, b in zip(encoder, next_encoder, strict=True)
+            )
             assert not any(np.array_equal(a, b) for a, b in zip(rest, next_rest, strict=True))
-        assert np.array_equal(*(jax.tree.leaves(state.tables)[0] for state in (before, after))) == stays
+        assert (
+            np.array_equal(*(jax.tree.leaves(state.tables)[0] for state in (before, after)))
+            == stays
+        )
 
 
 def is_adam(state):
@@ -107,13 +166,19 @@ def is_adam(state):
 
 
 def test_a_stored_update_computes_with_the_encoder_of_the_last_full_one():
-    """Its loss is that of the parameters of now with the encoder's of the last full update, before this changed them."""
+    """Its loss is that of the parameters of now with the encoder's of the last full update,
+    before this changed them.
+    """
     model, known, states, metrics = trajectory("composed")
-    loss = jax.jit(lambda params, batch: model.apply({"params": params, "lexicon": known}, batch)[0].nll.mean())
+    loss = jax.jit(
+        lambda params, batch: model.apply({"params": params, "lexicon": known}, batch)[0].nll.mean()
+    )
     for step in range(4):
         of = step if step in (0, 3) else 0
         own = encoders(model, states[step].params)
-        mixed = jax.tree.map(lambda mine, old, new: old if mine else new, own, states[of].params, states[step].params)
+        mixed = jax.tree.map(
+            lambda mine, old, new: old if mine else new, own, states[of].params, states[step].params
+        )
         expected = float(loss(mixed, jax.tree.map(lambda a: a[0], batch_of(step))))
         assert float(metrics[step]["nll"]) == pytest.approx(expected, rel=2e-6)
         if step in (1, 2):
@@ -122,7 +187,9 @@ def test_a_stored_update_computes_with_the_encoder_of_the_last_full_one():
 
 
 def test_adam_counts_for_the_encoder_the_updates_that_it_had():
-    """Two full updates with two stored ones between move the encoder as Adam does that saw only those two."""
+    """Two full updates with two stored ones between move the encoder as Adam does that saw only
+    those two.
+    """
     config = config_of("composed", **{"optimizer.clip_norm": None})
     model = build(config, len(WORDS))
     anew, still = optimizers(config, model)
@@ -144,7 +211,9 @@ def test_adam_counts_for_the_encoder_the_updates_that_it_had():
             params = optax.apply_updates(params, changes)
         return params
 
-    program = jax.jit(lambda params: (ours(params), theirs(params, 0, 3), theirs(params, 0, 1, 2, 3)))
+    program = jax.jit(
+        lambda params: (ours(params), theirs(params, 0, 3), theirs(params, 0, 1, 2, 3))
+    )
     made = program.lower(params).compile()(params)
     (encoder, rest), (expected, _), (_, expected_rest) = (parts_of(model, each) for each in made)
     for mine, other in zip(encoder + rest, expected + expected_rest, strict=True):
@@ -152,7 +221,9 @@ def test_adam_counts_for_the_encoder_the_updates_that_it_had():
 
 
 def test_draws_come_from_seed_and_step_alone():
-    """The first update is always full; later ones with the share's probability, otherwise for another seed."""
+    """The first update is always full; later ones with the share's probability, otherwise for
+    another seed.
+    """
     drawn = np.array([[composes(seed, step, 0.3) for step in range(1, 3001)] for seed in (0, 1)])
     assert drawn[:, 0].all()
     assert drawn.mean(axis=1) == pytest.approx([0.3, 0.3], abs=0.03)
@@ -168,7 +239,11 @@ def sparse(settings):
     """`sparse(steps=3)`: the config of a small run with sparse updates."""
 
     def sparse(**changes):
-        small = {k: v for k, v in settings().items() if not k.startswith(("body.", "input.", "output.", "schedule.", "optimizer."))}
+        small = {
+            k: v
+            for k, v in settings().items()
+            if not k.startswith(("body.", "input.", "output.", "schedule.", "optimizer."))
+        }
         length = {"batches.sequence_length": 16, "tokens_per_update": 128, "tokens_per_device": 64}
         return config_of("tied", **small | length | SPARSE | changes)
 
@@ -178,7 +253,9 @@ def sparse(settings):
 def saved(workdir, config):
     """The last state in a checkpoint, tables and all."""
     model = build(config, 122)
-    layout = shape_of_state(model, optimizers(config, model)[0], sharding.device_mesh(), sparse=True)
+    layout = shape_of_state(
+        model, optimizers(config, model)[0], sharding.device_mesh(), sparse=True
+    )
     checkpoints = Checkpoints(workdir)
     items = checkpoints.restore(checkpoints.latest(), layout.items())
     checkpoints.close()
@@ -188,7 +265,12 @@ def saved(workdir, config):
 WAYS = {  # to score a text
     "local": {"method": "cache"},
     "unbounded": {"method": "cache", "options": {"cache": "unbounded"}},
-    "dynamic": {"method": "dynamic", "window": 9, "rows": 2, "options": {"rule": "sgd", "rate": 0.1}},
+    "dynamic": {
+        "method": "dynamic",
+        "window": 9,
+        "rows": 2,
+        "options": {"rule": "sgd", "rate": 0.1},
+    },
 }
 ON_HOSTS = """
 import json
@@ -216,8 +298,8 @@ command.run(main)
 def test_a_run_resumes_exactly_and_on_other_hosts(sparse, start_hosts, tmp_path):
     """Stopped between updates that share tables, it ends bit for bit as one never stopped.
 
-    On two hosts of two devices, where two share the parameters, it does so up to rounding, and so does a run that starts from it.
-    Caches and dynamic evaluation give the scores of one device.
+    On two hosts of two devices, where two share the parameters, it does so up to rounding, and so
+    does a run that starts from it. Caches and dynamic evaluation give the scores of one device.
     """
     assert [composes(7, step, 0.3) for step in range(1, 6)] == [True, False, False, True, False]
     train(sparse(), tmp_path / "whole")
@@ -228,7 +310,13 @@ def test_a_run_resumes_exactly_and_on_other_hosts(sparse, start_hosts, tmp_path)
     assert len(whole["tables"]) == 1
     assert_equal(saved(tmp_path / "stopped", sparse()), whole)
 
-    tuned = sparse(steps=1, seed=3, init_from=str(tmp_path / "whole"), init_checkpoint="latest", init_words="both")
+    tuned = sparse(
+        steps=1,
+        seed=3,
+        init_from=str(tmp_path / "whole"),
+        init_checkpoint="latest",
+        init_words="both",
+    )
     train(tuned, tmp_path / "tuned")
     (tmp_path / "given.json").write_text(json.dumps([sparse(fsdp=2), tuned | {"fsdp": 2}, WAYS]))
     processes = start_hosts("-c", ON_HOSTS, f"--workdir={tmp_path}", devices=2)
@@ -238,22 +326,44 @@ def test_a_run_resumes_exactly_and_on_other_hosts(sparse, start_hosts, tmp_path)
     for one, four in ("whole", "devices"), ("tuned", "tuned_devices"):
         states = (saved(tmp_path / name, sparse()) for name in (four, one))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=3e-5), *states)
-    scores = {name: evaluate(tmp_path / "whole", Request("test", checkpoint="latest", **way))["nll"] for name, way in WAYS.items()}
+    scores = {
+        name: evaluate(tmp_path / "whole", Request("test", checkpoint="latest", **way))["nll"]
+        for name, way in WAYS.items()
+    }
     assert json.loads((tmp_path / "scores.json").read_text()) == pytest.approx(scores, rel=1e-6)
     assert len({round(score, 4) for score in scores.values()}) == 3
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"compose_share": 0.0}, r"compose_share=0 must be above 0 and at most 1"),
-     ({"compose_share": 1.5}, r"compose_share=1.5 must be above 0 and at most 1"),
-     ({"output.table.name": "own"}, r"this model composes only the words it reads: use compose_share=1"),
-     ({"input.name": "lookup", "output.table.name": "tied"}, r"this model composes none: use compose_share=1")],
-)  # fmt: skip
+    [
+        ({"compose_share": 0.0}, r"compose_share=0 must be above 0 and at most 1"),
+        ({"compose_share": 1.5}, r"compose_share=1.5 must be above 0 and at most 1"),
+        (
+            {"output.table.name": "own"},
+            r"this model composes only the words it reads: use compose_share=1",
+        ),
+        (
+            {"input.name": "lookup", "output.table.name": "tied"},
+            r"this model composes none: use compose_share=1",
+        ),
+    ],
+)
 def test_wrong_shares(changes, message):
     """One line says what is wrong and the cure."""
-    base = {key: value for key, value in MODELS["groc"].items() if not key.startswith(("input.", "output.table"))}
-    given = base | (CNN if "input.name" not in changes else {}) | {"output.table.name": "tied"} | changes
-    config = defaults.config(given | {key: value for key, value in (BODY | ADAM).items() if key not in changes}).to_dict()
+    base = {
+        key: value
+        for key, value in MODELS["groc"].items()
+        if not key.startswith(("input.", "output.table"))
+    }
+    given = (
+        base
+        | (CNN if "input.name" not in changes else {})
+        | {"output.table.name": "tied"}
+        | changes
+    )
+    config = defaults.config(
+        given | {key: value for key, value in (BODY | ADAM).items() if key not in changes}
+    ).to_dict()
     with pytest.raises(InputError, match=message):
         optimizers(config, build(config, len(WORDS)))

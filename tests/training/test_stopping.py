@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and a second training on the same workdir: what is saved, what is said, and that nothing is lost."""
+"""Ctrl-C, SIGTERM and a second training on the same workdir: what is saved, what is said, and
+that nothing is lost.
+"""
 
 import contextlib
 import json
@@ -18,7 +20,13 @@ from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
 
-LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1, "body.dropout": 0.1}
+LONG = {
+    "steps": 5_000,
+    "checkpoint_every": 20,
+    "evaluate_every": 20,
+    "log_every": 1,
+    "body.dropout": 0.1,
+}
 STOPPING = "\nstopping: this update is finished and saved first; Ctrl-C again stops at once\n"
 
 
@@ -39,20 +47,29 @@ def until(condition, process):
 def hosts_stop_at(update):
     """Within it, training is told to stop after this update, as several hosts are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hosts, "stopping", lambda first="": contextlib.nullcontext(hosts.Stop(lambda step: step == update)))
+        patch.setattr(
+            hosts,
+            "stopping",
+            lambda first="": contextlib.nullcontext(hosts.Stop(lambda step: step == update)),
+        )
         yield
 
 
 @pytest.fixture(scope="module")
 def stopped(start, flags, config, tmp_path_factory):
-    """`(workdir, signal, exit status, stderr)` of a run stopped between checkpoints; while it ran, a second one was refused."""
+    """`(workdir, signal, exit status, stderr)` of a run stopped between checkpoints; while it
+    ran, a second one was refused.
+    """
     runs = []
     for number in signal.SIGINT, signal.SIGTERM:
         workdir = tmp_path_factory.mktemp("stopped") / "run"
         with start("train.py", *flags(workdir, **LONG)) as process:
             until(lambda workdir=workdir: saved(workdir), process)
             if number == signal.SIGINT:
-                with pytest.raises(InputError, match=f"{workdir} is in use by the training of process {process.pid} on "):
+                with pytest.raises(
+                    InputError,
+                    match=f"{workdir} is in use by the training of process {process.pid} on ",
+                ):
                     train(config(**LONG), workdir)
                 assert evaluate(workdir, Request())["step"] >= 20
             process.send_signal(number)
@@ -63,20 +80,30 @@ def stopped(start, flags, config, tmp_path_factory):
 
 @pytest.mark.parametrize("which", [0, 1], ids=["Ctrl-C", "SIGTERM"])
 def test_a_run_that_is_stopped_saves_and_says_where(stopped, config, capsys, which):
-    """Status 130 and the update that was saved, at once and not at the next checkpoint; the run resumes from there."""
+    """Status 130 and the update that was saved, at once and not at the next checkpoint; the run
+    resumes from there.
+    """
     workdir, status, err = stopped[which]
     step = max(saved(workdir))
     assert metrics(workdir)[-1]["step"] == step
     assert status == 130
-    assert err == STOPPING + f"stopped after update {step:,} of 5,000, which is saved: the same command resumes\n"
+    assert (
+        err
+        == STOPPING
+        + f"stopped after update {step:,} of 5,000, which is saved: the same command resumes\n"
+    )
     train(config(**LONG | {"steps": step + 1}), workdir)
     assert f"after {step:,} of {step + 1:,} updates" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_stop_in_the_middle_of_an_evaluation(config, tmp_path, monkeypatch, at):
-    """The state is saved without waiting for its end, and the resumed run ends as one that was never stopped."""
-    settings = config(steps=6, evaluate_every=3, checkpoint_every=0, log_every=1, tokens_per_device=32)
+    """The state is saved without waiting for its end, and the resumed run ends as one that was
+    never stopped.
+    """
+    settings = config(
+        steps=6, evaluate_every=3, checkpoint_every=0, log_every=1, tokens_per_device=32
+    )
     train(settings, tmp_path / "whole")
 
     def interrupted(run, ids, windows, progress):
@@ -86,7 +113,9 @@ def test_a_stop_in_the_middle_of_an_evaluation(config, tmp_path, monkeypatch, at
                     os.kill(os.getpid(), signal.SIGINT)
                 yield batch
 
-        return plain(run, ids, windows, lambda batches, count: progress(stop(batches, count), count))
+        return plain(
+            run, ids, windows, lambda batches, count: progress(stop(batches, count), count)
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(validation, "plain", interrupted)
@@ -98,19 +127,27 @@ def test_a_stop_in_the_middle_of_an_evaluation(config, tmp_path, monkeypatch, at
 
 
 def test_a_stopped_run_is_evaluated_once(config, tmp_path):
-    """The loss of an evaluation that was left out belongs to the checkpoint, so no later start repeats it; the best is known."""
+    """The loss of an evaluation that was left out belongs to the checkpoint, so no later start
+    repeats it; the best is known.
+    """
     settings = config(steps=4, evaluate_every=2, checkpoint_every=2, log_every=1)
     with pytest.raises(loop.Stopped), hosts_stop_at(4):
         train(settings, tmp_path / "run")
     train(settings, tmp_path / "run")
     checkpoints = Checkpoints(tmp_path / "run", read_only=True)
-    losses = {line["step"]: line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line}
+    losses = {
+        line["step"]: line["validation/nll"]
+        for line in metrics(tmp_path / "run")
+        if "validation/nll" in line
+    }
     assert checkpoints.evaluated(4) and checkpoints.best() == min(losses, key=losses.get)
     checkpoints.close()
 
 
 def test_a_run_that_began_meanwhile_is_not_overwritten(config, tmp_path, monkeypatch):
-    """A second run that prepared its corpus while the first one trained is refused, and changes nothing."""
+    """A second run that prepared its corpus while the first one trained is refused, and changes
+    nothing.
+    """
     settings, workdir = config(steps=2), tmp_path / "run"
     begin = loop.begin
 
@@ -139,25 +176,33 @@ with hosts.stopping("that is done first") as stop:
 
 
 def test_a_second_interruption_ends_at_once(quick_command):
-    """Without a traceback; a second SIGTERM, which schedulers send, is not one; Ctrl-C after it is."""
+    """Without a traceback; a second SIGTERM, which schedulers send, is not one; Ctrl-C after it
+    is.
+    """
     done = quick_command("-c", TWICE)
     assert done.returncode == 130
-    assert done.stderr == (
-        "\nstopping: that is done first; Ctrl-C again stops at once\n"
-        "\nstopped at once: the same command resumes from the last checkpoint\n")
+    assert (
+        done.stderr == "\nstopping: that is done first; Ctrl-C again stops at once\n"
+        "\nstopped at once: the same command resumes from the last checkpoint\n"
+    )
 
 
 def test_steps_below_those_done(config, stopped):
     """Both numbers and the cure; the run stays as it was."""
     workdir, _, _ = stopped[0]
     step = max(saved(workdir))
-    with pytest.raises(InputError, match=rf"has done {step:,} updates, more than steps=5: give steps={step} or more"):
+    with pytest.raises(
+        InputError,
+        match=rf"has done {step:,} updates, more than steps=5: give steps={step} or more",
+    ):
         train(config(**LONG | {"steps": 5}), workdir)
     assert max(saved(workdir)) == step
 
 
 def test_a_finished_run_says_so(trained, config, capsys):
-    """Started again, it says that it is finished, with its best evaluation and what to type next."""
+    """Started again, it says that it is finished, with its best evaluation and what to type
+    next.
+    """
     checkpoints = Checkpoints(trained, read_only=True)
     assert checkpoints.latest() == 240
     checkpoints.close()
@@ -171,14 +216,18 @@ def test_a_finished_run_says_so(trained, config, capsys):
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, also in tests that run in the background of a shell, which has them ignore it."""
+    """Ctrl-C raises KeyboardInterrupt, also in tests that run in the background of a shell,
+    which has them ignore it.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def test_an_interruption_waits_for_a_save(interruptible):
-    """Ctrl-C within `uninterrupted` comes once its block has ended, and works as before from then on."""
+    """Ctrl-C within `uninterrupted` comes once its block has ended, and works as before from
+    then on.
+    """
     done = []
     with pytest.raises(KeyboardInterrupt), uninterrupted():
         signal.raise_signal(signal.SIGINT)  # os.kill may reach another thread first
@@ -188,5 +237,3 @@ def test_an_interruption_waits_for_a_save(interruptible):
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
         time.sleep(1)
-
-

@@ -23,12 +23,22 @@ from tests.training.test_runs import assert_close, state_of
 
 ROWS = 8
 CHANGES = {
-    "steps": 60, "batches.layout": "streams", "batches.sequence_length": 60, "tokens_per_update": ROWS * 60,
+    "steps": 60,
+    "batches.layout": "streams",
+    "batches.sequence_length": 60,
+    "tokens_per_update": ROWS * 60,
     "tokens_per_device": ROWS * 60,
-    "body.name": "lstm", "body.widths": (32,), "body.features": 32, "body.dropout": 0.1, "input.name": "lookup",
-    "output.name": "softmax", "output.table.name": "tied", "optimizer.learning_rate": 0.1, "schedule.name": "constant",
+    "body.name": "lstm",
+    "body.widths": (32,),
+    "body.features": 32,
+    "body.dropout": 0.1,
+    "input.name": "lookup",
+    "output.name": "softmax",
+    "output.table.name": "tied",
+    "optimizer.learning_rate": 0.1,
+    "schedule.name": "constant",
     "schedule.warmup_steps": 0,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +46,15 @@ def streams(settings):
     """`streams(steps=3)`: the config of a small run on streams."""
 
     def streams(**changes):
-        small = {key: value for key, value in settings().items() if not key.startswith(("body.", "input.", "output.", "schedule."))}
+        small = {
+            key: value
+            for key, value in settings().items()
+            if not key.startswith(("body.", "input.", "output.", "schedule."))
+        }
         lstm = {} if changes.get("body.name", "lstm") == "lstm" else {"body.widths"}
-        return defaults.config({key: value for key, value in (small | CHANGES | changes).items() if key not in lstm}).to_dict()
+        return defaults.config(
+            {key: value for key, value in (small | CHANGES | changes).items() if key not in lstm}
+        ).to_dict()
 
     return streams
 
@@ -52,13 +68,21 @@ def whole(streams, tmp_path_factory):
 
 
 def test_a_run_on_streams_learns_and_scales_its_rate(whole, streams):
-    """Its loss falls, and an update's rate is that of the schedule times its window over the usual one."""
+    """Its loss falls, and an update's rate is that of the schedule times its window over the
+    usual one.
+    """
     lines = metrics(whole)
     assert lines[-1]["validation/nll"] < lines[0]["train/nll"] - 1.5
     config = streams()
-    batches = TrainingBatches(load(config["data"]).ids["train"], 0, Layout(**config["batches"]), ROWS)
-    rates = {line["step"]: line["train/learning_rate"] for line in lines if "train/learning_rate" in line}
-    expected = {step: 0.1 * batches.batch(config["seed"], step - 1).inputs.shape[-1] / 60 for step in rates}
+    batches = TrainingBatches(
+        load(config["data"]).ids["train"], 0, Layout(**config["batches"]), ROWS
+    )
+    rates = {
+        line["step"]: line["train/learning_rate"] for line in lines if "train/learning_rate" in line
+    }
+    expected = {
+        step: 0.1 * batches.batch(config["seed"], step - 1).inputs.shape[-1] / 60 for step in rates
+    }
     assert rates == pytest.approx(expected, rel=1e-6)
     assert len(set(expected.values())) > 2
 
@@ -73,15 +97,23 @@ def test_a_run_that_was_stopped_resumes_bit_for_bit(whole, streams, tmp_path):
 
 
 def test_microbatches_and_devices_change_nothing(whole, streams, quick_command, tmp_path):
-    """Rows are split, never time: 12 updates in 4 microbatches, or half of them on 4 devices, end with the same state and carry."""
+    """Rows are split, never time: 12 updates in 4 microbatches, or half of them on 4 devices,
+    end with the same state and carry.
+    """
     last = {"steps": 12, "evaluate_every": 0, "checkpoint_every": 0}
     reference = streams(**last)
     train(reference, tmp_path / "one")
     train(streams(**last, tokens_per_device=120), tmp_path / "parts")
     small = f"ConfigDict({streams(**last, tokens_per_device=60)!r})"
-    (tmp_path / "config.py").write_text(f"from ml_collections import ConfigDict\n\ndef get_config():\n    return {small}\n")
+    (tmp_path / "config.py").write_text(
+        f"from ml_collections import ConfigDict\n\ndef get_config():\n    return {small}\n"
+    )
     for steps in 6, 12:
-        arguments = [f"--config={tmp_path / 'config.py'}", f"--workdir={tmp_path / 'four'}", f"--config.steps={steps}"]
+        arguments = [
+            f"--config={tmp_path / 'config.py'}",
+            f"--workdir={tmp_path / 'four'}",
+            f"--config.steps={steps}",
+        ]
         done = quick_command("train.py", *arguments, devices=4 if steps == 12 else 1)
         assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "parts" / "plan.json").read_text())["accumulation"] == 4
@@ -91,7 +123,9 @@ def test_microbatches_and_devices_change_nothing(whole, streams, quick_command, 
 
 
 def test_evaluation_carries_the_state_through_the_split(whole, capsys):
-    """One row equals the whole split in one window; any window gives the same; 4 rows lose what came before three of them."""
+    """One row equals the whole split in one window; any window gives the same; 4 rows lose what
+    came before three of them.
+    """
     run, corpus = open_run(whole), load(json.loads((whole / "config.json").read_text())["data"])
     ids = np.asarray(corpus.ids["test"])
     inputs = np.append(run.vocabulary.eos, ids[:-1])[None]
@@ -102,25 +136,47 @@ def test_evaluation_carries_the_state_through_the_split(whole, capsys):
         assert result["nll"] == pytest.approx(expected, rel=1e-6)
     assert "each token after all before it" in capsys.readouterr().out
     rows = evaluate(whole, Request(rows=4))
-    assert "in 4 rows, of which 3 begin without what came before (--rows=1 scores exactly)" in capsys.readouterr().out
+    assert (
+        "in 4 rows, of which 3 begin without what came before (--rows=1 scores exactly)"
+        in capsys.readouterr().out
+    )
     assert 1e-4 < abs(rows["nll"] - expected) < 0.1
     assert len(list((whole / "eval").glob("*.json"))) == 4
 
 
 def test_rows_begin_anew_after_a_rewind(streams, tmp_path):
-    """The batches that are left out lie between the carry and the next window; later windows continue again."""
+    """The batches that are left out lie between the carry and the next window; later windows
+    continue again.
+    """
     config = streams()
     corpus = load(config["data"])
     batches = TrainingBatches(corpus.ids["train"], 0, Layout(**config["batches"]), ROWS)
     rewinds = Rewinds(tmp_path)
     rewinds.gaps = [(4, 3)]
-    job = Job(config, None, Run(None, None, {}, device_mesh(), None, config, 0), corpus, batches, None, rewinds, None)
-    assert [bool(_batch(job, step)[0].reset.all()) for step in range(1, 8)] == [step in (1, 5) for step in range(1, 8)]
+    job = Job(
+        config,
+        None,
+        Run(None, None, {}, device_mesh(), None, config, 0),
+        corpus,
+        batches,
+        None,
+        rewinds,
+        None,
+    )
+    assert [bool(_batch(job, step)[0].reset.all()) for step in range(1, 8)] == [
+        step in (1, 5) for step in range(1, 8)
+    ]
 
 
 def test_gated_convolutions_continue_rows(streams, tmp_path):
-    """A run that was stopped on the way ends as one that was not, the inputs that it remembers included."""
-    changes = {"body.blocks": ((2, 3, 32), (1, 1, 16, 3, 16, 1, 32)), "tokens_per_device": 4 * 60, "steps": 8}
+    """A run that was stopped on the way ends as one that was not, the inputs that it remembers
+    included.
+    """
+    changes = {
+        "body.blocks": ((2, 3, 32), (1, 1, 16, 3, 16, 1, 32)),
+        "tokens_per_device": 4 * 60,
+        "steps": 8,
+    }
     small = streams(**{"body.name": "gated_conv"} | changes)
     for name, stops in ("whole", (8,)), ("stopped", (3, 8)):
         for steps in stops:
@@ -132,6 +188,9 @@ def test_gated_convolutions_continue_rows(streams, tmp_path):
 
 def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):
     """In one line, before anything is read or written."""
-    says = "layout='streams' needs a body .* body.name='transformer' does not: give batches.layout=packed"
+    says = (
+        "layout='streams' needs a body .* body.name='transformer' does not: give"
+        " batches.layout=packed"
+    )
     with pytest.raises(InputError, match=says):
         dry_run(config(**{"batches.layout": "streams"}), tmp_path, int(1e9))

@@ -16,17 +16,36 @@ from tests.training.test_stopping import saved
 
 KILLS = 12
 RUN = {
-    "steps": 800, "log_every": 7, "evaluate_every": 20, "checkpoint_every": 5, "tokens_per_device": 128,
-    "output.tail_dropout": 0.2, "output.input_dropout": 0.1, "body.dropout": 0.2, "optimizer.learning_rate": 0.05}  # fmt: skip
+    "steps": 800,
+    "log_every": 7,
+    "evaluate_every": 20,
+    "checkpoint_every": 5,
+    "tokens_per_device": 128,
+    "output.tail_dropout": 0.2,
+    "output.input_dropout": 0.1,
+    "body.dropout": 0.2,
+    "optimizer.learning_rate": 0.05,
+}
 RUNS = {
     "transformer": {
-        "batches.break_mode": "complete", "batches.layout": "packed", "body.attention_dropout": 0.1,
-        "body.activation_dropout": 0.1},
-    # Its schedule divides the rate, its averages begin, and its rows continue, all by what was saved.
+        "batches.break_mode": "complete",
+        "batches.layout": "packed",
+        "body.attention_dropout": 0.1,
+        "body.activation_dropout": 0.1,
+    },
+    # Its schedule divides the rate, its averages begin, and its rows continue, all by what was
+    # saved.
     "awd_lstm": {
-        "batches.layout": "streams", "body.widths": (32,), "body.weight_drop": 0.2, "body.ar": 2.0, "body.tar": 1.0,
-        "input.word_dropout": 0.1, "optimizer.name": "nt_asgd", "schedule.name": "plateau"},
-}  # fmt: skip
+        "batches.layout": "streams",
+        "body.widths": (32,),
+        "body.weight_drop": 0.2,
+        "body.ar": 2.0,
+        "body.tar": 1.0,
+        "input.word_dropout": 0.1,
+        "optimizer.name": "nt_asgd",
+        "schedule.name": "plateau",
+    },
+}
 
 
 def moment(workdir, cache):
@@ -34,15 +53,25 @@ def moment(workdir, cache):
     if not any(cache.rglob("train.npy")):
         return "while preparing"
     saving = list(workdir.glob("checkpoints/*tmp*"))
-    return "while saving" if saving else "while training" if any(workdir.glob("checkpoints/*")) else "before the first checkpoint"
+    return (
+        "while saving"
+        if saving
+        else (
+            "while training"
+            if any(workdir.glob("checkpoints/*"))
+            else "before the first checkpoint"
+        )
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", RUNS)
 def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path, capsys):
-    """At random moments, with the cache deleted in between; continued on four devices, losses are within 1e-5.
+    """At random moments, with the cache deleted in between; continued on four devices, losses are
+    within 1e-5.
 
-    With dropout, accumulation, and packed rows or streams; half of the kills come at any time, half while updates are made.
+    With dropout, accumulation, and packed rows or streams; half of the kills come at any time, half
+    while updates are made.
     """
     changes = RUN | RUNS[body] | {"body.name": body, "data.cache": str(tmp_path / "cache")}
     whole, killed, moved = (tmp_path / name for name in ("whole", "killed", "moved"))
@@ -50,7 +79,11 @@ def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path, caps
 
     def flags_of(workdir, **more):  # without what the small run sets of other classes
         every = flags(workdir, **changes | more)
-        return [flag for flag in every if flag.split("=")[0].removeprefix("--config.") in {*known, "--config", "--workdir"}]
+        return [
+            flag
+            for flag in every
+            if flag.split("=")[0].removeprefix("--config.") in {*known, "--config", "--workdir"}
+        ]
 
     bits, survived = random.Random(body), collections.Counter()
     for number in range(KILLS // len(RUNS)):
@@ -60,7 +93,11 @@ def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path, caps
 
         def until(number=number, before=before):
             deadline = time.monotonic() + 120  # a run that has failed saves no more
-            while number % 2 and max(saved(killed), default=0) <= before and time.monotonic() < deadline:
+            while (
+                number % 2
+                and max(saved(killed), default=0) <= before
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.005)
             time.sleep(bits.uniform(0, 0.6 if number % 2 else 3))
 
@@ -69,18 +106,29 @@ def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path, caps
         survived[moment(killed, tmp_path / "cache")] += 1
     step = max(saved(killed))
     shutil.copytree(killed, moved)
-    next_ones = step + 20  # rounding errors grow from update to update, so only the next ones are compared
+    next_ones = (
+        step + 20
+    )  # rounding errors grow from update to update, so only the next ones are compared
     last = 20 * (step // 20 + 3)
     for workdir, devices, steps in (whole, 1, last), (killed, 1, last), (moved, 4, next_ones):
         done = quick_command("train.py", *flags_of(workdir, steps=steps), devices=devices)
         assert done.returncode == 0, done.stderr
     with capsys.disabled():
-        print(f"\n{body}, killed {sum(survived.values())} times up to update {step}:", dict(survived))
+        print(
+            f"\n{body}, killed {sum(survived.values())} times up to update {step}:", dict(survived)
+        )
 
     assert metrics(killed, speeds=False) == metrics(whole, speeds=False)
     assert_close(*(state_of(workdir, read_config(workdir)) for workdir in (killed, whole)), 0)
-    ours, theirs = ({(line["step"], key): value for line in metrics(workdir) for key, value in line.items() if key.endswith("/nll")}
-                    for workdir in (moved, whole))  # fmt: skip
+    ours, theirs = (
+        {
+            (line["step"], key): value
+            for line in metrics(workdir)
+            for key, value in line.items()
+            if key.endswith("/nll")
+        }
+        for workdir in (moved, whole)
+    )
     continued = [key for key in ours.keys() & theirs.keys() if key[0] > step]
     assert len(continued) >= 3
     assert max(abs(ours[key] - theirs[key]) for key in continued) < 1e-5

@@ -18,7 +18,9 @@ from tests.toys import Recurrent
 
 
 def assert_close(ours, theirs, tolerance):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance), ours, theirs
+    )
 
 
 def random_batch(microbatches, rows, time):
@@ -28,15 +30,24 @@ def random_batch(microbatches, rows, time):
     lengths = bits.integers(0, time + 1, (microbatches, rows, 1))
     lengths[0] = time
     row_ids = np.arange(microbatches * rows, dtype=np.int32).reshape(microbatches, rows)
-    return Batch(tokens[..., :-1], tokens[..., 1:], (np.arange(time) < lengths).astype(np.float32), row_ids)
+    return Batch(
+        tokens[..., :-1], tokens[..., 1:], (np.arange(time) < lengths).astype(np.float32), row_ids
+    )
 
 
 def start_update(config, optimizer=None, rows=None):
     """`(model, state, update)` with which to make single updates; `rows` as in `initial_state`."""
     mesh = sharding.device_mesh()
-    model, optimizer = build(config, config["data"]["vocabulary_size"]), optimizer or optim.from_config(config)
+    model, optimizer = (
+        build(config, config["data"]["vocabulary_size"]),
+        optimizer or optim.from_config(config),
+    )
     update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh, rows))
-    return model, initial_state(model, optimizer, config["seed"], mesh, rows), lambda state, batch: update(state, {}, batch)
+    return (
+        model,
+        initial_state(model, optimizer, config["seed"], mesh, rows),
+        lambda state, batch: update(state, {}, batch),
+    )
 
 
 def descent(rate):
@@ -44,7 +55,9 @@ def descent(rate):
 
 
 def test_one_batch_is_learned_by_heart(config):
-    """The same 64 random words over and over cost almost nothing in the end, which no wrong gradient would reach."""
+    """The same 64 random words over and over cost almost nothing in the end, which no wrong
+    gradient would reach.
+    """
     _, state, update = start_update(config(**{"input.factor": 1, "schedule.cycle_steps": 280}))
     batch = random_batch(1, 4, 16)._replace(weights=np.ones((1, 4, 16), np.float32))
     losses = []
@@ -57,9 +70,11 @@ def test_one_batch_is_learned_by_heart(config):
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_an_update_weighs_every_token_alike(config, microbatches):
-    """The gradient is that of the sum over all tokens divided by the sum of weights, in one batch or in uneven four.
+    """The gradient is that of the sum over all tokens divided by the sum of weights, in one batch
+    or in uneven four.
 
-    Plain descent at rate 1 shows the gradient; the mean of the parts' means would be another, and so would padding that counts.
+    Plain descent at rate 1 shows the gradient; the mean of the parts' means would be another, and
+    so would padding that counts.
     """
     model, state, update = start_update(config(), descent(1.0))
     batch = random_batch(4, 2, 16)
@@ -71,8 +86,13 @@ def test_an_update_weighs_every_token_alike(config, microbatches):
 
     before = jax.tree.map(np.array, state.params)
     loss, gradients = jax.value_and_grad(mean)(before, flat)
-    state, metrics = update(state, jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch))
-    assert_close(jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params), gradients, 1e-6)
+    state, metrics = update(
+        state,
+        jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch),
+    )
+    assert_close(
+        jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params), gradients, 1e-6
+    )
     assert metrics["tokens"] == batch.weights.sum() < batch.weights.size
     assert metrics["nll"] == pytest.approx(float(loss), rel=1e-6)
 
@@ -82,13 +102,17 @@ def test_an_update_weighs_every_token_alike(config, microbatches):
 
 
 def test_the_reported_norm_is_before_clipping(config):
-    """`gradient_norm` is the norm of the raw gradient, while the step taken is clipped to `clip_norm`."""
+    """`gradient_norm` is the norm of the raw gradient, while the step taken is clipped to
+    `clip_norm`.
+    """
     settings = config(**{"optimizer.clip_norm": 0.01, "schedule.warmup_from": 0.5})
     model, state, update = start_update(settings)
     batch = random_batch(1, 4, 16)
     before = jax.tree.map(np.array, state.params)
     total = jax.jit(jax.grad(lambda params, batch: model.apply({"params": params}, batch)[0].total))
-    gradients = jax.tree.map(lambda g: g / batch.weights.sum(), total(before, jax.tree.map(lambda a: a[0], batch)))
+    gradients = jax.tree.map(
+        lambda g: g / batch.weights.sum(), total(before, jax.tree.map(lambda a: a[0], batch))
+    )
     state, metrics = update(state, batch)
     norm = float(optax.global_norm(gradients))
     assert norm > 0.1
@@ -96,8 +120,6 @@ def test_the_reported_norm_is_before_clipping(config):
     change = jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params)
     # Nesterov's first step is (1 + momentum) times the clipped gradient.
     assert float(optax.global_norm(change)) == pytest.approx(0.5 * 1.9 * 0.01, rel=1e-3)
-
-
 
 
 @pytest.fixture
@@ -109,8 +131,12 @@ def recurrent(config, monkeypatch):
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_a_carry_continues_rows_from_update_to_update(recurrent, microbatches):
-    """Two updates on the halves of rows see what one update on whole rows sees; a row that is reset sees its own half alone."""
-    model, state, update = start_update(recurrent, descent(0.0), rows=(microbatches, 8 // microbatches))
+    """Two updates on the halves of rows see what one update on whole rows sees; a row that is
+    reset sees its own half alone.
+    """
+    model, state, update = start_update(
+        recurrent, descent(0.0), rows=(microbatches, 8 // microbatches)
+    )
     batch = random_batch(microbatches, 8 // microbatches, 16)
     batch = batch._replace(weights=np.ones_like(batch.weights))
     flat = jax.tree.map(lambda a: a.reshape(8, *a.shape[2:]), batch)
@@ -118,7 +144,12 @@ def test_a_carry_continues_rows_from_update_to_update(recurrent, microbatches):
     whole, params = apply(state.params, flat), jax.tree.map(jnp.copy, state.params)
 
     def half(columns, reset=None):
-        cut = batch._replace(**{name: getattr(batch, name)[..., columns] for name in ("inputs", "targets", "weights")})
+        cut = batch._replace(
+            **{
+                name: getattr(batch, name)[..., columns]
+                for name in ("inputs", "targets", "weights")
+            }
+        )
         return cut if reset is None else cut._replace(reset=np.full(batch.row_ids.shape, reset))
 
     state, first = update(state, half(slice(0, 8)))
@@ -133,7 +164,9 @@ def test_a_carry_continues_rows_from_update_to_update(recurrent, microbatches):
 
 
 def test_an_update_that_is_left_out_moves_the_carry(recurrent):
-    """Parameters stay; the next window continues the text of this one, so the carry is that of this one."""
+    """Parameters stay; the next window continues the text of this one, so the carry is that of
+    this one.
+    """
     mesh, optimizer, rows = sharding.device_mesh(), descent(0.1), (1, 4)
     model = build(recurrent, 122)
     layout = shape_of_state(model, optimizer, mesh, rows)
@@ -163,7 +196,9 @@ def test_a_carry_is_saved_by_row(recurrent, tmp_path):
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microbatches):
-    """What a layer sows is added to the loss of its token, and its gradient to the others, and not to the plain nll."""
+    """What a layer sows is added to the loss of its token, and its gradient to the others, and
+    not to the plain nll.
+    """
     model, state, update = start_update(recurrent, descent(1.0))
     batch = random_batch(4, 2, 16)
     flat = jax.tree.map(lambda a: a.reshape(8, *a.shape[2:]), batch)
@@ -172,11 +207,18 @@ def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microba
     def mean(params):
         (loss, _), sown = model.apply({"params": params}, flat, mutable=["penalties"])
         [penalty] = jax.tree.leaves(sown)
-        return (loss.total + jnp.sum(flat.weights * penalty)) / flat.weights.sum(), loss.total / flat.weights.sum()
+        return (
+            loss.total + jnp.sum(flat.weights * penalty)
+        ) / flat.weights.sum(), loss.total / flat.weights.sum()
 
     before = jax.tree.map(np.array, state.params)
     (loss, plain), gradients = jax.value_and_grad(mean, has_aux=True)(before)
-    state, metrics = update(state, jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch))
+    state, metrics = update(
+        state,
+        jax.tree.map(lambda a: a.reshape(microbatches, 8 // microbatches, *a.shape[2:]), batch),
+    )
     assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-6)
     assert float(metrics["nll"]) == pytest.approx(float(plain), rel=1e-6) != float(loss)
-    assert_close(jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params), gradients, 1e-6)
+    assert_close(
+        jax.tree.map(lambda old, new: old - np.asarray(new), before, state.params), gradients, 1e-6
+    )

@@ -19,25 +19,41 @@ from configs import quickstart
 
 
 def test_the_latest_and_the_best_are_kept(tmp_path):
-    """With keep=2: the two latest, and the best by validation however old; the same after opening the directory again."""
+    """With keep=2: the two latest, and the best by validation however old; the same after
+    opening the directory again.
+    """
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, nll in enumerate([3.0, 1.0, 2.0, 4.0, 5.0], start=1):
         checkpoints.save(step, {"params": {"a": jnp.full(3, step)}, "carry": ()}, nll)
     checkpoints.close()
     again = Checkpoints(tmp_path, keep=2)
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()} == {"2", "4", "5"}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()} == {
+        "2",
+        "4",
+        "5",
+    }
     assert (again.latest(), again.best(), again.step("4")) == (5, 2, 4)
-    assert again.restore(2, {"params": {"a": jnp.zeros(3, jnp.int32)}})["params"]["a"].tolist() == [2, 2, 2]
+    assert again.restore(2, {"params": {"a": jnp.zeros(3, jnp.int32)}})["params"]["a"].tolist() == [
+        2,
+        2,
+        2,
+    ]
     again.close()
 
 
 def test_items_are_read_one_by_one(tmp_path):
-    """Parameters are read without knowing of the optimizer; an item without arrays is not saved and comes back as it is."""
+    """Parameters are read without knowing of the optimizer; an item without arrays is not saved
+    and comes back as it is.
+    """
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(3, {"params": {"a": jnp.arange(3)}, "optimizer": (jnp.ones(2), ()), "carry": ()}, 1.0)
+    checkpoints.save(
+        3, {"params": {"a": jnp.arange(3)}, "optimizer": (jnp.ones(2), ()), "carry": ()}, 1.0
+    )
     checkpoints.close()
     reader = Checkpoints(tmp_path, read_only=True)
-    assert reader.restore(3, {"params": {"a": jnp.zeros(3, jnp.int32)}})["params"]["a"].tolist() == [0, 1, 2]
+    assert reader.restore(3, {"params": {"a": jnp.zeros(3, jnp.int32)}})["params"][
+        "a"
+    ].tolist() == [0, 1, 2]
     both = reader.restore(3, {"optimizer": (jnp.zeros(2), ()), "carry": ()})
     assert both["carry"] == () and both["optimizer"][0].tolist() == [1, 1]
     with pytest.raises(InputError, match="cannot be read"):
@@ -46,7 +62,9 @@ def test_items_are_read_one_by_one(tmp_path):
 
 
 def test_a_checkpoint_without_a_validation_loss(tmp_path):
-    """It is the latest and never the best, does not stay beyond `keep`, and alone is what "best" means."""
+    """It is the latest and never the best, does not stay beyond `keep`, and alone is what
+    "best" means.
+    """
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"params": {"a": jnp.zeros(1)}}, None)
     assert (checkpoints.step("best"), checkpoints.evaluated(1)) == (1, False)
@@ -60,12 +78,22 @@ def test_a_checkpoint_without_a_validation_loss(tmp_path):
 
 
 def config_of_before():
-    """A config without the groups `batches` and `schedule`, and without what may change when a run is resumed."""
+    """A config without the groups `batches` and `schedule`, and without what may change when a
+    run is resumed.
+    """
     config = quickstart.get_config().to_dict()
     batches, schedule = config.pop("batches"), config.pop("schedule")
-    config["data"] |= {"block": batches["sequence_length"], "break_mode": batches["break_mode"], "rows": batches["layout"]}
+    config["data"] |= {
+        "block": batches["sequence_length"],
+        "break_mode": batches["break_mode"],
+        "rows": batches["layout"],
+    }
     config["optimizer"] |= schedule | {"clip_norm": math.inf}
-    for group, key in ("optimizer", "name"), ("optimizer", "decoupled_decay"), ("output", "tail_dropout"):
+    for group, key in (
+        ("optimizer", "name"),
+        ("optimizer", "decoupled_decay"),
+        ("output", "tail_dropout"),
+    ):
         del config[group][key]
     for key in "divergence", "metrics", "early_stopping", "keep_every_hours", "fsdp", "hours":
         del config[key]
@@ -82,27 +110,61 @@ def test_a_config_of_before_is_read_in_the_keys_of_today(tmp_path):
     assert read_config(tmp_path) == today.to_dict()
     for was, name in (False, "none"), (True, "all"):
         today.body.unroll = name
-        (tmp_path / "config.json").write_text(to_json(today.to_dict() | {"body": today.to_dict()["body"] | {"unroll": was}}))
+        (tmp_path / "config.json").write_text(
+            to_json(today.to_dict() | {"body": today.to_dict()["body"] | {"unroll": was}})
+        )
         assert read_config(tmp_path) == today.to_dict()
     old = config_of_before()
     del old["data"]["rows"]
     (tmp_path / "config.json").write_text(json.dumps(old))
-    with pytest.raises(InputError, match=r"config\.json has no data\.rows, so it is of an older version: add it, or train anew"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"config\.json has no data\.rows, so it is of an older version: add it, or train anew"
+        ),
+    ):
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("change", [
-    *({key: ...} for key in ("body", "data", "dtype", "fsdp", "input", "output", "seed", "tokens_per_update")),
-    {"batches": {}}, {"body": 3}, {"body": {"name": "transformer"}}, {"output": {"name": "none"}}, {"steps": "ten"},
-    {"data": []}, {"input": None}, {"stepz": 3}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            {key: ...}
+            for key in (
+                "body",
+                "data",
+                "dtype",
+                "fsdp",
+                "input",
+                "output",
+                "seed",
+                "tokens_per_update",
+            )
+        ),
+        {"batches": {}},
+        {"body": 3},
+        {"body": {"name": "transformer"}},
+        {"output": {"name": "none"}},
+        {"steps": "ten"},
+        {"data": []},
+        {"input": None},
+        {"stepz": 3},
+    ],
+    ids=str,
+)
 def test_a_config_that_is_not_complete(tmp_path, change):
     """The file and the key are named, whatever is missing or wrong."""
     config = quickstart.get_config().to_dict() | change
-    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not ...}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: value for key, value in config.items() if value is not ...})
+    )
     if change == {"fsdp": ...}:
         assert read_config(tmp_path)["fsdp"] == 0  # may change when a run is resumed
         return
-    with pytest.raises(InputError, match=f"config.json (cannot be read|has no) .*{next(iter(change))}") as error:
+    with pytest.raises(
+        InputError, match=f"config.json (cannot be read|has no) .*{next(iter(change))}"
+    ) as error:
         read_config(tmp_path)
     assert "\n" not in str(error.value)
 
@@ -116,11 +178,19 @@ def test_a_run_of_before_goes_on(tmp_path):
     """Checkpoints of one item are read by parts, and those of today are saved beside them."""
     directory = tmp_path / "checkpoints"
     before = ocp.CheckpointManager(directory)
-    whole = {"step": jnp.array(2), "params": {"a": jnp.arange(3)}, "optimizer": {"trace": jnp.ones(3)}}
+    whole = {
+        "step": jnp.array(2),
+        "params": {"a": jnp.arange(3)},
+        "optimizer": {"trace": jnp.ones(3)},
+    }
     before.save(2, args=ocp.args.StandardSave(whole))
     before.close()
     checkpoints = Checkpoints(tmp_path)
-    like = {"params": {"a": jnp.zeros(3, jnp.int32)}, "optimizer": {"trace": jnp.zeros(3)}, "carry": ()}
+    like = {
+        "params": {"a": jnp.zeros(3, jnp.int32)},
+        "optimizer": {"trace": jnp.zeros(3)},
+        "carry": (),
+    }
     assert checkpoints.restore(2, {"params": like["params"]})["params"]["a"].tolist() == [0, 1, 2]
     items = checkpoints.restore(2, like)
     assert items["optimizer"]["trace"].tolist() == [1, 1, 1] and items["carry"] == ()
@@ -134,7 +204,10 @@ def test_a_run_of_before_goes_on(tmp_path):
 def saved_run(workdir):
     """Two checkpoints of known arrays; the shapes to restore them, and the step of the newest."""
     checkpoints = Checkpoints(workdir, keep=2)
-    items = {"params": {"a": jnp.arange(3000.0), "b": {"c": jnp.ones(7)}}, "optimizer": (jnp.arange(5), ())}
+    items = {
+        "params": {"a": jnp.arange(3000.0), "b": {"c": jnp.ones(7)}},
+        "optimizer": (jnp.arange(5), ()),
+    }
     for step in 1, 2:
         checkpoints.save(step, jax.tree.map(lambda a, step=step: a * step, items), 3.0 - step)
     checkpoints.close()
@@ -148,15 +221,25 @@ def damage(path, how):
         path.unlink()
     else:
         middle = len(data) // 2
-        changed = {"empty": b"", "half": data[:middle], "flip": data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :]}
+        changed = {
+            "empty": b"",
+            "half": data[:middle],
+            "flip": data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :],
+        }
         path.write_bytes(changed[how])
 
 
 @pytest.mark.parametrize("how", ["half", "flip", "gone"])
 def test_every_damaged_file_is_noticed(tmp_path, caplog, how):
-    """The damaged checkpoint is told and put aside, and the one before is used with its own numbers."""
+    """The damaged checkpoint is told and put aside, and the one before is used with its own
+    numbers.
+    """
     items = saved_run(tmp_path / "run")
-    names = [path.relative_to(tmp_path / "run") for path in (tmp_path / "run" / "checkpoints" / "2").rglob("*") if path.is_file()]
+    names = [
+        path.relative_to(tmp_path / "run")
+        for path in (tmp_path / "run" / "checkpoints" / "2").rglob("*")
+        if path.is_file()
+    ]
     assert len(names) > 10
     for number, name in enumerate(names):
         if name.name in (CHECKSUMS, "commit_success.txt"):
@@ -185,13 +268,17 @@ def test_a_damaged_list_of_checksums(tmp_path, caplog):
         damage(path, "half")
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert checkpoints.latest() == 1 and "checkpoint 2 is damaged" in caplog.text
-    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), checkpoints.restore(1, items), items))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: (a == b).all(), checkpoints.restore(1, items), items)
+    )
     checkpoints.close()
 
 
 @pytest.mark.parametrize("how", ["empty", "gone"])
 def test_damage_where_there_are_no_checksums(tmp_path, caplog, how):
-    """Of a checkpoint by an older version, or of a killed process: noticed, or the numbers are right all the same."""
+    """Of a checkpoint by an older version, or of a killed process: noticed, or the numbers are
+    right all the same.
+    """
     items = saved_run(tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "2" / CHECKSUMS).unlink()
     noticed = 0
@@ -208,22 +295,34 @@ def test_damage_where_there_are_no_checksums(tmp_path, caplog, how):
         except InputError as error:
             assert "the run has steps 1 as well" in str(error)
         else:
-            assert jax.tree.all(jax.tree.map(lambda a, b, step=step: (a == b * step).all(), restored, items))
+            assert jax.tree.all(
+                jax.tree.map(lambda a, b, step=step: (a == b * step).all(), restored, items)
+            )
         checkpoints.close()
     assert noticed >= 5
 
 
 def test_no_whole_checkpoint(tmp_path):
-    """All are told, none is renamed, and nothing starts anew in silence; a reader names the file."""
+    """All are told, none is renamed, and nothing starts anew in silence; a reader names the
+    file.
+    """
     items = saved_run(tmp_path)
     for step in "12":
         for path in (tmp_path / "checkpoints" / step / "params" / "d").iterdir():
             damage(path, "half")
     for _ in range(2):
-        with pytest.raises(InputError, match=r"no checkpoint in .* can be read \(2: params/d/.* has changed; 1: params/d/"):
+        with pytest.raises(
+            InputError,
+            match=r"no checkpoint in .* can be read \(2: params/d/.* has changed; 1: params/d/",
+        ):
             Checkpoints(tmp_path)
     reader = Checkpoints(tmp_path, read_only=True)
-    with pytest.raises(InputError, match=r"checkpoints/2 cannot be read \(params/d/.* has changed\); the run has steps 1 as well"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"checkpoints/2 cannot be read \(params/d/.* has changed\); the run has steps 1 as well"
+        ),
+    ):
         reader.restore(2, items)
     reader.close()
     shutil.rmtree(tmp_path / "checkpoints" / "1")
@@ -234,7 +333,9 @@ def test_no_whole_checkpoint(tmp_path):
 
 
 def test_nothing_older_goes_before_the_newer_is_verified(tmp_path, caplog):
-    """A checkpoint that cannot be read back leaves those before it in place; the next one that can be lets them go."""
+    """A checkpoint that cannot be read back leaves those before it in place; the next one that
+    can be lets them go.
+    """
     checkpoints = Checkpoints(tmp_path)
     for step in 1, 2, 3:
         checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, None)
@@ -249,19 +350,28 @@ def test_nothing_older_goes_before_the_newer_is_verified(tmp_path, caplog):
 
 
 def test_one_checkpoint_every_so_many_hours(tmp_path):
-    """Of checkpoints made an hour apart, every 1.5 hours: the first, every second one, and the last."""
+    """Of checkpoints made an hour apart, every 1.5 hours: the first, every second one, and the
+    last.
+    """
     checkpoints, begin = Checkpoints(tmp_path, 1, 1.5), time.time() - 360_000
     for step in range(1, 7):
         checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, None)
         checkpoints.verify()
         facts = tmp_path / "checkpoints" / str(step) / "_CHECKPOINT_METADATA"
-        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"init_timestamp_nsecs": int((begin + 3600 * step) * 1e9)}))
+        facts.write_text(
+            json.dumps(
+                json.loads(facts.read_text())
+                | {"init_timestamp_nsecs": int((begin + 3600 * step) * 1e9)}
+            )
+        )
     checkpoints.close()
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "3", "5", "6"}
 
 
 def test_a_loss_that_is_known_later(tmp_path):
-    """The checkpoint is then evaluated, and the best one if its loss is lowest; after opening the directory again, too."""
+    """The checkpoint is then evaluated, and the best one if its loss is lowest; after opening
+    the directory again, too.
+    """
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step, nll in (1, 2.0), (2, None):
         checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, nll)

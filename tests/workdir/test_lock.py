@@ -21,8 +21,14 @@ with locked(Path(sys.argv[1])):
 
 
 def test_a_workdir_is_held_by_one_process(tmp_path):
-    """The second is told the machine and the process of the first; when that is killed, the lock goes with it."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    """The second is told the machine and the process of the first; when that is killed, the
+    lock goes with it.
+    """
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert holder.stdout.readline() == b"held\n"
     for _ in range(2):  # the one who is refused changes nothing
         says = f"in use by the training of process {holder.pid} on {platform.node()}: "
@@ -31,7 +37,9 @@ def test_a_workdir_is_held_by_one_process(tmp_path):
     holder.kill()
     holder.communicate()
     with locked(tmp_path / "run"):
-        assert (tmp_path / "run" / ".training").read_text() == f"process {os.getpid()} on {platform.node()}"
+        assert (
+            tmp_path / "run" / ".training"
+        ).read_text() == f"process {os.getpid()} on {platform.node()}"
     assert not (tmp_path / "run" / ".training").exists()
     with locked(tmp_path / "run"):
         pass

@@ -13,19 +13,36 @@ from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.training.loop import train
 
 CHANGES = {
-    "input.name": "groc", "input.width": 4, "input.filters": ((1, 6), (3, 8)), "input.strides": (1, 2), "input.length": 12,
-    "input.relations": 2, "input.definition": 3, "body.name": "lstm", "body.features": 8, "body.widths": (8,),
-    "output.name": "softmax", "output.table.name": "mapped", "output.table.depth": 0, "output.table.bias": "predicted"}
+    "input.name": "groc",
+    "input.width": 4,
+    "input.filters": ((1, 6), (3, 8)),
+    "input.strides": (1, 2),
+    "input.length": 12,
+    "input.relations": 2,
+    "input.definition": 3,
+    "body.name": "lstm",
+    "body.features": 8,
+    "body.widths": (8,),
+    "output.name": "softmax",
+    "output.table.name": "mapped",
+    "output.table.depth": 0,
+    "output.table.bias": "predicted",
+}
 RUN = {"steps": 2, "evaluate_every": 2, "checkpoint_every": 2}
 
 
 @pytest.fixture(scope="module")
 def grounded(config, tmp_path_factory):
-    """The config of a run of two updates, and its workdir; the file that its lexicon came from has been deleted since."""
+    """The config of a run of two updates, and its workdir; the file that its lexicon came from
+    has been deleted since.
+    """
     directory = tmp_path_factory.mktemp("grounded")
     path, whole = directory / "words.jsonl", defaults(CHANGES).to_dict()
     words = [(f"t{i}w{j}", f"t{i}w0") for i in range(12) for j in range(6)]
-    entries = [{"word": word, "relations": [first, "zebra"], "definition": "the zebra"} for word, first in words]
+    entries = [
+        {"word": word, "relations": [first, "zebra"], "definition": "the zebra"}
+        for word, first in words
+    ]
     path.write_text("\n".join(map(json.dumps, entries)))
     given = config(**RUN) | {group: whole[group] for group in ("input", "body", "output")}
     given["input"]["lexicon"] = str(path)
@@ -40,19 +57,29 @@ def rows(run, name):
 
 
 def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, caplog):
-    """By the copy in its workdir, which has the entries of its words; for other words a warning; a new run needs the file."""
+    """By the copy in its workdir, which has the entries of its words; for other words a
+    warning; a new run needs the file.
+    """
     given, workdir = grounded
     kept = [json.loads(line) for line in (workdir / "lexicon.jsonl").read_text().splitlines()]
-    assert len(kept) == 72 and {tuple(entry["relations"])[-1:] for entry in kept} == {(f"t{i}w0",) for i in range(12)}
+    assert len(kept) == 72 and {tuple(entry["relations"])[-1:] for entry in kept} == {
+        (f"t{i}w0",) for i in range(12)
+    }
     run = open_run(workdir, "latest")
     assert rows(run, "relations").sum() == rows(run, "definitions").sum() == 72 and run.step == 2
     assert "input.lexicon" not in caplog.text
     more = Vocabulary((*run.vocabulary.words, "zebra"), np.append(run.vocabulary.counts, 0))
     assert rows(open_run(workdir, "latest", more), "relations").sum() == 72
-    assert "there is no input.lexicon='" in caplog.text and "any more: new words have no entries" in caplog.text
+    assert (
+        "there is no input.lexicon='" in caplog.text
+        and "any more: new words have no entries" in caplog.text
+    )
     capsys.readouterr()
     train(given | {"steps": 3}, workdir)
-    assert "lexicon      of 122 words, 59.02 % have relations, 59.02 % have definitions\n" in capsys.readouterr().out
+    assert (
+        "lexicon      of 122 words, 59.02 % have relations, 59.02 % have definitions\n"
+        in capsys.readouterr().out
+    )
     assert open_run(workdir, "latest").step == 3
     with pytest.raises(InputError, match="there is no input.lexicon="):
         train(given, workdir.with_name("new"))
@@ -63,8 +90,13 @@ def test_a_share_of_the_entries_at_evaluation(grounded, trained):
     _, workdir = grounded
     whole, less = open_run(workdir, "best"), open_run(workdir, "best", share=0.25)
     for name in ("relations", "definitions"):
-        assert rows(less, name).sum() == round(0.25 * 122) and (rows(whole, name) >= rows(less, name)).all()
-    losses = [evaluate(workdir, Request("validation", share=share))["nll"] for share in (None, 1.0, 0.0)]
+        assert (
+            rows(less, name).sum() == round(0.25 * 122)
+            and (rows(whole, name) >= rows(less, name)).all()
+        )
+    losses = [
+        evaluate(workdir, Request("validation", share=share))["nll"] for share in (None, 1.0, 0.0)
+    ]
     assert losses[0] == losses[1] != losses[2]
     with pytest.raises(InputError, match="share=0.5 is for a run with a lexicon"):
         open_run(trained, share=0.5)

@@ -1,4 +1,6 @@
-"""Runs in object storage: a server on this machine stands for gs:// and s3://, and everything else is real."""
+"""Runs in object storage: a server on this machine stands for gs:// and s3://, and everything
+else is real.
+"""
 
 import json
 import signal
@@ -19,12 +21,21 @@ from adaptive_jax.workdir.lock import locked
 from tests.object_server import serving
 from tests.training.test_metrics import metrics, scalars
 
-RUN = {"steps": 60, "log_every": 7, "evaluate_every": 20, "checkpoint_every": 20, "body.dropout": 0.2, "output.tail_dropout": 0.2}
+RUN = {
+    "steps": 60,
+    "log_every": 7,
+    "evaluate_every": 20,
+    "checkpoint_every": 20,
+    "body.dropout": 0.2,
+    "output.tail_dropout": 0.2,
+}
 
 
 @pytest.fixture(scope="module")
 def store():
-    """What the server keeps; tensorstore of this process and of those that it starts finds the server."""
+    """What the server keeps; tensorstore of this process and of those that it starts finds the
+    server.
+    """
     with serving() as (objects, variables), pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -34,7 +45,9 @@ def store():
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_paths(store, scheme):
-    """As those of a disk: read, written anew, listed and deleted; a write that fails leaves what was there."""
+    """As those of a disk: read, written anew, listed and deleted; a write that fails leaves
+    what was there.
+    """
     root = path_of(f"{scheme}://paths-{scheme}/a b")
     assert not root.exists()
     with replacing(root / "one.txt") as file:
@@ -48,7 +61,9 @@ def test_paths(store, scheme):
     assert (root / "one.txt").read_text() == "1 more"
     assert (root / "deep" / "er" / "two.txt").read_bytes() == "zwei ä".encode()
     assert sorted(path.name for path in root.iterdir()) == ["deep", "one.txt"]
-    assert (root / "deep").is_dir() and not (root / "one.txt").is_dir() and (root / "one.txt").exists()
+    assert (
+        (root / "deep").is_dir() and not (root / "one.txt").is_dir() and (root / "one.txt").exists()
+    )
     assert not (root / "dee").exists() and not (root / "one").exists()
     with pytest.raises(FileNotFoundError, match=r"one"):
         (root / "one").read_text()
@@ -61,7 +76,9 @@ def test_paths(store, scheme):
 
 @pytest.mark.slow
 def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config, tmp_path):
-    """The same command on gs:// goes on from the checkpoint before, ends as a run on a disk digit for digit, and is evaluated."""
+    """The same command on gs:// goes on from the checkpoint before, ends as a run on a disk
+    digit for digit, and is evaluated.
+    """
     train(config(**RUN), tmp_path / "disk")
     url = "gs://bucket/runs/a"
     store.stop_at = "checkpoints/40/commit_success.txt"
@@ -75,7 +92,10 @@ def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config,
 
     done = quick_command("train.py", *flags(url, **RUN), env=store.variables)
     assert done.returncode == 0, done.stderr
-    assert f"continuing {url} after 20 of 60 updates" in done.stdout and f"--workdir={url} --split=test" in done.stdout
+    assert (
+        f"continuing {url} after 20 of 60 updates" in done.stdout
+        and f"--workdir={url} --split=test" in done.stdout
+    )
     assert steps_in(path_of(url) / "checkpoints") == [60, 40]
     assert ".training" not in [path.name for path in path_of(url).iterdir()]
     assert metrics(path_of(url), speeds=False) == metrics(tmp_path / "disk", speeds=False)
@@ -93,15 +113,30 @@ def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config,
 
 
 def ours_at(workdir, step):
-    return next(line["validation/nll"] for line in metrics(workdir) if line["step"] == step and "validation/nll" in line)
+    return next(
+        line["validation/nll"]
+        for line in metrics(workdir)
+        if line["step"] == step and "validation/nll" in line
+    )
 
 
 def test_s3_with_prepared_ids(store, config):
-    """On s3://: prepared ids; a run whose newest checkpoint gets lost goes on from the one before; reading changes nothing."""
+    """On s3://: prepared ids; a run whose newest checkpoint gets lost goes on from the one
+    before; reading changes nothing.
+    """
     data = config()["data"]
     copy(load(data), "s3://words/ids")
-    settings = config(**RUN | {"steps": 6, "checkpoint_every": 2, "evaluate_every": 2, "keep": 2, "metrics.tensorboard": False,
-                               "data.path": "s3://words/ids"})
+    settings = config(
+        **RUN
+        | {
+            "steps": 6,
+            "checkpoint_every": 2,
+            "evaluate_every": 2,
+            "keep": 2,
+            "metrics.tensorboard": False,
+            "data.path": "s3://words/ids",
+        }
+    )
     run = path_of("s3://runs/b")
     train(settings | {"steps": 4}, run)
     assert 4 in steps_in(run / "checkpoints")
@@ -116,7 +151,9 @@ def test_s3_with_prepared_ids(store, config):
     assert reading.latest() == 6
     reading.close()
     assert store.names("runs") == before
-    with pytest.raises(InputError, match="s3://runs/b holds a run of another config: seed was 0 and is now 1"):
+    with pytest.raises(
+        InputError, match="s3://runs/b holds a run of another config: seed was 0 and is now 1"
+    ):
         train(settings | {"seed": 1}, run)
     (run / "config.json").unlink()
     with pytest.raises(InputError, match="s3://runs/b has checkpoints and no config.json"):
@@ -126,18 +163,26 @@ def test_s3_with_prepared_ids(store, config):
 def test_a_workdir_without_a_run(store, quick_command):
     """One line, as on a disk."""
     done = quick_command("evaluate.py", "--workdir=gs://nobody/a", env=store.variables)
-    line = "error: gs://nobody/a holds no run (no config.json): give the --workdir of a run that train.py made"
+    line = (
+        "error: gs://nobody/a holds no run (no config.json): give the --workdir of a run that"
+        " train.py made"
+    )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, line)
 
 
 def test_one_training_at_a_time(store, tmp_path, monkeypatch):
-    """A second is refused while the first gives signs of life, and takes over from one that gives none."""
+    """A second is refused while the first gives signs of life, and takes over from one that
+    gives none.
+    """
     monkeypatch.setattr(lease, "BEAT", 0.05)
     monkeypatch.setattr(lease, "SILENT", 0.5)
     monkeypatch.setattr(lease, "_gone", lambda content: False)  # as on another machine
     run = path_of("gs://leases/run")
     with locked(run):
-        with pytest.raises(InputError, match=r"in use by the training of process \d+ on "), locked(run):
+        with (
+            pytest.raises(InputError, match=r"in use by the training of process \d+ on "),
+            locked(run),
+        ):
             pass
         assert (run / ".training").read_text().startswith("process ")
     assert not (run / ".training").exists()
@@ -148,9 +193,14 @@ def test_one_training_at_a_time(store, tmp_path, monkeypatch):
 
 
 def test_a_lease_of_a_process_that_is_gone(tmp_path):
-    """One of this machine that has ended is not waited for; two that come at once cannot both have it."""
+    """One of this machine that has ended is not waited for; two that come at once cannot both
+    have it.
+    """
     url = f"file://{tmp_path}/run"
-    first, second, third = (lease.Lease(url, f"process {2**22 + number} on {lease.platform.node()}") for number in (1, 2, 3))
+    first, second, third = (
+        lease.Lease(url, f"process {2**22 + number} on {lease.platform.node()}")
+        for number in (1, 2, 3)
+    )
     for each in second, third:
         each.store = lease.tensorstore.KvStore.open(f"{url}/").result()
     none = second.store.read(".training").result().stamp.generation

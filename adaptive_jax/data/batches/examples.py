@@ -1,4 +1,6 @@
-"""Examples: the parts of a split that do not see each other. Break modes have the names of fairseq's --sample-break-mode."""
+"""Examples: the parts of a split that do not see each other. Break modes have the names of
+fairseq's --sample-break-mode.
+"""
 
 import numpy as np
 
@@ -8,7 +10,9 @@ BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 PART = 1 << 22  # tokens looked at in one go: ids may be larger than memory
 
 
-def examples(ids: np.ndarray, eos: int, break_mode: str, longest: int) -> tuple[np.ndarray, np.ndarray]:
+def examples(
+    ids: np.ndarray, eos: int, break_mode: str, longest: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Breaks a split into examples of 1 to `longest` tokens: returns their starts and lengths.
 
     ids a b . c . . d e f ., where . is <eos>, longest 5:
@@ -17,17 +21,19 @@ def examples(ids: np.ndarray, eos: int, break_mode: str, longest: int) -> tuple[
         complete_doc  [a b . c .] [d e f .]        the same, but an empty line ends a document and is left out
         eos           [a b .] [c .] [.] [d e f .]  one sentence each
 
-    A sentence of more than `longest` tokens becomes several examples, all but the last of `longest` tokens. fairseq makes one
-    longer row of it; here, rows have one shape.
+    A sentence of more than `longest` tokens becomes several examples, all but the last of `longest`
+    tokens. fairseq makes one longer row of it; here, rows have one shape.
 
     Args:
         ids: int32 `[n]`, an array or anything with a length and slices; read in parts.
 
     Returns:
-        Starts and lengths, both int32 `[examples]` (starts int64 from 2^31 tokens on), in the order of ids.
+        Starts and lengths, both int32 `[examples]` (starts int64 from 2^31 tokens on), in the order
+        of ids.
 
     Raises:
-        InputError: an unknown break_mode, `longest` below 1, an empty split, or only empty lines for complete_doc.
+        InputError: an unknown break_mode, `longest` below 1, an empty split, or only empty lines
+            for complete_doc.
     """
     check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
     check_at_least(1, **{"batches.sequence_length": longest})
@@ -67,14 +73,21 @@ def _sentences(ids, eos, index):
     ends = np.concatenate(found)
     empty_lines = np.flatnonzero(np.diff(ends, prepend=index.type(0)) == 1).astype(index)
     # The last sentence of a text that was cut off has no <eos>.
-    return np.append(ends, index.type(len(ids))) if not len(ends) or ends[-1] < len(ids) else ends, empty_lines
+    return (
+        np.append(ends, index.type(len(ids))) if not len(ends) or ends[-1] < len(ids) else ends
+    ), empty_lines
 
 
 def _merge(starts, ends, longest, separators):
-    """Starts and ends of runs of sentences that fit, as greedily as fairseq. No run holds a separator."""
+    """Starts and ends of runs of sentences that fit, as greedily as fairseq. No run holds a
+    separator.
+    """
     first = np.arange(len(starts), dtype=starts.dtype)
-    # For every sentence, the number of the one after a run that begins with it. One long sentence is a run, too.
-    after = np.maximum(np.searchsorted(ends, starts + starts.dtype.type(longest), side="right"), first + 1)
+    # For every sentence, the number of the one after a run that begins with it. One long sentence
+    # is a run, too.
+    after = np.maximum(
+        np.searchsorted(ends, starts + starts.dtype.type(longest), side="right"), first + 1
+    )
     if len(separators):
         limits = np.append(separators, starts.dtype.type(len(starts)))
         after = np.minimum(after, limits[np.searchsorted(separators, first)])

@@ -1,6 +1,8 @@
-"""Layouts: how examples become rows. One example a row, many packed into one, or examples of similar length together.
+"""Layouts: how examples become rows. One example a row, many packed into one, or examples of
+similar length together.
 
-A layout numbers the rows of an epoch. It says which rows an update reads, and which spans of the split they hold:
+A layout numbers the rows of an epoch. It says which rows an update reads, and which spans of the
+split they hold:
 
     layout = Packed(*examples(ids, eos, "eos", 512), 512, rows=128)
     epochs, numbers, time = layout.update(seed, step)
@@ -17,7 +19,22 @@ from adaptive_jax.data.batches.rows import Spans, permutation, runs, shuffled
 from adaptive_jax.data.batches.streams import Streams
 from adaptive_jax.errors import InputError, check_known
 
-DIVISORS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 21, 32, 64)  # of the sequence length, for rows of similar length
+DIVISORS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    10,
+    12,
+    16,
+    21,
+    32,
+    64,
+)  # of the sequence length, for rows of similar length
 
 
 class Single:
@@ -34,38 +51,58 @@ class Single:
     segmented, continued = False, False
 
     def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
-        """Takes starts and lengths of examples, `[examples]`, each at most `sequence_length` long. An update has `rows`."""
-        self.starts, self.lengths, self.rows, self.row_lengths = starts, lengths, rows, [sequence_length]
+        """Takes starts and lengths of examples, `[examples]`, each at most `sequence_length`
+        long. An update has `rows`.
+        """
+        self.starts, self.lengths, self.rows, self.row_lengths = (
+            starts,
+            lengths,
+            rows,
+            [sequence_length],
+        )
         self.count, self.capacity = len(starts), len(starts) * sequence_length
 
     def describe(self, examples: int, tokens: int) -> str:
         """What an epoch of so many examples is, in words."""
         shortest, longest = self.row_lengths[0], self.row_lengths[-1]
         length = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
-        return f"{examples:,} examples in {self.count:,} rows of {length} tokens, padding {1 - tokens / self.capacity:.2%}"
+        return (
+            f"{examples:,} examples in {self.count:,} rows of {length} tokens, padding"
+            f" {1 - tokens / self.capacity:.2%}"
+        )
 
     def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Returns the epochs and the numbers, int64 `[rows]`, of the rows that update `step` reads, and their length.
+        """Returns the epochs and the numbers, int64 `[rows]`, of the rows that update `step` reads,
+        and their length.
 
-        Updates walk through the rows without end, in a new order each epoch. With 3 rows and 2 an update, updates 0, 1, 2 may
-        read (2 0), (1 | 0), (2 1): the second ends one epoch and begins the next.
+        Updates walk through the rows without end, in a new order each epoch. With 3 rows and 2 an
+        update, updates 0, 1, 2 may read (2 0), (1 | 0), (2 1): the second ends one epoch and begins
+        the next.
         """
         epochs, index = np.divmod(np.arange(step * self.rows, (step + 1) * self.rows), self.count)
         numbers = [permutation(self.count, seed, epoch)[index[run]] for epoch, run in runs(epochs)]
         return epochs, np.concatenate(numbers), self.row_lengths[0]
 
     def spans(self, numbers: np.ndarray, seed: int | None, epoch: int) -> Spans:
-        """Returns the spans in the rows `numbers` of an epoch. Without a seed nothing is shuffled."""
+        """Returns the spans in the rows `numbers` of an epoch. Without a seed nothing is
+        shuffled.
+        """
         return Spans(self.starts[numbers], self.lengths[numbers], np.arange(len(numbers)))
 
     def in_order(self) -> list[tuple[range, int, int]]:
-        """Returns batches of all rows in order: numbers of the rows that hold something, rows of the batch, their length."""
+        """Returns batches of all rows in order: numbers of the rows that hold something, rows
+        of the batch, their length.
+        """
         begins = range(0, self.count, self.rows)
-        return [(range(i, min(i + self.rows, self.count)), self.rows, self.row_lengths[0]) for i in begins]
+        return [
+            (range(i, min(i + self.rows, self.count)), self.rows, self.row_lengths[0])
+            for i in begins
+        ]
 
 
 class Packed(Single):
-    """As many examples in a row as fit. Each epoch draws anew which examples of a length share a row.
+    """As many examples in a row as fit. Each epoch draws anew which examples of a length share a
+    row.
 
     Lengths 3 3 2 1 1 in rows of 5 make two rows: 3 2 and 3 1 1.
     """
@@ -76,14 +113,18 @@ class Packed(Single):
         """As `Single`."""
         self.rows, self.row_lengths = rows, [sequence_length]
         counts = np.bincount(lengths, minlength=sequence_length + 1)
-        # Rows take examples from this list, sorted by length. A stable sort of 16 bits is several times faster.
-        self.starts = starts[np.argsort(lengths.astype(np.min_scalar_type(sequence_length)), kind="stable")]
+        # Rows take examples from this list, sorted by length. A stable sort of 16 bits is several
+        # times faster.
+        self.starts = starts[
+            np.argsort(lengths.astype(np.min_scalar_type(sequence_length)), kind="stable")
+        ]
         self.order = functools.lru_cache(maxsize=2)(functools.partial(shuffled, counts))
         patterns = pack(counts, sequence_length)
         repeats = np.array([count for _, count in patterns])
         self.last = np.cumsum(repeats)  # the row after the last of each pattern
         self.count, self.capacity = int(self.last[-1]), int(self.last[-1]) * sequence_length
-        # The first row of a pattern takes the example at `index` for each of its lengths, the next row the one after that.
+        # The first row of a pattern takes the example at `index` for each of its lengths, the next
+        # row the one after that.
         self.sizes = np.array([len(lengths) for lengths, _ in patterns])
         self.lengths = np.concatenate([lengths for lengths, _ in patterns]).astype(np.int32)
         taken, by_length = np.repeat(repeats, self.sizes), np.argsort(self.lengths, kind="stable")
@@ -94,18 +135,23 @@ class Packed(Single):
         """As `Single.spans`."""
         pattern = np.searchsorted(self.last, numbers, side="right")
         sizes = self.sizes[pattern]
-        slot, row = ranges(np.cumsum(self.sizes)[pattern] - sizes, sizes), np.repeat(np.arange(len(numbers)), sizes)
+        slot, row = (
+            ranges(np.cumsum(self.sizes)[pattern] - sizes, sizes),
+            np.repeat(np.arange(len(numbers)), sizes),
+        )
         index = self.index[slot] + (numbers - np.append(0, self.last)[pattern])[row]
         index = index if seed is None else self.order(seed, epoch)[index]
         return Spans(self.starts[index], self.lengths[slot], row)
 
 
 class Similar(Single):
-    """One example a row, and updates of equally long rows: for bodies that cannot keep segments apart.
+    """One example a row, and updates of equally long rows: for bodies that cannot keep segments
+    apart.
 
-    Rows are 1, 1/2, 1/3 … of the sequence length long, in multiples of 8, and an update has 1, 2, 3 … times as many of them.
-    So updates have about as many tokens each, devices that can share the longest rows can share all, and few programs are
-    compiled. Empty rows fill up the last update of each length.
+    Rows are 1, 1/2, 1/3 … of the sequence length long, in multiples of 8, and an update has 1, 2, 3
+    … times as many of them. So updates have about as many tokens each, devices that can share the
+    longest rows can share all, and few programs are compiled. Empty rows fill up the last update of
+    each length.
     """
 
     def __init__(self, starts: np.ndarray, lengths: np.ndarray, sequence_length: int, rows: int):
@@ -121,11 +167,17 @@ class Similar(Single):
         updates = -(-examples // self.rows)
         # Up to the end of each length: examples, rows.
         self.examples, self.last = np.cumsum(examples), np.cumsum(updates * self.rows)
-        self.count, self.capacity = int(self.last[-1]), int((updates * self.rows) @ self.row_lengths)
+        self.count, self.capacity = (
+            int(self.last[-1]),
+            int((updates * self.rows) @ self.row_lengths),
+        )
         shapes = zip(self.rows.tolist(), self.row_lengths, updates, strict=True)
         each = [(rows, time) for rows, time, many in shapes for _ in range(many)]
         ends = itertools.accumulate(rows for rows, _ in each)
-        self.updates = [(range(end - rows, end), rows, time) for end, (rows, time) in zip(ends, each, strict=True)]
+        self.updates = [
+            (range(end - rows, end), rows, time)
+            for end, (rows, time) in zip(ends, each, strict=True)
+        ]
 
     def in_order(self) -> list[tuple[range, int, int]]:
         """As `Single.in_order`, but the numbers include empty rows."""
@@ -146,7 +198,8 @@ class Similar(Single):
         return Spans(self.starts[index], self.lengths[index], filled)
 
 
-# For each name the layout of text that is cut anywhere (break mode "none") and that of other examples, if there is one.
+# For each name the layout of text that is cut anywhere (break mode "none") and that of other
+# examples, if there is one.
 LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar), "streams": (Streams, None)}
 
 
@@ -156,19 +209,21 @@ def check_layout(break_mode: str, layout: str) -> None:
     check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
     if LAYOUTS[layout][1] is None and break_mode != "none":
         raise InputError(
-            f"batches.layout={layout!r} continues the text from row to row, and batches.break_mode={break_mode!r} breaks it: "
-            "give break_mode none, or layout packed"
+            f"batches.layout={layout!r} continues the text from row to row, and"
+            f" batches.break_mode={break_mode!r} breaks it: give break_mode none, or layout packed"
         )
 
 
 def pack(counts: np.ndarray, sequence_length: int) -> list[tuple[tuple[int, ...], int]]:
-    """Packs examples into rows by best fit decreasing: the longest first, each into the fullest row that has room for it.
+    """Packs examples into rows by best fit decreasing: the longest first, each into the fullest row
+    that has room for it.
 
-    counts: int `[sequence_length + 1]`, examples of each length. Rows that hold the same lengths are handled together, so the
-        work does not grow with the number of examples.
+    counts: int `[sequence_length + 1]`, examples of each length. Rows that hold the same lengths
+        are handled together, so the work does not grow with the number of examples.
 
     Returns:
-        The patterns of rows: the lengths in such a row, longest first, and how many such rows there are.
+        The patterns of rows: the lengths in such a row, longest first, and how many such rows there
+            are.
     """
     patterns = [[] for _ in range(sequence_length + 1)]  # by the room that is left
     for length in range(sequence_length, 0, -1):
@@ -177,7 +232,8 @@ def pack(counts: np.ndarray, sequence_length: int) -> list[tuple[tuple[int, ...]
             while room < sequence_length and not patterns[room]:
                 room += 1
             lengths, rows = patterns[room].pop() if patterns[room] else ((), examples)
-            # The next example of this length fits best where this one went, as long as there is room.
+            # The next example of this length fits best where this one went, as long as there is
+            # room.
             each = min(room // length, examples)
             used = min(rows, examples // each)
             examples -= each * used

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class Ahead:
-    """Makes `make(0), make(1), ...` for the `numbers` in order, up to `depth` results ahead of the loop that reads them.
+    """Makes `make(0), make(1), ...` for the `numbers` in order, up to `depth` results ahead of the
+    loop that reads them.
 
         with Ahead(batch, range(first, last + 1)) as batches:
             for number, made in batches:
                 ...
 
-    One thread makes one result at a time. The loop raises an error of `make` when it reads that result. The thread stops when
-    the `with` block exits, after finishing its current result.
+    One thread makes one result at a time. The loop raises an error of `make` when it reads that
+    result. The thread stops when the `with` block exits, after finishing its current result.
 
     Attributes:
         waited: seconds that the loop waited for the last result it read.

@@ -13,7 +13,8 @@ from adaptive_jax.errors import InputError
 
 
 class Spans(NamedTuple):
-    """Spans of a split, and the row of each: span i is the tokens `starts[i]` to `starts[i] + lengths[i] - 1`, in row `rows[i]`.
+    """Spans of a split, and the row of each: span i is the tokens `starts[i]` to `starts[i] +
+    lengths[i] - 1`, in row `rows[i]`.
 
     Rows ascend. The spans of one row follow each other from its left edge.
     """
@@ -23,11 +24,14 @@ class Spans(NamedTuple):
     rows: np.ndarray
 
 
-def fill_rows(ids: np.ndarray, eos: int, spans: Spans, shape: tuple[int, int], segmented: bool = False) -> Batch:
+def fill_rows(
+    ids: np.ndarray, eos: int, spans: Spans, shape: tuple[int, int], segmented: bool = False
+) -> Batch:
     """Copies spans into a batch of `shape`, which is (rows, time). Row ids are 0, 1, 2, …
 
     ids a b c d e, spans with starts 3 0 and lengths 2 1, both in row 0, shape (1, 4):
-        inputs [c d <eos> .], targets [d e a .], weights [1 1 1 0] and, if segmented, segment_ids [1 1 2 0].
+        inputs [c d <eos> .], targets [d e a .], weights [1 1 1 0] and, if segmented, segment_ids [1
+        1 2 0].
 
     Args:
         ids: int32 `[n]`, or anything with a length, slices and indexing by integer arrays.
@@ -49,13 +53,25 @@ def fill_rows(ids: np.ndarray, eos: int, spans: Spans, shape: tuple[int, int], s
         return flat.reshape(shape)
 
     inputs, targets = np.delete(stream, ends - 1), np.delete(stream, ends - lengths - 1)
-    segment_ids = fill(np.repeat(np.arange(len(row)) - leftmost + 1, lengths), 0, np.int32) if segmented else None
+    segment_ids = (
+        fill(np.repeat(np.arange(len(row)) - leftmost + 1, lengths), 0, np.int32)
+        if segmented
+        else None
+    )
     row_ids = np.arange(rows, dtype=np.int32)
-    return Batch(fill(inputs, eos, np.int32), fill(targets, eos, np.int32), fill(1, 0, np.float32), row_ids, segment_ids)
+    return Batch(
+        fill(inputs, eos, np.int32),
+        fill(targets, eos, np.int32),
+        fill(1, 0, np.float32),
+        row_ids,
+        segment_ids,
+    )
 
 
 def runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Yields each distinct value of an ascending array and its slice: 3 3 4 gives 3, slice(0, 2) and 4, slice(2, 3)."""
+    """Yields each distinct value of an ascending array and its slice: 3 3 4 gives 3, slice(0,
+    2) and 4, slice(2, 3).
+    """
     bounds = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
     for begin, end in itertools.pairwise(bounds.tolist()):
         yield int(values[begin]), slice(begin, end)
@@ -63,9 +79,11 @@ def runs(values: np.ndarray) -> Iterator[tuple[int, slice]]:
 
 @functools.lru_cache(maxsize=4)
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns the order of `count` things in an epoch: int64 `[count]`, the same on every machine and in every NumPy.
+    """Returns the order of `count` things in an epoch: int64 `[count]`, the same on every machine
+    and in every NumPy.
 
-    It sorts random bits, because the order of Generator.permutation may change with the version of NumPy.
+    It sorts random bits, because the order of Generator.permutation may change with the version of
+    NumPy.
     """
     order = np.argsort(bits(seed, epoch, 0).random_raw(count), kind="stable")
     order.flags.writeable = False  # callers share it through the cache
@@ -73,7 +91,8 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Shuffles things within their groups, which have `counts` members: int32 `[sum of counts]`, int64 from 2^31 on.
+    """Shuffles things within their groups, which have `counts` members: int32 `[sum of counts]`,
+    int64 from 2^31 on.
 
     counts 3 2: the first three are 0 1 2 in some order, the last two 3 4.
     """
@@ -91,4 +110,6 @@ def bits(seed: int, epoch: int, stream: int) -> np.random.Philox:
     """A source of random bits for an epoch; several purposes take several streams."""
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or more")
-    return np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64))
+    return np.random.Philox(
+        key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, stream], np.uint64)
+    )

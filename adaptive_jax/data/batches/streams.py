@@ -1,4 +1,6 @@
-"""Streams: the split as parallel rows, each of which continues from update to update, for bodies that carry a state on."""
+"""Streams: the split as parallel rows, each of which continues from update to update, for
+bodies that carry a state on.
+"""
 
 import functools
 import itertools
@@ -13,13 +15,15 @@ SHORTEST = 5  # tokens of a window
 
 
 class Streams:
-    """The split cut into equal rows; update after update reads the next window of each (Merity et al. 2018, section 5).
+    """The split cut into equal rows; update after update reads the next window of each (Merity et
+    al. 2018, section 5).
 
     Tokens 0 to 13 in 2 rows, windows of 3, 4:   update 0: [0 1 2] and [7 8 9];   update 1: [3 4 5 6] and [10 11 12 13].
 
-    A window is about as long as the sequence length; see `draw` and `lattice`. All rows of an update have windows of one length.
-    The last window of an epoch is cut short, and filled up with tokens of weight 0. Tokens that do not fill a row, fewer than there
-    are rows, are left out. The first token of a row follows the token before it in the split.
+    A window is about as long as the sequence length; see `draw` and `lattice`. All rows of an
+    update have windows of one length. The last window of an epoch is cut short, and filled up with
+    tokens of weight 0. Tokens that do not fill a row, fewer than there are rows, are left out. The
+    first token of a row follows the token before it in the split.
 
     Attributes: as those of `adaptive_jax.data.batches.layouts.Single`, and
         columns: tokens of each row in an epoch.
@@ -32,14 +36,20 @@ class Streams:
         tokens = int(starts[-1]) + int(lengths[-1])
         self.rows, self.base, self.columns = rows, sequence_length, tokens // rows
         if not self.columns:
-            raise InputError(f"the split has {tokens:,} tokens, fewer than its {rows:,} rows: lower tokens_per_update")
+            raise InputError(
+                f"the split has {tokens:,} tokens, fewer than its {rows:,} rows: lower"
+                " tokens_per_update"
+            )
         self.ends = functools.lru_cache(maxsize=4)(self._ends)
         self._windows = {}  # by seed, windows up to the end of each epoch
 
     def describe(self, examples: int, tokens: int) -> str:
         """What an epoch is, in words."""
         usual = lattice(self.base, self.base + 2.0 * DEVIATION * np.array([-1, 1]))
-        return f"{self.rows:,} rows, each continued through {self.columns:,} tokens in windows of about {usual[0]} to {usual[1]}"
+        return (
+            f"{self.rows:,} rows, each continued through {self.columns:,} tokens in windows of"
+            f" about {usual[0]} to {usual[1]}"
+        )
 
     def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
         """As `Single.update`; the numbers of window w are w · rows to (w + 1) · rows − 1."""
@@ -60,7 +70,9 @@ class Streams:
         return Spans(row * self.columns + ends[window], lengths, np.arange(len(numbers)))
 
     def _ends(self, seed, epoch):
-        """The ends of an epoch's windows in a row, the last one not cut short: int64 `[windows]`."""
+        """The ends of an epoch's windows in a row, the last one not cut short: int64
+        `[windows]`.
+        """
         source, drawn, total = bits(seed, epoch, 2), [], 0
         while total < self.columns:
             drawn.append(draw(self.base, source, 1 + (self.columns - total) // self.base))
@@ -77,7 +89,8 @@ def draw(base: int, source: np.random.Philox, count: int) -> np.ndarray:
 
 
 def rule(base: int, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
-    """Lengths of windows as Merity et al. 2018, section 5, draw them: about `base` with probability 0.95, else half of that.
+    """Lengths of windows as Merity et al. 2018, section 5, draw them: about `base` with probability
+    0.95, else half of that.
 
     uniform, normal: numbers drawn from U(0, 1) and N(0, 1).
     """
@@ -86,25 +99,31 @@ def rule(base: int, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
 
 
 def lattice(base: int, lengths: np.ndarray) -> np.ndarray:
-    """Lengths rounded to the nearest of base ± 0, 1, 2, … tenths of it (5 tokens, if that is more), so that few programs compile.
+    """Lengths rounded to the nearest of base ± 0, 1, 2, … tenths of it (5 tokens, if that is more),
+    so that few programs compile.
 
-    With base 70 those are 56, 63, 70, 77, 84 and, around half of it, 21 to 49; in one of 10,000 draws 14 or 91. Rounding leaves the
-    mean, 67.75, as it is, and raises the deviation around each of the two means from 5 to 5.4.
+    With base 70 those are 56, 63, 70, 77, 84 and, around half of it, 21 to 49; in one of 10,000
+    draws 14 or 91. Rounding leaves the mean, 67.75, as it is, and raises the deviation around each
+    of the two means from 5 to 5.4.
     """
     step = max(min(base, SHORTEST), round(base / 10))
     rounded = base + step * np.rint((np.asarray(lengths) - base) / step).astype(np.int64)
-    return np.maximum(rounded, base - (base - min(SHORTEST, base)) // step * step)  # never below the shortest that is drawn
+    return np.maximum(
+        rounded, base - (base - min(SHORTEST, base)) // step * step
+    )  # never below the shortest that is drawn
 
 
 def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int, itertools.chain]:
-    """Cuts a split of so many tokens into `rows` rows, read on in windows, each token counted once: for evaluation.
+    """Cuts a split of so many tokens into `rows` rows, read on in windows, each token counted once:
+    for evaluation.
 
     Tokens 0 to 9, 2 rows, context 2, window 3:   [0 1 2] and [4 5 6];   [3 4 5] and [7 8 9].   4 and 5 count in the first row.
 
     context: tokens that every row but the first reads before those that count there.
 
     Returns:
-        The number of windows, and an iterator over a window's spans, and how many of the first tokens of each span do not count:
+        The number of windows, and an iterator over a window's spans, and how many of the first
+        tokens of each span do not count:
         int64. Rows that are at their end have no span.
     """
     columns = max(1, -(-(tokens - context) // rows))

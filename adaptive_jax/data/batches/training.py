@@ -1,4 +1,6 @@
-"""Training batches as pure functions of (ids, seed, step): a run resumes anywhere, without the state of an iterator."""
+"""Training batches as pure functions of (ids, seed, step): a run resumes anywhere, without the
+state of an iterator.
+"""
 
 from typing import NamedTuple
 
@@ -14,10 +16,13 @@ from adaptive_jax.errors import check_at_least
 class Layout(NamedTuple):
     """How a split becomes rows: the group `batches` of a config.
 
-    sequence_length: tokens of a row, and the most that an example has; of layout "streams" the usual length of a window.
-    break_mode: what an example is: a window of the text (none), or whole sentences (complete, complete_doc, eos); see `examples`.
-    layout: how examples become rows: "packed" or "similar", see `layouts` (with break_mode "none" both put one in each row); or
-        "streams", for bodies that carry a state from update to update, see `streams`.
+    sequence_length: tokens of a row, and the most that an example has; of layout "streams" the
+        usual length of a window.
+    break_mode: what an example is: a window of the text (none), or whole sentences (complete,
+        complete_doc, eos); see `examples`.
+    layout: how examples become rows: "packed" or "similar", see `layouts` (with break_mode "none"
+        both put one in each row); or "streams", for bodies that carry a state from update to
+        update, see `streams`.
     """
 
     sequence_length: int
@@ -29,7 +34,8 @@ class TrainingBatches:
     """The batches that train on a split.
 
     Args:
-        ids: int32 `[n]`, the split. Targets are its tokens. The input for token k is token k − 1, or `<eos>` for the first.
+        ids: int32 `[n]`, the split. Targets are its tokens. The input for token k is token k − 1,
+            or `<eos>` for the first.
         eos: the id of `<eos>`.
         rows: rows of an update. Layout "similar" has more where rows are shorter.
         microbatches: how many microbatches make up an update.
@@ -48,20 +54,31 @@ class TrainingBatches:
         check_layout(break_mode, name)
         check_at_least(1, rows=rows, microbatches=microbatches)
         starts, lengths = examples(ids, eos, break_mode, length)
-        self.ids, self.eos, self.microbatches, self.per_microbatch = ids, eos, microbatches, rows // microbatches
+        self.ids, self.eos, self.microbatches, self.per_microbatch = (
+            ids,
+            eos,
+            microbatches,
+            rows // microbatches,
+        )
         of_text, of_examples = LAYOUTS[name]
-        self.layout = (of_text if break_mode == "none" else of_examples)(starts, lengths, length, rows)
+        self.layout = (of_text if break_mode == "none" else of_examples)(
+            starts, lengths, length, rows
+        )
         self.examples, self.tokens = len(starts), int(lengths.sum(dtype=np.int64))
 
     def batch(self, seed: int, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
-        """Returns the batch of update `step`, `[microbatches, rows, ...]`. Every epoch reads each token of an example once.
+        """Returns the batch of update `step`, `[microbatches, rows, ...]`. Every epoch reads each
+        token of an example once.
 
-        share: (i, n) returns only the rows of host i of n: the i-th of n equal parts of each microbatch. `row_ids` number the
-            rows of the whole update. With layout "streams" row r continues row r of the update before, or is `reset`.
+        share: (i, n) returns only the rows of host i of n: the i-th of n equal parts of each
+            microbatch. `row_ids` number the rows of the whole update. With layout "streams" row r
+            continues row r of the update before, or is `reset`.
         """
         epochs, numbers, time = self.layout.update(seed, step)
         index, hosts = share
-        row_ids = np.arange(len(numbers), dtype=np.int32).reshape(self.microbatches, hosts, -1)[:, index]
+        row_ids = np.arange(len(numbers), dtype=np.int32).reshape(self.microbatches, hosts, -1)[
+            :, index
+        ]
         epochs, numbers = epochs[row_ids.ravel()], numbers[row_ids.ravel()]
         spans = []
         for epoch, run in runs(epochs):
@@ -69,9 +86,13 @@ class TrainingBatches:
             spans.append((starts, lengths, rows + run.start))
         spans = Spans(*map(np.concatenate, zip(*spans, strict=True)))
         batch = fill_rows(self.ids, self.eos, spans, (row_ids.size, time), self.layout.segmented)
-        reset = numbers < self.layout.rows if self.layout.continued else None  # the first window of an epoch
+        reset = (
+            numbers < self.layout.rows if self.layout.continued else None
+        )  # the first window of an epoch
         arrays = batch._replace(row_ids=row_ids.ravel(), reset=reset)
-        return Batch(*(None if a is None else a.reshape(*row_ids.shape, *a.shape[1:]) for a in arrays))
+        return Batch(
+            *(None if a is None else a.reshape(*row_ids.shape, *a.shape[1:]) for a in arrays)
+        )
 
     def __str__(self):
         return self.layout.describe(self.examples, self.tokens)

@@ -1,4 +1,6 @@
-"""Windows for evaluation: every token of a split is scored exactly once, after as much context as asked for."""
+"""Windows for evaluation: every token of a split is scored exactly once, after as much context
+as asked for.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,12 +21,15 @@ class Windows(NamedTuple):
     """How a split is scored.
 
     window: tokens of a row, the first `context` of which are only read.
-    context: with layout "streams", tokens that every row of the split but the first reads before those that it scores.
+    context: with layout "streams", tokens that every row of the split but the first reads before
+        those that it scores.
     break_mode: what an example is; see `examples`.
-    layout: "packed" or "similar"; how to place examples that must see nothing else (break_mode "complete_doc" or "eos"). Or
-        "streams": the split is read on from batch to batch, by a body that carries its state.
-    rows: rows of a batch. Layout "similar" has more where rows are shorter. "streams" cuts the split into so many, and all but the
-        first begin with no more than `context` tokens of what came before them: only one row gives every token its whole past.
+    layout: "packed" or "similar"; how to place examples that must see nothing else (break_mode
+        "complete_doc" or "eos"). Or "streams": the split is read on from batch to batch, by a body
+        that carries its state.
+    rows: rows of a batch. Layout "similar" has more where rows are shorter. "streams" cuts the
+        split into so many, and all but the first begin with no more than `context` tokens of what
+        came before them: only one row gives every token its whole past.
     multiple: batches have a multiple of so many rows; empty ones are added.
     """
 
@@ -42,9 +47,11 @@ class Windows(NamedTuple):
 
 
 class WindowBatch(NamedTuple):
-    """A batch `[rows, time]` to score, and `first` int32 `[rows]`: the column of the first target that counts.
+    """A batch `[rows, time]` to score, and `first` int32 `[rows]`: the column of the first target
+    that counts.
 
-    The columns that count are within the window − `Windows.unscored` columns from `first` on, so the output layer can skip others.
+    The columns that count are within the window − `Windows.unscored` columns from `first` on, so
+    the output layer can skip others.
     """
 
     batch: Batch
@@ -55,38 +62,44 @@ def check_windows(settings: Windows) -> None:
     """Checks what needs no split.
 
     Raises:
-        InputError: window <= context, a context for examples that must see nothing else, an unknown name.
+        InputError: window <= context, a context for examples that must see nothing else, an unknown
+            name.
     """
     window, context, break_mode, layout, rows, multiple = settings
     check_layout(break_mode, layout)
     check_at_least(1, rows=rows, multiple=multiple)
     if context < 0 or window <= settings.unscored or window < 1:
-        raise InputError(f"window={window} must be greater than context={context}, and context 0 or more")
+        raise InputError(
+            f"window={window} must be greater than context={context}, and context 0 or more"
+        )
     if context and break_mode in ALONE:
         raise InputError(
-            f"context={context} shows an example the tokens before it, but batches.break_mode={break_mode!r} forbids that: "
-            "give context 0, or break_mode none or complete"
+            f"context={context} shows an example the tokens before it, but"
+            f" batches.break_mode={break_mode!r} forbids that: give context 0, or break_mode none"
+            " or complete"
         )
     if context and rows == 1 and LAYOUTS[layout][1] is None:
         raise InputError(
-            f"context={context} is not for one row of batches.layout={layout!r}, where a token sees all before it: give context 0, "
-            "or --rows=2 or more"
+            f"context={context} is not for one row of batches.layout={layout!r}, where a token sees"
+            " all before it: give context 0, or --rows=2 or more"
         )
 
 
-def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:
+def windows(
+    ids: np.ndarray, eos: int, settings: Windows
+) -> tuple[int, Iterator[tuple[WindowBatch, np.ndarray]]]:
     """Cuts a split into windows, so that every token of an example is scored exactly once.
 
     ids a b c d e, window 3, context 1 (so each row scores 2), break_mode "none":
         inputs [<eos> a .], [a b c], [c d .];  targets [a b .], [b c d], [d e .];  weights [1 1 0], [0 1 1], [0 1 0]; first 0 1 1
 
-    A row holds one example of at most window − context tokens, after the `context` tokens that precede it in the split.
-    Examples that must see nothing else need context 0, and rows hold them as `layout` says. Rows that only fill up the last
-    batch have weight 0.
+    A row holds one example of at most window − context tokens, after the `context` tokens that
+    precede it in the split. Examples that must see nothing else need context 0, and rows hold them
+    as `layout` says. Rows that only fill up the last batch have weight 0.
 
     Returns:
-        The number of batches, and an iterator over pairs of a batch and the positions in `ids` that it scores: int64
-        [tokens], row by row.
+        The number of batches, and an iterator over pairs of a batch and the positions in `ids` that
+        it scores: int64 [tokens], row by row.
 
     Raises:
         InputError: as `check_windows`, and an empty split.
@@ -96,7 +109,10 @@ def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator
     check_split(ids)
     if name == "streams":
         return _continued(ids, eos, settings)
-    alone, longest = break_mode in ALONE, max(1, min(window - context, len(ids)))  # a row need not be longer than the split
+    alone, longest = (
+        break_mode in ALONE,
+        max(1, min(window - context, len(ids))),
+    )  # a row need not be longer than the split
     starts, lengths = examples(ids, eos, break_mode, longest)
     layout = (LAYOUTS[name][1] if alone else Single)(starts, lengths, longest, rows)
 
@@ -109,7 +125,9 @@ def windows(ids: np.ndarray, eos: int, settings: Windows) -> tuple[int, Iterator
         first = np.zeros(rows, np.int32)
         first[scored.rows] = before
         counts = np.arange(time + context) >= first[:, None]
-        return WindowBatch(batch._replace(weights=batch.weights * counts), first), ranges(scored.starts, scored.lengths)
+        return WindowBatch(batch._replace(weights=batch.weights * counts), first), ranges(
+            scored.starts, scored.lengths
+        )
 
     batches = layout.in_order()
     return len(batches), (read(*batch) for batch in batches)
@@ -129,6 +147,8 @@ def _continued(ids, eos, settings):
         unscored[spans.rows] = read
         counts = np.arange(shape[1]) >= unscored[:, None]
         batch = batch._replace(weights=batch.weights * counts, reset=np.full(shape[0], number == 0))
-        return WindowBatch(batch, np.zeros(shape[0], np.int32)), ranges(spans.starts + read, spans.lengths - read)
+        return WindowBatch(batch, np.zeros(shape[0], np.int32)), ranges(
+            spans.starts + read, spans.lengths - read
+        )
 
     return count, (read(number, *part) for number, part in enumerate(parts))

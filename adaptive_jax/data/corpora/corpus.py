@@ -11,10 +11,12 @@ SPLITS = ("train", "validation", "test")
 
 
 class Corpus(NamedTuple):
-    """A vocabulary, and int32 `[tokens]` for each split, read-only: a memory-mapped file, or `storage.Ids` of a URL.
+    """A vocabulary, and int32 `[tokens]` for each split, read-only: a memory-mapped file, or
+    `storage.Ids` of a URL.
 
-    unseen: for each split where it is known, the share of its words, `<eos>` included, that the vocabulary was not learnt
-        from: words that it lacks; for sub-word units, words that the train split lacks. `<unk>` itself is not one of them.
+    unseen: for each split where it is known, the share of its words, `<eos>` included, that the
+        vocabulary was not learnt from: words that it lacks; for sub-word units, words that the
+        train split lacks. `<unk>` itself is not one of them.
     """
 
     vocabulary: Vocabulary

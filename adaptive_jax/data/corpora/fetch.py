@@ -14,10 +14,12 @@ CHUNK, TRIES, TIMEOUT = 1 << 20, 3, 60  # bytes, times, seconds without an answe
 
 
 def fetched(address: str, folder: Path) -> Path:
-    """The file of an address, downloaded into a folder once. What a download that was stopped has got is kept as NAME.part.
+    """The file of an address, downloaded into a folder once. What a download that was stopped has
+    got is kept as NAME.part.
 
     Raises:
-        InputError: the address does not answer, or not with the whole file, or the folder cannot be written.
+        InputError: the address does not answer, or not with the whole file, or the folder cannot be
+            written.
     """
     path = folder / address.rsplit("/", 1)[-1]
     part = path.with_name(f"{path.name}.part")
@@ -27,17 +29,25 @@ def fetched(address: str, folder: Path) -> Path:
             try:
                 _fetch(address, part)
                 return os.replace(part, path)
-            except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            except (
+                urllib.error.URLError,
+                http.client.HTTPException,
+                TimeoutError,
+                ConnectionError,
+            ) as error:
                 if not left or isinstance(error, urllib.error.HTTPError):
                     reason = " ".join(str(getattr(error, "reason", None) or error).split())[:60]
                     raise InputError(
-                        f"cannot download {address} ({reason}): try again, which resumes, or give a file of your own"
+                        f"cannot download {address} ({reason}): try again, which resumes, or give a"
+                        " file of your own"
                     ) from error
 
     try:
         kept.once(path, make)
     except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}; give another --cache") from error
+        raise InputError(
+            f"cannot write {folder}: {error.strerror or error}; give another --cache"
+        ) from error
     return path
 
 
@@ -48,7 +58,11 @@ def _fetch(address, part):
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if begin and error.code == 416 and error.headers.get("Content-Range", "") == f"bytes */{begin}":
+        if (
+            begin
+            and error.code == 416
+            and error.headers.get("Content-Range", "") == f"bytes */{begin}"
+        ):
             return  # all of it is there
         raise
     with contextlib.closing(answer), kept.bar(f"downloading {part.stem}") as show:

@@ -1,4 +1,6 @@
-"""Files of a cache: each is made once, by one of the processes that want it, and read again later."""
+"""Files of a cache: each is made once, by one of the processes that want it, and read again
+later.
+"""
 
 import contextlib
 import logging
@@ -20,7 +22,9 @@ logger = logging.getLogger(__name__)
 
 
 def home_of(path: str, key: str) -> Path:
-    """The directory that a setting names, a ~ at its start expanded. Raises InputError: empty, a URL, or an unknown user's."""
+    """The directory that a setting names, a ~ at its start expanded. Raises InputError: empty,
+    a URL, or an unknown user's.
+    """
     try:
         if path and "://" not in path:
             return Path(path).expanduser()
@@ -30,7 +34,8 @@ def home_of(path: str, key: str) -> Path:
 
 
 def cache_of(cache: str) -> Path:
-    """The directory where this machine prepares corpora: `data.cache`, or the default one if that is in object storage.
+    """The directory where this machine prepares corpora: `data.cache`, or the default one if that
+    is in object storage.
 
     Objects cannot be mapped into memory.
 
@@ -53,12 +58,15 @@ def usable(cache: Path) -> Iterator[None]:
             raise
         at = "" if str(error.filename) == str(cache) else f" ({error.filename})"
         raise InputError(
-            f"cannot write data.cache={cache}{at}: {error.strerror or error}; make room, or give a directory that you may write"
+            f"cannot write data.cache={cache}{at}: {error.strerror or error}; make room, or give a"
+            " directory that you may write"
         ) from error
 
 
 def once(path: Path, make: Callable[[], None]) -> None:
-    """Calls `make` if its file is missing. If several processes want the file, one makes it and the others wait."""
+    """Calls `make` if its file is missing. If several processes want the file, one makes it and
+    the others wait.
+    """
     if path.exists():
         return
     # A spawned process that runs the script again would wait for its parent, which waits for it.
@@ -73,7 +81,9 @@ def once(path: Path, make: Callable[[], None]) -> None:
         lock.acquire()
     try:
         if not path.exists():
-            for unfinished in set(path.parent.glob(f".{path.name}.*")) - {Path(lock.lock_file)}:  # left by a killed process
+            for unfinished in set(path.parent.glob(f".{path.name}.*")) - {
+                Path(lock.lock_file)
+            }:  # left by a killed process
                 unfinished.unlink()
             make()
     finally:
@@ -81,7 +91,8 @@ def once(path: Path, make: Callable[[], None]) -> None:
 
 
 def read_ids(path: Path, words: int) -> np.ndarray:
-    """Maps the ids of a split into memory: int32 `[tokens]`, read-only. Raises InputError for a damaged file.
+    """Maps the ids of a split into memory: int32 `[tokens]`, read-only. Raises InputError for a
+    damaged file.
 
     Only the ends of the file are looked at, since a split may be larger than memory.
     """
@@ -122,9 +133,18 @@ def _damaged(path, error):
 
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Callable[[float], None]]:
-    """Yields `show(share)`, which draws a progress bar with the time left if stderr is a terminal."""
+    """Yields `show(share)`, which draws a progress bar with the time left if stderr is a
+    terminal.
+    """
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task(what, total=1.0)
         yield lambda share: progress.update(task, completed=share)

@@ -29,11 +29,15 @@ logger = logging.getLogger(__name__)
 
 COUNTS = "counts.txt"
 PREPARED_BY_TFDS = "~/tensorflow_datasets"  # where to look for lm1b without a path
-FORMAT = 2  # part of every source's name: increase it when the same text is to give other shards or ids
+FORMAT = (
+    2  # part of every source's name: increase it when the same text is to give other shards or ids
+)
 
 
 class Published(NamedTuple):
-    """What the literature says of a corpus: words of the vocabulary (0 if nothing) and words of each split, `<eos>` included."""
+    """What the literature says of a corpus: words of the vocabulary (0 if nothing) and words of
+    each split, `<eos>` included.
+    """
 
     vocabulary: int
     words: Mapping[str, int]
@@ -59,7 +63,10 @@ ALIASES = {
     **dict.fromkeys(("wt103", "wiki103", "wikitext", "wikitext-103-v1"), "wikitext103"),
     "wikitext-2-raw-v1": "wikitext2_raw",
     "wikitext-103-raw-v1": "wikitext103_raw",
-    **dict.fromkeys(("lm1b", "1b", "1blm", "gbw", "one_billion", "one_billion_words", "1billion"), "billion_word"),
+    **dict.fromkeys(
+        ("lm1b", "1b", "1blm", "gbw", "one_billion", "one_billion_words", "1billion"),
+        "billion_word",
+    ),
     **dict.fromkeys(("europarl-v7", "europarl7", "wmt"), "europarl"),
     **dict.fromkeys(("text", "own", "own_text", "files", "txt", "custom"), "text_files"),
     **dict.fromkeys(("bible", "asv", "quickstart"), "embedded"),
@@ -70,15 +77,20 @@ class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy, see `local_texts`; for billion_word also where tensorflow-datasets prepared `lm1b`; or empty, for the
-        published copy; or a URL that holds a prepared corpus, see `storage`, where the settings below have no effect.
-    cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora are in ~/.cache/adaptive_jax.
-    threshold: occurrences in the train split that a word of the vocabulary needs; rarer words become `<unk>`.
+    path: a local copy, see `local_texts`; for billion_word also where tensorflow-datasets prepared
+        `lm1b`; or empty, for the published copy; or a URL that holds a prepared corpus, see
+        `storage`, where the settings below have no effect.
+    cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
+        are in ~/.cache/adaptive_jax.
+    threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
+        become `<unk>`.
     limit: words in the vocabulary at most, the most frequent ones; 0: no limit.
-    codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word units, see `Subwords`.
+    codes: 0 for words, or the number of byte-pair merges to learn from the train split for sub-word
+        units, see `Subwords`.
     tokeniser: "none" for text whose words are separated by spaces, or "moses".
     lower: whether to lower-case the text.
-    vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown. Not used to load it.
+    vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
+        Not used to load it.
     """
 
     corpus: str
@@ -92,18 +104,22 @@ class Settings(NamedTuple):
     vocabulary_size: int = 0
 
 
-def load(data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collection[str] = SPLITS) -> Corpus:
+def load(
+    data: Mapping, *, vocabulary: Vocabulary | None = None, splits: Collection[str] = SPLITS
+) -> Corpus:
     """Loads a corpus. The first call prepares it; later calls only map its ids into memory.
 
-    If several processes need the same corpus, one prepares it and the others wait. A preparation that was stopped resumes.
+    If several processes need the same corpus, one prepares it and the others wait. A preparation
+    that was stopped resumes.
 
     Args:
         data: the settings by name, see `Settings`; those left out keep their defaults.
-        vocabulary: encode with this vocabulary, as when a trained model is evaluated. No train split is needed then.
+        vocabulary: encode with this vocabulary, as when a trained model is evaluated. No train
+            split is needed then.
 
     Raises:
-        InputError: an unknown name, a missing or unreadable file, a word that the vocabulary cannot encode, a URL that holds
-            another vocabulary.
+        InputError: an unknown name, a missing or unreadable file, a word that the vocabulary cannot
+            encode, a URL that holds another vocabulary.
     """
     settings = checked_settings(data)
     corpus, path = settings[:2]
@@ -136,8 +152,9 @@ def checked_settings(data):
     check_cut(settings.threshold, settings.limit)
     if settings.codes and (settings.threshold, settings.limit) != (1, 0):
         raise InputError(
-            f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not {settings.threshold} and "
-            f"{settings.limit}: sub-word units can spell every word, so none becomes <unk>"
+            f"data.codes={settings.codes} needs data.threshold=1 and data.limit=0, not"
+            f" {settings.threshold} and {settings.limit}: sub-word units can spell every word, so"
+            " none becomes <unk>"
         )
     return settings
 
@@ -145,7 +162,9 @@ def checked_settings(data):
 def _prepared(settings, home, texts, vocabulary, splits):
     """The corpus whose shards, counts and ids are or will be in `home`."""
     corpus, learnt = settings.corpus, vocabulary is None
-    published = functools.cache(lambda: texts or sources.published(corpus, home.parents[1] / "published"))
+    published = functools.cache(
+        lambda: texts or sources.published(corpus, home.parents[1] / "published")
+    )
 
     @functools.cache
     def shards(split):
@@ -155,7 +174,9 @@ def _prepared(settings, home, texts, vocabulary, splits):
     if learnt:
         if not (home / COUNTS).exists():
             # The train split last, so that errors in the short ones are found first.
-            for split in reversed([split for split in SPLITS if split in splits or split == "train"]):
+            for split in reversed(
+                [split for split in SPLITS if split in splits or split == "train"]
+            ):
                 shards(split)
         vocabulary = _vocabulary(home, lambda: shards("train"), settings)
     known = functools.cache(functools.partial(_known, home, settings.codes, vocabulary))
@@ -163,11 +184,22 @@ def _prepared(settings, home, texts, vocabulary, splits):
     for split in [split for split in SPLITS if split in splits]:
         path, of_split = home / vocabulary.digest / f"{split}.npy", functools.partial(shards, split)
         ids[split] = _ids(path, vocabulary, of_split)
-        if path.with_suffix(".words").exists() or (home / "shards" / split / COMPLETE).exists():  # shards may be deleted
+        if (
+            path.with_suffix(".words").exists() or (home / "shards" / split / COMPLETE).exists()
+        ):  # shards may be deleted
             counted[split] = _count_words(path.with_suffix(".words"), of_split, known)
-    logger.info("%s: vocabulary %s, tokens %s", corpus, len(vocabulary), {split: len(i) for split, i in ids.items()})
+    logger.info(
+        "%s: vocabulary %s, tokens %s",
+        corpus,
+        len(vocabulary),
+        {split: len(i) for split, i in ids.items()},
+    )
     _compare_with_published(corpus, {split: numbers[0] for split, numbers in counted.items()})
-    unseen = {split: numbers[1] / max(1, numbers[0]) for split, numbers in counted.items() if len(numbers) > 1}
+    unseen = {
+        split: numbers[1] / max(1, numbers[0])
+        for split, numbers in counted.items()
+        if len(numbers) > 1
+    }
     return Corpus(vocabulary, ids, unseen)
 
 
@@ -175,34 +207,50 @@ def _stored(url, vocabulary, splits):
     corpus = storage.open(url, splits)
     if vocabulary is not None and vocabulary.digest != corpus.vocabulary.digest:
         raise InputError(
-            f"{url} holds ids of another vocabulary, of {len(corpus.vocabulary):,} words, not of this one of {len(vocabulary):,}: "
-            "give the text itself as data.path=DIR"
+            f"{url} holds ids of another vocabulary, of {len(corpus.vocabulary):,} words, not of"
+            f" this one of {len(vocabulary):,}: give the text itself as data.path=DIR"
         )
     return corpus
 
 
 def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
-    """Returns the splits that a corpus has; for a local copy, those found there. Raises InputError as `load`."""
+    """Returns the splits that a corpus has; for a local copy, those found there. Raises
+    InputError as `load`.
+    """
     return tuple(texts_of(corpus, path, ()) or SPLITS)
 
 
 def texts_of(corpus: str, path: str, needed: Collection[str]) -> dict[str, Text]:
-    """The text on this machine; {} for a published copy, which may have to be downloaded first. Raises InputError as `load`."""
+    """The text on this machine; {} for a published copy, which may have to be downloaded first.
+    Raises InputError as `load`.
+    """
     try:
-        found = sources.prepared_lm1b(home_of(path or PREPARED_BY_TFDS, "data.path")) if corpus == "billion_word" else {}
-        return found or (local_texts(corpus, str(home_of(path, "data.path")), needed) if path else {})
+        found = (
+            sources.prepared_lm1b(home_of(path or PREPARED_BY_TFDS, "data.path"))
+            if corpus == "billion_word"
+            else {}
+        )
+        return found or (
+            local_texts(corpus, str(home_of(path, "data.path")), needed) if path else {}
+        )
     except OSError as error:
-        raise InputError(f"cannot read data.path={path}: {error.strerror}; give a directory that you may read") from error
+        raise InputError(
+            f"cannot read data.path={path}: {error.strerror}; give a directory that you may read"
+        ) from error
 
 
 def source_of(corpus: str, texts: Mapping[str, Text], *settings: object) -> str:
-    """16 hexadecimal digits that change with the text and with the settings that turn it into words."""
+    """16 hexadecimal digits that change with the text and with the settings that turn it into
+    words.
+    """
     text = [texts[s].identity for s in SPLITS if s in texts] if texts else sources.version(corpus)
     return hashlib.sha256(repr((FORMAT, corpus, text, *settings)).encode()).hexdigest()[:16]
 
 
 def shards_of(directory: Path, text: Callable[[], Text], name: str, *settings: object) -> Shards:
-    """The shards of a split in `directory`; made if they are missing. name: of the split. settings: tokeniser and lower."""
+    """The shards of a split in `directory`; made if they are missing. name: of the split.
+    settings: tokeniser and lower.
+    """
 
     def make():
         logger.info("preparing %s from %s", name, (found := text()).files[0])
@@ -254,17 +302,25 @@ def _units(home, codes):
 
 
 def _known(home, codes, vocabulary):
-    """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if that is not known here."""
+    """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if
+    that is not known here.
+    """
     if not isinstance(vocabulary, subwords.Subwords):
         return {*vocabulary.words, UNKNOWN}
     units, counts = _units(home, codes), home / COUNTS
-    if not (units.exists() and counts.exists()) or subwords.read_vocabulary(units).digest != vocabulary.digest:
+    if (
+        not (units.exists() and counts.exists())
+        or subwords.read_vocabulary(units).digest != vocabulary.digest
+    ):
         return None
     return {*Vocabulary.read(counts).words, UNKNOWN}
 
 
-def _count_words(path: Path, shards: Callable[[], Shards], known: Callable[[], Collection[str] | None]) -> list[int]:
-    """Words of a split, `<eos>` included, and how many of them are not known; without the second if nothing says which are.
+def _count_words(
+    path: Path, shards: Callable[[], Shards], known: Callable[[], Collection[str] | None]
+) -> list[int]:
+    """Words of a split, `<eos>` included, and how many of them are not known; without the second if
+    nothing says which are.
 
     Counting reads all shards, so the numbers are kept in a file.
     """

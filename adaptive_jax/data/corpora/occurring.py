@@ -19,7 +19,10 @@ def occurring(data: Mapping, split: str) -> dict[str, int]:
     settings = checked_settings(data)
     corpus, path = settings[:2]
     if "://" in path:
-        raise InputError(f"{path} holds ids of one vocabulary: for the words of a text give the text itself as --data_path=DIR")
+        raise InputError(
+            f"{path} holds ids of one vocabulary: for the words of a text give the text itself as"
+            " --data_path=DIR"
+        )
     cache = cache_of(settings.cache)
     texts = texts_of(corpus, path, [split])
     how = settings.tokeniser, settings.lower

@@ -17,14 +17,18 @@ NEWLINE = b"\n"
 
 
 class Split(NamedTuple):
-    """The copies of a file's lines: the directory with train.txt, valid.txt and test.txt, and the lines of each, in this order."""
+    """The copies of a file's lines: the directory with train.txt, valid.txt and test.txt, and
+    the lines of each, in this order.
+    """
 
     directory: Path
     lines: tuple[int, int, int]
 
 
 def single_file(path: str) -> Path | None:
-    """The only file of the directory `path`, hidden ones apart, or the file `path`; None for anything else, archives too."""
+    """The only file of the directory `path`, hidden ones apart, or the file `path`; None for
+    anything else, archives too.
+    """
     place = Path(os.path.expanduser(path)).resolve()
     if place.is_dir():
         entries = [entry for entry in place.iterdir() if not entry.name.startswith(".")]
@@ -33,10 +37,11 @@ def single_file(path: str) -> Path | None:
 
 
 def split_lines(file: Path, cache: Path) -> Split:
-    """Copies the lines of a file into a directory below `cache`: the first 90 % to train, then 5 % and 5 % to validate and test.
+    """Copies the lines of a file into a directory below `cache`: the first 90 % to train, then 5 %
+    and 5 % to validate and test.
 
-    Validation and test have 10,000 lines at most. The order stays, so neighbouring lines are seldom in different splits. The same
-    file is copied once.
+    Validation and test have 10,000 lines at most. The order stays, so neighbouring lines are seldom
+    in different splits. The same file is copied once.
 
     file: UTF-8 text, plain, .xz or .gz.
 
@@ -46,8 +51,10 @@ def split_lines(file: Path, cache: Path) -> Split:
     text = Text((file,))
     total = sum(1 for _ in lines_of(text))
     if total < 3:
-        raise InputError(f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each line, or give a "
-                         "directory with train.txt, valid.txt and test.txt")  # fmt: skip
+        raise InputError(
+            f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each"
+            " line, or give a directory with train.txt, valid.txt and test.txt"
+        )
     few = max(1, min(total // SHARE, MOST))
     counts = total - 2 * few, few, few
     directory = cache / "split" / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]

@@ -4,9 +4,9 @@
     corpus = open("gs://bucket/my_corpus", splits=("train",))
     corpus.ids["train"][1_000:1_512]    # int32 [512]; reads one or two chunks of 8,192 tokens
 
-A URL is one that tensorstore knows: gs://bucket/…, s3://bucket/…, file:///…, http:// or https://… (read-only), and
-memory://…, which ends with the process. Under it are vocabulary.txt (for sub-words also subwords.model), a zarr3 array for
-each split and, written last, complete.json.
+A URL is one that tensorstore knows: gs://bucket/…, s3://bucket/…, file:///…, http:// or https://…
+(read-only), and memory://…, which ends with the process. Under it are vocabulary.txt (for sub-words
+also subwords.model), a zarr3 array for each split and, written last, complete.json.
 """
 
 import contextlib
@@ -29,16 +29,20 @@ MARKER = "complete.json"
 VOCABULARY = "vocabulary.txt"
 AGAIN = "remove it and write it again"
 CHUNK = 1 << 13  # tokens read together: some 10 KB, which take a store as long as a few bytes
-SHARD = 1 << 22  # tokens of an object: some 5 MB, and an index of 8 KB that says where its chunks are
+SHARD = (
+    1 << 22
+)  # tokens of an object: some 5 MB, and an index of 8 KB that says where its chunks are
 CACHE = 1 << 27  # bytes: keeps the index of every shard, so that it is read once
-PATIENCE = 60.0  # seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
+# Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
+PATIENCE = 60.0
 
 
 class Ids:
-    """One split: int32 `[tokens]`, indexed like a `numpy.memmap` by whole numbers, slices and integer arrays of any shape.
+    """One split: int32 `[tokens]`, indexed like a `numpy.memmap` by whole numbers, slices and
+    integer arrays of any shape.
 
-    An index reads the chunks that it touches and returns a new array. `numpy.asarray` reads everything.
-    Raises InputError if the store does not return the data.
+    An index reads the chunks that it touches and returns a new array. `numpy.asarray` reads
+    everything. Raises InputError if the store does not return the data.
     """
 
     dtype = np.dtype(np.int32)
@@ -59,11 +63,15 @@ class Ids:
             index = np.arange(begin, end, step)
         at = np.asarray(index)
         if isinstance(index, tuple) or at.dtype.kind not in "iu":
-            raise IndexError(f"ids in {self._url} take whole numbers, slices and integer arrays, not {index!r}")
+            raise IndexError(
+                f"ids in {self._url} take whole numbers, slices and integer arrays, not {index!r}"
+            )
         at = at.astype(np.int64)
         outside = (at < -len(self)) | (at >= len(self))
         if outside.any():
-            raise IndexError(f"index {at[outside][0]} is outside the {len(self):,} ids in {self._url}")
+            raise IndexError(
+                f"index {at[outside][0]} is outside the {len(self):,} ids in {self._url}"
+            )
         at = np.where(at < 0, at + len(self), at)  # tensorstore does not count from the end
         return self._read(at.reshape(-1)).reshape(at.shape)[()]
 
@@ -96,32 +104,53 @@ def copy(corpus: Corpus, url: str) -> None:
                 part = np.asarray(ids[begin : begin + SHARD])
                 array[begin : begin + len(part)].write(part).result()
         tokens = {split: len(ids) for split, ids in corpus.ids.items()}
-        facts = {"format": FORMAT, "tokens": tokens, "unseen": dict(corpus.unseen), "vocabulary": corpus.vocabulary.digest}
+        facts = {
+            "format": FORMAT,
+            "tokens": tokens,
+            "unseen": dict(corpus.unseen),
+            "vocabulary": corpus.vocabulary.digest,
+        }
         store.write(MARKER, json.dumps(facts).encode()).result()
 
 
 def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
     """Opens the corpus that `copy` wrote under a URL. Its ids are `Ids`, and none are read yet.
 
-    Raises InputError for a URL that cannot be read, that holds no complete copy, or lacks one of the splits.
+    Raises InputError for a URL that cannot be read, that holds no complete copy, or lacks one of
+    the splits.
     """
     with _one_line("read", url):
         store = _store(url)
         marker = store.read(MARKER).result(timeout=PATIENCE)
         if marker.state != "value":
-            raise InputError(f"{url} holds no complete copy of a corpus ({MARKER} is missing): write it again")
+            raise InputError(
+                f"{url} holds no complete copy of a corpus ({MARKER} is missing): write it again"
+            )
         facts = _facts(marker.value, url)
         if missing := [split for split in splits if split not in facts["tokens"]]:
-            raise InputError(f"{url} has no {missing[0]} split, only {', '.join(facts['tokens'])}: write one with it")
+            raise InputError(
+                f"{url} has no {missing[0]} split, only {', '.join(facts['tokens'])}: write one"
+                " with it"
+            )
         vocabulary = _vocabulary(store, url)
-        if vocabulary.digest != facts.get("vocabulary", vocabulary.digest):  # older copies do not have it
-            raise InputError(f"{url} is damaged: its vocabulary is not the one that was written; {AGAIN}")
+        if vocabulary.digest != facts.get(
+            "vocabulary", vocabulary.digest
+        ):  # older copies do not have it
+            raise InputError(
+                f"{url} is damaged: its vocabulary is not the one that was written; {AGAIN}"
+            )
         arrays = {split: _array(url, split, open=True, read=True) for split in splits}
         for split, array in arrays.items():
             if (array.dtype, array.shape) != (tensorstore.int32, (facts["tokens"][split],)):
-                raise InputError(f"{url} is damaged: {split} has not the tokens that {MARKER} says; {AGAIN}")
-        unseen = {split: share for split, share in facts.get("unseen", {}).items() if split in splits}
-        return Corpus(vocabulary, {split: Ids(array, url) for split, array in arrays.items()}, unseen)
+                raise InputError(
+                    f"{url} is damaged: {split} has not the tokens that {MARKER} says; {AGAIN}"
+                )
+        unseen = {
+            split: share for split, share in facts.get("unseen", {}).items() if split in splits
+        }
+        return Corpus(
+            vocabulary, {split: Ids(array, url) for split, array in arrays.items()}, unseen
+        )
 
 
 def _facts(content, url):
@@ -129,7 +158,10 @@ def _facts(content, url):
     try:
         facts = json.loads(content)
         if facts["format"] != FORMAT:
-            raise InputError(f"{url} is a copy of format {facts['format']}, not {FORMAT}: write it with this version")
+            raise InputError(
+                f"{url} is a copy of format {facts['format']}, not {FORMAT}: write it with this"
+                " version"
+            )
         counts = [*facts["tokens"].values(), *facts.get("unseen", {}).values()]
         if not all(isinstance(count, int | float) for count in counts):
             raise ValueError("a number is missing")
@@ -137,7 +169,9 @@ def _facts(content, url):
     except InputError:
         raise
     except Exception as error:  # any JSON may stand there
-        raise InputError(f"{url} is damaged: {MARKER} is not what was written ({type(error).__name__}); {AGAIN}") from error
+        raise InputError(
+            f"{url} is damaged: {MARKER} is not what was written ({type(error).__name__}); {AGAIN}"
+        ) from error
 
 
 def _vocabulary(store, url):
@@ -178,10 +212,15 @@ def _array(url: str, split: str, **how) -> tensorstore.TensorStore:
 
 
 def _schema(tokens: int) -> tensorstore.Schema:
-    codecs = [{"name": "bytes", "configuration": {"endian": "little"}},
-              {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}},
-              {"name": "crc32c"}]  # fmt: skip
-    sharding = {"name": "sharding_indexed", "configuration": {"chunk_shape": [CHUNK], "codecs": codecs}}
+    codecs = [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5, "shuffle": "shuffle"}},
+        {"name": "crc32c"},
+    ]
+    sharding = {
+        "name": "sharding_indexed",
+        "configuration": {"chunk_shape": [CHUNK], "codecs": codecs},
+    }
     return tensorstore.Schema(
         dtype=tensorstore.int32,
         shape=[tokens],
@@ -199,7 +238,13 @@ def _one_line(what: str, url: str) -> Iterator[None]:
         raise
     except (ValueError, NotImplementedError, TimeoutError) as error:
         timeout = isinstance(error, TimeoutError)
-        said = " ".join(str(error).split()).partition(" [tensorstore_spec")[0]  # what follows is for tensorstore's own authors
+        said = " ".join(str(error).split()).partition(" [tensorstore_spec")[
+            0
+        ]  # what follows is for tensorstore's own authors
         reason = f"no answer within {PATIENCE:g} seconds" if timeout else said
-        cure = AGAIN if "DATA_LOSS" in reason else f"give a URL of gs://, s3:// or file:/// that you may {what}"
+        cure = (
+            AGAIN
+            if "DATA_LOSS" in reason
+            else f"give a URL of gs://, s3:// or file:/// that you may {what}"
+        )
         raise InputError(f"cannot {what} {url}: {reason}; {cure}") from error

@@ -1,4 +1,5 @@
-"""The text of each split as one stream of bytes, from files, compressed files, directories and archives.
+"""The text of each split as one stream of bytes, from files, compressed files, directories and
+archives.
 
 texts = local_texts("text_files", "my_corpus")      # {"train": Text(files=(.../train.txt.xz,)), ...}
 for chunk in texts["train"].chunks(): ...           # Chunk(name=".../train.txt.xz", data=b"the cat ...", done=0.01)
@@ -25,7 +26,9 @@ CHUNK = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """name: of the file or archive member; data: its next bytes; done: the share of the split read so far, 0 to 1."""
+    """name: of the file or archive member; data: its next bytes; done: the share of the split
+    read so far, 0 to 1.
+    """
 
     name: str
     data: bytes
@@ -35,7 +38,8 @@ class Chunk(NamedTuple):
 class Text(NamedTuple):
     """One split of a corpus.
 
-    files: plain, .xz or .gz files, read as one, where the end of each file ends its last line; or archives.
+    files: plain, .xz or .gz files, read as one, where the end of each file ends its last line; or
+        archives.
     members: the pattern of the members of an archive to read, in the archive's order.
     """
 
@@ -69,7 +73,9 @@ class Text(NamedTuple):
             except Exception as error:  # damaged archives make their readers fail in many ways
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
                 where = f"{' '.join(name.split())} after {read:,} bytes of text"
-                raise InputError(f"cannot read {where}: {reason}; replace it by a complete copy") from error
+                raise InputError(
+                    f"cannot read {where}: {reason}; replace it by a complete copy"
+                ) from error
             before += file.stat().st_size
 
 
@@ -102,10 +108,17 @@ _RAW = ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw")
 _HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"
 PUBLISHED_NAMES = {
     "penn_treebank": ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
-    "wikitext2": _TOKENS, "wikitext103": _TOKENS, "wikitext2_raw": _RAW, "wikitext103_raw": _RAW,
+    "wikitext2": _TOKENS,
+    "wikitext103": _TOKENS,
+    "wikitext2_raw": _RAW,
+    "wikitext103_raw": _RAW,
     # The first of 50 held-out shards is the usual test set (Jozefowicz et al. 2016, section 4.1).
-    "billion_word": ("training-monolingual.tokenized.shuffled/news.en-*", _HELD_OUT.format(1), _HELD_OUT.format(0)),
-}  # fmt: skip
+    "billion_word": (
+        "training-monolingual.tokenized.shuffled/news.en-*",
+        _HELD_OUT.format(1),
+        _HELD_OUT.format(0),
+    ),
+}
 
 
 def published_texts(corpus: str, archive: Path) -> dict[str, Text]:
@@ -118,23 +131,30 @@ def local_texts(corpus: str, path: str, needed: Collection[str]) -> dict[str, Te
     """Returns the text of each split found.
 
     path: the published archive of the corpus, or a directory that holds, for each split, one of
-        train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; the published names.
+        train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; the published
+        names.
     Raises InputError if a split in `needed` is missing or a split is found twice.
     """
     place = Path(path).expanduser().resolve()
     if place.is_file() and place.name.endswith(ARCHIVES) and corpus in PUBLISHED_NAMES:
         return published_texts(corpus, place)
     if not place.is_dir():
-        raise InputError(f"data.path={path} is not a directory; give one with train.txt, valid.txt and test.txt")
+        raise InputError(
+            f"data.path={path} is not a directory; give one with train.txt, valid.txt and test.txt"
+        )
     texts = {}
     for split, published in zip(SPLITS, PUBLISHED_NAMES.get(corpus, ("", "", "")), strict=True):
         files = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
         found = {name: Text((place / name,)) for name in files if (place / name).is_file()}
-        found |= {f"{name}/": _directory(place / name) for name in NAMES[split] if (place / name).is_dir()}
+        found |= {
+            f"{name}/": _directory(place / name) for name in NAMES[split] if (place / name).is_dir()
+        }
         if published and (shards := sorted(place.glob(published))):
             found[published] = Text(tuple(shards))
         if len(found) > 1:
-            raise InputError(f"data.path={path} has both {' and '.join(list(found)[:2])}; keep one of them")
+            raise InputError(
+                f"data.path={path} has both {' and '.join(list(found)[:2])}; keep one of them"
+            )
         if not found and split in needed:
             choice = ", ".join([*files, f"{NAMES[split][0]}/", *([published] if published else [])])
             raise InputError(f"data.path={path} has no {split} split; add one of {choice}")
@@ -145,7 +165,9 @@ def local_texts(corpus: str, path: str, needed: Collection[str]) -> dict[str, Te
 
 def _directory(directory: Path) -> Text:
     """All files of a directory in order of name, except hidden ones."""
-    files = sorted(file for file in directory.iterdir() if file.is_file() and not file.name.startswith("."))
+    files = sorted(
+        file for file in directory.iterdir() if file.is_file() and not file.name.startswith(".")
+    )
     if not files:
         raise InputError(f"{directory} has no files; put text into it, or remove it")
     return Text(tuple(files))

@@ -8,7 +8,9 @@ from adaptive_jax.errors import check_known
 
 
 def moses() -> Callable[[str], str]:
-    """Returns the tokeniser of Moses for English, as ported by sacremoses: `"Mr Smith's."` becomes `"Mr Smith 's ."`."""
+    """Returns the tokeniser of Moses for English, as ported by sacremoses: `"Mr Smith's."`
+    becomes `"Mr Smith 's ."`.
+    """
     import sacremoses
 
     tokenizer = sacremoses.MosesTokenizer(lang="en")
@@ -16,7 +18,9 @@ def moses() -> Callable[[str], str]:
 
 
 def separated(line: str) -> str:
-    """Separates words and punctuation marks: `"Noah’s ark, he said."` becomes `"Noah’s ark , he said ."`."""
+    """Separates words and punctuation marks: `"Noah’s ark, he said."` becomes `"Noah’s ark , he
+    said ."`.
+    """
     return " ".join(re.findall(r"[^\W\d_]+(?:['’-][^\W\d_]+)*|\d+|[^\w\s]", line))
 
 
@@ -25,7 +29,8 @@ TOKENISERS = {"none": lambda: str, "moses": moses}
 
 @functools.cache
 def tokeniser(name: str, lower: bool) -> Callable[[str], str]:
-    """Returns the function of this name from line to line, which lower-cases if asked to. InputError: an unknown name.
+    """Returns the function of this name from line to line, which lower-cases if asked to.
+    InputError: an unknown name.
 
     It lower-cases last: capitals tell a tokeniser where sentences begin.
     """

@@ -2,10 +2,11 @@
 
 A lexicon is a directory of WordNet or a file of JSON lines, for any language:
 
-    {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"], "definition": "a domesticated animal, kept as a pet"}
+    {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"], "definition": "a
+    domesticated animal, kept as a pet"}
 
-Related words are in order of preference, hyponyms after the others. A definition is a text, or a list of texts, one for each sense.
-Only `word` is needed.
+Related words are in order of preference, hyponyms after the others. A definition is a text, or a
+list of texts, one for each sense. Only `word` is needed.
 """
 
 import functools
@@ -40,11 +41,17 @@ class Entry(NamedTuple):
 def lexicon_of(config: Mapping) -> str:
     """The path of the lexicon that a config's input reads; empty if it reads none."""
     given = config["input"]
-    return given["lexicon"] if "lexicon" in given and (given["relations"] or given["definition"]) else ""
+    return (
+        given["lexicon"]
+        if "lexicon" in given and (given["relations"] or given["definition"])
+        else ""
+    )
 
 
 def check_lexicon(path: str) -> None:
-    """Checks that a lexicon is there, if there is a path, before a corpus is prepared. Raises InputError as `read_entries`."""
+    """Checks that a lexicon is there, if there is a path, before a corpus is prepared. Raises
+    InputError as `read_entries`.
+    """
     source = path_of(path)
     if path and source.is_dir():
         check_wordnet(source)
@@ -65,13 +72,18 @@ def read_entries(vocabulary: Vocabulary, path: str, cache: str = "") -> Mapping[
     if not path:
         raise InputError(f"input.lexicon is empty: {CURE}")
     if not vocabulary.ends.all():
-        raise InputError(f"input.lexicon={path!r} says something of words, and the vocabulary has sub-words: set data.codes=0")
+        raise InputError(
+            f"input.lexicon={path!r} says something of words, and the vocabulary has sub-words: set"
+            " data.codes=0"
+        )
     source = path_of(path)
     if not source.is_dir():
         return _read_lines(source, vocabulary)
     if not cache:
         return _known(read_wordnet(source, vocabulary.words), vocabulary)
-    digest = hashlib.sha256(f"{VERSION} {vocabulary.digest} {_fingerprint(source)}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        f"{VERSION} {vocabulary.digest} {_fingerprint(source)}".encode()
+    ).hexdigest()[:16]
     kept = path_of(cache) / "lexicon" / f"{digest}.jsonl"
     if kept.exists():
         try:
@@ -84,10 +96,17 @@ def read_entries(vocabulary: Vocabulary, path: str, cache: str = "") -> Mapping[
 
 
 def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Writes entries as JSON lines, which `read_entries` reads again, and their checksum beside them."""
+    """Writes entries as JSON lines, which `read_entries` reads again, and their checksum beside
+    them.
+    """
     with replacing(path) as file:
         for word, entry in entries.items():
-            line = {"word": word, "relations": entry.synonyms, "hyponyms": entry.hyponyms, "definition": entry.definitions}
+            line = {
+                "word": word,
+                "relations": entry.synonyms,
+                "hyponyms": entry.hyponyms,
+                "definition": entry.definitions,
+            }
             file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
     write_checksums(path.with_suffix(".sha256"), [path])
 
@@ -96,19 +115,31 @@ def _known(found, vocabulary):
     index, made = vocabulary.index, {}
     for word, synonyms, hyponyms, definitions in found:
         if word in index:
-            related = (tuple(each for each in words if each in index) for words in (synonyms, hyponyms))
+            related = (
+                tuple(each for each in words if each in index) for words in (synonyms, hyponyms)
+            )
             made[word] = Entry(*related, tuple(definitions))
     return {word: made[word] for word in vocabulary.words if word in made}
 
 
 def _read_lines(path, vocabulary):
     if changed_file(path.with_suffix(".sha256")):
-        raise InputError(f"{path} is damaged: it is not what was written; restore it, or train anew")
+        raise InputError(
+            f"{path} is damaged: it is not what was written; restore it, or train anew"
+        )
     try:
         with path.open("rb") as file:
-            return _known((_parse(line, f"{path}, line {number}") for number, line in enumerate(file, start=1)), vocabulary)
+            return _known(
+                (
+                    _parse(line, f"{path}, line {number}")
+                    for number, line in enumerate(file, start=1)
+                ),
+                vocabulary,
+            )
     except OSError as error:
-        raise InputError(f"cannot read input.lexicon={str(path)!r}: {error.strerror}; {CURE}") from error
+        raise InputError(
+            f"cannot read input.lexicon={str(path)!r}: {error.strerror}; {CURE}"
+        ) from error
 
 
 def _parse(line, where):
@@ -118,12 +149,20 @@ def _parse(line, where):
         entry = None
     if not isinstance(entry, dict) or not isinstance(entry.get("word"), str):
         text = line.decode(errors="replace").strip()[:60]
-        raise InputError(f'{where}: {text!r} must be like {{"word": "dog", "relations": ["hound"], "definition": "an animal"}}')
+        raise InputError(
+            f'{where}: {text!r} must be like {{"word": "dog", "relations": ["hound"], "definition":'
+            ' "an animal"}'
+        )
     if isinstance(entry.get("definition"), str):
         entry["definition"] = [entry["definition"]]
     parts = [entry.get(name) or [] for name in ("relations", "hyponyms", "definition")]
-    if not all(isinstance(part, list) and all(isinstance(text, str) for text in part) for part in parts):
-        raise InputError(f"{where}: relations, hyponyms and definition of {entry['word']!r} must be lists of texts")
+    if not all(
+        isinstance(part, list) and all(isinstance(text, str) for text in part) for part in parts
+    ):
+        raise InputError(
+            f"{where}: relations, hyponyms and definition of {entry['word']!r} must be lists of"
+            " texts"
+        )
     return entry["word"], *parts
 
 

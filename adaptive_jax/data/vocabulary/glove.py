@@ -1,4 +1,6 @@
-"""Vectors of words from text files as GloVe's: a word and its numbers a line, separated by spaces."""
+"""Vectors of words from text files as GloVe's: a word and its numbers a line, separated by
+spaces.
+"""
 
 import bz2
 import contextlib
@@ -21,10 +23,12 @@ def read_vectors(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Vectors of the words that a file has, or that it has in lower case.
 
-    path: text, or packed as .gz, .xz or .bz2, or the first file of a .zip. show: is called with the number of lines read.
+    path: text, or packed as .gz, .xz or .bz2, or the first file of a .zip. show: is called with the
+        number of lines read.
 
     Returns:
-        ids int64 `[n]` of the words found, ascending; their vectors float32 `[n, width]`; how many were found in lower case only.
+        ids int64 `[n]` of the words found, ascending; their vectors float32 `[n, width]`; how many
+        were found in lower case only.
 
     Raises:
         InputError: no such file, a line that does not fit, or no word found.
@@ -43,7 +47,9 @@ def read_vectors(
             if number == 1 and len(values) == 1:  # the header of word2vec: words and width
                 continue
             width = width or len(values)
-            if len(values) > width:  # GloVe 840B has words with spaces in them, which no vocabulary here has
+            if (
+                len(values) > width
+            ):  # GloVe 840B has words with spaces in them, which no vocabulary here has
                 continue
             if word in wanted or len(values) < width:
                 vector = _vector(values, width, f"{path}, line {number}")
@@ -51,7 +57,10 @@ def read_vectors(
                     if exact or i not in found:
                         found[i] = exact, vector
     if not found:
-        raise InputError(f"{path} has none of the {len(words):,} words: give a text file of vectors, a word a line")
+        raise InputError(
+            f"{path} has none of the {len(words):,} words: give a text file of vectors, a word a"
+            " line"
+        )
     ids = np.sort(np.fromiter(found, np.int64))
     return ids, np.stack([found[i][1] for i in ids]), sum(not exact for exact, _ in found.values())
 
@@ -62,7 +71,10 @@ def _vector(values, width, where):
     except ValueError:
         vector = np.zeros(0, np.float32)
     if len(vector) != width or not np.isfinite(vector).all():
-        raise InputError(f"{where}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or give another")
+        raise InputError(
+            f"{where}: {' '.join(values)[:40]!r} must be {width} numbers: restore the file, or give"
+            " another"
+        )
     return vector
 
 
@@ -72,8 +84,13 @@ def _lines(path) -> Iterator[str]:
             with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
                 yield from io.TextIOWrapper(file, "utf-8", "replace", newline="\n")
         else:
-            with OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8", errors="replace", newline="\n") as file:
+            with OPENERS.get(path.suffix, open)(
+                path, "rt", encoding="utf-8", errors="replace", newline="\n"
+            ) as file:
                 yield from file
     except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile, IndexError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the vectors {path}: {reason}; give text, plain or packed as .gz, .xz or .zip") from error
+        raise InputError(
+            f"cannot read the vectors {path}: {reason}; give text, plain or packed as .gz, .xz or"
+            " .zip"
+        ) from error

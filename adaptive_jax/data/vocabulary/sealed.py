@@ -1,4 +1,6 @@
-"""Vocabularies on the disk with their checksums: vocabulary.txt, for sub-words also subwords.model, and vocabulary.sha256."""
+"""Vocabularies on the disk with their checksums: vocabulary.txt, for sub-words also
+subwords.model, and vocabulary.sha256.
+"""
 
 from pathlib import Path
 
@@ -16,7 +18,8 @@ def write_sealed(vocabulary: Vocabulary, path: Path) -> None:
 
 
 def read_sealed(path: Path, cure: str) -> Vocabulary:
-    """Reads what `write_sealed` wrote. Without checksums, as older versions wrote it, it is not compared with them.
+    """Reads what `write_sealed` wrote. Without checksums, as older versions wrote it, it is not
+    compared with them.
 
     cure: what to do about a damaged file, the end of the message.
 
@@ -26,7 +29,10 @@ def read_sealed(path: Path, cure: str) -> Vocabulary:
     sums = path.with_suffix(".sha256")
     try:
         if path.exists() and (changed := changed_file(sums)):
-            raise InputError(f"{path.with_name(changed)} is damaged: it is not what was written (see {sums.name})")
+            raise InputError(
+                f"{path.with_name(changed)} is damaged: it is not what was written (see"
+                f" {sums.name})"
+            )
         return read_vocabulary(path)
     except InputError as error:
         raise InputError(f"{error}; {cure}") from error

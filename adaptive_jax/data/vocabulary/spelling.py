@@ -17,20 +17,25 @@ SENTENCES = {"<S>": START, "</S>": STOP}
 def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[str, np.ndarray]:
     """The first `length` letters of every word, shortest words first.
 
-    Letters are UTF-8 bytes counted from 1, and 0 after the end of the word. With `marks`, they are ELMo's: a mark begins and ends
-    each word, what follows is 261, `<S>` and `</S>` are one letter each, and `<eos>` and `<unk>` are spelt as other words are.
+    Letters are UTF-8 bytes counted from 1, and 0 after the end of the word. With `marks`, they are
+    ELMo's: a mark begins and ends each word, what follows is 261, `<S>` and `</S>` are one letter
+    each, and `<eos>` and `<unk>` are spelt as other words are.
 
     Returns:
         `letters`: uint8, with marks int16, `[words, length]`.
-        `symbols`: int8 `[words]`, 0 for `<eos>`, 1 for `<unk>`, -1 for a word that is spelt; not with marks.
+        `symbols`: int8 `[words]`, 0 for `<eos>`, 1 for `<unk>`, -1 for a word that is spelt; not
+            with marks.
         `lengths`: int32 `[words]`, letters that are read.
-        `places`: int32 `[words]`, for every word id its row in the other three, whose order is by length.
+        `places`: int32 `[words]`, for every word id its row in the other three, whose order is by
+            length.
 
     >>> spelling(Vocabulary.build({"cat": 2, "<eos>": 1}), 4)["letters"]
     array([[  0,   0,   0,   0],
            [100,  98, 117,   0]], dtype=uint8)
     """
-    letters = np.full((len(vocabulary), length), PADDING if marks else 0, np.int16 if marks else np.uint8)
+    letters = np.full(
+        (len(vocabulary), length), PADDING if marks else 0, np.int16 if marks else np.uint8
+    )
     symbols = np.full(len(vocabulary), -1, np.int8)
     lengths = np.zeros(len(vocabulary), np.int32)
     for number, (word, text) in enumerate(zip(vocabulary.words, vocabulary.spellings, strict=True)):
@@ -39,9 +44,13 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
             continue
         read = np.frombuffer(text, np.uint8)[:length].astype(np.int16) + 1
         if marks:
-            read = np.array([BEGIN, *([SENTENCES[word]] if word in SENTENCES else read), END])[:length]
+            read = np.array([BEGIN, *([SENTENCES[word]] if word in SENTENCES else read), END])[
+                :length
+            ]
         lengths[number] = len(read)
-        letters[number, : len(read)] = read if marks else np.minimum(read, 255)  # no text in UTF-8 has the byte 255
+        letters[number, : len(read)] = (
+            read if marks else np.minimum(read, 255)
+        )  # no text in UTF-8 has the byte 255
     order = np.argsort(lengths, kind="stable")
     places = np.argsort(order, kind="stable").astype(np.int32)
     arrays = {"letters": letters[order], "lengths": lengths[order], "places": places}

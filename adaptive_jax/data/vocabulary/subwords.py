@@ -1,7 +1,9 @@
-"""Byte-pair encoding: words written in units learnt from the train split, a vocabulary like any other.
+"""Byte-pair encoding: words written in units learnt from the train split, a vocabulary like any
+other.
 
-Baevski & Auli 2019, section 4.4, after Sennrich et al. 2016. The unit that ends a word carries a mark, so a word's
-probability is the product of those of its units, and perplexity remains per word of the text:
+Baevski & Auli 2019, section 4.4, after Sennrich et al. 2016. The unit that ends a word carries a
+mark, so a word's probability is the product of those of its units, and perplexity remains per word
+of the text:
 
     lowest .    low  est▁  .▁  <eos>
 """
@@ -24,15 +26,18 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 from adaptive_jax.stores import path_of
 
-FORMAT = 1  # part of the path of learnt units: increase it when the same text and codes are to give others
+# Part of the path of learnt units: increase it when the same text and codes are to give others
+FORMAT = 1
 MARK = "▁"  # U+2581
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 FILE = "subwords.model"
 SEAL = bytes([0xC2, 0x0C, 32])  # of a protocol buffer: field 200, of 32 bytes
-# Three units for one character in ten thousand cost nothing. A unit for each would add thousands that are seen a few times.
+# Three units for one character in ten thousand cost nothing. A unit for each would add thousands
+# that are seen a few times.
 COVERAGE = 0.9999
 LONGEST = 512  # characters of a unit: the most that sentencepiece takes
-# No learnt unit may read like one of the fixed units, or contain what sentencepiece gives a meaning of its own.
+# No learnt unit may read like one of the fixed units, or contain what sentencepiece gives a meaning
+# of its own.
 RESERVED = re.compile(f"{EOS}|{UNKNOWN}|<0x[0-9A-F]{{2}}>|[\0{MARK}\u2585]")
 
 
@@ -59,12 +64,12 @@ class TooManyCodes(InputError):
 class Subwords(Vocabulary):
     """Units of words, most frequent first; units that the train split never uses are last.
 
-    >>> subwords = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, codes=10)
-    >>> [subwords.words[i] for i in subwords.encode("lowest")]
-    ['low', 'est▁', '<eos>']
+    >>> subwords = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4},
+    codes=10) >>> [subwords.words[i] for i in subwords.encode("lowest")] ['low', 'est▁', '<eos>']
 
-    words: the units: learnt ones, characters, the mark "▁" alone, the 256 bytes "<0x00>" to "<0xFF>", `<eos>`, and `<unk>` if
-        it is a word of the train split. These two are never split; all other text can be.
+    words: the units: learnt ones, characters, the mark "▁" alone, the 256 bytes "<0x00>" to
+        "<0xFF>", `<eos>`, and `<unk>` if it is a word of the train split. These two are never
+        split; all other text can be.
     model: the model of sentencepiece that finds the units of a word.
     """
 
@@ -72,13 +77,17 @@ class Subwords(Vocabulary):
 
     @classmethod
     def build(cls, counts: Mapping[str, int], codes: int) -> "Subwords":
-        """Learns `codes` merges, each of the neighbouring units that are most frequent at that time.
+        """Learns `codes` merges, each of the neighbouring units that are most frequent at that
+        time.
 
         counts: occurrences of each word; for `<eos>` the number of lines.
-        Raises InputError for codes < 1, for more than the words give, and if there is no word to learn from.
+        Raises InputError for codes < 1, for more than the words give, and if there is no word to
+        learn from.
         """
         if codes < 1:
-            raise InputError(f"data.codes={codes} must be 1 or more, or 0 for a vocabulary of words")
+            raise InputError(
+                f"data.codes={codes} must be 1 or more, or 0 for a vocabulary of words"
+            )
         model = _learn(counts, codes)
         names = (*_pieces(model), EOS, *([UNKNOWN] if UNKNOWN in counts else []))
         draft = cls(names, np.zeros(len(names), np.int64), model)
@@ -86,7 +95,9 @@ class Subwords(Vocabulary):
         for word, count in counts.items():
             for i in draft._units[word]:
                 times[i] += count
-        words, numbers = zip(*most_frequent_first(dict(zip(names, times, strict=True))), strict=True)
+        words, numbers = zip(
+            *most_frequent_first(dict(zip(names, times, strict=True))), strict=True
+        )
         return cls(words, np.array(numbers, np.int64), model)
 
     @classmethod
@@ -98,36 +109,48 @@ class Subwords(Vocabulary):
         try:
             model = file.read_bytes()
         except OSError as error:
-            raise InputError(f"cannot read the model of {path}, {file}: {error.strerror}; {cure}") from error
+            raise InputError(
+                f"cannot read the model of {path}, {file}: {error.strerror}; {cure}"
+            ) from error
         if model != _sealed(model[: -len(SEAL) - 32]):
             raise InputError(f"the model of {path}, {file}, is damaged; {cure}")
         try:
             pieces = _pieces(model)
         except Exception as error:  # sentencepiece says with several kinds that it cannot read
-            raise InputError(f"the model of {path}, {file}, is not one of sentencepiece; {cure}") from error
+            raise InputError(
+                f"the model of {path}, {file}, is not one of sentencepiece; {cure}"
+            ) from error
         if {*pieces, EOS} != set(plain.words) - {UNKNOWN}:
             raise InputError(f"the model of {path}, {file}, has other units; {cure}")
         return cls(plain.words, plain.counts, model)
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes a `unit count` line for each unit, UTF-8, most frequent first, and the model beside it as subwords.model."""
+        """Writes a `unit count` line for each unit, UTF-8, most frequent first, and the model
+        beside it as subwords.model.
+        """
         with replacing(path_of(path).with_name(FILE)) as file:
             file.write(self.model)
         super().write(path)  # last, so that the model exists wherever this file does
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the units of words, int32 `[units]`, and how many each word has, int32 `[words]`."""
+        """Returns the units of words, int32 `[units]`, and how many each word has, int32
+        `[words]`.
+        """
         units = list(map(self._units.__getitem__, words))
         lengths = np.fromiter(map(len, units), np.int32, len(units))
         return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
 
     @property
     def chances(self) -> np.ndarray:
-        """float64 `[V]`: the probability of each unit by its count. All share one extra count, for open text may need any."""
+        """float64 `[V]`: the probability of each unit by its count. All share one extra count,
+        for open text may need any.
+        """
         return (self.counts + 1 / len(self)) / (self.counts.sum() + 1)
 
     def count_words(self, ids: np.ndarray) -> int:
-        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`. Reads all of them."""
+        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`. Reads
+        all of them.
+        """
         part = 1 << 20  # a split may be larger than memory
         return sum(int(self.ends[ids[i : i + part]].sum()) for i in range(0, len(ids), part))
 
@@ -143,19 +166,25 @@ class Subwords(Vocabulary):
 
     @functools.cached_property
     def spellings(self) -> tuple[bytes, ...]:
-        """The letters of each unit, UTF-8 with the mark. Those of a word's units give that word and one mark."""
+        """The letters of each unit, UTF-8 with the mark. Those of a word's units give that word
+        and one mark.
+        """
         single = {name: bytes([byte]) for byte, name in enumerate(BYTES)}
         return tuple(single.get(word) or word.encode("utf-8") for word in self.words)
 
     @functools.cached_property
     def digest(self) -> str:
-        """16 hexadecimal digits that differ when a unit, a count, the order or the model differs."""
+        """16 hexadecimal digits that differ when a unit, a count, the order or the model
+        differs.
+        """
         return hashlib.sha256(self._text.encode("utf-8") + self.model).hexdigest()[:16]
 
     @functools.cached_property
     def _units(self) -> _UnitsOfWords:
         processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-        ids_of_pieces = [self.index.get(processor.id_to_piece(i)) for i in range(processor.vocab_size())]
+        ids_of_pieces = [
+            self.index.get(processor.id_to_piece(i)) for i in range(processor.vocab_size())
+        ]
         special = {word: (self.index[word],) for word in (EOS, UNKNOWN) if word in self.index}
 
         def split(word: str) -> tuple[int, ...]:
@@ -172,9 +201,12 @@ class Subwords(Vocabulary):
 
 
 def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Reads a vocabulary of words or of sub-word units, whichever was written. Raises InputError for anything else."""
+    """Reads a vocabulary of words or of sub-word units, whichever was written. Raises
+    InputError for anything else.
+    """
     plain = Vocabulary.read(path)
-    # Its units decide, not the model beside it: a missing model is an error, a left-over one is not.
+    # Its units decide, not the model beside it: a missing model is an error, a left-over one is
+    # not.
     return Subwords.read(path) if all(name in plain.index for name in (MARK, *BYTES)) else plain
 
 
@@ -186,21 +218,27 @@ def _learn(counts: Mapping[str, int], codes: int) -> bytes:
         for character in word:
             characters[character] += count
     if not words:
-        raise InputError(f"the train split has no words to learn data.codes={codes} from; set data.codes=0")
+        raise InputError(
+            f"the train split has no words to learn data.codes={codes} from; set data.codes=0"
+        )
     ranked = most_frequent_first(characters)
     reached = np.cumsum([count for _, count in ranked])
     common = {c for c, _ in ranked[: 1 + np.searchsorted(reached, COVERAGE * reached[-1])]}
     words = {w: n for w, n in words.items() if common.issuperset(w)}
     most = min(codes, sum(map(len, words)))  # each merge takes at least one character
-    others = 1 + len(BYTES) + 1 + len(set("".join(words)))  # sentencepiece's own <unk>, bytes, mark, characters
+    others = (
+        1 + len(BYTES) + 1 + len(set("".join(words)))
+    )  # sentencepiece's own <unk>, bytes, mark, characters
     model = _train(words, others + most)
     # When every word is one unit, sentencepiece goes on with pairs that no longer occur.
-    merges = {piece: k for k, piece in enumerate(_pieces(model)[len(BYTES) : len(BYTES) + most], start=1)}
+    merges = {
+        piece: k for k, piece in enumerate(_pieces(model)[len(BYTES) : len(BYTES) + most], start=1)
+    }
     able = min(most, max(merges.get(word + MARK, codes) for word in words))
     if able < codes:
         raise TooManyCodes(
-            f"data.codes={codes} is more than the train split gives: {able} merges make every word one unit; set "
-            f"data.codes={able} or less, or 0 for a vocabulary of words",
+            f"data.codes={codes} is more than the train split gives: {able} merges make every word"
+            f" one unit; set data.codes={able} or less, or 0 for a vocabulary of words",
             able,
         )
     return model
@@ -236,5 +274,7 @@ def _pieces(model: bytes) -> list[str]:
 
 
 def _sealed(model: bytes) -> bytes:
-    """The model followed by its SHA-256, as an extension field of its format that other programs skip."""
+    """The model followed by its SHA-256, as an extension field of its format that other
+    programs skip.
+    """
     return model + SEAL + hashlib.sha256(model).digest()

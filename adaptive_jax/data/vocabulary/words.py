@@ -23,8 +23,9 @@ class _Index(dict[str, int]):
     def __missing__(self, word: str) -> int:
         if UNKNOWN not in self:
             raise InputError(
-                f"the word {word!r} is not in the vocabulary of {len(self):,} words, which has no {UNKNOWN}; "
-                f"build it with data.threshold=2 or a data.limit, so that rare words become {UNKNOWN}"
+                f"the word {word!r} is not in the vocabulary of {len(self):,} words, which has no"
+                f" {UNKNOWN}; build it with data.threshold=2 or a data.limit, so that rare words"
+                f" become {UNKNOWN}"
             )
         return self[UNKNOWN]
 
@@ -33,11 +34,9 @@ class _Index(dict[str, int]):
 class Vocabulary:
     """Words, most frequent first. Words with equal counts are in code point order.
 
-    >>> vocabulary = Vocabulary.build({"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3}, threshold=2)
-    >>> vocabulary.words
-    ('the', '<eos>', '<unk>', 'cat')
-    >>> vocabulary.encode("the cat in the hat")
-    [0, 3, 2, 0, 2, 1]
+    >>> vocabulary = Vocabulary.build({"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3},
+    threshold=2) >>> vocabulary.words ('the', '<eos>', '<unk>', 'cat') >>> vocabulary.encode("the
+    cat in the hat") [0, 3, 2, 0, 2, 1]
 
     words: all V words, including `<eos>`, and `<unk>` if there is one.
     counts: int64 `[V]`, how often each occurs; `<unk>` includes the words folded into it.
@@ -48,10 +47,12 @@ class Vocabulary:
 
     @classmethod
     def build(cls, counts: Mapping[str, int], threshold: int = 1, limit: int = 0) -> "Vocabulary":
-        """Keeps words seen at least `threshold` times, `limit` words at most, and folds the others into `<unk>`.
+        """Keeps words seen at least `threshold` times, `limit` words at most, and folds the others
+        into `<unk>`.
 
         counts: occurrences of each word; for `<eos>` the number of lines.
-        limit: the size of the whole vocabulary, including `<eos>` and `<unk>`, which are never folded; 0 for no limit.
+        limit: the size of the whole vocabulary, including `<eos>` and `<unk>`, which are never
+            folded; 0 for no limit.
         """
         words, numbers = zip(*most_frequent_first(counts), strict=True)
         return cls(words, np.array(numbers, np.int64)).cut(threshold, limit)
@@ -63,19 +64,30 @@ class Vocabulary:
         foldable = np.ones(len(self), bool)
         foldable[list(special.values())] = False
         keep = foldable & (self.counts >= threshold)
-        if limit and keep.sum() + (2 if UNKNOWN in special or (foldable & ~keep).any() else 1) > limit:
+        if (
+            limit
+            and keep.sum() + (2 if UNKNOWN in special or (foldable & ~keep).any() else 1) > limit
+        ):
             keep &= np.cumsum(keep) <= limit - 2
         folded = foldable & ~keep
         if not folded.any():
             return self
-        rest = self.counts[folded].sum() + (self.counts[special[UNKNOWN]] if UNKNOWN in special else 0)
-        final = [(self.words[i], int(self.counts[i])) for i in np.flatnonzero(~folded) if self.words[i] != UNKNOWN]
+        rest = self.counts[folded].sum() + (
+            self.counts[special[UNKNOWN]] if UNKNOWN in special else 0
+        )
+        final = [
+            (self.words[i], int(self.counts[i]))
+            for i in np.flatnonzero(~folded)
+            if self.words[i] != UNKNOWN
+        ]
         bisect.insort(final, (UNKNOWN, int(rest)), key=lambda item: (-item[1], item[0]))
         words, numbers = zip(*final, strict=True)
         return Vocabulary(words, np.array(numbers, np.int64))
 
     def with_words(self, words: Iterable[str]) -> "Vocabulary":
-        """Returns this vocabulary with those of `words` that it lacks behind its own, in their order, each with count 0."""
+        """Returns this vocabulary with those of `words` that it lacks behind its own, in their
+        order, each with count 0.
+        """
         new = dict.fromkeys(word for word in words if word not in self.index)
         return Vocabulary((*self.words, *new), np.append(self.counts, np.zeros(len(new), np.int64)))
 
@@ -85,10 +97,14 @@ class Vocabulary:
         try:
             lines = path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
         except OSError as error:
-            raise InputError(f"cannot read the vocabulary {path}: {error.strerror}; give the path of one") from error
+            raise InputError(
+                f"cannot read the vocabulary {path}: {error.strerror}; give the path of one"
+            ) from error
         except UnicodeDecodeError as error:
             number = error.object.count(b"\n", 0, error.start) + 1
-            raise InputError(f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8") from error
+            raise InputError(
+                f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8"
+            ) from error
         counts: dict[str, int] = {}
         last = None
         for number, line in enumerate(lines, start=1):
@@ -104,7 +120,9 @@ class Vocabulary:
                 raise InputError(f"{path}, line {number}: {wrong}")
             counts[word] = last = int(count)
         if EOS not in counts:
-            raise InputError(f"{path}: {EOS} is missing; add it with the number of lines as its count")
+            raise InputError(
+                f"{path}: {EOS} is missing; add it with the number of lines as its count"
+            )
         return cls(tuple(counts), np.fromiter(counts.values(), np.int64))
 
     def write(self, path: str | os.PathLike) -> None:
@@ -113,19 +131,29 @@ class Vocabulary:
             file.write(self._text.encode("utf-8"))
 
     def encode(self, line: str) -> list[int]:
-        """Returns the ids of the words of a line and `<eos>`. InputError: an unknown word, if there is no `<unk>`."""
+        """Returns the ids of the words of a line and `<eos>`. InputError: an unknown word, if
+        there is no `<unk>`.
+        """
         return self.encode_lines([line]).tolist()
 
     def encode_lines(self, lines: Iterable[str]) -> np.ndarray:
-        """Returns the ids of many lines, each followed by `<eos>`: int32 `[tokens]`. Raises InputError as `encode`."""
+        """Returns the ids of many lines, each followed by `<eos>`: int32 `[tokens]`. Raises
+        InputError as `encode`.
+        """
         return self.encode_words([word for line in lines for word in (*line.split(), EOS)])[0]
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens of words, int32 `[tokens]`, and how many each word has, int32 `[words]`: here always one."""
-        return np.fromiter(map(self.index.__getitem__, words), np.int32, len(words)), np.ones(len(words), np.int32)
+        """Returns the tokens of words, int32 `[tokens]`, and how many each word has, int32
+        `[words]`: here always one.
+        """
+        return np.fromiter(map(self.index.__getitem__, words), np.int32, len(words)), np.ones(
+            len(words), np.int32
+        )
 
     def unigram_nll(self, ids: np.ndarray) -> float:
-        """Returns the mean nats per word of ids `[tokens]` if every token has the probability in `chances`."""
+        """Returns the mean nats per word of ids `[tokens]` if every token has the probability
+        in `chances`.
+        """
         times = np.bincount(ids, minlength=len(self.words))
         seen = times > 0
         with np.errstate(divide="ignore"):  # a word with count 0 rightly costs infinitely much
@@ -138,7 +166,9 @@ class Vocabulary:
         return self.counts / self.counts.sum()
 
     def count_words(self, ids: np.ndarray) -> int:
-        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`: here all of them."""
+        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`: here
+        all of them.
+        """
         return len(ids)
 
     def unknown(self, ids: np.ndarray) -> float:
@@ -146,7 +176,9 @@ class Vocabulary:
         if UNKNOWN not in self.index or not len(ids):
             return 0.0
         wanted, part = self.index[UNKNOWN], 1 << 20  # a split may be larger than memory
-        return sum(int(np.sum(ids[i : i + part] == wanted)) for i in range(0, len(ids), part)) / len(ids)
+        return sum(
+            int(np.sum(ids[i : i + part] == wanted)) for i in range(0, len(ids), part)
+        ) / len(ids)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -158,7 +190,9 @@ class Vocabulary:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """bool `[V]`: whether a token ends a word of the text. Here all do; some sub-word units do not."""
+        """bool `[V]`: whether a token ends a word of the text. Here all do; some sub-word units
+        do not.
+        """
         return np.ones(len(self), bool)
 
     @functools.cached_property
@@ -178,7 +212,10 @@ class Vocabulary:
 
     @property
     def _text(self) -> str:
-        return "".join(f"{word} {count}\n" for word, count in zip(self.words, self.counts.tolist(), strict=True))
+        return "".join(
+            f"{word} {count}\n"
+            for word, count in zip(self.words, self.counts.tolist(), strict=True)
+        )
 
 
 def check_cut(threshold: int, limit: int) -> None:
@@ -186,7 +223,9 @@ def check_cut(threshold: int, limit: int) -> None:
     if threshold < 1:
         raise InputError(f"data.threshold={threshold} must be 1 (keep every word) or more")
     if limit < 0 or limit in (1, 2):
-        raise InputError(f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word")
+        raise InputError(
+            f"data.limit={limit} must be 0 (no limit), or 3 or more: {EOS}, {UNKNOWN} and a word"
+        )
 
 
 def most_frequent_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:

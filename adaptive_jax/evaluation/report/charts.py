@@ -13,7 +13,10 @@ def frequency_charts(bins: Bins, numbers: dict[str, int]) -> list[Chart]:
 
     numbers: of the runs, which choose their colours and markers.
     """
-    papers = {"word": "Figures 2 and 4 of Baevski & Auli (2019).", "previous": "Figures 3 and 5 of Baevski & Auli (2019)."}
+    papers = {
+        "word": "Figures 2 and 4 of Baevski & Auli (2019).",
+        "previous": "Figures 3 and 5 of Baevski & Auli (2019).",
+    }
     whose = {"word": "the word", "previous": "the word before"}
     return [
         Chart(
@@ -30,7 +33,10 @@ def frequency_charts(bins: Bins, numbers: dict[str, int]) -> list[Chart]:
 
 def difference_charts(bins: Bins, numbers: dict[str, int], reference: str) -> list[Chart]:
     """How much more words cost than in the reference, a run, by their frequency."""
-    notes = {"mean": "Word by word: below 0 the run is better.", "median": "Figure 3 of Pappas et al. (2020)."}
+    notes = {
+        "mean": "Word by word: below 0 the run is better.",
+        "median": "Figure 3 of Pappas et al. (2020).",
+    }
     others = {run: number for run, number in numbers.items() if run != reference}
     return [
         Chart(
@@ -45,15 +51,32 @@ def difference_charts(bins: Bins, numbers: dict[str, int], reference: str) -> li
 
 
 def history_charts(found: Sequence[Finding], numbers: dict[str, int]) -> list[Chart]:
-    """Learning curves, and perplexity by context where evaluate.py has scored several; of runs that have them."""
+    """Learning curves, and perplexity by context where evaluate.py has scored several; of runs
+    that have them.
+    """
     curves = {each.name: each.curves for each in found if any(each.curves)}
-    contexts = {each.name: each.contexts for each in found if len({context.context for context in each.contexts}) > 1}
+    contexts = {
+        each.name: each.contexts
+        for each in found
+        if len({context.context for context in each.contexts}) > 1
+    }
     charts = []
     if curves:
         note = "Validation with markers; training, with its dropout, as thin lines."
-        charts.append(Chart("curves", "Learning curves", note, {run: numbers[run] for run in curves}, learning_curves(curves)))
+        charts.append(
+            Chart(
+                "curves",
+                "Learning curves",
+                note,
+                {run: numbers[run] for run in curves},
+                learning_curves(curves),
+            )
+        )
     if contexts:
-        note = "As Table 5 of Baevski & Auli (2019): tokens that are read before those that are scored."
+        note = (
+            "As Table 5 of Baevski & Auli (2019): tokens that are read before those that are"
+            " scored."
+        )
         runs = {run: numbers[run] for run in contexts}
         charts.append(Chart("contexts", "Perplexity by context", note, runs, by_context(contexts)))
     return charts

@@ -23,8 +23,8 @@ class Finding(NamedTuple):
         result: as `summary`.
         curves, contexts: see `history`.
         sample: tokens of the passage; none where no passage is asked for.
-        published: perplexities that a paper prints of the run's row, of the validation split and of this one;
-            None where it does not.
+        published: perplexities that a paper prints of the run's row, of the validation split and of
+            this one; None where it does not.
         parameters, hours, speed: None where the run does not say.
     """
 
@@ -54,7 +54,8 @@ def finding(run: Subject, split: str, passage: Passage) -> Finding:
     """Scores a run's text, unless its `eval/` has the scores, and reads what the run has logged.
 
     Raises:
-        InputError: scores that are not finite, a passage that is no part of the text, or a training text that is missing.
+        InputError: scores that are not finite, a passage that is no part of the text, or a training
+            text that is missing.
     """
     nll = scores_of(run)
     words = words_of(run.ids, nll, run.vocabulary, run.config["data"])
@@ -62,7 +63,9 @@ def finding(run: Subject, split: str, passage: Passage) -> Finding:
     result = summary(nll, run.ids, run.vocabulary)
     contexts = set(history.contexts(run.workdir, split, run.step))
     if run.own_text and run.windows.layout != "streams":
-        contexts = {each for each in contexts if each[:2] != run.windows[:2]} | {Context(*run.windows[:2], result["perplexity"])}
+        contexts = {each for each in contexts if each[:2] != run.windows[:2]} | {
+            Context(*run.windows[:2], result["perplexity"])
+        }
     sample = passage_of(run, nll, passage) if passage.words else []
     run.open.cache_clear()  # the parameters of one run at a time
     return Finding(
@@ -72,7 +75,9 @@ def finding(run: Subject, split: str, passage: Passage) -> Finding:
         history.curves(run.workdir),
         sorted(contexts, key=lambda each: (each.context, each.window)),
         sample,
-        tuple((published(run.workdir, each) or {}).get("perplexity") for each in ("validation", split)),
+        tuple(
+            (published(run.workdir, each) or {}).get("perplexity") for each in ("validation", split)
+        ),
         history.parameters(run.workdir),
         history.hours(run.workdir, run.step),
         history.speed(run.workdir),
@@ -80,16 +85,23 @@ def finding(run: Subject, split: str, passage: Passage) -> Finding:
 
 
 def difference(run: Finding, reference: Finding, edges: Sequence[int]) -> list[Bin]:
-    """How much more each word costs in a run than in the reference, by the reference's frequencies."""
+    """How much more each word costs in a run than in the reference, by the reference's
+    frequencies.
+    """
     return by_frequency(run.words.nll - reference.words.nll, reference.words.counts, edges)
 
 
 def bins_of(found: Sequence[Finding], edges: Sequence[int]) -> Bins:
-    """Losses of each run by the frequency of the word ("word"), of the word before ("previous"), and differences from the first
+    """Losses of each run by the frequency of the word ("word"), of the word before ("previous"),
+    and differences from the first
     run ("difference"), where there are several."""
     bins = {
-        "word": {each.name: by_frequency(each.words.nll, each.words.counts, edges) for each in found},
-        "previous": {each.name: by_frequency(each.words.nll, each.words.before(), edges) for each in found},
+        "word": {
+            each.name: by_frequency(each.words.nll, each.words.counts, edges) for each in found
+        },
+        "previous": {
+            each.name: by_frequency(each.words.nll, each.words.before(), edges) for each in found
+        },
     }
     if len(found) > 1:
         bins["difference"] = {each.name: difference(each, found[0], edges) for each in found[1:]}

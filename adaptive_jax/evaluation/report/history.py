@@ -27,13 +27,16 @@ class Context(NamedTuple):
 
 
 def curves(workdir: Path) -> Curves:
-    """The losses that training logged; empty for a run that logged none, such as one converted from elsewhere."""
+    """The losses that training logged; empty for a run that logged none, such as one converted
+    from elsewhere.
+    """
     logged = list(_lines(workdir / "metrics.jsonl"))
     return Curves(*(_curve(logged, key) for key in ("train/nll", "validation/nll")))
 
 
 def _curve(logged, key):
-    # A run that was resumed may have logged an update twice: the later line is that of the parameters.
+    # A run that was resumed may have logged an update twice: the later line is that of the
+    # parameters.
     found = {each["step"]: each[key] for each in logged if isinstance(each.get(key), int | float)}
     return sorted((step, loss) for step, loss in found.items() if math.isfinite(loss))
 
@@ -54,7 +57,9 @@ def _lines(path):
 
 
 def hours(workdir: Path, step: int) -> float | None:
-    """Hours of training until an update; None if the run does not say, as an exported model does not."""
+    """Hours of training until an update; None if the run does not say, as an exported model
+    does not.
+    """
     if is_exported(workdir):
         return None
     checkpoints = Checkpoints(workdir, read_only=True)
@@ -65,7 +70,11 @@ def hours(workdir: Path, step: int) -> float | None:
 
 def speed(workdir: Path) -> float | None:
     """Median words a second of training; None if the run did not log it."""
-    speeds = [each["train/words_per_second"] for each in _lines(workdir / "metrics.jsonl") if each.get("train/words_per_second")]
+    speeds = [
+        each["train/words_per_second"]
+        for each in _lines(workdir / "metrics.jsonl")
+        if each.get("train/words_per_second")
+    ]
     return sorted(speeds)[len(speeds) // 2] if speeds else None
 
 
@@ -78,7 +87,9 @@ def parameters(workdir: Path) -> int | None:
 
 
 def contexts(workdir: Path, split: str, step: int) -> list[Context]:
-    """The perplexities that evaluate.py found with the plain model for a split and a checkpoint, by context."""
+    """The perplexities that evaluate.py found with the plain model for a split and a
+    checkpoint, by context.
+    """
     found = {each for each in map(_context, _results(workdir, split, step)) if each}
     return sorted(found, key=lambda each: (each.context, each.window))
 
@@ -99,8 +110,19 @@ def _context(result):
     """The context and perplexity of a result on the run's own text and words; None of others."""
     try:
         settings = result["settings"]
-        own = settings["method"] == "plain" and settings["data_path"] is None and not {"vocabulary", "share"} & settings.keys()
-        usual = settings["break_mode"] == settings["config"]["batches"]["break_mode"] and settings.get("rows", 1) == 1
-        return Context(settings["window"], settings["context"], float(result["perplexity"])) if own and usual else None
+        own = (
+            settings["method"] == "plain"
+            and settings["data_path"] is None
+            and not {"vocabulary", "share"} & settings.keys()
+        )
+        usual = (
+            settings["break_mode"] == settings["config"]["batches"]["break_mode"]
+            and settings.get("rows", 1) == 1
+        )
+        return (
+            Context(settings["window"], settings["context"], float(result["perplexity"]))
+            if own and usual
+            else None
+        )
     except (KeyError, TypeError, ValueError):
         return None

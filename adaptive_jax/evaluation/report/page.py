@@ -1,4 +1,6 @@
-"""The page of a report: one HTML file that needs no network and no script. All text from runs is escaped."""
+"""The page of a report: one HTML file that needs no network and no script. All text from runs
+is escaped.
+"""
 
 import html
 import math
@@ -42,7 +44,11 @@ def page(title: str, subtitle: str, sections: Sequence[Section], footer: str) ->
     """The whole file. title, subtitle and footer are texts."""
     parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="muted">{html.escape(subtitle)}</p>']
     for each in sections:
-        parts += [f"<h2>{html.escape(each.title)}</h2>", f"<p>{html.escape(each.text)}</p>" if each.text else "", each.content]
+        parts += [
+            f"<h2>{html.escape(each.title)}</h2>",
+            f"<p>{html.escape(each.text)}</p>" if each.text else "",
+            each.content,
+        ]
     content = "\n".join(part for part in parts if part)
     return f"""<!doctype html>
 <html lang="en">
@@ -73,14 +79,17 @@ def figures(charts: Sequence[Chart]) -> str:
 
 def _figure(chart):
     several = len(chart.runs) > 1
-    drawn = svg(chart).replace("<svg", f'<svg role="img" aria-label="{html.escape(chart.title)}"', 1)
+    drawn = svg(chart).replace(
+        "<svg", f'<svg role="img" aria-label="{html.escape(chart.title)}"', 1
+    )
     head = f"<figcaption><b>{html.escape(chart.title)}</b> {html.escape(chart.note)}</figcaption>"
     return f"<figure>\n{head}\n{_legend(chart.runs) if several else ''}\n{drawn}\n</figure>"
 
 
 def _legend(runs):
     keys = (
-        f'<li><span class="key" style="color: var(--run-{number % COLOURS})">{SIGNS[marker(number)]}</span>{html.escape(run)}</li>'
+        '<li><span class="key" style="color:'
+        f' var(--run-{number % COLOURS})">{SIGNS[marker(number)]}</span>{html.escape(run)}</li>'
         for run, number in runs.items()
     )
     return f'<ul class="legend">{"".join(keys)}</ul>'
@@ -89,7 +98,8 @@ def _legend(runs):
 def table(given: Table) -> str:
     """A table that scrolls sideways where the page is too narrow."""
     head = "".join(
-        f'<th scope="col"{_kind(given, number)}>{html.escape(column)}</th>' for number, column in enumerate(given.columns)
+        f'<th scope="col"{_kind(given, number)}>{html.escape(column)}</th>'
+        for number, column in enumerate(given.columns)
     )
     lines = [_line(given, number, row) for number, row in enumerate(given.rows)]
     caption = f"<caption>{html.escape(given.title)}</caption>" if given.title else ""
@@ -115,7 +125,9 @@ def folded(title: str, content: str, shown: bool = False) -> str:
 
 
 def sample(tokens: Sequence[Token]) -> str:
-    """A passage whose tokens are coloured by surprisal; pointing at one, or tapping it, shows what the model expected."""
+    """A passage whose tokens are coloured by surprisal; pointing at one, or tapping it, shows
+    what the model expected.
+    """
     return f'<div class="sample">{"".join(map(_token, tokens))}</div>'
 
 
@@ -125,15 +137,24 @@ def scale() -> str:
 
 
 def _token(token):
-    shown = '<span class="end">↵</span>' if token.line_end else f"<bdi>{html.escape(token.text)}</bdi>"
+    shown = (
+        '<span class="end">↵</span>' if token.line_end else f"<bdi>{html.escape(token.text)}</bdi>"
+    )
     after = "<br>\n" if token.line_end else "" if token.joined else " "
     if math.isnan(token.bits):
         return shown + after
     heat = MOST_HEAT * min(1.0, token.bits / MOST_BITS)
-    likely = "".join(f"<span><bdi>{html.escape(text)}</bdi> <i>{chance:.1%}</i></span> " for text, chance in token.expected)
+    likely = "".join(
+        f"<span><bdi>{html.escape(text)}</bdi> <i>{chance:.1%}</i></span> "
+        for text, chance in token.expected
+    )
     about = (
-        f"<b><bdi>{html.escape(token.text)}</bdi></b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}, "
-        f"rank {token.rank:,}; {token.count:,} times in training. Entropy {token.entropy:.1f} bits."
+        f"<b><bdi>{html.escape(token.text)}</bdi></b> {token.bits:.1f} bits, probability"
+        f" {2**-token.bits:.2%}, rank {token.rank:,}; {token.count:,} times in training. Entropy"
+        f" {token.entropy:.1f} bits."
     )
     more = f'<span class="more">{about}<span class="likely">{likely}</span></span>'
-    return f'<span class="token" tabindex="0" style="--heat-share: {heat:.3f}">{shown}{more}</span>{after}'
+    return (
+        '<span class="token" tabindex="0" style="--heat-share:'
+        f' {heat:.3f}">{shown}{more}</span>{after}'
+    )

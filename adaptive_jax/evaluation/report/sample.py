@@ -52,8 +52,8 @@ def check_passage(passage: Passage, words: int) -> None:
     """Raises InputError for a passage that begins after the text, or before it."""
     if passage.words < 0 or not 0 <= passage.begin < words:
         raise InputError(
-            f"sample_from={passage.begin} and sample_words={passage.words} are no part of a text of {words:,} words: "
-            "give less"
+            f"sample_from={passage.begin} and sample_words={passage.words} are no part of a text of"
+            f" {words:,} words: give less"
         )
 
 
@@ -70,9 +70,17 @@ def passage_of(run: Subject, nll: np.ndarray, passage: Passage) -> list[Token]:
     places = {int(at): number for number, at in enumerate(found["at"])}
     for at, word in enumerate(run.ids[begin:end].tolist(), begin):
         if (number := places.get(at)) is None:  # an empty line that no example holds
-            tokens.append(Token(*spelled(vocabulary, word), word == vocabulary.eos, math.nan, 0, math.nan, 0, []))
+            tokens.append(
+                Token(
+                    *spelled(vocabulary, word), word == vocabulary.eos, math.nan, 0, math.nan, 0, []
+                )
+            )
             continue
-        others = zip(found["words"][number].tolist(), np.exp(found["log_probs"][number]).tolist(), strict=True)
+        others = zip(
+            found["words"][number].tolist(),
+            np.exp(found["log_probs"][number]).tolist(),
+            strict=True,
+        )
         expected_ = [(spelled(vocabulary, other)[0], probability) for other, probability in others]
         bits, entropy = float(nll[at]) / math.log(2), float(found["entropy"][number]) / math.log(2)
         about = bits, int(found["rank"][number]), entropy, int(vocabulary.counts[word])
@@ -86,7 +94,10 @@ def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     ends = bool(vocabulary.ends[word])
     if isinstance(vocabulary, Subwords) and ends:
         text = text.removesuffix(MARK) or MARK
-    return "".join("�" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text), not ends
+    return (
+        "".join("�" if unicodedata.category(letter) in ("Cc", "Cs") else letter for letter in text),
+        not ends,
+    )
 
 
 def _expected(run, begin, end):
@@ -95,7 +106,13 @@ def _expected(run, begin, end):
     # Examples that reach into the passage must be those of the whole split.
     ids = np.asarray(run.ids[: end + 2 * windows.window])
     at, hidden = [], []
-    for scored in scores(opened, ids, windows, Extras(hidden=True), functools.partial(shown, what=f"expectations of {run.name}")):
+    for scored in scores(
+        opened,
+        ids,
+        windows,
+        Extras(hidden=True),
+        functools.partial(shown, what=f"expectations of {run.name}"),
+    ):
         inside = (scored.at >= begin) & (scored.at < end)
         at.append(scored.at[inside])
         hidden.append(scored.hidden[inside])

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class Wanted(NamedTuple):
     """What to score, as evaluate.py takes it.
 
-    window: 0 is the sequence length of the run. rows: 0 is one for streams, else as many as a device holds. data_path: a directory
-    with the split, instead of the corpus of the run.
+    window: 0 is the sequence length of the run. rows: 0 is one for streams, else as many as a
+    device holds. data_path: a directory with the split, instead of the corpus of the run.
     """
 
     split: str = "test"
@@ -80,19 +80,37 @@ def subject(workdir: Path, name: str, wanted: Wanted) -> Subject:
     check_windows(windows._replace(rows=max(1, rows)))
     data = config["data"] | ({} if wanted.data_path is None else {"path": wanted.data_path})
     if data["corpus"] == "text_files" and not data["path"]:
-        raise InputError(f"{workdir} names no text: give --data_path=DIR, a directory with {wanted.split}.txt")
+        raise InputError(
+            f"{workdir} names no text: give --data_path=DIR, a directory with {wanted.split}.txt"
+        )
     ids = load(data, vocabulary=vocabulary, splits=(wanted.split,)).ids[wanted.split]
     if window > len(ids) and wanted.window:
-        raise InputError(f"window={window} is longer than the {wanted.split} split, {len(ids)} tokens: give that or less")
+        raise InputError(
+            f"window={window} is longer than the {wanted.split} split, {len(ids)} tokens: give that"
+            " or less"
+        )
     step = checkpoint_step(workdir, wanted.checkpoint)
     digest = hashlib.sha256(repr((windows, vocabulary.digest, _identity(workdir, step))).encode())
     digest.update(np.ascontiguousarray(ids[:]))
     opened = functools.cache(lambda: open_run(workdir, str(step), vocabulary))
-    return Subject(name, workdir, config, vocabulary, ids, wanted.data_path is None, windows, step, digest.hexdigest()[:16], opened)
+    return Subject(
+        name,
+        workdir,
+        config,
+        vocabulary,
+        ids,
+        wanted.data_path is None,
+        windows,
+        step,
+        digest.hexdigest()[:16],
+        opened,
+    )
 
 
 def check_same_text(runs: Sequence[Subject]) -> None:
-    """Raises InputError unless all runs score the same words, as their number and the places of `<eos>` tell."""
+    """Raises InputError unless all runs score the same words, as their number and the places of
+    `<eos>` tell.
+    """
     texts = []
     for run in runs:
         ids = np.asarray(run.ids)
@@ -100,24 +118,31 @@ def check_same_text(runs: Sequence[Subject]) -> None:
     for run, text in zip(runs, texts, strict=True):
         if not np.array_equal(texts[0], text):
             raise InputError(
-                f"{runs[0].workdir} and {run.workdir} score other texts, of {len(texts[0]):,} and {len(text):,} words: "
-                "give --data_path=DIR to score one text, or make a report for each"
+                f"{runs[0].workdir} and {run.workdir} score other texts, of {len(texts[0]):,} and"
+                f" {len(text):,} words: give --data_path=DIR to score one text, or make a report"
+                " for each"
             )
 
 
 def scores_of(run: Subject) -> np.ndarray:
-    """Negative log-likelihoods of the tokens, float32 `[tokens]` in nats, NaN where none counts: kept ones, or computed now.
+    """Negative log-likelihoods of the tokens, float32 `[tokens]` in nats, NaN where none counts:
+    kept ones, or computed now.
 
     Raises:
         InputError: some are infinite.
     """
     nll = kept(run, "scores", lambda: {"nll": _scored(run)})["nll"]
     if wrong := int(np.isinf(nll).sum()):
-        raise InputError(f"{run.workdir} gives {wrong:,} of {len(nll):,} tokens no finite score: give a run that has not diverged")
+        raise InputError(
+            f"{run.workdir} gives {wrong:,} of {len(nll):,} tokens no finite score: give a run that"
+            " has not diverged"
+        )
     return nll
 
 
-def kept(run: Subject, what: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def kept(
+    run: Subject, what: str, make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
     """The arrays that `make()` returns, of an earlier call if the run's `eval/` has them."""
     path = run.workdir / "eval" / f"{what}-{run.digest}.npz"
     try:
@@ -143,7 +168,9 @@ def with_rows(run: Subject) -> Windows:
 
 
 def _scored(run):
-    return plain(run.open(), run.ids, with_rows(run), functools.partial(shown, what=f"scoring {run.name}"))
+    return plain(
+        run.open(), run.ids, with_rows(run), functools.partial(shown, what=f"scoring {run.name}")
+    )
 
 
 def shown(batches: Iterable, count: int, what: str) -> Iterator:
@@ -158,7 +185,13 @@ def shown(batches: Iterable, count: int, what: str) -> Iterator:
 
 
 def _identity(workdir, step):
-    """Bytes that change when another training writes a checkpoint of the same step, or another model is exported."""
+    """Bytes that change when another training writes a checkpoint of the same step, or another
+    model is exported.
+    """
     checkpoint = workdir / "checkpoints" / str(step)
-    files = checkpoint / "checksums.sha256", checkpoint / "_CHECKPOINT_METADATA", workdir / "model.sha256"
+    files = (
+        checkpoint / "checksums.sha256",
+        checkpoint / "_CHECKPOINT_METADATA",
+        workdir / "model.sha256",
+    )
     return [path.read_bytes() for path in files if path.exists()]
