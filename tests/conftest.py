@@ -21,10 +21,8 @@ from configs import quickstart
 
 # Most programs of the tests run once, so all are compiled in haste. Read when JAX first runs.
 HASTE = "--xla_backend_optimization_level=0"
-if jax.__version_info__ < (
-    0,
-    11,
-):  # later versions have no other way to compile fused loops; here it halves the time
+if jax.__version_info__ < (0, 11):
+    # Later versions have no other way to compile fused loops; here it halves the time.
     HASTE += " --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
 
@@ -45,16 +43,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled(tmp_path_factory):
-    """A directory where programs once compiled are found again, by all processes of the tests."""
-    base = tmp_path_factory.getbasetemp()
-    directory = (
-        base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    ) / "compiled"  # one for all workers
-    jax.config.update("jax_compilation_cache_dir", str(directory))
+def compiled(pytestconfig):
+    """A directory where programs once compiled are found again, by all processes of the tests and
+    by the next run of them. JAX_COMPILATION_CACHE_DIR names another.
+    """
+    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    directory = directory or str(pytestconfig.rootpath / ".pytest_cache" / "compiled")
+    jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(directory),
+        "JAX_COMPILATION_CACHE_DIR": directory,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
 
