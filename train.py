@@ -89,13 +89,11 @@ def main():
             "cpu"  # nothing runs, and plugins of devices that are not here would complain
         )
     tune_cpu = TUNE_CPU.value and TARGET.value is None
-    from adaptive_jax.devices import (
-        processors,
-    )  # after the flags: --help and their errors should not wait for jax
+    from adaptive_jax.parallel import processors
 
     if tune_cpu:
         processors.use_large_pages()
-    from adaptive_jax.devices import hosts
+    from adaptive_jax.parallel import hosts
     from adaptive_jax.training import loop
     from adaptive_jax.training.dry_run import dry_run
 

@@ -3,89 +3,77 @@
 import importlib
 from typing import TYPE_CHECKING
 
-__all__ = [
-    "AWDLSTM",
-    "LSTM",
-    "NCE",
-    "AdaptiveInput",
-    "AdaptiveSoftmax",
-    "AssembledTable",
-    "Band",
-    "Batch",
-    "CharacterCNN",
-    "ComposedTable",
-    "Differentiated",
-    "GatedConv",
-    "GroC",
-    "Hierarchical",
-    "InputError",
-    "LanguageModel",
-    "LoadedModel",
-    "Lookup",
-    "Loss",
-    "MappedTable",
-    "OwnTable",
-    "Sampled",
-    "Softmax",
-    "TiedTable",
-    "Transformer",
-    "adaptive_cross_entropy",
-    "build",
-    "linear_cross_entropy",
-    "load",
-]
+# Where each export is defined. It is imported when it is first used: processes that prepare text
+# should not wait for JAX or load it.
+_MODULES = {
+    "AWDLSTM": "bodies.lstm",
+    "LSTM": "bodies.lstm",
+    "NCE": "outputs.sampled",
+    "AdaptiveInput": "inputs.adaptive",
+    "AdaptiveSoftmax": "outputs.softmax",
+    "AssembledTable": "outputs.computed",
+    "Band": "numerics.bands",
+    "Batch": "numerics.batch",
+    "CharacterCNN": "inputs.char_cnn",
+    "ComposedTable": "outputs.computed",
+    "Differentiated": "outputs.differentiated",
+    "GatedConv": "bodies.gated_conv",
+    "GroC": "inputs.groc",
+    "Hierarchical": "outputs.hierarchical",
+    "InputError": "errors",
+    "LanguageModel": "model.language_model",
+    "LoadedModel": "text.load",
+    "Lookup": "inputs.lookup",
+    "Loss": "outputs.softmax",
+    "MappedTable": "outputs.computed",
+    "OwnTable": "outputs.tables",
+    "Sampled": "outputs.sampled",
+    "Softmax": "outputs.softmax",
+    "TiedTable": "outputs.tables",
+    "Transformer": "bodies.transformer",
+    "adaptive_cross_entropy": "losses.cross_entropy",
+    "build": "model.language_model",
+    "linear_cross_entropy": "losses.cross_entropy",
+    "load": "text.load",
+}
+__all__ = sorted(_MODULES)
 
-if TYPE_CHECKING:
-    from adaptive_jax.bands import Band
-    from adaptive_jax.batch import Batch
-    from adaptive_jax.bodies.gated_conv import GatedConv
-    from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
-    from adaptive_jax.bodies.transformer import Transformer
-    from adaptive_jax.cross_entropy import adaptive_cross_entropy, linear_cross_entropy
-    from adaptive_jax.errors import InputError
-    from adaptive_jax.inputs.adaptive import AdaptiveInput
-    from adaptive_jax.inputs.char_cnn import CharacterCNN
-    from adaptive_jax.inputs.groc import GroC
-    from adaptive_jax.inputs.lookup import Lookup
-    from adaptive_jax.model import LanguageModel, build
-    from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
-    from adaptive_jax.outputs.differentiated import Differentiated
-    from adaptive_jax.outputs.hierarchical import Hierarchical
-    from adaptive_jax.outputs.sampled import NCE, Sampled
-    from adaptive_jax.outputs.softmax import AdaptiveSoftmax, Loss, Softmax
-    from adaptive_jax.outputs.tables import OwnTable, TiedTable
-    from adaptive_jax.text.loaded import LoadedModel, load
+if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
+    from adaptive_jax.bodies.gated_conv import GatedConv as GatedConv
+    from adaptive_jax.bodies.lstm import AWDLSTM as AWDLSTM
+    from adaptive_jax.bodies.lstm import LSTM as LSTM
+    from adaptive_jax.bodies.transformer import Transformer as Transformer
+    from adaptive_jax.errors import InputError as InputError
+    from adaptive_jax.inputs.adaptive import AdaptiveInput as AdaptiveInput
+    from adaptive_jax.inputs.char_cnn import CharacterCNN as CharacterCNN
+    from adaptive_jax.inputs.groc import GroC as GroC
+    from adaptive_jax.inputs.lookup import Lookup as Lookup
+    from adaptive_jax.losses.cross_entropy import adaptive_cross_entropy as adaptive_cross_entropy
+    from adaptive_jax.losses.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from adaptive_jax.model.language_model import LanguageModel as LanguageModel
+    from adaptive_jax.model.language_model import build as build
+    from adaptive_jax.numerics.bands import Band as Band
+    from adaptive_jax.numerics.batch import Batch as Batch
+    from adaptive_jax.outputs.computed import AssembledTable as AssembledTable
+    from adaptive_jax.outputs.computed import ComposedTable as ComposedTable
+    from adaptive_jax.outputs.computed import MappedTable as MappedTable
+    from adaptive_jax.outputs.differentiated import Differentiated as Differentiated
+    from adaptive_jax.outputs.hierarchical import Hierarchical as Hierarchical
+    from adaptive_jax.outputs.sampled import NCE as NCE
+    from adaptive_jax.outputs.sampled import Sampled as Sampled
+    from adaptive_jax.outputs.softmax import AdaptiveSoftmax as AdaptiveSoftmax
+    from adaptive_jax.outputs.softmax import Loss as Loss
+    from adaptive_jax.outputs.softmax import Softmax as Softmax
+    from adaptive_jax.outputs.tables import OwnTable as OwnTable
+    from adaptive_jax.outputs.tables import TiedTable as TiedTable
+    from adaptive_jax.text.load import LoadedModel as LoadedModel
+    from adaptive_jax.text.load import load as load
 else:  # a type checker that saw this function would believe that every name exists
-    _MODULES = {
-        "bands": ("Band",),
-        "batch": ("Batch",),
-        "bodies.gated_conv": ("GatedConv",),
-        "bodies.lstm": ("AWDLSTM", "LSTM"),
-        "bodies.transformer": ("Transformer",),
-        "cross_entropy": ("adaptive_cross_entropy", "linear_cross_entropy"),
-        "errors": ("InputError",),
-        "inputs.adaptive": ("AdaptiveInput",),
-        "inputs.char_cnn": ("CharacterCNN",),
-        "inputs.groc": ("GroC",),
-        "inputs.lookup": ("Lookup",),
-        "model": ("LanguageModel", "build"),
-        "outputs.computed": ("AssembledTable", "ComposedTable", "MappedTable"),
-        "outputs.differentiated": ("Differentiated",),
-        "outputs.hierarchical": ("Hierarchical",),
-        "outputs.sampled": ("NCE", "Sampled"),
-        "outputs.softmax": ("AdaptiveSoftmax", "Loss", "Softmax"),
-        "outputs.tables": ("OwnTable", "TiedTable"),
-        "text.loaded": ("LoadedModel", "load"),
-    }
 
     def __getattr__(name: str) -> object:
-        """Imports an export when it is first used: processes that prepare text should not wait
-        for JAX or load it.
-        """
-        for module, names in _MODULES.items():
-            if name in names:
-                return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -178,7 +178,7 @@ DEFAULTS = _nested({key: default for key, (default, _) in GENERAL.items()}) | {
 }
 OPTIONAL = {"config.optimizer.clip_norm"}  # may be None
 # What a config with the group CHOOSE, which only configs/own_text.py has, may leave None:
-# adaptive_jax/plans/choose.py fills it in.
+# adaptive_jax/planning/choose.py fills it in.
 CHOOSE = {"hours": 1.0}
 CHOSEN = (
     *(

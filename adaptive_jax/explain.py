@@ -9,10 +9,11 @@ import re
 import textwrap
 from collections.abc import Mapping
 
-from adaptive_jax import command, model
+from adaptive_jax import command
 from adaptive_jax.data.batches.training import Layout
 from adaptive_jax.data.corpora.load import CORPORA, Settings
 from adaptive_jax.defaults import CHOOSE, DEFAULTS, GENERAL, NAMED, defaults_of
+from adaptive_jax.model import language_model as model
 from adaptive_jax.training import optim
 
 CHOICES = {

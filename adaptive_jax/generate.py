@@ -93,7 +93,7 @@ def strip(line: str) -> str:
 def main() -> None:
     """Writes on from every prompt."""
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
-    from adaptive_jax.text.generation import Options, Writer
+    from adaptive_jax.text.generate import Options, Writer
 
     workdir, _ = command.workdir()
     options = Options(**{flag.name: flag.value for flag in OPTIONS})

@@ -11,7 +11,7 @@ INTERNAL = (
     "parent",
     "name",
     "gather",
-)  # fields that flax and devices/sharding.py fill in, never a config
+)  # fields that flax and parallel/sharding.py fill in, never a config
 
 
 def make(group: str, registry: Mapping[str, Callable], settings: Mapping, **given):

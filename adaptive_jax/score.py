@@ -65,9 +65,7 @@ flags.adopt_module_key_flags(command)  # --help shows them
 
 def main(*files: str) -> None:
     """Scores these files, or standard input."""
-    from adaptive_jax.text import (
-        printing,
-    )  # after the flags: --help and their errors should not wait for jax
+    from adaptive_jax.text import score as printing
 
     workdir, _ = command.workdir()
     read = printing.Asked(

@@ -27,8 +27,8 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.bodies.attention import PATHS, Pairs, attention
-from adaptive_jax.dropout import row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks.outputs import machine, torch_memory
 from benchmarks.timing import interleaved, torch_device
 

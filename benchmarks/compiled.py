@@ -28,12 +28,12 @@ from pathlib import Path
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.devices.hlo import read
-from adaptive_jax.devices.programs import Program, report
-from adaptive_jax.devices.targets import topology
 from adaptive_jax.errors import check_at_least
-from adaptive_jax.model import build
-from adaptive_jax.plans.traced import output_bands
+from adaptive_jax.model.language_model import build
+from adaptive_jax.planning.hlo import read
+from adaptive_jax.planning.programs import Program, report
+from adaptive_jax.planning.targets import topology
+from adaptive_jax.planning.traced import output_bands
 from adaptive_jax.training.targets import compile_for, plan_for
 from configs import wikitext103
 

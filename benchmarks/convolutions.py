@@ -27,8 +27,8 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.bodies.convolution import Convolution
-from adaptive_jax.devices.products import product
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.numerics.products import product
 from benchmarks.outputs import machine
 from benchmarks.timing import interleaved, torch_device
 

@@ -35,11 +35,11 @@ from absl import flags
 from adaptive_jax import command
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import PLAIN, continued, initial_carry, make_scorer, scores
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.parallel import sharding
 from configs import wikitext2
 
 BATCH = 2_048  # tokens

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from adaptive_jax.cross_entropy import linear_cross_entropy
+from adaptive_jax.losses.cross_entropy import linear_cross_entropy
 from benchmarks.timing import first_line, interleaved, torch_device, torch_memory
 
 SIZES = "4096,2048,151936,262144"  # tokens, width, and the words of Qwen 2.5 and Gemma 3

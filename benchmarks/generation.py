@@ -15,10 +15,10 @@ from absl import flags
 
 import adaptive_jax
 from adaptive_jax import command
-from adaptive_jax.batch import Batch
 from adaptive_jax.errors import check_at_least
-from adaptive_jax.text.generation import Options, Writer
-from adaptive_jax.text.loaded import LoadedModel
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.text.generate import Options, Writer
+from adaptive_jax.text.load import LoadedModel
 from benchmarks.timing import interleaved
 
 WORDS = flags.DEFINE_integer("words", 60, "Words to write.")

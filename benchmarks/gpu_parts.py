@@ -34,12 +34,12 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.bands import Band
 from adaptive_jax.bodies.attention import PATHS, Pairs, attention
 from adaptive_jax.bodies.flash import Blocks, flash
-from adaptive_jax.dropout import row_seeds
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.outputs import banded
+from adaptive_jax.losses import banded
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks.outputs import Case, arguments, masked_dense
 from benchmarks.timing import first_line, interleaved, torch_device
 

@@ -25,14 +25,14 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.batch import Batch
 from adaptive_jax.config_file import read
 from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.model import build
-from adaptive_jax.plans import traced
+from adaptive_jax.model.language_model import build
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning import traced
 from adaptive_jax.training import optim
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update

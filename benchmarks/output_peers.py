@@ -6,7 +6,7 @@ from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
-from adaptive_jax.plans.cutoffs import Workload, equal_products
+from adaptive_jax.planning.cutoffs import Workload, equal_products
 
 # By which the vectors of each band are shorter than those of the band before, as in the adaptive
 # softmax here

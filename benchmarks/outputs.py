@@ -5,7 +5,7 @@
 Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states
 and all weights:
 
-- `banded`: adaptive_jax.outputs.banded.loss, the core of every output layer here.
+- `banded`: adaptive_jax.losses.banded.loss, the core of every output layer here.
 - `bfloat16`: `banded` with products in bfloat16; weights and their gradients are float32.
 - `masked dense`: every band evaluated for every token, then masked: the usual way to write an
   adaptive softmax with static shapes. Differentiated by JAX.
@@ -42,10 +42,10 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.bands import Band, split_rows
 from adaptive_jax.errors import check_at_least, check_known
-from adaptive_jax.outputs import banded
-from adaptive_jax.plans.flops import softmax_flops
+from adaptive_jax.losses import banded
+from adaptive_jax.numerics.bands import Band, split_rows
+from adaptive_jax.planning.flops import softmax_flops
 from benchmarks import full_softmax, output_peers
 from benchmarks.timing import interleaved, torch_device, torch_memory
 

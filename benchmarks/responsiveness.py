@@ -30,9 +30,9 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.batch import Batch
 from adaptive_jax.errors import check_at_least, check_known
-from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.numerics.batch import Batch
 from benchmarks.outputs import machine
 from configs import billion_word
 

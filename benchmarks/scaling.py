@@ -12,8 +12,8 @@ float32; matrices of blocks that are gathered in bfloat16 take half.
 """
 
 from adaptive_jax import command
-from adaptive_jax.devices.accelerators import ACCELERATORS
-from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.parallel.accelerators import ACCELERATORS
+from adaptive_jax.planning.plan import make_plan
 from configs import billion_word, wikitext103
 
 EFFICIENCY = 0.5  # of the peak, in arithmetic

@@ -13,7 +13,7 @@ their own. It uses the same device and dtype, and on a GPU it runs both as it is
 torch.compile.
 
 The peers take turns, so that a busy machine slows all of them alike; times are medians. FLOPs are
-those of `adaptive_jax.plans.costs`. Utilisation is relative to the speed of a large matrix product,
+those of `adaptive_jax.planning.plan`. Utilisation is relative to the speed of a large matrix product,
 measured in the same run.
 """
 
@@ -37,15 +37,15 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.attention import PATHS
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
-from adaptive_jax.devices.products import product
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.model import build, init_params
-from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.products import product
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training import optim
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update

@@ -27,8 +27,8 @@ MEMORY = 8 << 30  # bytes that a script may take
 MODULES = (
     "adaptive_jax.training.loop",
     "adaptive_jax.evaluation.evaluate",
-    "adaptive_jax.plans.cutoffs",
-    "adaptive_jax.convert.torch_files",
+    "adaptive_jax.planning.cutoffs",
+    "adaptive_jax.interop.torch_files",
     "sacremoses",
 )
 

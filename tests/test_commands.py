@@ -16,7 +16,7 @@ import pytest
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 

@@ -12,7 +12,7 @@ import pytest
 from adaptive_jax import config_file
 from adaptive_jax.defaults import DEFAULTS, NAMED, check_keys
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.model.language_model import build, parameter_shapes
 from configs import base, quickstart
 
 CONFIG = quickstart.get_config().to_dict()

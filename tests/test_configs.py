@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.corpora.load import CORPORA
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import DEFAULTS
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build, parameter_shapes
-from adaptive_jax.plans.costs import divide_update
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import divide_update
 from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
@@ -29,7 +29,7 @@ NAMES = [
     path.stem
     for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
     if path.stem not in ("base", "own_text")
-]  # which chooses its sizes: tests/plans/test_choose.py
+]  # which chooses its sizes: tests/planning/test_choose.py
 FILES = {name: importlib.import_module(f"configs.{name}") for name in NAMES}
 EIGHT = {"sm", "sm_t", "bpe", "bpe_t", "asm", "cnn", "adp", "adp_t"}
 SMALL = {"awd_small", "gcnn_small", "transformer_small"}

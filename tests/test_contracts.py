@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 from flax.errors import InvalidRngError
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
-from adaptive_jax.gradients import make_gradients
-from adaptive_jax.model import (
+from adaptive_jax.model.gradients import make_gradients
+from adaptive_jax.model.language_model import (
     BODIES,
     INPUTS,
     OUTPUTS,
@@ -26,6 +24,8 @@ from adaptive_jax.model import (
     parameter_shapes,
     variable_shapes,
 )
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from tests.toys import NoBody, random_params
 
 VOCABULARY, FEATURES, BATCH, TIME = 61, 16, 3, 8

@@ -22,7 +22,7 @@ from jax.sharding import AxisType, PartitionSpec
 import adaptive_jax
 from adaptive_jax import linear_cross_entropy
 from adaptive_jax.layer_defaults import LAYERS
-from adaptive_jax.model import BODIES
+from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import test_contracts
@@ -36,12 +36,12 @@ CHECKED = {
         "of another run than runs/quickstart: needs a corpus, or a model that trains for minutes"
     ),
     "adaptive_jax.explain": "writes a page of this repository; tests/test_explain.py compares it",
-    "adaptive_jax.convert": "needs a checkpoint; tests/convert has some",
+    "adaptive_jax.convert": "needs a checkpoint; tests/interop has some",
     "adaptive_jax.fairseq": "another name of adaptive_jax.convert",
     "adaptive_jax.data.vocabulary": "needs a corpus; tests/data has one",
     "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
-    "adaptive_jax.data.cut": "needs a corpus; tests/data has one",
-    "adaptive_jax.data.prepare": "needs a corpus; tests/data has one",
+    "adaptive_jax.data.corpora.cut": "needs a corpus; tests/data has one",
+    "adaptive_jax.data.corpora.prepare": "needs a corpus; tests/data has one",
     "adaptive_jax.evaluation.report": (
         "of several runs; tests/evaluation/test_report.py reports two"
     ),
@@ -259,7 +259,7 @@ def test_a_layer_is_added(monkeypatch):
     """The page's body keeps the contract of all bodies, under the name and with the defaults
     that the page gives it.
     """
-    monkeypatch.setattr("adaptive_jax.model.BODIES", dict(BODIES))
+    monkeypatch.setattr("adaptive_jax.model.language_model.BODIES", dict(BODIES))
     monkeypatch.setitem(LAYERS, "body", dict(LAYERS["body"]))
     exec("\n".join(python_blocks(PAGES["docs/adding_a_layer.md"])), {})
     assert LAYERS["body"]["one_gate"] == {"features": 256}

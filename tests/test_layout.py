@@ -11,62 +11,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "adaptive_jax"
-LEAVES = {
-    "activations",
-    "arrays",
-    "errors",
-    "files",
-    "stores",
-    "object_files",
-    "command",
-    "dropout",
-    "bands",
-    "batch",
-    "registry",
-    "weight_norm",
-    "defaults",
-    "layer_defaults",
-    "config_file",
-    "progress",
-}
-LAYERS = {"inputs", "bodies", "outputs"}
-MAY_IMPORT = {  # besides the leaves and itself; a package, or a module beside the packages
-    **{name: set() for name in LEAVES | {"devices", "data"}},
-    **{name: {"devices"} for name in LAYERS},
-    "model": LAYERS | {"data"},
-    "cross_entropy": {"outputs"},
-    "composition": {"devices", "model"},
-    "gradients": {"devices", "model", "composition"},
-    "plans": {"devices", "data", "model", "outputs"},
-    "workdir": {"devices", "data"},
-    "evaluation": {"devices", "data", "model", "composition", "gradients", "plans", "workdir"},
-    "training": {
-        "devices",
-        "data",
-        "model",
-        "composition",
-        "gradients",
-        "plans",
-        "workdir",
-        "evaluation",
-    },
-    "score": {"text"},
-    "text": {
-        "devices",
-        "data",
-        "model",
-        "composition",
-        "outputs",
-        "plans",
-        "workdir",
-        "evaluation",
-    },
-    "generate": {"text"},
-    "explain": {"data", "model", "training"},
-    "convert": {"data", "model", "plans", "workdir"},
-    "export": {"devices", "data", "model", "composition", "workdir", "evaluation"},
-    "fairseq": set(),
-}
+# The rooms, from the ground up: folders of the package, or files in its root. A room imports from
+# rooms below it only.
+ROOMS = [
+    *("errors", "object_files", "stores", "files", "layer_defaults", "defaults", "registry"),
+    *("config_file", "command"),
+    *("numerics", "losses", "parallel"),
+    *("inputs", "bodies", "outputs"),
+    *("data", "model"),
+    *("planning", "workdir", "evaluation", "training", "explain"),
+    *("text", "interop", "score", "generate", "fairseq", "convert", "export"),
+]
+APART = {"inputs", "bodies", "data"}  # these know nothing of each other
 FOLDERS = "*.py", "configs/*.py", "benchmarks/*.py", "adaptive_jax/**/*.py"
 FILES = {
     path.relative_to(ROOT).as_posix(): path for pattern in FOLDERS for path in ROOT.glob(pattern)
@@ -121,19 +77,46 @@ def functions(path):
     ]
 
 
+def room_of(name):
+    return name.split(".")[0]
+
+
 def test_imports_go_one_way():
-    """Leaves know leaves; layers and data know nothing of each other; `MAY_IMPORT` says the
-    rest and has no cycle.
-    """
-    uses = {name: {use.split(".")[0] for use in imported(path)} for name, path in MODULES.items()}
+    """No arrow up: a room that knows those above it cannot be read, or used, without them."""
     wrong = {}
-    for name, packages in uses.items():
-        package = name.split(".")[0]
-        if more := packages - LEAVES - MAY_IMPORT[package] - {package}:
-            wrong[name] = more
+    for name, path in MODULES.items():
+        room = room_of(name)
+        allowed = {*ROOMS[: ROOMS.index(room) + 1]} - (APART - {room} if room in APART else set())
+        if above := {use for use in imported(path) if room_of(use) not in allowed}:
+            wrong[name] = above
     assert not wrong
-    list(graphlib.TopologicalSorter(MAY_IMPORT).static_order())
-    assert MAY_IMPORT.keys() == {name.split(".")[0] for name in MODULES}
+    assert {room_of(name) for name in MODULES} == {*ROOMS}
+
+
+def third_parties(room):
+    """Packages that a room needs when it is imported, through whatever it imports of the project."""
+    found, seen = set(), set()
+    waiting = [path for name, path in MODULES.items() if room_of(name) == room]
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        nodes = list(parsed(path).body)  # not inside functions: those imports wait
+        names = [
+            alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        ]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+        found |= {name.split(".")[0] for name in names} - {"adaptive_jax", *sys.stdlib_module_names}
+        waiting += [MODULES[name] for name in imported(path)]
+    return found
+
+
+def test_losses_need_jax_alone_and_layers_flax():
+    """Strangers import losses and layers into programs of their own, and install nothing else."""
+    assert third_parties("losses") <= {"jax", "numpy"}
+    for room in "numerics", "inputs", "bodies", "outputs", "model":
+        assert third_parties(room) <= {"jax", "numpy", "flax", "optax"}, room
 
 
 def test_no_module_imports_itself_through_others():
@@ -191,24 +174,6 @@ def test_public_names_are_documented():
                 ]
         missing += [(name, node.name) for node in public if not ast.get_docstring(node)]
     assert not missing
-
-
-def test_layers_need_nothing_else():
-    """Layers import no third party but jax, flax and numpy."""
-    for name, path in MODULES.items():
-        if name.split(".")[0] in LAYERS:
-            nodes = [
-                node
-                for node in ast.walk(parsed(path))
-                if isinstance(node, ast.Import | ast.ImportFrom)
-            ]
-            tops = {
-                (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(
-                    "."
-                )[0]
-                for node in nodes
-            }
-            assert tops <= {"jax", "flax", "numpy", "adaptive_jax"} | sys.stdlib_module_names, name
 
 
 def test_requirements_are_the_project_and_its_quickstart():

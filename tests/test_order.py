@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from adaptive_jax import defaults
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import Header, order, read_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.sealed import read_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.clusters import of_run
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
-from adaptive_jax.gradients import make_gradients
-from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.model.gradients import make_gradients
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 from tests.toys import NoBody

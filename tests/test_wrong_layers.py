@@ -30,9 +30,10 @@ from adaptive_jax import (
     TiedTable,
     Transformer,
 )
-from adaptive_jax.dropout import Dropout, row_seeds
-from adaptive_jax.model import build
-from adaptive_jax.outputs import banded
+from adaptive_jax.losses import banded
+from adaptive_jax.model.language_model import build
+from adaptive_jax.numerics.dropout import row_seeds
+from adaptive_jax.numerics.dropout_layers import Dropout
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled

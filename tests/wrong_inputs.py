@@ -33,7 +33,7 @@ LINES = {
     "own": "train.py --config=configs/own_text.py --workdir={run} --config.data.cache={tmp}/cache",
     "evaluate": "evaluate.py --workdir={trained}",
     "prepare": (
-        "-m adaptive_jax.data.prepare --config=configs/quickstart.py"
+        "-m adaptive_jax.data.corpora.prepare --config=configs/quickstart.py"
         " --config.data.corpus=text_files --config.data.path={text} --config.data.cache={tmp}/cache"
         " --config.data.threshold=1"
     ),
@@ -326,7 +326,7 @@ OTHERS = [
         ("--split=test", "--workdir is missing"),
     ),
     *rows(
-        "-m adaptive_jax.data.prepare",
+        "-m adaptive_jax.data.corpora.prepare",
         ("", "--config is missing"),
         ("--config.data.lower", "--config.data.lower"),
     ),

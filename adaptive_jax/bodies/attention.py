@@ -22,9 +22,9 @@ from adaptive_jax.bodies.chunked import causal_mask, chunked, scaled
 from adaptive_jax.bodies.dense import added
 from adaptive_jax.bodies.positions import biases
 from adaptive_jax.bodies.remat import keep
-from adaptive_jax.devices.platforms import capability, platform, present, roomy
-from adaptive_jax.dropout import keep_mask, masked, positions, tied
 from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.numerics.dropout import keep_mask, masked, positions, tied
+from adaptive_jax.numerics.platforms import capability, platform, present, roomy
 
 PATHS = ("auto", "plain", "chunked", "triton", "cudnn", "splash")
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from adaptive_jax.bodies.positions import biases
 from adaptive_jax.bodies.remat import keep
-from adaptive_jax.devices.platforms import platform
-from adaptive_jax.dropout import keep_mask, tied
+from adaptive_jax.numerics.dropout import keep_mask, tied
+from adaptive_jax.numerics.platforms import platform
 
 
 def causal_mask(first, time: int, length: int) -> jax.Array:

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.dense import added
-from adaptive_jax.devices.products import product
-from adaptive_jax.weight_norm import norms, weight_norm
+from adaptive_jax.numerics.products import product
+from adaptive_jax.numerics.weight_norm import norms, weight_norm
 
 
 class Convolution(nn.Module):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.devices.products import product
+from adaptive_jax.numerics.products import product
 
 
 class Dense(nn.Module):

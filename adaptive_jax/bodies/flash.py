@@ -24,8 +24,8 @@ from jax.experimental.pallas import triton
 
 from adaptive_jax.bodies.dense import added
 from adaptive_jax.bodies.remat import keep
-from adaptive_jax.devices.platforms import platform
-from adaptive_jax.dropout import stays
+from adaptive_jax.numerics.dropout import stays
+from adaptive_jax.numerics.platforms import platform
 
 HIDDEN = -1e30  # the score of a key that a query does not see
 

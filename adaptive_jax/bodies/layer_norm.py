@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.remat import keep
-from adaptive_jax.devices.platforms import platform
+from adaptive_jax.numerics.platforms import platform
 
 EPSILON = 1e-5
 

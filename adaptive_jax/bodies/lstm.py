@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.arrays import check_dtype, floats, whole_numbers
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.recurrence import PATHS, State, Weights, lstm, zero_state
-from adaptive_jax.dropout import Dropout, WeightDropout
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.numerics.arrays import check_dtype, floats, whole_numbers
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.dropout_layers import Dropout, WeightDropout
 
 
 class LSTM(nn.Module):

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import rnn
 
-from adaptive_jax.devices.platforms import platform, present
-from adaptive_jax.devices.products import halved, wide
 from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.numerics.platforms import platform, present
+from adaptive_jax.numerics.products import halved, wide
 
 PATHS = ("auto", "scan", "cudnn")
 FEW_ROWS = 48  # rows of a step's product, up to which Eigen is the faster one

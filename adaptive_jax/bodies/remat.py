@@ -3,7 +3,7 @@
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from adaptive_jax.devices.platforms import platform
+from adaptive_jax.numerics.platforms import platform
 
 KEPT = "kept"
 

@@ -7,7 +7,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from adaptive_jax.bodies.chunked import scaled
-from adaptive_jax.devices.platforms import platform
+from adaptive_jax.numerics.platforms import platform
 
 STEP = 128  # time is a multiple of it
 

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.arrays import check_dtype, floats, whole_numbers
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.attention import PATHS, Pairs, cached_attention, joint_attention
 from adaptive_jax.bodies.dense import Dense, added
 from adaptive_jax.bodies.layer_norm import LayerNorm
@@ -23,9 +21,12 @@ from adaptive_jax.bodies.positions import (
     sinusoids,
 )
 from adaptive_jax.bodies.remat import REMAT, keep, policy
-from adaptive_jax.devices.platforms import platform
-from adaptive_jax.dropout import Dropout, drop, row_seeds
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.numerics.arrays import check_dtype, floats, whole_numbers
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.dropout import drop, row_seeds
+from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.numerics.platforms import platform
 
 UNROLL = ("auto", "all", "none")
 

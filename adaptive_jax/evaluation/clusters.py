@@ -14,15 +14,15 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax import command
-from adaptive_jax.bands import band_sizes
 from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
-from adaptive_jax.data.vocabulary.glove import read_vectors
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
+from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.plans.cutoffs import Workload, equal_products
-from adaptive_jax.progress import Bar
+from adaptive_jax.numerics.bands import band_sizes
+from adaptive_jax.parallel.progress import Bar
+from adaptive_jax.planning.cutoffs import Workload, equal_products
 
 WIDTH = 400  # of band 0, from which the bands narrow (Apostoae 2019, Table 4.1)
 

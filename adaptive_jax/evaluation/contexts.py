@@ -8,8 +8,8 @@ import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from adaptive_jax.devices import hosts
 from adaptive_jax.files import replacing
+from adaptive_jax.parallel import hosts
 
 COLUMNS = "window", "context", "scored", "perplexity", "nll", "words", "seconds"
 

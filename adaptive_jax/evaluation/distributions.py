@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from adaptive_jax.devices import sharding
-from adaptive_jax.devices.precision import exact
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import LOG_PROBS
-from adaptive_jax.model import LanguageModel, parameter_shapes
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.numerics.products import exact
+from adaptive_jax.parallel import sharding
 
 TOKENS = 256  # whose distributions are computed at a time, at most
 

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from adaptive_jax.data.batches.windows import WindowBatch, Windows, windows
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import (
@@ -36,8 +35,9 @@ from adaptive_jax.evaluation.scoring import (
     make_scorer,
     scored_columns,
 )
-from adaptive_jax.gradients import make_gradients
-from adaptive_jax.model import build
+from adaptive_jax.model.gradients import make_gradients
+from adaptive_jax.model.language_model import build
+from adaptive_jax.parallel import sharding
 
 RULES = {"sgd": 0.1, "rms": 5e-5}  # and their default rates
 CURE = {

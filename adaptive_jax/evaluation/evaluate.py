@@ -10,14 +10,10 @@ from typing import NamedTuple
 from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.methods import Job, prepared
-from adaptive_jax.evaluation.results import compare, say, write
-from adaptive_jax.evaluation.scoring import summary
-from adaptive_jax.evaluation.unseen import describe_words
-from adaptive_jax.evaluation.vocabularies import (
+from adaptive_jax.evaluation.open_words import (
     TRAIN,
     UNIFORM,
     extended,
@@ -25,8 +21,12 @@ from adaptive_jax.evaluation.vocabularies import (
     predicts_new_words,
     seen_and_unseen,
 )
-from adaptive_jax.plans.costs import rows_to_score
-from adaptive_jax.progress import Bar
+from adaptive_jax.evaluation.results import compare, say, write
+from adaptive_jax.evaluation.scoring import summary
+from adaptive_jax.evaluation.unseen import describe_words
+from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel.progress import Bar
+from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.workdir.settings import read_config, read_words
 
 

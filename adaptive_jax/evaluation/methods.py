@@ -12,12 +12,12 @@ import numpy as np
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation import knn
-from adaptive_jax.evaluation.caches import Cache, log_chances, mixed
+from adaptive_jax.evaluation.cache import Cache, log_chances, mixed
 from adaptive_jax.evaluation.dynamic import Dynamic, dynamic
 from adaptive_jax.evaluation.knn import Neighbours
+from adaptive_jax.evaluation.open_words import with_uniform
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Extras, Progress, gathered
-from adaptive_jax.evaluation.vocabularies import with_uniform
 
 
 class Job(NamedTuple):

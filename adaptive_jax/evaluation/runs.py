@@ -10,10 +10,10 @@ from jax.sharding import Mesh, NamedSharding
 from adaptive_jax.data.vocabulary.entries import lexicon_of
 from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import LanguageModel, build, parameter_shapes
-from adaptive_jax.plans.costs import choose_fsdp
+from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
+from adaptive_jax.parallel import accelerators, hosts, sharding
+from adaptive_jax.planning.plan import choose_fsdp
 from adaptive_jax.workdir.parameters import read_parameters
 from adaptive_jax.workdir.settings import read_config, read_words, with_own_files
 

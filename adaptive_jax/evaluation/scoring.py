@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from adaptive_jax.composition import compose_shared, make_compose
 from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check_windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
-from adaptive_jax.devices.precision import exact
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model import LanguageModel, parameter_shapes
+from adaptive_jax.model.composition import compose_shared, make_compose
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.numerics.products import exact
+from adaptive_jax.parallel import sharding
 
 FOREIGN = np.int32(-1)  # stands for an input word that the model has no vector of
 LOG_PROBS = 1 << 24  # log-probabilities that exist at a time

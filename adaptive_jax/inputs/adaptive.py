@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.arrays import check_dtype, exists, ids
-from adaptive_jax.bands import Band, band_shapes, make_tables
-from adaptive_jax.devices.products import product
-from adaptive_jax.dropout import WordDropout
 from adaptive_jax.errors import check_rates
+from adaptive_jax.numerics.arrays import check_dtype, exists, ids
+from adaptive_jax.numerics.bands import Band, band_shapes, make_tables
+from adaptive_jax.numerics.dropout_layers import WordDropout
+from adaptive_jax.numerics.products import product
 
 
 class AdaptiveInput(nn.Module):

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.activations import ACTIVATIONS
-from adaptive_jax.arrays import check_dtype, ids, look_up
-from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.letters import Reader, places_of, read_words
+from adaptive_jax.numerics.activations import ACTIVATIONS
+from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
+from adaptive_jax.numerics.bands import Band
 
 # See `Reader`.
 CHUNK = 256

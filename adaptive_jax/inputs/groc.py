@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive_jax.arrays import ids, look_up
-from adaptive_jax.devices.products import product
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
+from adaptive_jax.numerics.arrays import ids, look_up
+from adaptive_jax.numerics.products import product
 
 # See `Reader`.
 CHUNK = 1024

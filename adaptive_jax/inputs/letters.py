@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from adaptive_jax.activations import ACTIVATIONS
-from adaptive_jax.devices.products import product
+from adaptive_jax.numerics.activations import ACTIVATIONS
+from adaptive_jax.numerics.products import product
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
 MOST_KEPT = 2**30

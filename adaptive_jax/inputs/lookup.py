@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.arrays import check_dtype, ids, look_up
-from adaptive_jax.bands import Band
-from adaptive_jax.devices.products import product
-from adaptive_jax.dropout import WordDropout
 from adaptive_jax.errors import InputError, check_at_least, check_rates
+from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.dropout_layers import WordDropout
+from adaptive_jax.numerics.products import product
 
 
 class Lookup(nn.Module):

@@ -2,7 +2,7 @@
 
 Like the tables of `adaptive_jax.outputs.tables` they answer `bands()`. `compose` computes the
 vectors of all words once an update or an evaluation and puts them into the collection "tables", see
-`adaptive_jax.composition`; without it `bands` computes them.
+`adaptive_jax.model.composition`; without it `bands` computes them.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax import dropout
-from adaptive_jax.activations import ACTIVATIONS
-from adaptive_jax.arrays import look_up
-from adaptive_jax.bands import Band, band_sizes, split_rows
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.numerics import dropout
+from adaptive_jax.numerics.activations import ACTIVATIONS
+from adaptive_jax.numerics.arrays import look_up
+from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
 
 BIASES = ("none", "own", "predicted")
 _matrix = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")

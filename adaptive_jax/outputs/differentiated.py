@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax import dropout
-from adaptive_jax.arrays import floats, whole_numbers
-from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_known, check_rates
-from adaptive_jax.outputs import one_pass
-from adaptive_jax.outputs.chunks import chunk_size, project
+from adaptive_jax.losses import one_pass
+from adaptive_jax.losses.chunks import chunk_size, project
+from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.dropout_layers import Dropout
 from adaptive_jax.outputs.softmax import Loss
 
 FORMS = ("slices", "projections")
@@ -52,7 +52,7 @@ class Differentiated(nn.Module):
             )
 
     def setup(self):
-        self.dropout = dropout.Dropout(self.input_dropout)
+        self.dropout = Dropout(self.input_dropout)
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The bands of the softmax; `train` draws the table's dropout."""

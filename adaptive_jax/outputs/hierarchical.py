@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from adaptive_jax.bands import Band, split_rows
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.numerics.bands import Band, split_rows
 from adaptive_jax.outputs.softmax import Softmax
 
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax import dropout
-from adaptive_jax.arrays import floats, whole_numbers
-from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
-from adaptive_jax.outputs import banded, one_pass
-from adaptive_jax.outputs.chunks import chunk_size, project
-from adaptive_jax.outputs.given import given
+from adaptive_jax.losses import banded, one_pass
+from adaptive_jax.losses.chunks import chunk_size, project
+from adaptive_jax.losses.given import given
+from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.dropout_layers import Dropout
 from adaptive_jax.outputs.softmax import Loss
 
 PROPOSALS = ("log_uniform", "unigram")
@@ -71,7 +71,7 @@ class Sampled(nn.Module):
         return {"counts": {}} if self.proposal == "unigram" else {}
 
     def setup(self):
-        self.dropout = dropout.Dropout(self.input_dropout)
+        self.dropout = Dropout(self.input_dropout)
         [(table, *_)] = self.bands()
         if self.proposal == "unigram":
             if not (self.is_initializing() or self.has_variable("lexicon", "counts")):

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax import dropout
-from adaptive_jax.arrays import floats, whole_numbers
-from adaptive_jax.bands import Band
 from adaptive_jax.errors import InputError, check_rates
-from adaptive_jax.outputs import banded
+from adaptive_jax.losses import banded
+from adaptive_jax.numerics import dropout
+from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.dropout_layers import Dropout
 
 
 class Loss(NamedTuple):
@@ -43,7 +44,7 @@ class Softmax(nn.Module):
             section 5.4; Table 6: 0.2).
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has
             none; its released code sets it to the tail dropout.
-        label_smoothing, z_loss, tails: see `adaptive_jax.outputs.chunks.Settings`.
+        label_smoothing, z_loss, tails: see `adaptive_jax.losses.chunks.Settings`.
 
     Raises:
         InputError: a rate or label_smoothing outside [0, 1), a negative z_loss, or a table without
@@ -69,7 +70,7 @@ class Softmax(nn.Module):
             )
 
     def setup(self):
-        self.dropout = dropout.Dropout(self.input_dropout)
+        self.dropout = Dropout(self.input_dropout)
         head, *tails = self.bands()
         shape = (len(tails), head.table.shape[1])
         self.clusters = None

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 
 from flax import linen as nn
 
-from adaptive_jax.bands import MANY_BANDS, Band, band_shapes, band_sizes, make_tables, split_rows
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.weight_norm import norms, weight_norm
+from adaptive_jax.numerics.bands import (
+    MANY_BANDS,
+    Band,
+    band_shapes,
+    band_sizes,
+    make_tables,
+    split_rows,
+)
+from adaptive_jax.numerics.weight_norm import norms, weight_norm
 
 
 class OwnTable(nn.Module):

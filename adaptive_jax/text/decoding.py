@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from adaptive_jax.devices import sharding
-from adaptive_jax.devices.precision import exact
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model import LanguageModel, parameter_shapes
-from adaptive_jax.outputs.groups import join
+from adaptive_jax.losses.groups import join
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.numerics.products import exact
+from adaptive_jax.parallel import sharding
 from adaptive_jax.text.outlook import Grouped, Outlook
 from adaptive_jax.text.pruned import Best, Drawn, draw, draw_among, top_k
 
@@ -48,7 +48,7 @@ class Decoder:
     """
 
     def __init__(self, run: Run, tables: dict):
-        """tables: vectors of all words that are composed, see `adaptive_jax.composition`; {}
+        """tables: vectors of all words that are composed, see `adaptive_jax.model.composition`; {}
         for a model that composes none.
         """
         self.run, self._tables = run, tables

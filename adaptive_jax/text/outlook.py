@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.bands import Band
-from adaptive_jax.outputs.distribution import of_head, of_member
-from adaptive_jax.outputs.groups import Member
+from adaptive_jax.losses.distribution import of_head, of_member
+from adaptive_jax.losses.groups import Member
+from adaptive_jax.numerics.bands import Band
 
 
 class Grouped(NamedTuple):
-    """A softmax with tails, its bands as `adaptive_jax.outputs.groups.join` groups them.
+    """A softmax with tails, its bands as `adaptive_jax.losses.groups.join` groups them.
 
     Attributes:
         sizes: words of each band by group, the head first.

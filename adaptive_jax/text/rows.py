@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.windows import WindowBatch
-from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Extras, finite, initial_carry, make_scorer
-from adaptive_jax.plans.costs import rows_to_score
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import rows_to_score
 
 SHORTEST = 8  # tokens of a row: shorter ones would need programs of their own, and save nothing
 

@@ -1,4 +1,4 @@
-"""The settings that a config leaves to be chosen: see configs/own_text.py and plans/choose.py."""
+"""The settings that a config leaves to be chosen: see configs/own_text.py and planning/choose.py."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,10 +8,16 @@ import jax
 from adaptive_jax.data.corpora.load import cache_of, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
-from adaptive_jax.devices import accelerators, hosts
-from adaptive_jax.devices.speed import product_speed
 from adaptive_jax.errors import InputError
-from adaptive_jax.plans.choose import SIZES, check_hours, choose, choose_vocabulary, tokens_to_read
+from adaptive_jax.parallel import accelerators, hosts
+from adaptive_jax.parallel.speed import product_speed
+from adaptive_jax.planning.choose import (
+    SIZES,
+    check_hours,
+    choose,
+    choose_vocabulary,
+    tokens_to_read,
+)
 from adaptive_jax.workdir.settings import read_config
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptive_jax.devices import hosts
 from adaptive_jax.errors import InputError
+from adaptive_jax.parallel import hosts
 from adaptive_jax.workdir.settings import write_json
 
 RECENT = 100  # updates, about, whose mean loss the next one is compared with

@@ -8,13 +8,13 @@ from pathlib import Path
 import jax
 
 from adaptive_jax.data.vocabulary.clusters import expected_words
-from adaptive_jax.devices import hosts
-from adaptive_jax.devices.speed import gain_of_bfloat16
-from adaptive_jax.devices.targets import topology
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build
-from adaptive_jax.plans.checks import check_settings
-from adaptive_jax.plans.costs import describe, divide_update, dry_run_lines
+from adaptive_jax.model.language_model import build
+from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel.speed import gain_of_bfloat16
+from adaptive_jax.planning.checks import check_settings
+from adaptive_jax.planning.plan import describe, divide_update, dry_run_lines
+from adaptive_jax.planning.targets import topology
 from adaptive_jax.training import sparse, targets, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.finetuning import check_fits
@@ -32,7 +32,7 @@ def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None)
     gets it as plan.json.
 
     memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them. target: devices to
-    compile the update for, see `adaptive_jax.devices.targets`; the plan is then for them.
+    compile the update for, see `adaptive_jax.planning.targets`; the plan is then for them.
     """
     config = with_origin(settle(config, workdir), workdir)
     check_same_run(workdir, config)

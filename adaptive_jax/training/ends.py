@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from adaptive_jax.devices import hosts, sharding
+from adaptive_jax.parallel import hosts, sharding
 
 VALIDATED = (
     "evaluate_every",

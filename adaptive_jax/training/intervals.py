@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from adaptive_jax.devices import accelerators, sharding
 from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.parallel import accelerators, sharding
 
 
 class Interval:

@@ -16,12 +16,12 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.entries import check_lexicon, lexicon_of
-from adaptive_jax.devices import accelerators, hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.unseen import describe_words
-from adaptive_jax.model import build
-from adaptive_jax.plans.costs import Plan, check_memory, describe, make_plan
+from adaptive_jax.model.language_model import build
+from adaptive_jax.parallel import accelerators, hosts, sharding
+from adaptive_jax.planning.plan import Plan, check_memory, describe, make_plan
 from adaptive_jax.training import optim, sparse, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch

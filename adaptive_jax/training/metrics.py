@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptive_jax.devices import hosts
-from adaptive_jax.progress import Bar, clock
+from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training.writers import open_writers
 
 # How the terminal shows the metrics that people watch, the most important first; the files hold all

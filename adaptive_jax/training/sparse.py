@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from adaptive_jax.composition import encoded_shapes, encoders
 from adaptive_jax.data.batches.rows import bits
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import LanguageModel, parameter_shapes
+from adaptive_jax.model.composition import encoded_shapes, encoders
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.training import optim
 from adaptive_jax.training.optimizer import Optimizer
 

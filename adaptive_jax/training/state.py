@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from adaptive_jax.composition import encoded_shapes
-from adaptive_jax.devices import sharding
-from adaptive_jax.model import LanguageModel, init_params, parameter_shapes
+from adaptive_jax.model.composition import encoded_shapes
+from adaptive_jax.model.language_model import LanguageModel, init_params, parameter_shapes
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training.nt_asgd import NtAsgdState
 from adaptive_jax.training.optim import Optimizer
 

@@ -1,7 +1,7 @@
-"""The update of a config, compiled for devices that are not here; `adaptive_jax.devices.targets`
+"""The update of a config, compiled for devices that are not here; `adaptive_jax.planning.targets`
 has their names.
 
-report(compiled_update(config, "h100"))["temp_bytes"]       with `adaptive_jax.devices.programs.report`
+report(compiled_update(config, "h100"))["temp_bytes"]       with `adaptive_jax.planning.programs.report`
 """
 
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.layouts import LAYOUTS
 from adaptive_jax.data.vocabulary.clusters import expected_words
-from adaptive_jax.devices import sharding
-from adaptive_jax.devices.platforms import tracing_for
-from adaptive_jax.devices.programs import report
-from adaptive_jax.devices.targets import OPTIONS, Target, topology
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.model import build, variable_shapes
-from adaptive_jax.plans.costs import Plan, make_plan
+from adaptive_jax.model.language_model import build, variable_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.platforms import tracing_for
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import Plan, make_plan
+from adaptive_jax.planning.programs import report
+from adaptive_jax.planning.targets import OPTIONS, Target, topology
 from adaptive_jax.training import sparse
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import Extras, make_update

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from adaptive_jax.batch import Batch
-from adaptive_jax.devices import sharding
-from adaptive_jax.gradients import make_gradients, make_sparse_gradients
-from adaptive_jax.model import LanguageModel
+from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
+from adaptive_jax.model.language_model import LanguageModel
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training.optim import Optimizer
 from adaptive_jax.training.state import State
 

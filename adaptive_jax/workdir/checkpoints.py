@@ -25,9 +25,9 @@ from orbax.checkpoint.checkpoint_managers import (
     PreservationContext,
 )
 
-from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.stores import absolute, free, in_store
 from adaptive_jax.workdir import integrity
 from adaptive_jax.workdir.integrity import ITEMS, WHOLE

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import filelock
 
-from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
+from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.stores import in_store
 from adaptive_jax.workdir.lease import Lease
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.model.language_model import build, parameter_shapes
 from benchmarks import figures, responsiveness
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build
+from adaptive_jax.model.language_model import build
 from benchmarks import evaluation
 from configs import wikitext103
 

@@ -10,7 +10,7 @@ import pytest
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.methods import METHODS, prepared
-from adaptive_jax.model import build
+from adaptive_jax.model.language_model import build
 from adaptive_jax.workdir.settings import read_words
 from benchmarks import methods_table
 from benchmarks.methods_table import FILES, Model, Way

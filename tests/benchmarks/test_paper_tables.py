@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build
-from adaptive_jax.plans.costs import divide_update
+from adaptive_jax.model.language_model import build
+from adaptive_jax.planning.plan import divide_update
 from benchmarks import tables
 from benchmarks.lines import Line, Table, config_of
 from benchmarks.paper_tables import TABLES

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.planning.plan import make_plan
 from benchmarks import gpu, scaling, throughput
 from configs import billion_word, wikitext103
 

@@ -12,8 +12,8 @@ import pytest
 from adaptive_jax.bodies.attention import ALONE, Pairs, attention, joint_attention
 from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.bodies.positions import alibi_slopes
-from adaptive_jax.devices.platforms import tracing_for
-from adaptive_jax.dropout import row_seeds
+from adaptive_jax.numerics.dropout import row_seeds
+from adaptive_jax.numerics.platforms import tracing_for
 
 RATE = 0.1
 

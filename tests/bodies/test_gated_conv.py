@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.convolution import Convolution, NormedConvolution
 from adaptive_jax.bodies.gated_conv import ACTIVATIONS, FORMS, GatedConv
-from adaptive_jax.convert.fconv import blocks_of, layers_of
 from adaptive_jax.errors import InputError
+from adaptive_jax.interop.fconv import blocks_of, layers_of
+from adaptive_jax.numerics.batch import Batch
 
 # For programs that run once. Without kernels for fused operations they compile in a third of the
 # time; jax 0.11 has no such option.

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies import recurrence
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.recurrence import State, Weights, lstm
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.numerics.batch import Batch
 
 ROWS, TIME, FEATURES, WIDTH = 3, 6, 4, 5
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax import dropout
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.recurrence import State, Weights, lstm
-from adaptive_jax.convert.awd_lstm import parameters_of, settings_of
-from adaptive_jax.convert.awd_lstm_config import config_of
 from adaptive_jax.defaults import config
-from adaptive_jax.dropout import Dropout, WeightDropout, WordDropout
 from adaptive_jax.inputs.lookup import Lookup
-from adaptive_jax.model import build, init_params, parameter_shapes
+from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
+from adaptive_jax.interop.awd_lstm_config import config_of
+from adaptive_jax.model.language_model import build, init_params, parameter_shapes
+from adaptive_jax.numerics import dropout
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.dropout_layers import Dropout, WeightDropout, WordDropout
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
 KEY = jax.random.key(0)

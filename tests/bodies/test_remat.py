@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.layer_norm import LayerNorm, normalise
 from adaptive_jax.bodies.remat import policy
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer, _relu
-from adaptive_jax.devices.platforms import tracing_for
-from adaptive_jax.dropout import Mask, drop
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.dropout import Mask, drop
+from adaptive_jax.numerics.platforms import tracing_for
 
 ROWS, TIME, FEATURES, LAYERS = 16, 512, 512, 5
 UNIT = ROWS * TIME * FEATURES * 2  # bytes of the vectors of all tokens in bfloat16

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.bodies.positions import alibi_slopes, positions_in_segments, sinusoids
 from adaptive_jax.bodies.transformer import Block, Transformer
 from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.batch import Batch
 
 ROWS, TIME, FEATURES, HEADS, LAYERS = 2, 7, 16, 4, 3
 VECTORS = np.random.default_rng(0).standard_normal((ROWS, TIME, FEATURES), np.float32)

@@ -15,11 +15,11 @@ import pytest
 
 from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import read_clusters
-from adaptive_jax.data.vocabulary.glove import read_vectors
+from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.clusters import Request, make_clusters
-from adaptive_jax.plans.cutoffs import Workload, equal_products
+from adaptive_jax.planning.cutoffs import Workload, equal_products
 
 GLOVE = Path(__file__).parents[3] / "shared" / "data" / "glove" / "glove.6B.50d.cut.txt.xz"
 WORDS = Vocabulary.build(

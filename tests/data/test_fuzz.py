@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data.corpora import kept, storage
+from adaptive_jax.data.corpora import kept, stored
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
@@ -224,7 +224,7 @@ def test_archives_write_nothing(make, name, tmp_path):
 def copied(tmp_path_factory):
     """A corpus in a store."""
     place = tmp_path_factory.mktemp("store") / "copy"
-    storage.copy(
+    stored.copy(
         Corpus(UNITS, {"train": np.arange(20, dtype=np.int32)}, {"train": 0.25}), f"file://{place}"
     )
     return place
@@ -233,13 +233,13 @@ def copied(tmp_path_factory):
 @fuzz
 @given(data=st.data())
 def test_copies(copied, data, tmp_path_factory):
-    """Any file of a copy in object storage. Ids that are read are those that were written."""
+    """Any file of a copy in object stored. Ids that are read are those that were written."""
     files = sorted(path.relative_to(copied) for path in copied.rglob("*") if path.is_file())
     name = data.draw(st.sampled_from(files))
     place = shutil.copytree(copied, tmp_path_factory.mktemp("store") / "copy")
     (place / name).write_bytes(data.draw(damaged((copied / name).read_bytes())))
     with one_line_at_most(place):
-        found = storage.open(f"file://{place}", ("train",))
+        found = stored.open(f"file://{place}", ("train",))
         assert (
             np.array_equal(found.ids["train"][:], np.arange(20))
             and found.vocabulary.digest == UNITS.digest
@@ -265,9 +265,9 @@ def test_copies(copied, data, tmp_path_factory):
 def test_markers(copied, marker, tmp_path):
     """Well-formed JSON that is no marker of this corpus."""
     place = shutil.copytree(copied, tmp_path / "copy")
-    (place / storage.MARKER).write_text(marker)
+    (place / stored.MARKER).write_text(marker)
     with pytest.raises(InputError, match="is damaged: .*; remove it and write it again"):
-        storage.open(f"file://{place}", ("train",))
+        stored.open(f"file://{place}", ("train",))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def line(tmp_path_factory):
     return [
         sys.executable,
         "-m",
-        "adaptive_jax.data.prepare",
+        "adaptive_jax.data.corpora.prepare",
         "--config=configs/quickstart.py",
         "--config.data.corpus=text_files",
         f"--config.data.path={text}",

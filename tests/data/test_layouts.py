@@ -17,7 +17,7 @@ from adaptive_jax.data.batches.layouts import Packed, Similar, pack
 from adaptive_jax.data.batches.rows import Spans, fill_rows, permutation, shuffled
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.model.language_model import build, parameter_shapes
 from configs import quickstart
 
 EOS, WORDS = 0, 97

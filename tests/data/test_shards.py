@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive_jax.data.corpora import known, shards
 from adaptive_jax.data.corpora import load as corpora
-from adaptive_jax.data.corpora import shards, sources
 from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -510,7 +510,7 @@ def test_the_command(text, tmp_path):
         f"--to=file://{tmp_path / 'copy'}",
     ]
     run = subprocess.run(
-        [sys.executable, "-m", "adaptive_jax.data.prepare", *line],
+        [sys.executable, "-m", "adaptive_jax.data.corpora.prepare", *line],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -532,8 +532,8 @@ def test_the_command(text, tmp_path):
 def test_downloaded_sizes_are_known():
     """Every address that a corpus may be downloaded from is verified."""
     addresses = [
-        sources.BILLION_WORD,
-        *(sources.PTB.format(name) for name in ("train", "valid", "test")),
+        known.BILLION_WORD,
+        *(known.PTB.format(name) for name in ("train", "valid", "test")),
     ]
-    addresses += [sources.WIKITEXT.format(name) for name in sources.ARCHIVES.values()]
-    assert set(addresses) == set(sources.DOWNLOADS)
+    addresses += [known.WIKITEXT.format(name) for name in known.ARCHIVES.values()]
+    assert set(addresses) == set(known.DOWNLOADS)

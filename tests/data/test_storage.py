@@ -14,7 +14,7 @@ import pytest
 
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
-from adaptive_jax.data.corpora import storage
+from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -27,8 +27,8 @@ CHUNK, SHARD = 16, 64
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(storage, "CHUNK", CHUNK)
-    monkeypatch.setattr(storage, "SHARD", SHARD)
+    monkeypatch.setattr(stored, "CHUNK", CHUNK)
+    monkeypatch.setattr(stored, "SHARD", SHARD)
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -90,8 +90,8 @@ def test_indexed_like_a_mapped_file(url, tmp_path, tokens):
     shards and sizes that do not.
     """
     plain = mapped(ids_of(tokens), tmp_path / "ids.npy")
-    storage.copy(Corpus(VOCABULARY, {"train": plain}), url)
-    found = storage.open(url, splits=("train",)).ids["train"]
+    stored.copy(Corpus(VOCABULARY, {"train": plain}), url)
+    found = stored.open(url, splits=("train",)).ids["train"]
     assert (len(found), found.shape, found.dtype, found.ndim) == (
         tokens,
         plain.shape,
@@ -120,8 +120,8 @@ def test_indexed_like_a_mapped_file(url, tmp_path, tokens):
 def test_batches_are_the_same(tmp_path, break_mode, layout, context):
     """Of training and of evaluation, for examples of any kind."""
     plain, url = ids_of(150) % 7, f"memory://{tmp_path}"
-    storage.copy(Corpus(VOCABULARY, {"train": plain}), url)
-    found = storage.open(url, splits=("train",)).ids["train"]
+    stored.copy(Corpus(VOCABULARY, {"train": plain}), url)
+    found = stored.open(url, splits=("train",)).ids["train"]
 
     def batches(ids):
         training = TrainingBatches(ids, 2, Layout(11, break_mode, layout), 2)
@@ -138,19 +138,19 @@ def test_batches_are_the_same(tmp_path, break_mode, layout, context):
 )
 def test_the_vocabulary_comes_with_them(url, vocabulary):
     """Words and counts, and of sub-words the model, so that text is encoded the same way."""
-    storage.copy(Corpus(vocabulary, {"train": ids_of(5)}), url)
-    found = storage.open(url + "/", splits=()).vocabulary
+    stored.copy(Corpus(vocabulary, {"train": ids_of(5)}), url)
+    found = stored.open(url + "/", splits=()).vocabulary
     assert (type(found), found.digest) == (type(vocabulary), vocabulary.digest)
     assert found.encode("lowest the") == vocabulary.encode("lowest the")
 
 
 def test_only_the_splits_asked_for(url):
     """A split that is empty or not asked for does no harm, one that is not there is named."""
-    storage.copy(Corpus(VOCABULARY, {"train": ids_of(70), "validation": ids_of(0)}), url)
-    assert list(storage.open(url, splits=("validation",)).ids) == ["validation"]
-    assert storage.open(url, splits=("validation",)).ids["validation"][:].shape == (0,)
+    stored.copy(Corpus(VOCABULARY, {"train": ids_of(70), "validation": ids_of(0)}), url)
+    assert list(stored.open(url, splits=("validation",)).ids) == ["validation"]
+    assert stored.open(url, splits=("validation",)).ids["validation"][:].shape == (0,)
     with pytest.raises(InputError, match="has no test split, only train, validation"):
-        storage.open(url)
+        stored.open(url)
 
 
 class Ranges(http.server.SimpleHTTPRequestHandler):
@@ -204,12 +204,12 @@ def test_only_what_is_asked_for_travels(tmp_path, server, monkeypatch):
     """Opening reads no ids. A range takes the index of its shard and its chunk; a second one in
     the shard, its chunk alone.
     """
-    monkeypatch.setattr(storage, "CHUNK", 1_024)
-    monkeypatch.setattr(storage, "SHARD", 64 * 1_024)
+    monkeypatch.setattr(stored, "CHUNK", 1_024)
+    monkeypatch.setattr(stored, "SHARD", 64 * 1_024)
     ids = ids_of(5 * 64 * 1_024 + 100)
-    storage.copy(Corpus(VOCABULARY, {"train": ids}), f"file://{tmp_path}/c")
+    stored.copy(Corpus(VOCABULARY, {"train": ids}), f"file://{tmp_path}/c")
     address, sent = server
-    found = storage.open(f"{address}/c", splits=("train",)).ids["train"]
+    found = stored.open(f"{address}/c", splits=("train",)).ids["train"]
     assert {name for name, _ in sent} == {"complete.json", "vocabulary.txt", "zarr.json"}
 
     def travels(index):
@@ -249,35 +249,35 @@ def test_an_interrupted_copy_is_none(url):
     though it is.
     """
     with pytest.raises(KeyboardInterrupt):
-        storage.copy(
+        stored.copy(
             Corpus(Subwords.build(UNITS, 10), {"train": Interrupted(), "test": ids_of(5)}), url
         )
     with pytest.raises(InputError, match="no complete copy") as error:
-        storage.open(url)
+        stored.open(url)
     assert url in str(error.value)
     ids = ids_of(10, seed=1)
-    storage.copy(Corpus(VOCABULARY, {"train": ids}), url)
-    corpus = storage.open(url, splits=("train",))
+    stored.copy(Corpus(VOCABULARY, {"train": ids}), url)
+    corpus = stored.open(url, splits=("train",))
     assert corpus.vocabulary.digest == VOCABULARY.digest
     np.testing.assert_array_equal(corpus.ids["train"][:], ids)
 
 
 def test_a_complete_copy_is_not_overwritten(url):
     """And ids of 0, which an array may leave out as its fill value, are not lost."""
-    storage.copy(Corpus(VOCABULARY, {"train": np.zeros(3 * SHARD, np.int32)}), url)
+    stored.copy(Corpus(VOCABULARY, {"train": np.zeros(3 * SHARD, np.int32)}), url)
     with pytest.raises(InputError, match="holds a corpus already: give another URL"):
-        storage.copy(Corpus(VOCABULARY, {"train": ids_of(10, seed=1)}), url)
+        stored.copy(Corpus(VOCABULARY, {"train": ids_of(10, seed=1)}), url)
     np.testing.assert_array_equal(
-        storage.open(url, splits=("train",)).ids["train"][:], np.zeros(3 * SHARD)
+        stored.open(url, splits=("train",)).ids["train"][:], np.zeros(3 * SHARD)
     )
 
 
 def test_ids_that_were_lost_are_an_error(tmp_path):
     """Not ids of 0; what is left can be read."""
     ids = ids_of(3 * SHARD)
-    storage.copy(Corpus(VOCABULARY, {"train": ids}), f"file://{tmp_path}/c")
+    stored.copy(Corpus(VOCABULARY, {"train": ids}), f"file://{tmp_path}/c")
     (tmp_path / "c/train/c/1").unlink()
-    found = storage.open(f"file://{tmp_path}/c", splits=("train",)).ids["train"]
+    found = stored.open(f"file://{tmp_path}/c", splits=("train",)).ids["train"]
     np.testing.assert_array_equal(found[2 * SHARD :], ids[2 * SHARD :])
     with pytest.raises(InputError, match=r"cannot read file://.*/c: .*missing"):
         found[SHARD + 1]
@@ -296,8 +296,8 @@ def test_ids_that_were_lost_are_an_error(tmp_path):
 def test_an_address_that_is_none(bad, says):
     """One line with the URL, what is wrong with it, and what it may be."""
     for call, what in (
-        (lambda: storage.open(bad), "read"),
-        (lambda: storage.copy(Corpus(VOCABULARY, {}), bad), "write"),
+        (lambda: stored.open(bad), "read"),
+        (lambda: stored.copy(Corpus(VOCABULARY, {}), bad), "write"),
     ):
         with pytest.raises(
             InputError, match=rf"(?s)^cannot {what} {re.escape(bad)}: .*{says}.*gs://"
@@ -311,24 +311,24 @@ def test_a_place_closed_to_writing(tmp_path, server):
     (tmp_path / "file").write_text("")
     for closed in f"file://{tmp_path}/file/x", f"{server[0]}/x":
         with pytest.raises(InputError, match=rf"^cannot write {closed}: .*; give a URL"):
-            storage.copy(Corpus(VOCABULARY, {"train": ids_of(5)}), closed)
+            stored.copy(Corpus(VOCABULARY, {"train": ids_of(5)}), closed)
 
 
 def test_a_store_that_does_not_answer(monkeypatch):
     """Given up while tensorstore would try on."""
-    monkeypatch.setattr(storage, "PATIENCE", 0.2)
+    monkeypatch.setattr(stored, "PATIENCE", 0.2)
     with pytest.raises(
         InputError, match=r"cannot read http://127\.0\.0\.1:9/x: no answer within 0\.2 seconds"
     ):
-        storage.open("http://127.0.0.1:9/x")
+        stored.open("http://127.0.0.1:9/x")
 
 
 def test_a_copy_of_another_format(tmp_path):
-    storage.copy(Corpus(VOCABULARY, {"train": ids_of(5)}), f"file://{tmp_path}/c")
-    marker = tmp_path / "c" / storage.MARKER
+    stored.copy(Corpus(VOCABULARY, {"train": ids_of(5)}), f"file://{tmp_path}/c")
+    marker = tmp_path / "c" / stored.MARKER
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"format": 99}))
     with pytest.raises(InputError, match="format 99"):
-        storage.open(f"file://{tmp_path}/c")
+        stored.open(f"file://{tmp_path}/c")
     marker.write_text("{")
     with pytest.raises(
         InputError,
@@ -337,7 +337,7 @@ def test_a_copy_of_another_format(tmp_path):
             r" again"
         ),
     ):
-        storage.open(f"file://{tmp_path}/c")
+        stored.open(f"file://{tmp_path}/c")
     shutil.rmtree(tmp_path / "c")
     with pytest.raises(InputError, match="no complete copy"):
-        storage.open(f"file://{tmp_path}/c")
+        stored.open(f"file://{tmp_path}/c")

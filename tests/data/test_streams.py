@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches import streams
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.batch import Batch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
 REFERENCE = np.load(FIXTURES / "batching.npz")

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.evaluation import caches, nearest
-from adaptive_jax.evaluation.caches import Cache, log_chances, mixed, occurrences
+from adaptive_jax.evaluation import cache as caches
+from adaptive_jax.evaluation import nearest
+from adaptive_jax.evaluation.cache import Cache, log_chances, mixed, occurrences
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.vocabularies import with_uniform
+from adaptive_jax.evaluation.open_words import with_uniform
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

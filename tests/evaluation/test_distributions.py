@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
 from adaptive_jax.evaluation import distributions
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.parallel import sharding
 
 SIZE, FEATURES = 60, 16
 WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | {f"w{n}": 60 - n for n in range(58)})

@@ -14,13 +14,13 @@ import pytest
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as defaults
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.dynamic import Dynamic, dynamic, without_noise
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import plain
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.parallel import sharding
 
 WORDS = Vocabulary.build({"<eos>": 30} | {f"w{n}": 20 - n for n in range(18)})
 NOISY = {

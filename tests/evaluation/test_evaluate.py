@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptive_jax.convert.command import convert
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.interop.convert import convert
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 

@@ -6,7 +6,7 @@ import pytest
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.frequency import (
+from adaptive_jax.evaluation.report.frequency import (
     BLOCKS,
     RANKS,
     Words,

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import Extras, continued, plain, scores, summary
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 
 EOS, SIZE = 3, 60
 

@@ -12,21 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.batch import Batch
-from adaptive_jax.convert.awd_lstm import parameters_of
 from adaptive_jax.data.batches.windows import WindowBatch, Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as defaults
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.caches import Cache, log_chances, mixed
+from adaptive_jax.evaluation.cache import Cache, log_chances, mixed
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run, open_run, put_lexicon
-from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer
-from adaptive_jax.evaluation.vocabularies import (
+from adaptive_jax.evaluation.open_words import (
     extended,
     fits_any_vocabulary,
     open_extended,
@@ -34,7 +29,12 @@ from adaptive_jax.evaluation.vocabularies import (
     seen_and_unseen,
     with_uniform,
 )
-from adaptive_jax.model import build, init_params
+from adaptive_jax.evaluation.runs import Run, open_run, put_lexicon
+from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer
+from adaptive_jax.interop.awd_lstm import parameters_of
+from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from tests.inputs import test_groc
 from tests.training.test_finetuning import saved_run
 

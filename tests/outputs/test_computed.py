@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax import dropout
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.numerics import dropout
 from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
 
 with np.load(Path(__file__).parents[1] / "fixtures" / "groc_tables.npz") as arrays:

@@ -7,7 +7,7 @@ import pytest
 
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.tables import OwnTable
-from adaptive_jax.plans.traced import output_flops
+from adaptive_jax.planning.traced import output_flops
 
 FEATURES, TOKENS = 12, 6
 CASES = {  # form, words, cutoffs, factor, width, bias, tokens of a chunk

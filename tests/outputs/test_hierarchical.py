@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bands import Band
+from adaptive_jax.numerics.bands import Band
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
-from adaptive_jax.plans.flops import softmax_flops, zipf_visits
+from adaptive_jax.planning.flops import softmax_flops, zipf_visits
 
 FEATURES, TOKENS = 8, 6
 CASES = {  # words, cutoffs, factor, bias, classes

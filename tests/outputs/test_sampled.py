@@ -12,7 +12,7 @@ import pytest
 from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
-from adaptive_jax.plans.traced import output_flops
+from adaptive_jax.planning.traced import output_flops
 
 FEATURES, TOKENS, SAMPLES = 8, 4, 9
 CASES = {  # class, words, width, bias, proposal

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bands import Band, band_sizes, split_rows
-from adaptive_jax.outputs import banded
+from adaptive_jax.losses import banded
+from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
 ARRAYS = np.load(FIXTURES / "splitcross.npz")

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import adaptive_jax
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as settings
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
-from adaptive_jax.model import build, parameter_shapes
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from adaptive_jax.text.draft import Draft
-from adaptive_jax.text.loaded import LoadedModel
+from adaptive_jax.text.load import LoadedModel
 from tests.toys import random_params
 
 WORDS = Vocabulary.build({"<eos>": 30, "<unk>": 20} | {f"w{n}": 19 - n for n in range(17)})

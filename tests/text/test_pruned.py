@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bands import Band
-from adaptive_jax.outputs.banded import log_probs
-from adaptive_jax.outputs.groups import join
+from adaptive_jax.losses.banded import log_probs
+from adaptive_jax.losses.groups import join
+from adaptive_jax.numerics.bands import Band
 from adaptive_jax.text.outlook import Grouped, Outlook
 from adaptive_jax.text.pruned import draw, draw_among, top_k
 

@@ -15,7 +15,7 @@ import pytest
 
 import adaptive_jax
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.text import printing
+from adaptive_jax.text import score as printing
 
 LINES = "the t1w1 the t1w2\n\nthe t5w0\nt3w3 <eos> the\n"
 

@@ -9,19 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import plain
-from adaptive_jax.model import build, parameter_shapes
-from adaptive_jax.text import printing, surprisal
-from adaptive_jax.text.loaded import LoadedModel
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
+from adaptive_jax.text import score as printing
+from adaptive_jax.text import surprisal
+from adaptive_jax.text.load import LoadedModel
 from tests.toys import random_params
 
 WINDOW, CONTEXT = 16, 8

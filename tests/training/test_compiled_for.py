@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from adaptive_jax.devices.targets import topology
 from adaptive_jax.errors import InputError
-from adaptive_jax.plans.costs import make_plan
+from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.planning.targets import topology
 from adaptive_jax.training import dry_run, targets
 from adaptive_jax.training.targets import plan_for
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
-from adaptive_jax.model import build
+from adaptive_jax.model.language_model import build
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training import optim
 from adaptive_jax.training.divergence import LEAST, SKIPPED, Diverged, Rewinds, Watch
 from adaptive_jax.training.loop import train

@@ -16,13 +16,13 @@ import optax
 import pytest
 
 from adaptive_jax import defaults
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.streams import rule
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
-from adaptive_jax.gradients import make_gradients, make_sparse_gradients
-from adaptive_jax.model import build
+from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
+from adaptive_jax.model.language_model import build
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training.sparse import optimizers
 from tests.inputs import test_groc
 

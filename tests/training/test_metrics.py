@@ -19,7 +19,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
-from adaptive_jax.progress import Bar, clock
+from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training import intervals as module
 from adaptive_jax.training import optim
 from adaptive_jax.training.intervals import Interval

@@ -15,11 +15,11 @@ import optax
 import pytest
 
 from adaptive_jax import defaults
-from adaptive_jax.batch import Batch
-from adaptive_jax.convert.awd_lstm import parameters_of, settings_of
-from adaptive_jax.devices import sharding
-from adaptive_jax.gradients import make_gradients
-from adaptive_jax.model import build
+from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
+from adaptive_jax.model.gradients import make_gradients
+from adaptive_jax.model.language_model import build
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training import optim, schedules
 from adaptive_jax.training.nt_asgd import NtAsgd
 from tests.bodies import test_lstm_reference

@@ -15,8 +15,8 @@ from rich.console import Console
 from adaptive_jax import defaults
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.plans.checks import check_settings
-from adaptive_jax.progress import Bar
+from adaptive_jax.parallel.progress import Bar
+from adaptive_jax.planning.checks import check_settings
 from adaptive_jax.training.loop import Stopped, train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
@@ -173,7 +173,7 @@ def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
 
 CLOCKS = """
 import sys
-from adaptive_jax.devices import hosts
+from adaptive_jax.parallel import hosts
 from adaptive_jax.training.ends import Clock
 hosts.initialize(sys.argv[1], 2, int(sys.argv[2]))
 for first, second in (1.5, 0.5), (0.5, 1.5):

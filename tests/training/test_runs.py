@@ -18,10 +18,10 @@ import pytest
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
-from adaptive_jax.devices import hosts, sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.model import build, init_params
+from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training import optim
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import restored_state, shape_of_state

@@ -13,14 +13,14 @@ import optax
 import pytest
 
 from adaptive_jax import defaults
-from adaptive_jax.batch import Batch
-from adaptive_jax.composition import encoders
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.devices import sharding
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.model import build
+from adaptive_jax.model.composition import encoders
+from adaptive_jax.model.language_model import build
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.sparse import composes, optimizers
 from adaptive_jax.training.state import initial_state, shape_of_state
@@ -277,7 +277,7 @@ import json
 from adaptive_jax import command
 command.define_workdir("")
 def main():
-    from adaptive_jax.devices import hosts
+    from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training.loop import train
     folder, others = command.workdir()

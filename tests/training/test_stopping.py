@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from adaptive_jax.devices import hosts
-from adaptive_jax.devices.hosts import uninterrupted
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.scoring import plain
+from adaptive_jax.parallel import hosts
+from adaptive_jax.parallel.hosts import uninterrupted
 from adaptive_jax.training import loop, validation
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -164,7 +164,7 @@ def test_a_run_that_began_meanwhile_is_not_overwritten(config, tmp_path, monkeyp
 
 TWICE = """
 import os, signal, time
-from adaptive_jax.devices import hosts
+from adaptive_jax.parallel import hosts
 with hosts.stopping("that is done first") as stop:
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from adaptive_jax import defaults
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.devices.sharding import device_mesh
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel.sharding import device_mesh
 from adaptive_jax.training.divergence import Rewinds
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import Job, _batch, train

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from adaptive_jax.batch import Batch
-from adaptive_jax.devices import sharding
-from adaptive_jax.model import BODIES, build
+from adaptive_jax.model.language_model import BODIES, build
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training import optim
 from adaptive_jax.training.optim import Optimizer
 from adaptive_jax.training.state import initial_state, restored_state, shape_of_state

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.corpora.storage import copy
+from adaptive_jax.data.corpora.stored import copy
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.files import replacing

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.batch import Batch
 
 
 class Spans(NamedTuple):

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.layouts import LAYOUTS, check_layout
 from adaptive_jax.data.batches.rows import Spans, fill_rows, runs
 from adaptive_jax.errors import check_at_least
+from adaptive_jax.numerics.batch import Batch
 
 
 class Layout(NamedTuple):

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.batch import Batch
 from adaptive_jax.data.batches import streams
 from adaptive_jax.data.batches.examples import check_split, examples, ranges
 from adaptive_jax.data.batches.layouts import LAYOUTS, Single, check_layout
 from adaptive_jax.data.batches.rows import Spans, fill_rows
 from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.numerics.batch import Batch
 
 ALONE = ("complete_doc", "eos")  # break modes whose examples see nothing before them
 

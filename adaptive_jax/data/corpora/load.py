@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora import kept, sources, storage
+from adaptive_jax.data.corpora import kept, known, stored
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.corpora.kept import cache_of, home_of
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
@@ -79,7 +79,7 @@ class Settings(NamedTuple):
     corpus: one of `CORPORA`.
     path: a local copy, see `local_texts`; for billion_word also where tensorflow-datasets prepared
         `lm1b`; or empty, for the published copy; or a URL that holds a prepared corpus, see
-        `storage`, where the settings below have no effect.
+        `stored`, where the settings below have no effect.
     cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
         are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
@@ -163,7 +163,7 @@ def _prepared(settings, home, texts, vocabulary, splits):
     """The corpus whose shards, counts and ids are or will be in `home`."""
     corpus, learnt = settings.corpus, vocabulary is None
     published = functools.cache(
-        lambda: texts or sources.published(corpus, home.parents[1] / "published")
+        lambda: texts or known.published(corpus, home.parents[1] / "published")
     )
 
     @functools.cache
@@ -179,7 +179,7 @@ def _prepared(settings, home, texts, vocabulary, splits):
             ):
                 shards(split)
         vocabulary = _vocabulary(home, lambda: shards("train"), settings)
-    known = functools.cache(functools.partial(_known, home, settings.codes, vocabulary))
+    in_vocabulary = functools.cache(functools.partial(_known, home, settings.codes, vocabulary))
     ids, counted = {}, {}
     for split in [split for split in SPLITS if split in splits]:
         path, of_split = home / vocabulary.digest / f"{split}.npy", functools.partial(shards, split)
@@ -187,7 +187,7 @@ def _prepared(settings, home, texts, vocabulary, splits):
         if (
             path.with_suffix(".words").exists() or (home / "shards" / split / COMPLETE).exists()
         ):  # shards may be deleted
-            counted[split] = _count_words(path.with_suffix(".words"), of_split, known)
+            counted[split] = _count_words(path.with_suffix(".words"), of_split, in_vocabulary)
     logger.info(
         "%s: vocabulary %s, tokens %s",
         corpus,
@@ -204,7 +204,7 @@ def _prepared(settings, home, texts, vocabulary, splits):
 
 
 def _stored(url, vocabulary, splits):
-    corpus = storage.open(url, splits)
+    corpus = stored.open(url, splits)
     if vocabulary is not None and vocabulary.digest != corpus.vocabulary.digest:
         raise InputError(
             f"{url} holds ids of another vocabulary, of {len(corpus.vocabulary):,} words, not of"
@@ -226,7 +226,7 @@ def texts_of(corpus: str, path: str, needed: Collection[str]) -> dict[str, Text]
     """
     try:
         found = (
-            sources.prepared_lm1b(home_of(path or PREPARED_BY_TFDS, "data.path"))
+            known.prepared_lm1b(home_of(path or PREPARED_BY_TFDS, "data.path"))
             if corpus == "billion_word"
             else {}
         )
@@ -243,7 +243,7 @@ def source_of(corpus: str, texts: Mapping[str, Text], *settings: object) -> str:
     """16 hexadecimal digits that change with the text and with the settings that turn it into
     words.
     """
-    text = [texts[s].identity for s in SPLITS if s in texts] if texts else sources.version(corpus)
+    text = [texts[s].identity for s in SPLITS if s in texts] if texts else known.version(corpus)
     return hashlib.sha256(repr((FORMAT, corpus, text, *settings)).encode()).hexdigest()[:16]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from adaptive_jax.data.corpora import kept, sources
+from adaptive_jax.data.corpora import kept, known
 from adaptive_jax.data.corpora.kept import cache_of
 from adaptive_jax.data.corpora.load import checked_settings, shards_of, source_of, texts_of
 from adaptive_jax.errors import InputError
@@ -31,7 +31,7 @@ def occurring(data: Mapping, split: str) -> dict[str, int]:
         home.mkdir(parents=True, exist_ok=True)
 
         def text():
-            return (texts or sources.published(corpus, home.parents[1] / "published"))[split]
+            return (texts or known.published(corpus, home.parents[1] / "published"))[split]
 
         shards = shards_of(home / "shards" / split, text, f"{corpus} {split}", *how)
         with kept.bar("counting words") as show:

@@ -7,7 +7,7 @@
 
 The header states the sizes of the clusters and the vocabulary's `digest`. One word a line follows,
 cluster after cluster. A word's line, counted from 0, is its place. Layers see places only, see
-`adaptive_jax.model.LanguageModel`.
+`adaptive_jax.model.language_model.LanguageModel`.
 """
 
 import dataclasses

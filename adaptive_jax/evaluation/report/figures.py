@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.frequency import Bin, short
+from adaptive_jax.evaluation.report.frequency import Bin, short
 from adaptive_jax.evaluation.report.history import Context, Curves
 from adaptive_jax.files import replacing
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from adaptive_jax.evaluation.card import published
-from adaptive_jax.evaluation.frequency import Bin, Words, by_frequency, words_of
 from adaptive_jax.evaluation.report import history
+from adaptive_jax.evaluation.report.frequency import Bin, Words, by_frequency, words_of
 from adaptive_jax.evaluation.report.history import Context, Curves
 from adaptive_jax.evaluation.report.sample import Passage, Token, check_passage, passage_of
 from adaptive_jax.evaluation.report.scores import Subject, scores_of

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import jax
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report import page
 from adaptive_jax.evaluation.report.charts import (
     difference_charts,
@@ -20,6 +19,7 @@ from adaptive_jax.evaluation.report.charts import (
 )
 from adaptive_jax.evaluation.report.figures import Chart, check_matplotlib, write_png
 from adaptive_jax.evaluation.report.findings import Bins, Finding, bins_of, finding
+from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report.sample import Passage
 from adaptive_jax.evaluation.report.scores import Wanted, check_same_text, subject
 from adaptive_jax.evaluation.report.tables import bins_tables, runs_table, tables_of

@@ -18,8 +18,8 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import plain
 from adaptive_jax.files import replacing
-from adaptive_jax.plans.costs import rows_to_score
-from adaptive_jax.progress import Bar
+from adaptive_jax.parallel.progress import Bar
+from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.workdir.parameters import checkpoint_step
 from adaptive_jax.workdir.settings import read_config, read_words
 

@@ -1,0 +1,134 @@
+"""Cuts texts as Grave et al. 2017 and Pappas et al. 2020 (section C.2) do: 2 million words to
+train, 2 million, and 10 million.
+
+    python -m adaptive_jax.data.corpora.cut news_crawl_2007 --output=news_2007
+    python -m adaptive_jax.data.corpora.cut news.2007.en.shuffled.gz --output=news_2007
+    python -m adaptive_jax.data.corpora.cut commoncrawl.de-en.en --output=common_crawl --shuffle_seed=1
+    python -m adaptive_jax.data.corpora.cut wikitext-103-raw --output=wikitext103_raw
+
+The first downloads a year's file; the address of another file does, too. One file is cut into parts
+that follow each other; of a directory with train, valid and test, the beginning of each is taken.
+Lines stay whole and as they are:
+--config.data.tokeniser=moses --config.data.lower=True, as in configs/news_crawl.py, splits and
+lowers them when they are read.
+--lines cuts by lines, as the paper's public code does: --lines=87000,8700,440000.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from absl import flags
+
+from adaptive_jax import command
+from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.download import fetched
+from adaptive_jax.data.corpora.kept import cache_of
+from adaptive_jax.data.corpora.split import lines_of
+from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
+from adaptive_jax.defaults import DEFAULTS
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.files import replacing
+
+WORDS = (2_000_000, 2_000_000, 10_000_000)
+ADDRESS = "https://www.statmt.org/wmt14/training-monolingual-news-crawl/news.{}.en.shuffled.gz"
+NEWS_CRAWL = {f"news_crawl_{year}": ADDRESS.format(year) for year in range(2007, 2012)}
+
+
+def cut(
+    source: Path,
+    output: Path,
+    words: Sequence[int] = WORDS,
+    lines: Sequence[int] = (),
+    seed: int = 0,
+) -> dict[str, int]:
+    """Writes train.txt, valid.txt and test.txt to `output`. Returns how many words each has,
+    `<eos>` counted.
+
+    source: a file of text, plain, .xz or .gz; or a directory with the three splits.
+    words: in each part at most, white space between them; or, where `lines` are given, lines of
+        each.
+    seed: with one, the lines of each part are shuffled.
+
+    Raises:
+        InputError: no text there, or too little for three parts.
+    """
+    if source.is_dir():
+        streams = [
+            lines_of(text) for text in local_texts("wikitext103_raw", str(source), SPLITS).values()
+        ]
+    elif source.is_file():
+        streams = [lines_of(Text((source,)))] * 3
+    else:
+        raise InputError(
+            f"there is no {source}: give a file of text, or a directory with train, valid and test"
+        )
+    counts = {}
+    for number, (split, stream) in enumerate(zip(SPLITS, streams, strict=True)):
+        part = list(
+            itertools.islice(stream, lines[number]) if lines else _first(stream, words[number])
+        )
+        if not part:
+            raise InputError(
+                f"{source} has no text left for the {split} split: give a longer text, or smaller"
+                " --words"
+            )
+        if seed:
+            random.Random(seed).shuffle(part)
+        with replacing(output / f"{NAMES[split][0]}.txt") as file:
+            file.writelines(part)
+        counts[split] = sum(len(line.split()) + 1 for line in part)
+    return counts
+
+
+def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
+    """Whole lines from the stream until they have so many words, `<eos>` counted."""
+    for line in stream:
+        words -= len(line.split()) + 1
+        yield line
+        if words <= 0:
+            return
+
+
+def main(source: str, settings) -> None:
+    """Cuts the text, downloaded where it is not here, and says how many words each part has."""
+    sizes = [list(map(int, given)) for given in (settings.words, settings.lines)]
+    if len(sizes[0]) != 3 or len(sizes[1]) not in (0, 3) or min(sizes[0] + sizes[1]) < 1:
+        raise InputError(
+            f"--words={settings.words} and --lines={settings.lines} must be three numbers, for"
+            " train, valid and test"
+        )
+    counts = cut(
+        _text(source, settings.cache),
+        Path(settings.output).expanduser(),
+        *sizes,
+        settings.shuffle_seed,
+    )
+    print(
+        f"{settings.output}: "
+        + ", ".join(f"{split} {words:,} words" for split, words in counts.items())
+    )
+
+
+def _text(source, cache):
+    """A file or directory; or what it names, downloaded."""
+    path = Path(source).expanduser()
+    if path.exists() or not source.startswith(("news_crawl_", "http://", "https://")):
+        return path
+    if "://" not in source:
+        check_known(f"TEXT={source}", source, NEWS_CRAWL)
+    return fetched(NEWS_CRAWL.get(source, source), cache_of(cache) / "downloads")
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string(
+        "output", None, "Directory for train.txt, valid.txt and test.txt.", required=True
+    )
+    flags.DEFINE_list("words", list(map(str, WORDS)), "Words of each part, at most a line more.")
+    flags.DEFINE_list("lines", [], "Lines of each part, instead of words.")
+    flags.DEFINE_integer(
+        "shuffle_seed", 0, "Seed to shuffle the lines of each part by; 0: they stay in order."
+    )
+    flags.DEFINE_string("cache", DEFAULTS["data"]["cache"], "Directory for downloads.")
+    command.run(lambda source: main(source, flags.FLAGS), positional=["TEXT"])

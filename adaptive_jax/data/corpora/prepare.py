@@ -1,0 +1,50 @@
+"""Prepares the corpus of a config ahead of a run; otherwise train.py does it at its start.
+
+    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py --config.data.path=DIR
+    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py
+    --to=gs://my-bucket/billion_word
+
+Parallel processes count and encode. After an interruption the same command resumes. --to also
+copies vocabulary and ids to object storage, where runs read them with
+--config.data.path=gs://my-bucket/billion_word.
+"""
+
+import time
+
+from absl import flags
+
+from adaptive_jax import command
+from adaptive_jax.errors import InputError
+
+command.define_config()
+TO = flags.DEFINE_string(
+    "to", None, "URL to copy vocabulary and ids to: gs://..., s3://..., file:///..."
+)
+
+
+def main():
+    """Prepares the corpus and prints its sizes."""
+    config, _ = command.config()
+    from adaptive_jax.data.corpora import stored
+    from adaptive_jax.data.corpora.load import load
+
+    if "choose" in config:
+        raise InputError(
+            "configs/own_text.py chooses the vocabulary when training begins: run train.py, which"
+            " prepares the text"
+        )
+    data = config["data"]
+    start = time.perf_counter()
+    corpus = load(data)
+    tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in corpus.ids.items())
+    print(
+        f"{data['corpus']}: vocabulary {len(corpus.vocabulary):,}; tokens {tokens};"
+        f" {time.perf_counter() - start:.1f} s"
+    )
+    if TO.value:
+        stored.copy(corpus, TO.value)
+        print(f"copied to {TO.value}")
+
+
+if __name__ == "__main__":
+    command.run(main, stopped="stopped: the same command resumes the preparation")

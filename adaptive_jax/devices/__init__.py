@@ -1,1 +1,0 @@
-"""Devices and hosts: where arrays lie, and how processes work together."""

@@ -1,0 +1,124 @@
+"""Evaluation over words that training never saw.
+
+A vocabulary for evaluation holds the words of the run first, under their ids, and new ones after
+them. A model all of whose word vectors are composed reads and predicts any words: its parameters
+fit every vocabulary. Another model reads zeros for a new word and gives it no probability, as in
+the public code of GroC (2020); its distribution is mixed with the uniform one (section 5.1), so
+that no word costs infinitely much:
+
+    p(w) = (1 − u) p_model(w) + u / V
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from adaptive_jax.data.corpora.occurring import occurring
+from adaptive_jax.data.vocabulary.subwords import Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary, most_frequent_first
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.workdir.settings import read_config, with_own_files
+
+TRAIN, UNION = "train", "union"
+# U for a model that gives new words no probability; of GroC's public code, where the paper names no
+# number
+UNIFORM = 0.01
+
+
+def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabulary:
+    """The vocabulary that --vocabulary names: "train", "union" (and the words of the split) or a
+    file with a word a line.
+
+    New words have count 0.
+
+    Raises:
+        InputError: a file that cannot be read, sub-word units, and as `occurring`.
+    """
+    if name == TRAIN:
+        return own
+    if isinstance(own, Subwords):
+        raise InputError(
+            f"--vocabulary={name} is for words, and this run has sub-word units, which spell every"
+            " word: leave it out"
+        )
+    words = (
+        [word for word, _ in most_frequent_first(occurring(data, split))]
+        if name == UNION
+        else _read(name)
+    )
+    return own.with_words(words)
+
+
+def _read(path):
+    """The first word of every line."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise InputError(
+            f"cannot read --vocabulary={path}: {reason}; give train, union, or a file with a word a"
+            " line"
+        ) from None
+    return [line.split()[0] for line in lines if line.strip()]
+
+
+def open_extended(
+    workdir: Path,
+    checkpoint: str,
+    own: Vocabulary,
+    vocabulary: Vocabulary,
+    share: float | None = None,
+) -> Run:
+    """Opens a run with a vocabulary of `extended`. share, and raises InputError: as `open_run`."""
+    if len(own) == len(vocabulary):
+        return open_run(workdir, checkpoint, own, share)
+    config = with_own_files(read_config(workdir), workdir)
+    if fits_any_vocabulary(config, len(own)):
+        run = open_run(workdir, checkpoint, vocabulary, share)
+    else:
+        run = open_run(workdir, checkpoint, own, share)._replace(vocabulary=vocabulary)
+    return run._replace(more=len(vocabulary) - len(own))
+
+
+def fits_any_vocabulary(config: Mapping, words: int) -> bool:
+    """Whether the parameters of a config's model, of so many words, are those of a model of
+    more words.
+    """
+    if config["output"]["clusters"]:
+        return False
+    return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
+
+
+def predicts_new_words(run: Run) -> bool:
+    """Whether the model gives probability to all words of the vocabulary."""
+    return run.model.input.vocabulary_size == len(run.vocabulary)
+
+
+def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
+    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over
+    so many words.
+    """
+    nll = nll.astype(np.float64)
+    return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words)) if uniform else nll
+
+
+def seen_and_unseen(nll: np.ndarray, ids: np.ndarray, known: int) -> dict:
+    """Share of the tokens and perplexity of words that training knew, "seen", and of those it did
+    not, "unseen".
+
+    nll: `[tokens]`, NaN for those that do not count. A perplexity of no tokens is None.
+    """
+    counts = ~np.isnan(nll)
+    nll, new = nll[counts], ids[:][counts] >= known
+    parts = {}
+    for name, which in ("seen", ~new), ("unseen", new):
+        mean = float(np.mean(nll[which], dtype=np.float64)) if which.any() else None
+        parts[name] = {
+            "share": float(np.mean(which)),
+            "perplexity": None if mean is None else perplexity(mean),
+        }
+    return parts

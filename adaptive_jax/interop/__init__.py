@@ -1,0 +1,1 @@
+"""Models of other libraries: read fairseq's and AWD-LSTM's, write safetensors and StableHLO."""

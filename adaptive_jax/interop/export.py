@@ -1,0 +1,111 @@
+"""Writes a trained model into a directory, as files of safetensors or as a program of StableHLO."""
+
+import os
+import shlex
+import shutil
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+from flax import traverse_util
+
+from adaptive_jax.data.vocabulary.sealed import write_sealed
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.files import replacing
+from adaptive_jax.interop.stablehlo import Shape, make_scorer
+from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.stores import in_store, names_in, path_of
+from adaptive_jax.workdir.exported import FILE, write_tensors
+from adaptive_jax.workdir.settings import check_name, read_config, write_json
+
+__all__ = ["Shape", "export"]
+
+COPIES = (
+    "clusters.txt",
+    "clusters.sha256",
+    "lexicon.jsonl",
+    "lexicon.sha256",
+)  # what a run keeps of its words
+
+
+def export(
+    workdir: Path, output: str | os.PathLike, checkpoint: str = "best", shape: Shape | None = None
+) -> None:
+    """Writes the model of a run into a new directory and prints what it holds.
+
+    Args:
+        output: a path, or a place in object storage.
+        checkpoint: "best" by validation, "latest", or a step.
+        shape: of what a program of StableHLO scores at once; None: safetensors are written.
+
+    Raises:
+        InputError: no run or checkpoint, a directory that is there already, a shape out of range,
+            or a package is missing.
+    """
+    output = _new(output)
+    read_config(workdir)  # first: it says best what a directory without a run lacks
+    run = open_run(workdir, checkpoint)
+    params = sharding.on_host(run.params, run.mesh)
+    if hosts.first():
+        if in_store(output):
+            _write(workdir, output, run, params, shape)
+        else:
+            _at_once(output, lambda directory: _write(workdir, directory, run, params, shape))
+    hosts.wait("the export")
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    hosts.say(
+        f"{output}: {count:,} parameters, {len(run.vocabulary):,} words, after {run.step:,} updates"
+    )
+    if shape is None:
+        hosts.say(f"python evaluate.py --workdir={shlex.quote(str(output))} --split=test")
+
+
+def _new(output):
+    """The path of a directory that does not exist yet, or is empty."""
+    try:
+        path = path_of(output)
+    except RuntimeError:
+        raise InputError(
+            f"--output={output} is in the home of an unknown user: give another directory"
+        ) from None
+    if names_in(path) or (not in_store(path) and os.path.lexists(path) and not path.is_dir()):
+        raise InputError(f"--output={output} already exists: give a new directory")
+    check_name(path)
+    return path
+
+
+def _at_once(output, write):
+    """Writes a directory that appears when it is complete."""
+    output = output.absolute()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
+    try:
+        unfinished.mkdir()
+        write(unfinished)
+        os.replace(unfinished, output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write(workdir: Path, output: Path, run: Run, params: Mapping, shape: Shape | None) -> None:
+    """Writes the words, what is known of them, the config and the arrays."""
+    write_sealed(run.vocabulary, output / "vocabulary.txt")
+    config, metadata = (
+        read_config(workdir),
+        {"step": str(run.step), "vocabulary": run.vocabulary.digest},
+    )
+    if shape is None:
+        for name in COPIES:
+            if (workdir / name).exists():
+                with replacing(output / name) as file:
+                    file.write((workdir / name).read_bytes())
+        write_json(output / "config.json", config)
+        write_tensors(output / FILE, traverse_util.flatten_dict(params, sep="."), metadata)
+        return
+    scorer = make_scorer(run, params, shape)
+    with replacing(output / "scorer.stablehlo") as file:
+        file.write(scorer.program)
+    write_json(output / "scorer.json", scorer.about | {"step": run.step, "config": config})
+    write_tensors(output / "scorer.safetensors", scorer.arrays, metadata)

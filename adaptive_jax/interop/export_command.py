@@ -1,0 +1,56 @@
+"""Exports a trained model for other programs.
+
+    python -m adaptive_jax.export --workdir=runs/quickstart --output=exported
+    python -m adaptive_jax.export --workdir=runs/quickstart --output=scorer --format=stablehlo
+    --rows=16 --window=64
+
+safetensors: the parameters with the config and the words, for programs that compute the model
+    themselves. It is a workdir, too: evaluate.py and every other command that opens a trained run
+    reads it.
+stablehlo: a program that scores tokens, for anything that runs StableHLO, such as
+jax.export.deserialize; its arrays; the words.
+
+--output is a new directory, or a place such as gs://BUCKET/NAME. docs/export.md describes the
+files.
+"""
+
+from absl import flags
+
+from adaptive_jax import command
+from adaptive_jax.errors import InputError
+
+OUTPUT = flags.DEFINE_string("output", None, "New directory to write.")
+FORMAT = flags.DEFINE_enum("format", "safetensors", ["safetensors", "stablehlo"], "What to write.")
+CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
+ROWS = flags.DEFINE_integer(
+    "rows", None, "Of --format=stablehlo: rows that the program scores at once. Default 1."
+)
+WINDOW = flags.DEFINE_integer(
+    "window", None, "Of --format=stablehlo: tokens of a row. Default: as in training."
+)
+command.define_workdir("Directory of a run that train.py made.")
+flags.adopt_module_key_flags(command)  # --help shows them
+
+
+def main():
+    """Exports what the flags say."""
+    from adaptive_jax.interop.export import Shape, export
+    from adaptive_jax.parallel import hosts
+
+    if not OUTPUT.value:
+        raise InputError("--output is missing: give --output=DIRECTORY")
+    given = {flag.name: flag.value for flag in (ROWS, WINDOW) if flag.value is not None}
+    if given and FORMAT.value == "safetensors":
+        raise InputError(
+            f"--{min(given)} means nothing to --format=safetensors: leave it out, or use"
+            " --format=stablehlo"
+        )
+    shape = Shape(**given) if FORMAT.value == "stablehlo" else None
+    workdir, others = command.workdir()
+    hosts.initialize(*others)
+    with hosts.together():
+        export(workdir, OUTPUT.value, CHECKPOINT.value, shape)
+
+
+if __name__ == "__main__":
+    command.run(main, stopped="stopped: nothing was written; the same command exports anew")

@@ -1,0 +1,146 @@
+"""A program of StableHLO that scores tokens, with the arrays that it takes: it runs without this
+package.
+
+The program has the shapes that it was made for, and runs on CPUs, NVIDIA and AMD GPUs and TPUs.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr
+
+from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.model.composition import make_compose
+from adaptive_jax.model.language_model import LanguageModel, build
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
+
+PLATFORMS = "cpu", "cuda", "rocm", "tpu"
+PORTABLE = {
+    "attention": "chunked",
+    "path": "scan",
+}  # ways to compute a body that run on all platforms
+
+
+class Shape(NamedTuple):
+    """What a program scores at once: so many rows of `window` tokens; None: the sequence length
+    of training.
+    """
+
+    rows: int = 1
+    window: int | None = None
+
+
+class Scorer(NamedTuple):
+    """A program and what it takes.
+
+    Attributes:
+        program: as `jax.export.deserialize` reads it.
+        arrays: by name, such as "params.input.table_0": the parameters, the vectors composed from
+            them, and what the model knows about words, of these what the program reads. Those of
+            bfloat16 are float32, because NumPy has no such type.
+        about: its `rows` and `window`, and the `shape` and `dtype` of each array of its `carry`.
+    """
+
+    program: bytes
+    arrays: dict[str, np.ndarray]
+    about: dict
+
+
+def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
+    """Exports `program(arrays, carry, inputs, targets) -> (nll, carry)`.
+
+    `inputs` and `targets` are token ids, int32 `[rows, window]`. `nll`, float32 `[rows, window]`,
+    is the negative log-likelihood of each target in nats after the inputs up to its column; NaN
+    where an id does not exist. `carry` is a list of arrays: zeros where rows start, and what the
+    program returned where they go on. A body whose rows always stand alone has an empty list.
+
+    Args:
+        params: of `run`, whole arrays on this host.
+
+    Raises:
+        InputError: a shape out of range, or a package is missing.
+    """
+    window = run.config["batches"]["sequence_length"] if shape.window is None else shape.window
+    check_at_least(1, rows=shape.rows, window=window)
+    model, lexicon = (
+        build(_portable(run.config), len(run.vocabulary)),
+        sharding.on_host(run.lexicon, run.mesh),
+    )
+    variables = {"params": params, "lexicon": lexicon, "tables": _tables(model, params, lexicon)}
+    arrays = {
+        keystr(path, simple=True, separator="."): np.asarray(a)
+        for path, a in jax.tree.leaves_with_path(variables)
+    }
+    function, carry = _function(model, variables, shape.rows)
+    given = carry, *[jax.ShapeDtypeStruct((shape.rows, window), jnp.int32)] * 2
+    stored = {
+        name: a.astype(np.float32) if a.dtype == jnp.bfloat16 else a for name, a in arrays.items()
+    }
+    names = sorted(stored)  # in the order of the program's arguments
+    read = [
+        names[i] for i in _exported(function, stored, *given).module_kept_var_idx if i < len(names)
+    ]
+    stored = {name: stored[name] for name in read}
+    about = {
+        "rows": shape.rows,
+        "window": window,
+        "carry": [{"shape": a.shape, "dtype": a.dtype.name} for a in carry],
+    }
+    try:
+        return Scorer(bytes(_exported(function, stored, *given).serialize()), stored, about)
+    except ImportError:
+        raise InputError(
+            "--format=stablehlo needs a package that is not installed: pip install flatbuffers"
+        ) from None
+
+
+def _exported(function, *given):
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), given)
+    return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes)
+
+
+def _function(model: LanguageModel, variables: Mapping, rows: int):
+    """The function to export, of arrays by name, and the carry that it starts with; it fills in
+    arrays that it is not given.
+    """
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), variables)
+    start, carried = jax.tree.flatten(jax.eval_shape(lambda: model.body.initial_carry(rows)))
+    narrow = getattr(model.body, "dtype", jnp.float32) != jnp.float32
+
+    def score(arrays, carry, inputs, targets):
+        def taken(path, like):
+            array = arrays.get(keystr(path, simple=True, separator="."))
+            return jnp.zeros(like.shape, like.dtype) if array is None else array.astype(like.dtype)
+
+        # The products of a TPU or an NVIDIA GPU would have fewer digits by default.
+        with contextlib.nullcontext() if narrow else jax.default_matmul_precision("highest"):
+            given = jax.tree.map_with_path(taken, shapes)
+            batch = Batch(
+                inputs, targets, jnp.ones(inputs.shape), jnp.arange(rows, dtype=jnp.int32)
+            )
+            hidden, carry = model.apply(
+                given, batch, jax.tree.unflatten(carried, carry), method="hidden"
+            )
+            return model.apply(given, hidden, targets, method="nll"), jax.tree.leaves(carry)
+
+    return score, start
+
+
+def _tables(model, params, lexicon):
+    """The vectors of all words, where they are composed from other parameters."""
+    if model.composed_words() == "none":
+        return {}
+    compose = jax.jit(make_compose(model, lambda params: params).__call__)
+    return jax.device_get(compose(params, lexicon, jnp.arange(model.input.vocabulary_size)))
+
+
+def _portable(config):
+    body = config["body"]
+    return {**config, "body": body | {key: value for key, value in PORTABLE.items() if key in body}}

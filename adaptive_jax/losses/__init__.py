@@ -1,0 +1,1 @@
+"""Losses as functions of arrays: they need JAX and nothing else."""

@@ -1,0 +1,222 @@
+"""A tail of an adaptive softmax in two kernels for NVIDIA GPUs, in which logits never leave the
+chip.
+
+As flash attention (Dao et al. 2022) with tokens for queries and words for keys and values. One
+kernel computes the logsumexp of each token's logits and the mean of the words' vectors under its
+softmax, which is all that the token's gradient needs; the other computes the logits again and sums
+the gradient of the table. Tokens are sorted by band. Which are a tail's is known on the device
+alone: a program whose tokens are another's ends at once, so no loop of the host depends on them.
+
+Pallas compiles the kernels by Triton; on a CPU it interprets them, for tests.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.losses.chunks import Settings, Tokens, project
+from adaptive_jax.numerics import dropout
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.platforms import capability, platform, roomy
+from adaptive_jax.numerics.products import wide
+
+WORDS = 128  # of a block
+ROWS = 64  # tokens of a block
+SPLITS = 8  # programs that share the words of a block of tokens
+LOW = -1e30  # the logit of a row that is no word
+WIDTHS = 16, 32, 64, 128, 256
+WIDEST = 128  # where shared memory is small
+
+
+def fits(settings: Settings, band: Band, tails: int) -> bool:
+    """Whether the kernels compute a group of so many tails: one in 16 bits, without a bias, on
+    one NVIDIA GPU.
+    """
+    rows, width = band.table.shape
+    wanted = settings.tails == "auto" and settings.axis_name is None
+    plain = not settings.label_smoothing and not settings.soft_cap and band.bias is None
+    shaped = (
+        tails == 1
+        and width in WIDTHS
+        and rows % WORDS == 0
+        and band.table.dtype in (jnp.bfloat16, jnp.float16)
+    )
+    return wanted and plain and shaped and capability() >= (8, 0) and (width <= WIDEST or roomy())
+
+
+def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gradients: bool):
+    """Runs the tokens of a tail through its softmax, as `banded` does by loops over chunks of
+    tokens.
+
+    Args:
+        static: settings, and the rows of the tail's table as a tuple.
+        softmax: the tail's band in the dtype of the hidden states, see `fits`, and None.
+        queue: sorted tokens; columns of those of the tail are rows of its table.
+        spans: lists of one: the first token of the tail, the one behind its last, and how many rows
+            are words. None: all.
+        outcome: loss, nll and gradient of the hidden states of all tokens, to which those of the
+            tail's are added.
+
+    Returns:
+        The outcome, and the gradients of `softmax` in float32, or of None.
+    """
+    (settings, _), (band, _), (begins, ends, exist) = static, softmax, spans
+    limits = jnp.stack(
+        [
+            jnp.asarray(n, jnp.int32)
+            for n in (begins[0], ends[0], len(band.table) if exist is None else exist[0])
+        ]
+    )
+    count = len(queue.column)
+    hidden, column, weight, seeds = jax.tree.map(_in_blocks, queue)
+    token = jnp.arange(len(column))
+    inside = (token >= limits[0]) & (token < limits[1])
+    mask = 1.0
+    if settings.tail_dropout:
+        places = dropout.positions(band.table.shape[1:])
+        mask = dropout.keep_mask(seeds, places, settings.tail_dropout) / (1 - settings.tail_dropout)
+    x = (project(hidden, band.projection) * mask).astype(hidden.dtype)
+    logsumexp, mean = _normalised(x, band.table, limits)
+    own = band.table[jnp.where(inside, column, 0)].astype(jnp.float32)
+    nll = jnp.where(inside, logsumexp - jnp.sum(x.astype(jnp.float32) * own, axis=1), 0.0)
+    loss = nll + settings.z_loss * jnp.where(inside, logsumexp, 0.0) ** 2
+    if not with_gradients:
+        return (outcome[0] + loss[:count], outcome[1] + nll[:count], None), (None, None)
+    factor, weight = 1 + 2 * settings.z_loss * logsumexp, weight.astype(jnp.float32)
+    d_table = _d_table(x, band.table, (logsumexp, weight, factor, column), limits)
+    d_x = jnp.where(inside[:, None], weight[:, None] * (factor[:, None] * mean - own), 0.0) * mask
+    d_hidden, d_projection = d_x, None
+    if band.projection is not None:
+        d_x = d_x.astype(x.dtype)
+        d_hidden, d_projection = wide(d_x, band.projection), wide(d_x.T, hidden)
+    results = loss, nll, d_hidden
+    return jax.tree.map(lambda whole, more: whole + more[:count], outcome, results), (
+        Band(d_table, d_projection, None),
+        None,
+    )
+
+
+def _in_blocks(array):
+    """The array, padded to whole blocks of tokens."""
+    return jnp.pad(array, [(0, -len(array) % ROWS)] + [(0, 0)] * (array.ndim - 1))
+
+
+def _call(kernel, grid, specs, out_specs, out_shape):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    cut = [[pl.BlockSpec(*spec) for spec in each] for each in (specs, out_specs)]
+    options = {
+        "compiler_params": triton.CompilerParams(num_warps=4, num_stages=2),
+        "interpret": platform() == "cpu",
+    }
+    kernel = functools.partial(kernel, pl)
+    return pl.pallas_call(
+        kernel, grid=grid, in_specs=cut[0], out_specs=cut[1], out_shape=out_shape, **options
+    )
+
+
+def _normalised(x, table, limits):
+    """Logsumexp `[tokens]` of the logits and mean `[tokens, width]` of the table's rows under their
+    softmax; float32.
+
+    Those of tokens that are not the tail's have no meaning.
+    """
+    (tokens, width), splits = x.shape, min(SPLITS, len(table) // WORDS)
+    by_split = (None, ROWS), lambda i, split: (split, i)
+    peaks, sums, means = _call(
+        _normalise,
+        (tokens // ROWS, splits),
+        [
+            ((3,), lambda i, split: (0,)),
+            ((ROWS, width), lambda i, split: (i, 0)),
+            (table.shape, lambda i, split: (0, 0)),
+        ],
+        [by_split, by_split, ((None, ROWS, width), lambda i, split: (split, i, 0))],
+        [
+            jax.ShapeDtypeStruct(shape, jnp.float32)
+            for shape in (*2 * [(splits, tokens)], (splits, tokens, width))
+        ],
+    )(limits, x, table)
+    peak = peaks.max(axis=0)
+    share = jnp.exp(peaks - peak[None])
+    total = jnp.sum(sums * share, axis=0)
+    return peak + jnp.log(total), jnp.sum(means * share[..., None], axis=0) / total[:, None]
+
+
+def _normalise(pl, limits, x_ref, table_ref, peak_ref, sum_ref, mean_ref):
+    first, split, splits = pl.program_id(0) * ROWS, pl.program_id(1), pl.num_programs(1)
+    blocks = table_ref.shape[0] // WORDS
+
+    @pl.when((first < limits[1]) & (first + ROWS > limits[0]))
+    def _():
+        x = x_ref[...]
+
+        def add(i, state):
+            peak, total, mean = state
+            rows = table_ref[pl.ds(i * WORDS, WORDS), :]
+            word = i * WORDS + lax.broadcasted_iota(jnp.int32, (ROWS, WORDS), 1)
+            logits = jnp.where(word < limits[2], _product(x, rows.T), LOW)
+            higher = jnp.maximum(peak, logits.max(axis=1))
+            fall, powers = jnp.exp(peak - higher), jnp.exp(logits - higher[:, None])
+            return (
+                higher,
+                total * fall + powers.sum(axis=1),
+                mean * fall[:, None] + _product(powers.astype(rows.dtype), rows),
+            )
+
+        start = (
+            jnp.full((ROWS,), LOW, jnp.float32),
+            jnp.zeros((ROWS,), jnp.float32),
+            jnp.zeros(x.shape, jnp.float32),
+        )
+        begin, end = (lax.div((split + more) * blocks, splits) for more in (0, 1))
+        peak_ref[...], sum_ref[...], mean_ref[...] = lax.fori_loop(begin, end, add, start)
+
+
+def _d_table(x, table, by_token, limits):
+    """The gradient `[rows, width]` of the table, float32, of the tail's sum of weight · (factor ·
+    logsumexp - logit of the target).
+
+    by_token: `(logsumexp, weight, factor, column)`, each `[tokens]`.
+    """
+    (tokens, width), whole = x.shape, ((len(x),), lambda i: (0,))
+    [found] = _call(
+        _add_tokens,
+        (len(table) // WORDS,),
+        [
+            ((3,), lambda i: (0,)),
+            ((tokens, width), lambda i: (0, 0)),
+            ((WORDS, width), lambda i: (i, 0)),
+            *[whole] * 4,
+        ],
+        [((WORDS, width), lambda i: (i, 0))],
+        [jax.ShapeDtypeStruct(table.shape, jnp.float32)],
+    )(limits, x, table, *by_token)
+    return found
+
+
+def _add_tokens(pl, limits, x_ref, table_ref, *refs):
+    *by_token, out_ref = refs
+    rows, first = table_ref[...], pl.program_id(0) * WORDS
+    word = first + lax.broadcasted_iota(jnp.int32, (ROWS, WORDS), 1)
+
+    def add(i, total):
+        here = pl.ds(i * ROWS, ROWS)
+        x, token = x_ref[here, :], i * ROWS + lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0)
+        inside = (token >= limits[0]) & (token < limits[1]) & (word < limits[2])
+        logsumexp, weight, factor, column = (ref[here][:, None] for ref in by_token)
+        chances = jnp.exp(jnp.where(inside, _product(x, rows.T) - logsumexp, LOW))
+        scaled = jnp.where(
+            inside, weight * (factor * chances - jnp.where(column == word, 1.0, 0.0)), 0.0
+        )
+        return total + _product(scaled.astype(x.dtype).T, x)
+
+    begin, end = lax.div(limits[0], ROWS), lax.div(limits[1] + ROWS - 1, ROWS)
+    out_ref[...] = lax.fori_loop(begin, end, add, jnp.zeros(rows.shape, jnp.float32))
+
+
+def _product(left, right):
+    return jnp.dot(left, right, preferred_element_type=jnp.float32)

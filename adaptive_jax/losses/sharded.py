@@ -1,0 +1,114 @@
+"""Words cut over the devices of one axis of `jax.shard_map`: device i holds rows `i · rows` to `(i
++ 1) · rows - 1` of every band.
+
+Hidden states and targets are the same on all of them. Where the words of a band are fewer than its
+rows on all devices, the last rows are padding. Without an axis all words are here.
+"""
+
+import numbers
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.varying import axes_of, vary
+
+ABSENT = -(2**30)  # a column that no softmax has, wherever it is shifted
+
+
+def words_of(
+    bands: Sequence[Band], words: Sequence[int] | None, axis_name: str | None
+) -> tuple[int, ...]:
+    """Words of every band; None: as many as there are rows on all devices.
+
+    Raises:
+        InputError: words that the rows do not hold, or an axis that does not exist.
+    """
+    try:
+        devices = 1 if axis_name is None else lax.axis_size(axis_name)
+    except NameError as error:
+        raise InputError(
+            f"axis_name={axis_name!r} is no axis here: call it inside jax.shard_map over that axis"
+        ) from error
+    rows = [devices * len(band.table) for band in bands]
+    if words is None:
+        return tuple(rows)
+    whole = all(isinstance(some, numbers.Integral) for some in words) and len(words) == len(rows)
+    if not whole or not all(
+        min(most, 1) <= some <= most for some, most in zip(words, rows, strict=True)
+    ):
+        raise InputError(
+            f"words={words} do not fit bands that have {rows} rows on {devices} device(s): give at"
+            " most those"
+        )
+    return tuple(map(int, words))
+
+
+def same_axes(axis_name: str | None, hidden, softmax, *by_token):
+    """The arrays, all varying over the same axes of `shard_map`; those `by_token` not over the axis
+    that cuts the words.
+
+    Where `shard_map` does not track that, or outside it, this changes nothing. Its transpose sums
+    gradients over devices.
+
+    Raises:
+        InputError: arrays that vary over the axis and must not, or the other way round.
+    """
+    tokens, tables = axes_of((hidden, by_token)), axes_of(softmax)
+    if axis_name is not None:
+        if axis_name in tokens:
+            raise InputError(
+                f"axis_name={axis_name!r} cuts words, but hidden, targets or weights too: replicate"
+                " them over it"
+            )
+        if axis_name not in tables:
+            raise InputError(
+                f"axis_name={axis_name!r} cuts no table: give shard_map in_specs that do, and leave"
+                " its check_vma on"
+            )
+    axes = tokens | tables
+    return (
+        vary(hidden, axes),
+        vary(softmax, axes),
+        *(vary(array, axes - {axis_name}) for array in by_token),
+    )
+
+
+def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) -> jax.Array | None:
+    """How many of each band's rows on this device are words, the others being padding; None if
+    all are.
+    """
+    devices = 1 if axis_name is None else lax.axis_size(axis_name)
+    if all(devices * some == all_ for some, all_ in zip(rows, words, strict=True)):
+        return None
+    first = 0 if axis_name is None else lax.axis_index(axis_name) * jnp.array(rows)
+    return jnp.clip(jnp.array(words) - first, 0, jnp.array(rows))
+
+
+def columns_here(axis_name: str, place, band, rows):
+    """Columns in the head and in their tail, on this device, of the words at these places of
+    these bands; others are `ABSENT`.
+    """
+    row = place - lax.axis_index(axis_name) * rows[band]
+    row = jnp.where((row >= 0) & (row < rows[band]), row, ABSENT)
+    return (
+        jnp.where(band == 0, row, jnp.where(is_first(axis_name), rows[0] + band - 1, ABSENT)),
+        row,
+    )
+
+
+def is_first(axis_name: str):
+    """Whether this is device 0 of the axis, which counts what all devices hold."""
+    return lax.axis_index(axis_name) == 0
+
+
+def sum_over(axis_name: str | None, *vectors):
+    """The sums over all devices of vectors, or numbers, `[tokens]`, in one operation."""
+    return (
+        vectors
+        if axis_name is None
+        else tuple(lax.psum(jnp.stack(jnp.broadcast_arrays(*vectors)), axis_name))
+    )

@@ -1,0 +1,1 @@
+"""The language model: input, body and output together."""

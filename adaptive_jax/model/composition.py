@@ -1,0 +1,187 @@
+"""Word vectors that are composed from other parameters: computed once an update or an evaluation,
+and shared by devices.
+
+A character CNN, and an output table tied to one, have no table among their parameters. Their
+vectors are a function of few parameters and of the spelling; computed here, they become the
+collection "tables", which layers then only look up:
+
+    an update       its microbatches look up the same tables and add up the gradient of the tables; one backward pass through
+                    the composition ends the update
+    an evaluation   composes once, for the words that occur in the split
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.model.language_model import LanguageModel, variable_shapes
+from adaptive_jax.parallel import sharding
+
+
+class Compose(NamedTuple):
+    """`compose(params, lexicon, words, key=None, stored=None) -> tables`, differentiable in
+    `params`, for use under `shard_map`.
+
+    key: of the dropout of tables in training; None: none. stored: the part of the tables of all
+    words that is given, see `encoded`; only the others are computed and returned.
+
+    Attributes:
+        model, gather: see `sharding.gathering`.
+    """
+
+    model: LanguageModel
+    gather: Callable
+
+    def __call__(self, params, lexicon, words, key=None, stored=None, read=None):
+        """See the class; read: what `read` made of all words."""
+        given = joined(jax.tree.map(lambda a: a[words], stored or {}), read or {})
+        tables = self._run("compose", params, lexicon, words, given, key)
+        given = traverse_util.flatten_dict(given)
+        return _part(tables, lambda path: path not in given)
+
+    def reads(self, words, stored) -> bool:
+        """Whether all words are composed of what each of them, and others, have been read for."""
+        model = self.model
+        return (
+            hasattr(model.input, "read")
+            and len(words) >= model.input.vocabulary_size
+            and "input" not in (stored or {})
+        )
+
+    def read(self, params, lexicon, words):
+        """What `words` are read for, in the collection "tables": see the method `read` of
+        inputs.
+        """
+        return self._run("read", params, lexicon, words, {}, None)
+
+    def _run(self, method, params, lexicon, words, tables, key):
+        variables = {"params": self.gather(params), "lexicon": lexicon, "tables": tables}
+        how = {
+            "method": method,
+            "train": key is not None,
+            "rngs": {} if key is None else {"dropout": key},
+        }
+        return self.model.apply(variables, words, mutable=["tables"], **how)[1]["tables"]
+
+
+def make_compose(model: LanguageModel, gather: Callable) -> Compose:
+    """Returns how one device composes words; see `Compose`."""
+    return Compose(model, gather)
+
+
+def compose_shared(compose: Compose, mesh) -> Callable:
+    """Returns `compose` for words that all devices need: each device composes its share and gathers
+    those of the others.
+
+    Where the vectors of words rest on those of other words, each device first reads its share of
+    them, so that none is read twice. Tables are padded to a multiple of the devices; nothing looks
+    up the padding.
+    """
+    axes = tuple(axis for axis in sharding.BATCH_AXES if mesh.shape[axis] > 1)
+    if not axes:
+        return compose
+
+    def gathered(tables):
+        return jax.tree.map(lambda a: jax.lax.all_gather(a, axes, tiled=True), tables)
+
+    def shared(params, lexicon, words, key=None, stored=None):
+        reads, share = compose.reads(words, stored), -(-len(words) // mesh.size)
+        words = jnp.pad(words, (0, share * mesh.size - len(words)))
+        own = jax.lax.dynamic_slice_in_dim(words, jax.lax.axis_index(axes) * share, share)
+        read = gathered(compose.read(params, lexicon, own)) if reads else {}
+        return gathered(compose(params, lexicon, own, key, stored, read))
+
+    return shared
+
+
+def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable:
+    """Returns `tables_for(params, lexicon, inputs, key, stored=None) -> (tables, inputs, pull)`,
+    for use under `shard_map`.
+
+    `key` is that of the update's dropout. `inputs` are a device's token ids of a whole update, in
+    any shape; those returned are rows of the tables. `pull` takes a gradient of the tables to one
+    of the parameters. A model that composes nothing has no tables and no `pull`. stored: what
+    `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
+    """
+    which = model.composed_words()
+    compose = make_compose(model, gather)
+
+    def tables_for(params, lexicon, inputs, key, stored=None):
+        if which == "none":
+            return {}, inputs, None
+        if which == "all":
+            words, made = jnp.arange(model.input.vocabulary_size), compose_shared(compose, mesh)
+        else:
+            size = min(inputs.size, model.input.vocabulary_size)
+            words, rows = jnp.unique(inputs, return_inverse=True, size=size, fill_value=0)
+            inputs, made = rows.reshape(inputs.shape).astype(inputs.dtype), compose
+        tables, pull = jax.vjp(lambda params: made(params, lexicon, words, key, stored), params)
+        return tables, inputs, lambda gradient: pull(gradient)[0]
+
+    return tables_for
+
+
+def encoded(model: LanguageModel, tables: dict) -> dict:
+    """The part of composed tables that comes from what the lexicon says of words, and is costly.
+
+    The rest, such as a map of the input's table or a predicted bias, is computed from it.
+    """
+    own = hasattr(model.output.table, "wants")
+    return _part(tables, lambda path: path[0] == "input" or (own and path[-1] == "vectors"))
+
+
+def encoders(model: LanguageModel, params: dict) -> dict:
+    """Which parameters serve nothing but `encoded`: a tree of booleans like `params`."""
+    own, whole = hasattr(model.output.table, "wants"), hasattr(model.input, "compose")
+    flat = traverse_util.flatten_dict(params)
+    return traverse_util.unflatten_dict(
+        {
+            path: (
+                (whole and path[0] == "input")
+                or (own and path[:2] == ("output", "table") and not path[2].startswith("bias"))
+            )
+            for path in flat
+        }
+    )
+
+
+def joined(*tables: dict) -> dict:
+    """Parts of tables as one."""
+    return traverse_util.unflatten_dict(
+        {path: a for part in tables for path, a in traverse_util.flatten_dict(part).items()}
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def encoded_shapes(model: LanguageModel) -> dict:
+    """`encoded` of all words, as shapes: always the same dicts, not to be changed.
+
+    Raises:
+        InputError: an update does not compose all words.
+    """
+    if (which := model.composed_words()) != "all":
+        what = "composes only the words it reads" if which == "inputs" else "composes none"
+        raise InputError(
+            "compose_share below 1 stores the composed vectors of all words, and this model"
+            f" {what}: use compose_share=1, or an output table that is composed, such as"
+            " output.table.name='tied' with input.name='char_cnn'"
+        )
+
+    def compose(variables):
+        return model.apply(
+            variables, jnp.arange(model.input.vocabulary_size), method="compose", mutable=["tables"]
+        )[1]["tables"]
+
+    return encoded(model, jax.eval_shape(compose, variable_shapes(model)))
+
+
+def _part(tables, keep):
+    """The arrays of nested dicts whose paths `keep` takes."""
+    return traverse_util.unflatten_dict(
+        {path: a for path, a in traverse_util.flatten_dict(tables).items() if keep(path)}
+    )

@@ -1,0 +1,121 @@
+"""Loss and gradients of a batch, over microbatches and devices: what an update of training
+starts from.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from adaptive_jax.model.composition import compose_for_update, encoded, joined
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.numerics.platforms import platform
+from adaptive_jax.numerics.products import exact
+from adaptive_jax.numerics.varying import axes_of, vary
+from adaptive_jax.parallel import sharding
+
+
+class Sums(NamedTuple):
+    """Sums over the tokens of a batch, in nats but for the last."""
+
+    loss: jax.Array  # weighted, with regularisation and penalties
+    nll: jax.Array  # weighted, plain, dropout on
+    tokens: jax.Array  # of the weights
+
+
+def make_gradients(model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32") -> Callable:
+    """Returns `gradients(params, lexicon, step, batch, carry) -> (gradients, carry, Sums)`, to be
+    called under `jax.jit`.
+
+    `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's state of as many
+    rows, `[microbatches, rows, ...]`, both sharded by rows; `params` and gradients are sharded as
+    `sharding.parameter_specs` says, `lexicon` is replicated. Gradients are those of `Sums.loss`: of
+    the weighted sum over tokens of the loss and of what layers sow as "penalties".
+
+    Each device sums the gradients of its own rows, microbatch after microbatch; they cross devices
+    once, in the dtype `sums` (see `sharding.sum_over_devices`): at the end, or on accelerators, if
+    there is one microbatch, those of a block as soon as they are known. Dropout is a function of
+    seed, step and row id, so no layout of devices and microbatches changes it.
+    """
+    gradients = _on_devices(model, mesh, seed, sums, stores=False)
+    return lambda params, lexicon, step, batch, carry: gradients(
+        params, lexicon, step, batch, carry, {}
+    )[:3]
+
+
+def make_sparse_gradients(
+    model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32"
+) -> Callable:
+    """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry, Sums,
+    stored)`, as `make_gradients`.
+
+    `stored` is the costly part of the composed tables (`composition.encoded`), of all words and
+    replicated. With `{}` it is computed anew; otherwise it is used as it is, and parameters that
+    serve nothing else have gradients of 0.
+    """
+    return _on_devices(model, mesh, seed, sums, stores=True)
+
+
+def _on_devices(model, mesh, seed, dtype, *, stores):
+    specs = sharding.parameter_specs(parameter_shapes(model), mesh)
+
+    def loss_of(params_and_tables, local, stored, lexicon, batch, carry, key):
+        (params, tables), (local_model, gather) = params_and_tables, local
+        variables = {"params": gather(params), "lexicon": lexicon, "tables": joined(stored, tables)}
+        (loss, carry), sown = local_model.apply(
+            variables, batch, carry, train=True, rngs={"dropout": key}, mutable=["penalties"]
+        )
+        # What a block of a scan sows has one more axis in front, of layers.
+        sown = [penalty.reshape(-1, *batch.weights.shape) for penalty in jax.tree.leaves(sown)]
+        penalties = sum(jnp.sum(batch.weights[None] * penalty) for penalty in sown)
+        return loss.total + penalties, (carry, jnp.sum(loss.nll * batch.weights))
+
+    def on_one_device(params, lexicon, step, batch, carry, stored):
+        axes = axes_of(
+            batch.inputs
+        )  # every device computes with parameters of its own, whose gradients are summed at the end
+        params, lexicon, stored, carry = vary((params, lexicon, stored, carry), axes)
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as
+        # varying.
+        by_block = len(batch.inputs) == 1 and platform() != "cpu" and not axes
+        local = sharding.gathering(model, parameter_shapes(model), mesh, dtype, by_block)
+        tables, inputs, pull = compose_for_update(*local, mesh)(
+            params, lexicon, batch.inputs, key, stored
+        )
+
+        def add(total, part):
+            microbatch, carry = part
+            (loss, (carry, nll)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+                (params, tables), local, stored, lexicon, microbatch, carry, key
+            )
+            sums = Sums(loss, nll, jnp.sum(microbatch.weights))
+            return jax.tree.map(jnp.add, total, (gradients, sums)), carry
+
+        zeros = vary(
+            (jax.tree.map(jnp.zeros_like, (params, tables)), Sums(*[jnp.zeros(())] * 3)), axes
+        )
+        ((gradients, of_tables), sums), carry = jax.lax.scan(
+            add, zeros, (batch._replace(inputs=inputs), carry)
+        )
+        if tables:
+            gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
+        gradients, sums = sharding.sum_over_devices(
+            mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), dtype, by_block
+        )
+        if stores and not stored:  # without the rows that filled up the last device's share
+            stored = jax.tree.map(
+                lambda a: a[: model.input.vocabulary_size], encoded(model, tables)
+            )
+        return gradients, carry, sums, stored
+
+    whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
+    return jax.shard_map(
+        exact(on_one_device, model.body),
+        mesh=mesh,
+        in_specs=(specs, whole, whole, by_rows, by_rows, whole),
+        out_specs=(specs, by_rows, whole, whole),
+        check_vma=False,
+    )

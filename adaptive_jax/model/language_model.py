@@ -1,0 +1,336 @@
+"""The language model: input → body → output, three independent choices."""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax.bodies.gated_conv import GatedConv
+from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
+from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
+from adaptive_jax.data.vocabulary.clusters import read_header
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.inputs.adaptive import AdaptiveInput
+from adaptive_jax.inputs.char_cnn import CharacterCNN
+from adaptive_jax.inputs.groc import GroC
+from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.layer_defaults import CHAR_CNN
+from adaptive_jax.numerics.arrays import ids
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
+from adaptive_jax.outputs.differentiated import Differentiated
+from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.sampled import NCE, Sampled
+from adaptive_jax.outputs.softmax import Loss, Softmax
+from adaptive_jax.outputs.tables import OwnTable, TiedTable
+from adaptive_jax.registry import make
+
+INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN, "groc": GroC}
+BODIES = {
+    "transformer": Transformer,
+    "transformer_post_norm": PostNormTransformer,
+    "gated_conv": GatedConv,
+    "lstm": LSTM,
+    "awd_lstm": AWDLSTM,
+}
+TABLES = {
+    "own": OwnTable,
+    "tied": TiedTable,
+    "mapped": MappedTable,
+    "composed": ComposedTable,
+    "assembled": AssembledTable,
+}
+OUTPUTS = {
+    "softmax": Softmax,
+    "adaptive": Softmax,
+    "hierarchical": Hierarchical,
+    "sampled": Sampled,
+    "nce": NCE,
+    "differentiated": Differentiated,
+}
+
+
+CLUSTERED = (
+    "hierarchical",
+    "adaptive",
+    "differentiated",
+)  # outputs whose table may have several bands
+
+
+class LanguageModel(nn.Module):
+    """A next-word model.
+
+    `apply` takes these collections: "params"; "lexicon", what `wants` asks for; and, to compute
+    vectors that are composed from other parameters once and not at every call, "tables", which
+    `compose` makes.
+
+    With clusters, the output knows a word by its place in their order, and so does an input whose
+    table the output shares. Token ids, targets and log-probabilities, as methods take and return
+    them, are in the vocabulary's order all the same.
+
+    Attributes:
+        clusters: file with an order of the words and the sizes of clusters, which take the place of
+            the table's cutoffs; see docs/clusters.md. Empty: words are in the vocabulary's order.
+    """
+
+    input: nn.Module
+    body: nn.Module
+    output: nn.Module
+    clusters: str = ""
+
+    def setup(self):
+        if self.clusters:
+            if not (self.is_initializing() or self.has_variable("lexicon", "order")):
+                raise InputError(
+                    'clusters need their order: apply({"params": ..., "lexicon": lexicon(...)},'
+                    " ...)"
+                )
+            blank = jnp.zeros(self.input.vocabulary_size, jnp.int32)
+            self.order = self.variable(
+                "lexicon", "order", lambda: {"places": blank, "words": blank}
+            )
+
+    def __call__(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[Loss, object]:
+        """The loss of a batch, see `Softmax.loss`, and the body's next carry.
+
+        Raises:
+            InputError: arrays of shapes that do not fit, or ids that are known outside `jax.jit`
+                and do not exist.
+        """
+        hidden, carry = self.hidden(batch, carry, train=train)
+        targets = self._places("targets", batch.targets, batch.weights)
+        return self.output.loss(hidden, targets, batch.weights, batch.row_ids, train=train), carry
+
+    def hidden(
+        self, batch: Batch, carry=(), *, train: bool = False, known=None
+    ) -> tuple[jax.Array, object]:
+        """Hidden states `[rows, time, features]`, and the body's next carry.
+
+        With the carry `()` every row stands alone and `()` is returned.
+
+        known: bool `[rows, time]`; where False, the body reads a vector of zeros instead of the
+            input's. None: all True.
+        """
+        vectors = self.input(self._inputs(batch.inputs), batch, train=train)
+        vectors = vectors if known is None else jnp.where(known[..., None], vectors, 0)
+        return self.body(vectors, carry, batch, train=train)
+
+    def vectors(self, tokens: jax.Array) -> jax.Array:
+        """Input vectors `[rows, time, features]` of tokens `[rows, time]`, as the body reads
+        them.
+        """
+        return self.input(self._inputs(tokens))
+
+    def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
+        """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry;
+        `body.cache` makes the first.
+        """
+        return self.body(self.vectors(tokens), carry)
+
+    def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+        """See `Softmax.nll`."""
+        return self.output.nll(hidden, self._places("targets", targets))
+
+    def log_probs(self, batch: Batch, positions: jax.Array) -> jax.Array:
+        """Log-probabilities `[rows, positions, vocabulary]` of the word after each position asked
+        for.
+
+        `positions [rows, asked]` are columns of `batch.inputs`; nothing is computed for the others.
+        """
+        hidden, _ = self.hidden(batch)
+        positions = ids("positions", positions, hidden.shape[1], len(hidden), "asked")
+        log_probs = self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
+        return (
+            jnp.take(log_probs, self.order.value["places"], axis=-1) if self.clusters else log_probs
+        )
+
+    def compose(self, words: jax.Array, *, train: bool = False) -> None:
+        """Puts the vectors of `words [n]` that are computed from other parameters into the
+        collection "tables".
+
+        Afterwards token ids are rows of these tables: `words` are all words in order, or `inputs`
+        are indices into `words`; `composed_words` says which. The input's vectors of `words` may be
+        there before, and stay.
+        """
+        if hasattr(self.input, "compose") and not self.input.has_variable("tables", "vectors"):
+            self.input.compose(words, train=train)
+        if hasattr(
+            type(self.output.table), "compose"
+        ):  # of the class, or a tied table would be set up for these words alone
+            self.output.table.compose(words, train=train)
+
+    def read(self, words: jax.Array, *, train: bool = False) -> None:
+        """Puts what the vectors of other words may rest on, of `words [n]`, into the collection
+        "tables"; `compose` takes it up.
+        """
+        self.input.read(words)
+
+    def composed_words(self) -> str:
+        """Which words' vectors `compose` must make: "none", those of the "inputs", or "all"."""
+        table = self.output.table
+        if hasattr(table, "compose") or (
+            hasattr(self.input, "compose") and getattr(table, "source", None) is self.input
+        ):
+            return "all"
+        return "inputs" if hasattr(self.input, "compose") else "none"
+
+    def wants(self) -> dict:
+        """What the layers want to know about words, by layer: the argument of
+        `adaptive_jax.data.vocabulary.lexicon.lexicon`.
+        """
+        table = {"table": self.output.table.wants} if hasattr(self.output.table, "wants") else {}
+        table |= getattr(self.output, "wants", {})
+        order = (
+            {"path": self.clusters, "of": ("input", "output") if self._shared() else ("output",)}
+            if self.clusters
+            else {}
+        )
+        wants = {"order": order, "input": getattr(self.input, "wants", {}), "output": table}
+        return {name: inner for name, inner in wants.items() if inner}
+
+    def _shared(self):
+        """Whether the output's table is the input's, or is computed from it."""
+        return getattr(self.output.table, "source", None) is self.input
+
+    def _inputs(self, tokens):
+        return self._places("tokens", tokens) if self._shared() else tokens
+
+    def _places(self, what, words, weights=None):
+        """The places of word ids; of those that do not exist, places that do not either."""
+        if not self.clusters:
+            return words
+        count = self.input.vocabulary_size
+        words = ids(what, words, count, ..., weights=weights)
+        return (
+            jnp.asarray(self.order.value["places"])
+            .at[words]
+            .get(mode="fill", fill_value=count, wrap_negative_indices=False)
+        )
+
+
+def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
+    """The model that a config describes: its groups `input`, `body` and `output`, and `dtype`.
+
+    A group's `name` picks the class; its other keys are that class's fields. The output's group
+    `table` is `{"name": "tied", ...}`, the input's own table, or a name of `TABLES`.
+    `output.clusters` is the path of a file whose clusters take the place of cutoffs.
+
+    Raises:
+        InputError: a name or a field that does not exist, or values that do not fit together.
+    """
+    check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
+    clusters, config = _cut(config, vocabulary_size)
+    dtype = jnp.dtype(config["dtype"])
+    body = make("body", BODIES, config["body"], dtype=dtype)
+    source = make(
+        "input",
+        INPUTS,
+        config["input"],
+        vocabulary_size=vocabulary_size,
+        features=body.features,
+        dtype=dtype,
+    )
+    settings = dict(config["output"])
+    table = dict(settings.pop("table"))
+    words = {"vocabulary_size": vocabulary_size, "features": output_features(body)}
+    given = {"own": words}.get(table["name"], {"source": source})
+    if table["name"] == "composed":
+        cnn = {key: table.pop(key) for key in CHAR_CNN if key in table}
+        given = {
+            "cnn": make(
+                "output.table",
+                {"composed": CharacterCNN},
+                cnn | {"name": "composed"},
+                dtype=dtype,
+                **words,
+            )
+        }
+    table = make("output.table", TABLES, table, **given | {"features": words["features"]})
+    model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table), clusters)
+    _check(model, config["output"]["name"])
+    return model
+
+
+def output_features(body: nn.Module) -> int:
+    """Width of a body's hidden states: that of the vectors it takes, unless it says
+    `output_features`.
+    """
+    return getattr(body, "output_features", body.features)
+
+
+@functools.lru_cache(maxsize=8)
+def variable_shapes(model: LanguageModel) -> dict:
+    """The collections "params" and, if the model wants one, "lexicon", as shapes: always the
+    same dicts, not to be changed.
+    """
+    ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
+    batch = Batch(
+        ids, ids, jax.ShapeDtypeStruct((1, 2), jnp.float32), jax.ShapeDtypeStruct((1,), jnp.int32)
+    )
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+    return {name: shapes[name] for name in ("params", "lexicon") if name in shapes}
+
+
+def parameter_shapes(model: LanguageModel) -> dict:
+    """The model's parameters, as shapes."""
+    return variable_shapes(model)["params"]
+
+
+def init_params(model: LanguageModel, seed: int) -> dict:
+    """Fresh parameters."""
+    ids = jnp.zeros((1, 2), jnp.int32)
+    return model.init(
+        jax.random.key(seed), Batch(ids, ids, jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))
+    )["params"]
+
+
+def _cut(config, vocabulary_size):
+    """The file of clusters, and the config without it, whose bands are these clusters."""
+    config, output = dict(config), dict(config["output"])
+    if not (clusters := output.pop("clusters", "")):
+        return "", config | {"output": output}
+    name, table = output.get("name"), output["table"].get("name")
+    if name not in CLUSTERED or table not in ("own", "tied"):
+        raise InputError(
+            f"config.output.clusters={clusters!r} does not fit output.name={name!r} with"
+            f" output.table.name={table!r}: leave it empty, or use {', '.join(CLUSTERED[:-1])} or"
+            f" {CLUSTERED[-1]} with own or tied"
+        )
+    header = read_header(clusters)
+    if sum(header.sizes) != vocabulary_size:
+        raise InputError(
+            f"output.clusters={clusters!r} orders {sum(header.sizes):,} words, and the vocabulary"
+            f" has {vocabulary_size:,}: give a file that was made for this vocabulary"
+        )
+    if output["table"]["name"] == "tied" and "cutoffs" in config["input"]:
+        return clusters, config | {
+            "output": output,
+            "input": {**config["input"], "cutoffs": header.cutoffs()},
+        }
+    return clusters, config | {
+        "output": output | {"table": {**output["table"], "cutoffs": header.cutoffs()}}
+    }
+
+
+def _check(model, output):
+    """Runs the layers' own checks, which raise one-line errors, before anything is compiled."""
+    bands = jax.eval_shape(
+        lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
+    )
+    if output == "softmax" and len(bands) > 1:
+        raise InputError(
+            "config.output.name='softmax' takes a table of one band, and this one has"
+            f" {len(bands)}: use config.output.name='adaptive', config.output.table.name='own'"
+            " without cutoffs, or 'assembled'"
+        )
+    features, sliced = model.output.table.features, getattr(model.output, "form", None) == "slices"
+    if not sliced and any(
+        band.projection is None and band.table.shape[1] != features for band in bands
+    ):
+        raise InputError(
+            "config.output.table.projected=False leaves a band that is not as wide as the hidden"
+            f" states, {features}, and config.output.name={output!r} cannot read it: use"
+            " config.output.table.projected=True"
+        )

@@ -1,0 +1,1 @@
+"""Arrays, bands of words, dropout and matrix products: what losses and layers compute with."""

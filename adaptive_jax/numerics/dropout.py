@@ -1,0 +1,109 @@
+"""Dropout whose masks are a function of the key and of each row's number in the update, and of
+nothing else.
+
+A row drops the same entries on one device or on 64, in one microbatch or in sixteen, in whatever
+order a kernel visits it: a mask is a hash of the row's seeds and of the entry's position in the
+row. So the backward pass can also compute masks again, bit for bit, where keeping them would cost
+more memory than a few integer operations cost time.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from adaptive_jax.numerics.arrays import whole_numbers
+
+
+def row_seeds(key: jax.Array, row_ids: jax.Array) -> jax.Array:
+    """Two seed words for every row: int32 `[rows]` to uint32 `[rows, 2]`, by threefry."""
+    row_ids = whole_numbers("row_ids", row_ids, "rows")
+    return jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, row_ids)).astype(
+        jnp.uint32
+    )
+
+
+def shared_seeds(key: jax.Array) -> jax.Array:
+    """Two seed words, uint32 `[2]`, for a mask that all rows of an update share."""
+    return jax.random.key_data(key).astype(jnp.uint32)
+
+
+def keep_mask(seeds: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
+    """Which entries stay: True with probability 1 - rate.
+
+    Args:
+        seeds: uint32 `[rows, 2]`, or `[2]` for one row.
+        positions: uint32 `[...]`, the entries' positions in a row, below 2^32, the same for every
+            row.
+        rate: the probability that an entry is dropped.
+
+    Returns:
+        bool `[rows, ...]`, or `[...]` for one row.
+    """
+    first, second = (
+        seeds[..., i].reshape(seeds.shape[:-1] + (1,) * positions.ndim) for i in range(2)
+    )
+    return stays(first, second, positions.reshape((1,) * (seeds.ndim - 1) + positions.shape), rate)
+
+
+def stays(first: jax.Array, second: jax.Array, positions: jax.Array, rate: float) -> jax.Array:
+    """`keep_mask` of two seed words and positions that broadcast: the hash itself, for kernels
+    too.
+    """
+    # Multiply and shift, as integer hashes do: every bit of position and seeds reaches every bit of
+    # the result.
+    x = positions ^ first
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = ((x ^ (x >> 15)) + second) * jnp.uint32(0x846CA68B)
+    return (x ^ (x >> 16)) >= jnp.uint32(round(rate * 2**32))
+
+
+def positions(shape: tuple[int, ...], start=0) -> jax.Array:
+    """The positions of the entries of a row of this shape, in row-major order: uint32 `shape`;
+    the first is `start`.
+    """
+    total = jnp.asarray(start, jnp.uint32)
+    for axis, size in enumerate(shape):
+        counts = jnp.arange(size, dtype=jnp.uint32).reshape((1,) * axis + (size,))
+        total = total[..., None] + counts * jnp.uint32(math.prod(shape[axis + 1 :]))
+    return total
+
+
+def tied(value: jax.Array, to: jax.Array) -> jax.Array:
+    """The scalar `value`, as if it were computed from the array `to`; it has no gradient.
+
+    What depends on no variable of a loop, JAX computes once, before the loop, and keeps it in
+    memory: the positions of a mask, or the zeros of a `where`, as large as what they are for, which
+    every step then reads. What starts from a tied scalar is computed in the loop.
+    """
+    to = jax.lax.stop_gradient(to)
+    return jax.lax.optimization_barrier((value, to[(0,) * to.ndim]))[0]
+
+
+@jax.custom_vjp
+def masked(x: jax.Array, mask: jax.Array, fill: jax.Array) -> jax.Array:
+    """`jnp.where(mask, x, fill)` of a tied `fill`; its gradient makes no zeros for the fill
+    either.
+    """
+    return jnp.where(mask, x, fill)
+
+
+masked.defvjp(
+    lambda x, mask, fill: (jnp.where(mask, x, fill), mask),
+    lambda mask, slope: (jnp.where(mask, slope, 0), None, None),
+)
+
+
+class Mask(NamedTuple):
+    """What one call of `Dropout` keeps."""
+
+    stays: jax.Array  # bool; it broadcasts to the array that drops entries
+    zero: jax.Array  # what takes the place of the others, tied to the seeds
+
+
+def drop(x: jax.Array, mask: Mask | None, rate: float) -> jax.Array:
+    """`x` with the entries that `mask` leaves out zeroed and the others divided by 1 - rate;
+    without a mask, `x`.
+    """
+    return x if mask is None else masked(x / (1 - rate), mask.stays, mask.zero)

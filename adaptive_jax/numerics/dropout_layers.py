@@ -1,0 +1,125 @@
+"""Dropout of hidden states, of words and of matrices, as flax modules over `numerics.dropout`.
+
+The one file of this folder that needs flax: inputs, bodies and outputs share it.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from adaptive_jax.errors import check_rates
+from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.dropout import (
+    Mask,
+    drop,
+    keep_mask,
+    positions,
+    row_seeds,
+    shared_seeds,
+    tied,
+)
+
+
+class Dropout(nn.Module):
+    """Zeroes entries with probability `rate` and divides the others by 1 - rate (Srivastava et al.
+    2014).
+
+    The key comes from the rng stream "dropout".
+
+    Attributes:
+        rate: the probability.
+        locked: draw one mask for all steps of `x [rows, time, ...]` (Gal & Ghahramani 2016; Merity
+            et al. 2018, section 4.2).
+
+    Raises:
+        InputError: a rate outside [0, 1), or `row_ids` that are not one whole number for each row.
+    """
+
+    rate: float
+    locked: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "rate")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> jax.Array:
+        """Drops entries of `x [rows, ...]`; `row_ids [rows]` are the rows' numbers in the
+        update, by default 0, 1, 2 …
+        """
+        x = floats("x", x, ...)
+        return drop(x, self.mask(x, row_ids, train=train), self.rate)
+
+    def mask(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> Mask | None:
+        """The mask for `x`, to be given to `drop`, if something else is done in the same place;
+        None if nothing is dropped.
+        """
+        if not train or not self.rate:
+            return None
+        row_ids = (
+            jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
+        )
+        shape = (1, *x.shape[2:]) if self.locked else x.shape[1:]
+        seeds = row_seeds(self.make_rng("dropout"), row_ids)
+        return Mask(
+            keep_mask(seeds, positions(shape, tied(jnp.uint32(0), seeds)), self.rate),
+            tied(jnp.zeros((), x.dtype), seeds),
+        )
+
+
+class WordDropout(nn.Module):
+    """Drops words: all vectors of a word, wherever it stands, become 0 with probability `rate`; the
+    others are divided by 1 - rate.
+
+    Gal & Ghahramani 2016, as the embedding dropout of Merity et al. 2018, section 4.3. The mask is
+    a hash of the word's id, so it never exists for the whole vocabulary. Its key, from the rng
+    stream "dropout", knows no rows: all rows of an update drop the same words.
+
+    Raises:
+        InputError: a rate outside [0, 1).
+    """
+
+    rate: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "rate")
+
+    @nn.compact
+    def __call__(self, vectors: jax.Array, tokens: jax.Array, *, train: bool) -> jax.Array:
+        """Drops from `vectors [..., features]` those of the words `tokens [...]` that the mask
+        leaves out.
+        """
+        if not train or not self.rate:
+            return vectors
+        mask = keep_mask(
+            shared_seeds(self.make_rng("dropout")), tokens.astype(jnp.uint32), self.rate
+        )
+        # A product: NaN, the vector of an id that does not exist, stays NaN.
+        return vectors * jnp.where(mask, 1 / (1 - self.rate), 0).astype(vectors.dtype)[..., None]
+
+
+class WeightDropout(nn.Module):
+    """Drops entries of a matrix of parameters with probability `rate` and divides the others by 1 -
+    rate.
+
+    DropConnect (Wan et al. 2013), as in Merity et al. 2018, section 2: one mask for all rows of an
+    update and all time steps.
+
+    Raises:
+        InputError: a rate outside [0, 1).
+    """
+
+    rate: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_rates(self, "rate")
+
+    @nn.compact
+    def __call__(self, matrix: jax.Array, *, train: bool) -> jax.Array:
+        """The matrix to compute with, of the same shape."""
+        if not train or not self.rate:
+            return matrix
+        mask = keep_mask(shared_seeds(self.make_rng("dropout")), positions(matrix.shape), self.rate)
+        return jnp.where(mask, matrix / (1 - self.rate), 0)

@@ -1,0 +1,60 @@
+"""The platform that a program is traced for: that of the mesh around the code, which may be of
+devices that are not here.
+"""
+
+import contextlib
+
+import jax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from adaptive_jax.numerics.gpus import GPUS
+
+NAMES = {"cuda": "gpu", "rocm": "gpu"}
+# Compute capabilities whose blocks of threads can have 163 or 227 KiB of shared memory; from 8.0
+# on, the others give 99.
+ROOMY = (8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0)
+
+
+def platform() -> str:
+    """The name of the platform, "cpu", "gpu" or "tpu"; without a mesh, of JAX's default
+    devices. `jax.shard_map` brings a mesh.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else NAMES.get(device.platform, device.platform)
+
+
+def present() -> bool:
+    """Whether the device that this code is traced for is here, with its libraries."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device is None or device.device_kind == jax.devices()[0].device_kind
+
+
+def capability() -> tuple[int, int]:
+    """The compute capability of the NVIDIA GPU that this code is traced for, such as (9, 0);
+    (0, 0) for other devices.
+    """
+    if platform() != "gpu":
+        return 0, 0
+    if not present():
+        kind = jax.sharding.get_abstract_mesh().abstract_device.device_kind
+        return next((gpu.capability for gpu in GPUS.values() if gpu.kind == kind), (0, 0))
+    major, _, minor = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")
+    return (
+        (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
+    )  # AMD's are names
+
+
+def roomy() -> bool:
+    """Whether this code is traced for an NVIDIA GPU with the shared memory of those for
+    servers, see `ROOMY`.
+    """
+    return capability() in ROOMY
+
+
+def tracing_for(platform: str, kind: str) -> contextlib.AbstractContextManager:
+    """Within it, code is traced for a device of this platform and kind. Under `jax.shard_map`,
+    the mesh's devices count instead.
+    """
+    device = AbstractDevice(kind, None, platform)
+    mesh = AbstractMesh((1,), ("target",), axis_types=(AxisType.Auto,), abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)

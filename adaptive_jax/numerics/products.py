@@ -1,0 +1,108 @@
+"""Matrix products, computed in the way that is fastest on the backend.
+
+The gradient of a matrix [256, 1024] over 2,048 vectors is a product [256, 2048] @ [2048, 1024], as
+much work as the product itself. It is summed in the matrix's own dtype: float32, though the vectors
+may be bfloat16. In a complete update, XLA on a CPU transposes and copies the larger operand, which
+doubles the time.
+
+In bfloat16, XLA on a CPU with such instructions multiplies twice as fast as in float32, but only
+matrices that lie row after row, into a result of float32. It widens all others first, which is
+slower than float32 itself. So `wide` lays them out.
+
+JAX's default for a product of two float32 arrays is TF32, of 10 bits, on an NVIDIA GPU, and one pass
+in bfloat16, of 7, on a TPU. So `exact` asks for float32.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from adaptive_jax.numerics.platforms import platform
+
+
+@jax.custom_vjp
+def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Vectors times a matrix, which is cast to their dtype: `x [..., n] @ matrix [n, m]` is `[...,
+    m]`.
+
+    It has no forward-mode derivative.
+    """
+    if not halved(x):
+        return x @ matrix.astype(x.dtype)
+    return wide(_flat(x), matrix.astype(x.dtype)).astype(x.dtype).reshape(*x.shape[:-1], -1)
+
+
+def wide(left: jax.Array, right: jax.Array) -> jax.Array:
+    """The product of two matrices `[n, k]` and `[k, m]` of one dtype, summed and returned in
+    float32, or their dtype if wider.
+    """
+    return _of_rows(left, right) if halved(left) else _widened(left, right)
+
+
+def halved(array: jax.Array) -> bool:
+    """Whether this is bfloat16 on a CPU."""
+    return array.dtype == jnp.bfloat16 and platform() == "cpu"
+
+
+def _of_rows(left, right):
+    """`wide` of matrices that lie row after row, as does the result."""
+    return _in_rows(_widened(_in_rows(left), _in_rows(right)))
+
+
+def _in_rows(matrix):
+    return jax.lax.optimization_barrier(matrix.ravel()).reshape(matrix.shape)
+
+
+def _widened(left, right):
+    return jnp.matmul(
+        left, right, preferred_element_type=jnp.promote_types(left.dtype, jnp.float32)
+    )
+
+
+def _flat(x):
+    """`[..., n]` as a matrix."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def _forward(x, matrix):
+    return product(x, matrix), (x, matrix)
+
+
+def _backward(saved, gradient):
+    x, matrix = saved
+    of_x = product(gradient, matrix.T)
+    x, gradient = _flat(x), _flat(gradient)
+    if platform() != "cpu":
+        return of_x, jnp.matmul(x.T, gradient, preferred_element_type=matrix.dtype)
+    # Transpose the narrower operand, so that the sum over vectors runs along rows; the layouts stop
+    # XLA from undoing it.
+    if x.shape[1] <= gradient.shape[1]:
+        return of_x, _of_rows(x.T, gradient).astype(matrix.dtype)
+    return of_x, _of_rows(gradient.T, x).T.astype(matrix.dtype)
+
+
+product.defvjp(_forward, _backward)
+
+
+def exact(function: Callable, body: Any) -> Callable:
+    """`function`, to be traced by JAX, with products in float32 if the `dtype` of its model's body
+    is float32, or not named.
+
+    The gradients of these products are computed likewise. Where JAX_DEFAULT_MATMUL_PRECISION is
+    set, for example to tensorfloat32, that holds. On a CPU nothing changes: its products are exact
+    anyway.
+    """
+
+    narrow = getattr(body, "dtype", jnp.float32) != jnp.float32
+
+    @functools.wraps(function)
+    def traced(*arguments):
+        if narrow or jax.config.jax_default_matmul_precision is not None or platform() == "cpu":
+            return function(*arguments)
+        with jax.default_matmul_precision("highest"):
+            return function(*arguments)
+
+    return traced

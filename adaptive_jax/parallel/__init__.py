@@ -1,0 +1,1 @@
+"""Devices and hosts: where arrays lie, and who speaks."""

@@ -1,0 +1,1 @@
+"""Plans: parameters, work and memory of a run before it starts."""

@@ -1,0 +1,227 @@
+"""Where to divide a vocabulary into bands: the expected work of an adaptive softmax, and the
+cutoffs that need least of it.
+
+    workload = Workload(features=1024, factor=4, tokens=4096)
+    cost(counts, (20_000, 60_000), workload)     # FLOPs per token, to train
+    propose(counts, 3, workload)                 # the cheapest two cutoffs, after Grave et al. 2017, section 4
+    equal_products(len(counts), 3, workload)     # bands of equally many words times width, as in Apostoae 2019
+
+Only work counts here. Least work alone separates bands of a few words, which only make the next
+bands narrower, and nobody has shown such bands to be accurate; `smallest_band` is the smallest that
+Baevski & Auli (2019) found no worse.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.numerics.bands import band_sizes, band_widths
+from adaptive_jax.planning.flops import band_flops
+
+# Tokens in a chunk of a tail, on a CPU; not imported from the outputs, which would import JAX
+LEAST_ROWS = 96
+PAPERS = {
+    "wikitext103": (20_000, 60_000),
+    "billion_word": (60_000, 160_000),
+}  # Baevski & Auli 2019, section 4.2
+PAPERS_WORDS = 267_735  # of WikiText-103, whose proportions serve other corpora
+ALL_POSITIONS = 512  # every position is a candidate in vocabularies of at most this many words
+GRID = 800  # candidates in a larger one, before rounding merges some
+
+
+class Workload(NamedTuple):
+    """The adaptive softmax whose work is counted.
+
+    features: width of the hidden states.
+    factor: band i has vectors of `width / factor^i`.
+    width: of band 0; 0 means `features`. If it differs from `features`, the head projects the
+        hidden states first.
+    tokens: that one device scores at a time.
+    least_rows: a matrix product of fewer rows costs as much as one of this many. It stands for the
+        partly empty last chunk of a tail, and for the rows that keep a device busy.
+    """
+
+    features: int = 1024
+    factor: int = 4
+    width: int = 0
+    tokens: int = 4096
+    least_rows: int = LEAST_ROWS
+
+    def widths(self, bands: int) -> list[int]:
+        """Width of each band. Raises InputError for a setting that is too small, or a band
+        without width.
+        """
+        check_at_least(1, features=self.features, tokens=self.tokens, bands=bands)
+        check_at_least(0, width=self.width, least_rows=self.least_rows)
+        return band_widths(self.width or self.features, self.factor, bands)
+
+
+def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], workload: Workload) -> float:
+    """Expected FLOPs per token of the softmax, forward and backward.
+
+    Of `tokens` tokens, all visit the head, and a share `p_i` visits tail i: the share of tokens
+    whose word is in band i. The matrix products are those of `flops.band_flops`, with at least
+    `least_rows` rows, three times. Exponentials, sorting and the sums into the gradients of the
+    tables are left out.
+
+    counts: `[V]`, how often each word occurs, or its share, most frequent first. No cutoffs: the
+        full softmax.
+
+    Raises:
+        InputError: counts that rise, are negative or all zero; cutoffs that do not fit them; a band
+            without width.
+    """
+    reached = np.append(0.0, _cumulative(counts))
+    sizes = band_sizes(len(reached) - 1, cutoffs)
+    widths, ends = workload.widths(len(sizes)), np.cumsum([0, *sizes])
+    flops = (_flops(i, ends[i], ends[i + 1], reached, widths, workload) for i in range(len(sizes)))
+    return float(sum(flops)) / workload.tokens
+
+
+def parameters(vocabulary_size: int, cutoffs: Sequence[int], workload: Workload) -> int:
+    """Parameters of a softmax that shares none: tables, projections, and the rows of the head
+    that stand for tails.
+    """
+    sizes = band_sizes(vocabulary_size, cutoffs)
+    first, *others = widths = workload.widths(len(sizes))
+    head = first * workload.features if first != workload.features else 0
+    return int(np.dot(sizes, widths)) + head + first * (len(others) + sum(others))
+
+
+def band_shares(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int]) -> list[float]:
+    """Share of tokens whose word is in each band; arguments as those of `cost`."""
+    reached = _cumulative(counts)
+    return np.diff(reached[[cut - 1 for cut in (*cutoffs, len(reached))]], prepend=0.0).tolist()
+
+
+def propose(
+    counts: Sequence[float] | np.ndarray,
+    bands: int,
+    workload: Workload,
+    smallest: int = 1,
+    also: Sequence[int] = (),
+) -> tuple[tuple[int, ...], float]:
+    """The `bands - 1` cutoffs of least `cost`, and that cost. If several are equal, any of them.
+
+    A dynamic programme over (band, end): the cost of a band depends only on its number and on where
+    it begins and ends. It is exact over its candidates: every position of a vocabulary of at most
+    512 words; in a larger one some 600 positions, 1% to 2% apart and rounded to three digits, and
+    those in `also`.
+
+    smallest: words that each band has at least; see `smallest_band`.
+
+    Raises:
+        InputError: as `cost`; more bands than words, or too few words for bands of `smallest`.
+    """
+    check_at_least(1, smallest=smallest)
+    reached = np.append(0.0, _cumulative(counts))
+    words, widths = len(reached) - 1, workload.widths(bands)
+    if bands > words:
+        raise InputError(
+            f"bands={bands} are more than the {words:,} words: ask for {words:,} or fewer"
+        )
+    if bands * smallest > words:
+        raise InputError(
+            f"{bands} bands of smallest={smallest:,} words need more than the {words:,} there are: "
+            f"give smallest={words // bands:,} or less, or fewer bands"
+        )
+    ends = np.append(_candidates(words, smallest * np.arange(1, bands), also), words)
+    best = np.where(ends >= smallest, _flops(0, 0, ends, reached, widths, workload), np.inf)
+    wide, choices = ends[None] - ends[:, None] >= smallest, []
+    for band in range(1, bands):
+        tail = _flops(band, ends[:, None], ends[None], reached, widths, workload)
+        total = np.where(wide, best[:, None] + tail, np.inf)
+        choices.append(total.argmin(axis=0))
+        best = total.min(axis=0)
+    at, found = len(ends) - 1, ()
+    for choice in reversed(choices):
+        at = choice[at]
+        found = int(ends[at]), *found
+    return found, cost(counts, found, workload)
+
+
+def equal_products(vocabulary_size: int, bands: int, workload: Workload) -> tuple[int, ...]:
+    """The `bands - 1` cutoffs at which words times width is the same in every band, to a word
+    (Apostoae 2019, section 4.1).
+
+    Raises:
+        InputError: a band without width, or without words.
+    """
+    shares = 1 / np.array(workload.widths(bands))
+    found = tuple(
+        np.rint(vocabulary_size * np.cumsum(shares)[:-1] / shares.sum()).astype(int).tolist()
+    )
+    band_sizes(vocabulary_size, found)
+    return found
+
+
+def paper_cutoffs(corpus: str, vocabulary_size: int) -> tuple[int, int] | None:
+    """Cutoffs of Baevski & Auli (2019) for WikiText-103 and the Billion Word benchmark.
+
+    Another corpus, or one of these with too few words for the paper's cutoffs, gets the proportions
+    of WikiText-103: 7.5% and
+    22.4% of its words. None if that leaves a band empty.
+    """
+    if corpus in PAPERS and PAPERS[corpus][-1] < vocabulary_size:
+        return PAPERS[corpus]
+    first, second = (round(vocabulary_size * cut / PAPERS_WORDS) for cut in PAPERS["wikitext103"])
+    return (first, second) if 0 < first < second < vocabulary_size else None
+
+
+def smallest_band(vocabulary_size: int) -> int:
+    """Words that a band should have at least: 3.7% of all, as the band of 10K words in
+    10K/60K/190K.
+
+    On WikiText-103 these bands reached the perplexity of 20K/40K/200K, 19.79; 5K/155K/100K reached
+    20.06 (Baevski & Auli 2019, Table 8).
+    """
+    return max(1, round(vocabulary_size * 10_000 / PAPERS_WORDS))
+
+
+def _cumulative(counts):
+    """Share of tokens whose word is among the first 1, 2, ... V: float64 [V]."""
+    counts = np.asarray(counts, np.float64)
+    if (
+        counts.ndim != 1
+        or not counts.size
+        or not np.isfinite(counts).all()
+        or counts.min() < 0
+        or not counts.sum()
+    ):
+        raise InputError(
+            "counts must be one row of numbers of 0 or more, not all 0: give how often each word"
+            " occurs"
+        )
+    if (rises := np.flatnonzero(np.diff(counts) > 0)).size:
+        at = rises[0]
+        raise InputError(
+            f"counts rise from {counts[at]:g} to {counts[at + 1]:g} at id {at + 1:,}: sort them,"
+            " largest first"
+        )
+    return np.cumsum(counts) / counts.sum()
+
+
+def _flops(band, begin, end, reached, widths, workload):
+    """FLOPs of a batch, forward and backward, in the words `begin` to `end` as band number
+    `band`; arrays of ends broadcast.
+    """
+    tokens, features, columns = workload.tokens, workload.features, end - begin
+    if band == 0:
+        columns, features = columns + len(widths) - 1, features if widths[0] != features else 0
+    else:
+        tokens = tokens * (reached[end] - reached[begin])
+    return 3 * band_flops(np.maximum(tokens, workload.least_rows), widths[band], columns, features)
+
+
+def _candidates(words, sure, also):
+    """Ascending candidates for cutoffs, all from 1 to words - 1; `sure` are cutoffs that are
+    allowed together.
+    """
+    if words <= ALL_POSITIONS:
+        return np.arange(1, words)
+    grid = np.geomspace(1, words - 1, GRID)
+    unit = 10.0 ** np.maximum(np.floor(np.log10(grid)) - 2, 0)
+    wanted = np.unique(np.concatenate([np.rint(grid / unit) * unit, sure, also])).astype(np.int64)
+    return wanted[(wanted > 0) & (wanted < words)]

@@ -1,0 +1,124 @@
+"""Devices that are not here, to compile for: their names, their figures and what must be installed.
+
+    topology("h100")        one H100
+    topology("h100:8")      eight of one host
+    topology("h100:2x8")    eight of each of two hosts
+    topology("v5e:2x2")     four chips of a TPU v5e, by the shape of their grid
+
+Nothing runs on them. The compiler is the one that the device would use, so memory, fusions, kernels
+and collectives are real. Its choice among kernels for matrix products is not: that takes timings on
+the device.
+"""
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from typing import NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.gpus import GPUS, description
+from adaptive_jax.parallel.accelerators import accelerator
+
+TPUS = ("v4", "v5e", "v5p", "v6e")
+# The share of a GPU's memory that JAX takes by default, and XLA leaves to programs on a TPU.
+SHARE = {"gpu": 0.75, "tpu": 0.98}
+# Of the compiler: without the device nothing can be timed.
+OPTIONS = {"gpu": {"xla_gpu_autotune_level": "0"}, "tpu": {}}
+# For libtpu, which otherwise asks the cloud for a minute what TPU this is, complains of none, and
+# serves one process only.
+NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+CURE = "pip install -e '.[targets]' in an environment of its own"
+
+
+class Target(NamedTuple):
+    """Devices of one kind that are not here."""
+
+    platform: str  # "gpu" or "tpu"
+    name: str
+    devices: list[jax.Device]  # to compile for, in a mesh; no array can be put on them
+    memory: int  # bytes that programs may use on each
+
+
+def topology(name: str) -> Target:
+    """The devices that a name stands for, see the module.
+
+    Raises:
+        InputError: no such name, or what compiles for it is not installed.
+    """
+    kind, _, grid = name.partition(":")
+    if not re.fullmatch(r"[a-z0-9]+(:[1-9]\d*(x[1-9]\d*)*)?", name) or kind not in (*GPUS, *TPUS):
+        raise InputError(
+            f"--target={name} is no device: give one of {', '.join(GPUS)}, with a number of them as"
+            f" in h100:8; or chips of a TPU {', '.join(TPUS)}, as in v5e:2x2"
+        )
+    if sys.version_info < (3, 12):
+        raise InputError(
+            f"--target={name} needs Python 3.12 or newer, and this is {sys.version.split()[0]},"
+            f" which lacks JAX's compilers for other devices: {CURE}"
+        )
+    platform = "gpu" if kind in GPUS else "tpu"
+    devices = (_gpus if platform == "gpu" else _tpus)(name, kind, grid)
+    memory = GPUS[kind].memory if platform == "gpu" else accelerator(devices[0].device_kind).memory
+    return Target(platform, name, devices, int(memory * SHARE[platform]))
+
+
+def _gpus(name, kind, grid):
+    plugin = next(
+        (
+            found
+            for found in ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+            if _installed(found)
+        ),
+        None,
+    )
+    if plugin is None or not _installed("nvidia"):
+        raise InputError(f"--target={name} needs NVIDIA's compiler and JAX's plugin for it: {CURE}")
+    sizes = grid.split("x") if grid else ["1"]
+    if len(sizes) > 2:
+        raise InputError(
+            f"--target={name}: give a number of GPUs, as in {kind}:8, or hosts and GPUs of each, as"
+            f" in {kind}:2x8"
+        )
+    # The plugin refuses to start without cuBLAS and cuDNN, which only running a program takes.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+    asked = {
+        "target_config": description(GPUS[kind]),
+        "topology": "x".join(["1", "1", *sizes][-3:]),
+    }
+    try:
+        return topologies.get_topology_desc(platform="cuda", **asked).devices
+    except NotImplementedError:  # JAX has started before, without the plugin
+        importlib.import_module(plugin).initialize()
+        return topologies.get_topology_desc(platform="cuda", **asked).devices
+
+
+def _tpus(name, kind, grid):
+    if not _installed("libtpu"):
+        raise InputError(f"--target={name} needs libtpu: {CURE}")
+    if not grid:
+        raise InputError(f"--target={name}: give the shape of the grid of chips, as in {kind}:2x2")
+    for variable, value in NO_TPU.items():
+        os.environ.setdefault(variable, value)
+    try:
+        return topologies.get_topology_desc(name, platform="tpu").devices
+    except jax.errors.JaxRuntimeError as error:
+        raise InputError(
+            f"--target={name}: libtpu knows no such grid: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def _installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False

@@ -1,1 +1,0 @@
-"""What a config or a choice of cutoffs costs, computed before anything runs."""

@@ -1,0 +1,190 @@
+"""A trained model as an object: what README calls `adaptive_jax.load("runs/quickstart")`."""
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from absl import logging
+
+from adaptive_jax.data.vocabulary.words import UNKNOWN
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.scoring import composed, perplexity
+from adaptive_jax.stores import path_of
+from adaptive_jax.text.decoding import Decoder
+from adaptive_jax.text.generate import Continuation, Options, Writer, next_words
+from adaptive_jax.text.lines import Lines
+from adaptive_jax.text.rows import Reader
+from adaptive_jax.text.running import Reading
+from adaptive_jax.text.surprisal import LineScorer, ScoredLine
+from adaptive_jax.workdir.settings import read_config
+
+
+class LoadedModel:
+    """A trained model with its words, ready for text.
+
+    Attributes:
+        run: the model, its parameters on the devices, its vocabulary, its config and its step.
+        lines: how text becomes tokens of this model.
+    """
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.lines = Lines.of(run.config["data"], run.vocabulary)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Tokens of text, int32 `[tokens]`: words split as in the run's corpus, and an `<eos>` for
+        each line feed.
+
+        Raises:
+            InputError: no text, or a word that the run does not know, where it has no `<unk>`.
+        """
+        return self.lines.encode(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of tokens, with a line feed for each `<eos>`; detokenised where the corpus
+        says how.
+        """
+        return self.lines.decode(ids)
+
+    def score(
+        self,
+        texts: Iterable[str],
+        context_from: str = "none",
+        describe: bool = False,
+        **reading: object,
+    ) -> Iterator[ScoredLine]:
+        """The scores of lines of text, in order. Lines are read as results are taken: texts may be
+        longer than memory.
+
+            for line in model.score(open("text.txt")): print(line.log_prob, line.words,
+            line.log_probs) first = next(model.score(["In the beginning God created the heavens and
+            the earth."]))
+
+        Args:
+            context_from: "none": each line stands alone. "previous": each follows the lines before
+                it.
+            describe: also the rank of each word and the entropy of its distribution, which takes
+                the probabilities of all words.
+            reading: `given`, text that lines follow; `window`, `context` and `eager`; see
+                `Reading`.
+
+        Raises:
+            InputError: settings that do not fit the run; a word that it does not know, where it has
+                no `<unk>`.
+        """
+        return LineScorer(
+            self.lines, Reader(self.run, self.tables, describe), Reading(context_from, **reading)
+        )(texts)
+
+    def perplexity(
+        self, lines: Iterable[str], context_from: str = "previous", **reading: object
+    ) -> float:
+        """The perplexity of lines of text, a word, `<eos>` included. With the `window` and
+        `context` of an evaluation, and context_from="previous", that is the number of evaluate.py.
+
+        Arguments, and raises InputError: as `score`; there is no word.
+        """
+        total, words = 0.0, 0
+        for line in self.score(lines, context_from, **reading):
+            total, words = total + line.log_prob, words + len(line.words)
+        if not words:
+            raise InputError("there are no lines to take the perplexity of: give text")
+        return perplexity(-total / words)
+
+    def embeddings(self, words: Sequence[str]) -> np.ndarray:
+        """The input vectors of words, as the body reads them: float32 `[words, features]`.
+
+        Raises:
+            InputError: a word that the run does not know, or one that is several units of
+                sub-words.
+        """
+        if isinstance(words, str):
+            raise InputError(
+                f"embeddings takes words, and {words[:40]!r} is one text: give [word], or"
+                " text.split()"
+            )
+        ids, lengths = self.lines.tokens(words)
+        for word, token, length in zip(words, ids, lengths, strict=False):
+            if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
+                known = f"none of the {len(self.run.vocabulary):,} words"
+                what = f"is {'several units' if length > 1 else known} of this run"
+                raise InputError(f"{word[:60]!r} {what}, and so has no vector: leave it out")
+        variables = {"params": self.run.params, "lexicon": self.run.lexicon, "tables": self.tables}
+        vectors = self.run.model.apply(variables, ids[None], method="vectors")
+        return np.asarray(vectors[0], np.float32)
+
+    def generate(self, prompt: str = "", **options: object) -> str:
+        """Text that the model writes after a prompt, with the space between them; of several
+        samples the first.
+
+            model.generate("In the beginning", words=20, temperature=0.8, top_p=0.9, seed=1)
+            model.generate("In the beginning", lines=1, beams=5)
+
+        Args:
+            prompt: begins at the start of a line. Empty: the model begins a line.
+            options: see `adaptive_jax.text.generate.Options`.
+
+        Raises:
+            InputError: an option that does not exist or is out of range, and as `encode`.
+        """
+        return self.continuations(prompt, **options)[0].text
+
+    def continuations(self, prompt: str = "", **options: object) -> list[Continuation]:
+        """All samples, or the best of a beam search, with their tokens and log-probabilities in
+        nats; as `generate`.
+        """
+        return Writer(self.decoder, self.lines, prompt, Options.of(options)).continuations()
+
+    def stream(self, prompt: str = "", **options: object) -> Iterator[str]:
+        """The text of `generate` word by word: `for piece in model.stream("And"): print(piece,
+        end="", flush=True)`.
+        """
+        return Writer(self.decoder, self.lines, prompt, Options.of(options)).stream()
+
+    def next_words(self, text: str = "", k: int = 10) -> list[tuple[str, float]]:
+        """The k most probable words after a text and their probabilities, the most probable first.
+
+        They are exact, and found without the tails of the softmax that cannot hold them. A run of
+        sub-word units searches for words with 2 k beams, which may miss some. Raises InputError as
+        `encode`.
+        """
+        return next_words(self.decoder, self.lines, text, k)
+
+    @functools.cached_property
+    def tables(self) -> dict:
+        """Vectors of all words that are composed from other parameters, computed once; {} for a
+        model that composes none.
+        """
+        return composed(self.run, np.arange(self.run.model.input.vocabulary_size))[0]
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        """What reads and predicts token by token; made once."""
+        return Decoder(self.run, self.tables)
+
+    def __repr__(self) -> str:
+        config = self.run.config
+        layers = " → ".join(config[group]["name"] for group in ("input", "body", "output"))
+        return f"<LoadedModel {layers}, {len(self.run.vocabulary):,} words, step {self.run.step:,}>"
+
+
+def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedModel:
+    """Opens a run of train.py, or a converted model, for text.
+
+    Args:
+        workdir: the run's directory, or its URL of gs:// or s3://.
+        checkpoint: "best" by validation, "latest", or a step.
+
+    Raises:
+        InputError: no run or checkpoint there.
+    """
+    place = path_of(workdir)
+    read_config(place)  # first: it says best what a directory without a run lacks
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
+    try:
+        return LoadedModel(open_run(place, str(checkpoint)))
+    finally:
+        logging.set_verbosity(verbosity)

@@ -1,0 +1,462 @@
+"""Converted models of AWD-LSTM score as the public code computed with the same weights, from a
+state dict or a whole model.pt.
+
+`model_lstm.npz` has weights and logits. torch 2.13 wrote `model_save.pt`, the weights of its case
+`tied`: a list of a model, a loss and an optimizer, whose classes have the names and attributes of
+the public code's.
+"""
+
+import itertools
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.bodies.recurrence import State
+from adaptive_jax.errors import InputError
+from adaptive_jax.interop.awd_lstm_config import config_of, parameters_of
+from adaptive_jax.interop.checkpoint import read
+from adaptive_jax.interop.convert import convert
+from adaptive_jax.interop.words import awd_lstm_words, read_corpus
+from adaptive_jax.model.language_model import build
+from adaptive_jax.numerics.batch import Batch
+from tests.interop.test_torch_files import tensor, value
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
+SAVED = FIXTURES / "model_save.pt"
+ARRAYS = dict(np.load(FIXTURES / "model_lstm.npz"))
+WORDS = [f"w{i}" for i in range(35)] + ["<eos>", "<unk>"]
+
+
+def part(prefix):
+    return {
+        name.removeprefix(prefix): array
+        for name, array in ARRAYS.items()
+        if name.startswith(prefix)
+    }
+
+
+def state_dict(case, dropped=True):
+    """The tensors as the public model names them, where its recurrent matrices are dropped, or
+    not.
+    """
+    state = part(f"{case}/weight/")
+    state = {"decoder.weight": state["encoder.weight"]} | state
+    if dropped:
+        state = {
+            name.replace("weight_hh_l0", "weight_hh_l0_raw"): array for name, array in state.items()
+        }
+        state = {re.sub(r"(rnns\.\d)", r"\1.module", name): array for name, array in state.items()}
+    return state
+
+
+class Writer:
+    """Writes what torch.save writes of dicts, lists, numbers, tensors and modules, which are a
+    `Module` here.
+    """
+
+    def __init__(self):
+        self.storages = []
+
+    def opcodes(self, content):
+        """The part of a pickle that makes `content`."""
+        if isinstance(content, np.ndarray):
+            self.storages.append(content.astype("<f4").tobytes())
+            strides = [stride // content.itemsize for stride in content.strides]
+            return tensor(
+                0, content.shape, tuple(strides), str(len(self.storages) - 1), content.size
+            ).removesuffix(b".")
+        if isinstance(content, dict):
+            return (
+                b"}("
+                + b"".join(value(key) + self.opcodes(inner) for key, inner in content.items())
+                + b"u"
+            )
+        if isinstance(content, list):
+            return b"](" + b"".join(map(self.opcodes, content)) + b"e"
+        if isinstance(content, Module):
+            state = {
+                "_parameters": content.parameters,
+                "_modules": content.modules,
+            } | content.attributes
+            return f"c{content.path}\n)\x81".encode("latin-1") + self.opcodes(state) + b"b"
+        return value(content)
+
+
+class Module:
+    """A module of torch: its class, parameters, inner modules and other attributes."""
+
+    def __init__(self, path, parameters=(), modules=(), **attributes):
+        self.path, self.parameters, self.modules, self.attributes = (
+            path,
+            dict(parameters),
+            dict(modules),
+            attributes,
+        )
+
+
+def save(content, path):
+    """Writes `content` as a file of torch.save, without torch."""
+    writer = Writer()
+    pickled = b"\x80\x02" + writer.opcodes(content) + b"."
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        for i, storage in enumerate(writer.storages):
+            archive.writestr(f"archive/data/{i}", storage)
+    return path
+
+
+def write_words(path, words=WORDS):
+    path.write_text("".join(f"{word}\n" for word in words))
+    return path
+
+
+def write_corpus(path):
+    """A corpus whose words appear in the order of `WORDS`, most of them unequally often."""
+    path.mkdir()
+    numbers = np.random.RandomState(0).zipf(1.3, 300) % 35
+    lines = [" ".join(WORDS[:35])] + [
+        " ".join(f"w{i}" for i in row) for row in numbers.reshape(-1, 6)
+    ]
+    (path / "train.txt").write_text("\n".join(lines) + "\n\n")
+    (path / "valid.txt").write_text("w3 <unk>\n")
+    (path / "test.txt").write_text("w4 w9 w30\n\nw1 w1 w7 <unk> w20\n")
+    return path
+
+
+@pytest.mark.parametrize("case, dropped", [("tied", True), ("untied", True), ("last_word", False)])
+def test_model_lstm(case, dropped, tmp_path):
+    """The logits of two windows, whatever the order of the words here: most frequent first."""
+    loaded = read(save(state_dict(case, dropped), tmp_path / "model.pt"))
+    vocabulary, state = awd_lstm_words(write_corpus(tmp_path / "corpus"), loaded.state)
+    config = config_of(loaded.options, state, 37)
+    model, params = build(config, 37), parameters_of(state, config)
+    ours = np.array([vocabulary.index[word] for word in WORDS])  # the id here of each id there
+    assert np.any(ours != np.arange(37)) and np.all(np.diff(vocabulary.counts) <= 0)
+    arrays = part(f"{case}/")
+    carry = tuple(
+        State(arrays[f"init_h{i}"], arrays[f"init_c{i}"]) for i in range(len(model.body.widths))
+    )
+    carry = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), carry)
+
+    @jax.jit
+    def log_probs(tokens, carry):
+        hidden, carry = model.apply(
+            {"params": params}, Batch(tokens, tokens, None, jnp.arange(4)), carry, method="hidden"
+        )
+        return (
+            model.apply(
+                {"params": params}, hidden, method=lambda m, hidden: m.output.log_probs(hidden)
+            ),
+            carry,
+        )
+
+    for window in range(2):
+        tokens, logits = (
+            arrays[f"win{window}/tokens"],
+            arrays[f"win{window}/logits"].reshape(-1, 4, 37),
+        )
+        expected = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        found, carry = log_probs(ours[tokens.T], carry)
+        np.testing.assert_allclose(found[..., ours], expected.swapaxes(0, 1), rtol=2e-5, atol=2e-5)
+
+
+def test_corpus(tmp_path):
+    """Words get ids as they appear in train, valid and test; empty lines end too; the same text
+    gives the same tokens.
+    """
+    [case] = json.loads((FIXTURES / "corpus.json").read_text())["cases"].values()
+    for split, text in case["texts"].items():
+        (tmp_path / f"{split}.txt").write_text(text)
+    counts = read_corpus(tmp_path)
+    assert (
+        list(counts) == case["idx2word"]
+        and counts == case["counts"]
+        and sum(counts.values()) == case["total"]
+    )
+    table = np.arange(10.0)[:, None]
+    vocabulary, state = awd_lstm_words(
+        tmp_path, {"encoder.weight": table, "rnns.0.bias": table, "decoder.bias": table[:, 0]}
+    )
+    theirs = state["encoder.weight"][:, 0].astype(int)
+    np.testing.assert_array_equal(state["decoder.bias"], theirs)
+    np.testing.assert_array_equal(state["rnns.0.bias"], table)
+    for split, text in case["texts"].items():
+        ids = vocabulary.encode_lines(text.splitlines())
+        assert theirs[ids].tolist() == case[split]
+        np.testing.assert_array_equal(
+            vocabulary.counts, [case["counts"][case["idx2word"][i]] for i in theirs]
+        )
+
+
+def nll_of(weights, ids):
+    """Mean nats of ids after the first one, by the equations of an LSTM that begins with zeros,
+    in float64.
+    """
+    weights = {name: array.astype(np.float64) for name, array in weights.items()}
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    layers = sum(name.endswith("weight_hh_l0") for name in weights)
+    hidden = [np.zeros(weights[f"rnns.{i}.weight_hh_l0"].shape[1]) for i in range(layers)]
+    cells, total = list(hidden), 0.0
+    for word, following in itertools.pairwise(ids):
+        x = weights["encoder.weight"][word]
+        for i in range(layers):
+            of = {name.removeprefix(f"rnns.{i}."): array for name, array in weights.items()}
+            gates = (
+                of["weight_ih_l0"] @ x
+                + of["bias_ih_l0"]
+                + of["weight_hh_l0"] @ hidden[i]
+                + of["bias_hh_l0"]
+            )
+            enter, forget, new, leave = np.split(gates, 4)
+            cells[i] = sigmoid(forget) * cells[i] + sigmoid(enter) * np.tanh(new)
+            x = hidden[i] = sigmoid(leave) * np.tanh(cells[i])
+        logits = weights["encoder.weight"] @ x + weights["decoder.bias"]
+        total += np.log(np.exp(logits).sum()) - logits[following]
+    return total / (len(ids) - 1)
+
+
+def test_model_pt(quick_command, tmp_path):
+    """A whole model.pt, through the commands: perplexity of a text, with the state carried from
+    its first word to its last.
+    """
+    corpus = write_corpus(tmp_path / "corpus")
+    done = quick_command("-m", "adaptive_jax.convert", SAVED, corpus, tmp_path / "run")
+    assert (done.returncode, done.stderr) == (0, "") and "2,291 parameters, 37 words" in done.stdout
+    done = quick_command(
+        "evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={corpus}", "--window=4"
+    )
+    words = ["<eos>", *(corpus / "test.txt").read_text().replace("\n", " <eos> ").split()]
+    ids = {word: i for i, word in enumerate(read_corpus(corpus))}
+    nll = nll_of(part("tied/weight/"), [ids[word] for word in words])
+    assert f"({nll:.4f} nats a word) over 11 words" in done.stdout, done.stderr
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (
+        config["body"]["widths"] == [10, 10, 6] and config["body"]["input_dropout"] == 0.3
+    )  # as an attribute of the model
+    assert config["body"]["weight_drop"] == 0.5  # as one of its layers
+    assert config["batches"]["layout"] == "streams" and config["output"]["table"]["bias"]
+
+
+def test_a_state_dict_and_a_model_are_the_same(tmp_path):
+    """Both give the same tensors, by torch and by this test; the only difference is what
+    options they know.
+    """
+    state = read(save(state_dict("tied"), tmp_path / "state.pt")).state
+    assert set(state) == set(part("tied/weight/")) | {"decoder.weight"}
+    saved = read(SAVED)
+    layers = {
+        f"{i}": Module(
+            "weight_drop\nWeightDrop",
+            (),
+            {
+                "module": Module(
+                    "torch.nn.modules.rnn\nLSTM",
+                    {
+                        name.removeprefix(f"rnns.{i}.module."): array
+                        for name, array in state_dict("tied").items()
+                        if f"rnns.{i}." in name
+                    },
+                )
+            },
+        )
+        for i in range(3)
+    }
+    model = Module(
+        "model\nRNNModel",
+        (),
+        {
+            "encoder": Module(
+                "torch.nn.modules.sparse\nEmbedding", {"weight": state["encoder.weight"]}
+            ),
+            "rnns": Module("torch.nn.modules.container\nModuleList", (), layers),
+            "decoder": Module(
+                "torch.nn.modules.linear\nLinear",
+                {"weight": state["decoder.weight"], "bias": state["decoder.bias"]},
+            ),
+        },
+        dropout=0.5,
+    )
+    alone = read(save(model, tmp_path / "model.pt"))
+    assert (saved.options["dropout"], alone.options["dropout"]) == (0.4, 0.5)
+    for other in saved, alone:
+        assert set(other.state) == set(state)
+        for name, array in state.items():
+            np.testing.assert_array_equal(other.state[name], array)
+
+
+def test_words_in_a_file(tmp_path):
+    """One word a line in the order of ids: they keep it, because none has a count."""
+    state = {"encoder.weight": np.arange(37.0)[:, None]}
+    vocabulary, same = awd_lstm_words(write_words(tmp_path / "words.txt"), state)
+    assert vocabulary.words == tuple(WORDS) and set(vocabulary.counts) == {1}
+    np.testing.assert_array_equal(same["encoder.weight"], state["encoder.weight"])
+
+
+def changed(**changes):
+    """The state dict of `tied` with tensors changed, added or, if None, removed; `__` stands
+    for a dot.
+    """
+    state = state_dict("tied") | {name.replace("__", "."): array for name, array in changes.items()}
+    return {name: array for name, array in state.items() if array is not None}
+
+
+def saved_with_splits(state, tombstones, splits):
+    """What main.py saves of a model whose tensors have these names, and of its loss: without an
+    optimizer.
+    """
+    return [
+        Module("model\nRNNModel", state),
+        Module("splitcross\nSplitCrossEntropyLoss", tombstones, splits=[0, *splits, 10**8]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "case, tied", [("one_split", True), ("three_splits", True), ("three_splits", False)]
+)
+def test_splitcross(case, tied, tmp_path):
+    """A softmax that the loss splits, tied or not: full log-probabilities, with the words in
+    the order of their classes.
+    """
+    file = np.load(FIXTURES / "splitcross.npz")
+    arrays = {
+        name.removeprefix(f"{case}/"): file[name]
+        for name in file.files
+        if name.startswith(f"{case}/")
+    }
+    splits = json.loads((FIXTURES / "splitcross.json").read_text())["cases"][case]["splits"]
+    state = state_dict("tied") | {
+        "encoder.weight": arrays["weight"] * (1 if tied else 2),
+        "decoder.weight": arrays["weight"],
+        "decoder.bias": arrays["bias"],
+    }
+    content = saved_with_splits(
+        state, {name: arrays[name] for name in ("tail_vectors", "tail_bias")}, splits
+    )
+    loaded = read(save(content, tmp_path / "model.pt"))
+    words = write_words(tmp_path / "words.txt", [*WORDS, "a", "b", "c"])
+    vocabulary, state = awd_lstm_words(words, loaded.state)
+    assert vocabulary.words == (*WORDS, "a", "b", "c")
+    config = config_of(loaded.options, state, 40)
+    assert (config["output"]["table"]["cutoffs"], config["output"]["table"]["name"]) == (
+        tuple(splits),
+        "tied" if tied else "own",
+    )
+    model, params = build(config, 40), parameters_of(state, config)
+    hidden = jnp.asarray(arrays["hiddens"], jnp.float32)
+    found = jax.jit(
+        lambda hidden: model.apply(
+            {"params": params}, hidden, method=lambda m, h: m.output.log_probs(h)
+        )
+    )(hidden)
+    np.testing.assert_allclose(found, arrays["logprob"], rtol=2e-5, atol=2e-5)
+
+
+TAILS = {"tail_vectors": np.zeros((2, 6), np.float32), "tail_bias": np.zeros(2, np.float32)}
+GRU = {
+    name: array[: len(array) * 3 // 4] if "rnns" in name else array
+    for name, array in state_dict("tied").items()
+}
+
+
+@pytest.mark.parametrize(
+    "content, words, says",
+    [
+        (
+            saved_with_splits(state_dict("tied"), TAILS, [5]),
+            WORDS,
+            ["output/clusters [2, 6], not [1, 6]"],
+        ),
+        (
+            saved_with_splits(state_dict("tied"), {"tail_bias": np.zeros(1, np.float32)}, [5]),
+            WORDS,
+            ["output/clusters [], not [1, 6]"],
+        ),
+        (
+            saved_with_splits(state_dict("untied"), TAILS, [5, 9]),
+            WORDS,
+            ["output/clusters [2, 6], not [2, 10]"],
+        ),
+        (saved_with_splits(state_dict("tied"), TAILS, [9, 40]), WORDS, ["cutoff 40"]),
+        (
+            saved_with_splits(state_dict("tied"), {"other": np.ones(3, np.float32)}, []),
+            WORDS,
+            ["other [3] has no place"],
+        ),
+        (
+            changed(encoder__weight=np.zeros((75_001, 1), np.float32)),
+            WORDS,
+            ["75,001 words and no loss", "give the model.pt"],
+        ),
+        (
+            changed(rnns__0__module__weight_hh_l0=np.ones((40, 10), np.float32)),
+            WORDS,
+            ["two tensors rnns.0.weight_hh_l0", "differ"],
+        ),
+        (
+            changed(rnns__1__module__bias_ih_l0=None),
+            WORDS,
+            ["no whole AWD-LSTM", "rnns.0.weight_ih_l0"],
+        ),
+        (
+            changed(rnns__0__linear__weight=np.ones((40, 10), np.float32)),
+            WORDS,
+            ["rnns.0.linear.weight [40, 10] has no place"],
+        ),
+        (
+            changed(decoder__bias=np.ones(36, np.float32)),
+            WORDS,
+            ["output/table/bias [36], not [37]", "another checkpoint"],
+        ),
+        (GRU, WORDS, ["body/bias_0 [30], not [40]", "and 8 more", "another checkpoint"]),
+        (
+            changed(),
+            WORDS[1:],
+            [
+                "36 words and the checkpoint 37",
+                "train.txt, valid.txt and test.txt",
+                "one word a line",
+            ],
+        ),
+        (changed(), ["w0", "w1", "w0"], ["line 3", "'w0' repeats a word"]),
+        (changed(), ["w0", "w1 5"], ["line 2", "'w1 5' is not one word"]),
+        (changed(), ["w0", ""], ["line 2", "'' is not one word"]),
+        (changed(), ["w0"], ["has no <eos>"]),
+        (Module("model\nRNNModel", (), {"self": 3}), WORDS, ["AttributeError", "another kind"]),
+    ],
+    ids=[
+        "split",
+        "tail",
+        "own",
+        "cutoff",
+        "loss",
+        "large",
+        "twice",
+        "missing",
+        "qrnn",
+        "bias",
+        "gru",
+        "fewer",
+        "repeated",
+        "counts",
+        "empty",
+        "eos",
+        "odd",
+    ],
+)
+def test_what_cannot_be_converted(content, words, says, tmp_path):
+    """One line with what is wrong, and nothing written."""
+    model, words = save(content, tmp_path / "model.pt"), write_words(tmp_path / "words.txt", words)
+    with pytest.raises(InputError) as error:
+        convert(model, words, tmp_path / "run")
+    line = str(error.value)
+    assert "\n" not in line and all(part in line for part in says), line
+    assert {path.name for path in tmp_path.iterdir()} == {"model.pt", "words.txt"}

@@ -1,0 +1,380 @@
+"""Exported models: read back bit by bit, and computed by the programs in examples/, which do
+not know this package.
+"""
+
+import ast
+import functools
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.report.history import hours
+from adaptive_jax.evaluation.report.scores import Wanted, scores_of, subject
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.interop.export import Shape, export
+from adaptive_jax.layer_defaults import LAYERS, TABLES
+from adaptive_jax.model.composition import make_compose
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.training.finetuning import check_fits
+from adaptive_jax.training.loop import train
+from adaptive_jax.workdir.exported import FILE, write_tensors
+from adaptive_jax.workdir.settings import read_words, write_json
+from tests.pages import PAGES, python_blocks
+
+pytest.importorskip("safetensors")
+pytest.importorskip("flatbuffers")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = {"features": 16, "heads": 2, "feed_forward": 24, "layers": 2}
+LETTERS = {
+    "input": {"name": "char_cnn", "filters": ((1, 4), (2, 4)), "width": 4, "length": 6},
+    "output": {"name": "softmax", "table": {"name": "assembled"} | TABLES["assembled"]},
+}
+MODELS = {
+    "transformer": {"body": SMALL},
+    "lstm of letters": {"body": {"name": "lstm", "features": 16, "widths": (8, 16)}} | LETTERS,
+    "narrow convolutions": {
+        "body": {"name": "gated_conv", "features": 16, "blocks": ((3, 2, 16),)},
+        "dtype": "bfloat16",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """The small run as safetensors: to be read, not changed."""
+    output = tmp_path_factory.mktemp("exported") / "model"
+    export(trained, output)
+    return output
+
+
+@pytest.fixture(scope="module")
+def untrained(exported, config, tmp_path_factory):
+    """`untrained(body={"layers": 2})`: an exported model with these settings in the groups of
+    its config, and random parameters.
+    """
+
+    def untrained(**changes):
+        folder, settings, words = (
+            tmp_path_factory.mktemp("untrained") / "model",
+            config(),
+            read_words(exported),
+        )
+        for group, given in changes.items():
+            if isinstance(given, dict):
+                name = given.get("name", settings[group]["name"])
+                rest = settings[group] if name == settings[group]["name"] else LAYERS[group][name]
+                given = {**rest, "name": name, **given}
+            settings[group] = given
+        shapes = traverse_util.flatten_dict(parameter_shapes(build(settings, len(words))), sep=".")
+        bits = np.random.default_rng(0)
+        arrays = {
+            name: 0.3 * bits.standard_normal(shape.shape, np.float32)
+            for name, shape in shapes.items()
+        }
+        words.write(folder / "vocabulary.txt")
+        write_json(folder / "config.json", settings)
+        write_tensors(folder / FILE, arrays, {"step": "7"})
+        return folder
+
+    return untrained
+
+
+def example(name):
+    """A program of examples/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def nll_of(run, ids):
+    """The nll `[rows, time]` of ids `[rows, time + 1]` after those before them."""
+    batch = Batch(ids[:, :-1], ids[:, 1:], None, np.arange(len(ids)))
+
+    @jax.jit
+    def nll(params, lexicon):
+        tables = {}
+        if run.model.composed_words() != "none":
+            tables = make_compose(run.model, lambda params: params)(
+                params, lexicon, jnp.arange(len(run.vocabulary))
+            )
+        variables = {"params": params, "lexicon": lexicon, "tables": tables}
+        hidden, _ = run.model.apply(variables, batch, method="hidden")
+        return run.model.apply(variables, hidden, batch.targets, method="nll")
+
+    return np.asarray(nll(run.params, run.lexicon))
+
+
+def test_every_command_reads_an_exported_model(trained, exported, tmp_path, capsys):
+    """Parameters are equal bit by bit, evaluation gives the same number, and it can be exported
+    again.
+    """
+    run, back = open_run(trained), open_run(exported)
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(run.params), jax.device_get(back.params)
+    )
+    assert (run.step, run.config, run.vocabulary.digest) == (
+        back.step,
+        back.config,
+        back.vocabulary.digest,
+    )
+    *_, logged = [
+        json.loads(line)
+        for line in (trained / "metrics.jsonl").read_text().splitlines()
+        if "validation/nll" in line
+    ]
+    assert evaluate(exported, Request(split="validation"))["nll"] == pytest.approx(
+        logged["validation/nll"], abs=1e-6
+    )
+    export(exported, tmp_path / "again", checkpoint=str(run.step))
+    again = open_run(tmp_path / "again")
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(back.params), jax.device_get(again.params)
+    )
+    read = subject(exported, "exported", Wanted("validation"))  # of a report
+    assert np.mean(scores_of(read)) == pytest.approx(logged["validation/nll"], abs=1e-6)
+    assert read.step == run.step and hours(exported, run.step) is None
+    assert (
+        f"again: {sum(a.size for a in jax.tree.leaves(run.params)):,} parameters, 122 words"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("name", ["numpy_scorer", "torch_scorer"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": SMALL},
+        {
+            "output": {
+                "table": {"name": "own"} | TABLES["own"] | {"cutoffs": (40, 100), "factor": 2}
+            }
+        },
+        {
+            "output": {"table": {"name": "tied"} | TABLES["tied"] | {"share_projections": False}},
+            "body": {"final_norm": False},
+        },
+    ],
+    ids=["tied", "own", "own projections"],
+)
+def test_examples_give_the_log_probabilities_of_this_package(untrained, name, changes):
+    """Of every word, after every position, for tables tied or not."""
+    if name == "torch_scorer":
+        pytest.importorskip("torch")
+    folder, module = untrained(**changes), example(name)
+    run, ids = open_run(folder), np.random.default_rng(1).integers(0, 122, 11)
+    params, config, words = module.load(folder)
+    assert list(words) == list(run.vocabulary.words)
+    batch = Batch(ids[None], ids[None], None, np.arange(1))
+    apply = jax.jit(functools.partial(run.model.apply, method="log_probs"))
+    [ours] = apply({"params": run.params}, batch, np.arange(11)[None])
+    np.testing.assert_allclose(
+        np.asarray(module.log_probs(params, config, ids.tolist())), ours, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": {"name": "transformer_post_norm"}},
+        {"input": {"scaled": True}},
+        MODELS["lstm of letters"],
+        {"output": {"table": {"name": "tied"} | TABLES["tied"] | {"bias": True}}},
+    ],
+)
+def test_examples_refuse_models_that_they_would_misread(untrained, changes):
+    with pytest.raises(SystemExit, match="does not read such a model"):
+        example("numpy_scorer").load(untrained(**changes))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_programs_score_as_this_package(untrained, tmp_path, name):
+    """A program made for all platforms; text longer than its window, where the body carries a
+    state.
+    """
+    folder, output = untrained(**MODELS[name]), tmp_path / "scorer"
+    run = open_run(folder)
+    export(folder, output, shape=Shape(rows=3, window=8))
+    module = example("stablehlo_scorer")
+    program, arrays, about, words = module.load(output)
+    assert (about["rows"], about["window"], about["step"], list(words)) == (
+        3,
+        8,
+        7,
+        list(run.vocabulary.words),
+    )
+    assert {"cpu", "cuda", "tpu"} <= set(
+        jax.export.deserialize((output / "scorer.stablehlo").read_bytes()).platforms
+    )
+    carries = name != "transformer"
+    lengths, bits = (20, 9, 1) if carries else (9, 4, 1), np.random.default_rng(2)
+    texts = [bits.integers(0, 122, length).tolist() for length in lengths]
+    found = module.log_probs(program, arrays, about, texts)
+    ids = np.zeros((3, max(lengths)), np.int32)
+    for row, text in zip(ids, texts, strict=True):
+        row[: len(text)] = text
+    expected, tolerance = nll_of(run, ids), 0.05 if name.startswith("narrow") else 2e-5
+    for row, text in enumerate(texts):
+        assert len(found[row]) == len(text) - 1
+        np.testing.assert_allclose(-found[row], expected[row, : len(text) - 1], atol=tolerance)
+    if "letters" in name:  # composed vectors are stored, what composes them is not
+        assert not [key for key in arrays if "filter" in key] and "tables.input.vectors" in arrays
+    names = {}
+    exec(
+        "\n".join(python_blocks(PAGES["docs/export.md"])).replace("runs/scorer", str(output)), names
+    )
+    assert (
+        names["nll"].shape == (3, 8)
+        and len(names["carry"]) == len(about["carry"]) == {"t": 0, "l": 4, "n": 1}[name[0]]
+    )
+    wrong = np.full((3, 8), 122, np.int32)
+    assert np.isnan(
+        program(
+            arrays,
+            [np.zeros(each["shape"], each["dtype"]) for each in about["carry"]],
+            wrong,
+            wrong,
+        )[0]
+    ).all()
+
+
+def test_examples_score_lines(exported, quick_command, tmp_path):
+    """As commands: the sum over the words of a line and its <eos>, by numbers and by a program
+    alike.
+    """
+    text = "the t1w0 the t1w2\n\nthe t3w1\n"
+    asked = [
+        "-m",
+        "adaptive_jax.export",
+        f"--workdir={exported}",
+        f"--output={tmp_path / 'x'}",
+        "--format=stablehlo",
+        "--rows=2",
+    ]
+    done = quick_command(*asked)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in sorted((tmp_path / "x").iterdir())] == [
+        "scorer.json",
+        "scorer.safetensors",
+        "scorer.sha256",
+        "scorer.stablehlo",
+        "vocabulary.sha256",
+        "vocabulary.txt",
+    ]
+    module, run = example("stablehlo_scorer"), open_run(exported)
+    program, arrays, about, words = module.load(tmp_path / "x")
+    ids = [
+        [words["<eos>"], *(words[word] for word in line.split()), words["<eos>"]]
+        for line in text.splitlines()
+    ]
+    sums = [nats.sum() for nats in module.log_probs(program, arrays, about, ids[:2])]
+    asked = [sys.executable, EXAMPLES / "numpy_scorer.py", exported]
+    out = subprocess.run(asked, input=text, capture_output=True, text=True, check=True).stdout
+    shown = [line.split("\t") for line in out.splitlines()]
+    assert [line for _, line in shown] == text.splitlines()
+    np.testing.assert_allclose([float(nats) for nats, _ in shown[:2]], sums, atol=2e-4)
+    assert float(shown[2][0]) == pytest.approx(
+        -float(np.sum(nll_of(run, np.array([ids[2]])))), abs=2e-4
+    )
+
+
+def test_examples_are_short_and_stand_alone():
+    """60 lines at most, without this package; only the one that runs StableHLO has JAX."""
+    for path in EXAMPLES.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        tops = {
+            name.split(".")[0]
+            for node in nodes
+            for name in (
+                [node.module]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+            )
+        }
+        assert len(path.read_text().splitlines()) <= 60, path
+        assert tops - sys.stdlib_module_names <= {"numpy", "safetensors"} | {
+            path.stem.split("_")[0]
+        } | ({"jax"} if "stablehlo" in path.stem else set()), path
+
+
+def test_wrong_requests(trained, exported, config, tmp_path, quick_command, monkeypatch):
+    """One line each, and nothing is written."""
+    for call, says in (
+        (lambda: export(trained, exported), "already exists: give a new directory"),
+        (lambda: export(tmp_path, tmp_path / "x"), "holds no run (no config.json)"),
+        (
+            lambda: export(trained, tmp_path / "x", checkpoint="9"),
+            "holds no checkpoint '9': it has steps",
+        ),
+        (
+            lambda: export(exported, tmp_path / "x", checkpoint="9"),
+            "'9': it is a model exported after 240 updates",
+        ),
+        (lambda: export(exported, tmp_path / "x", shape=Shape(rows=0)), "rows=0 must be 1 or more"),
+        (
+            lambda: export(exported, tmp_path / "x", shape=Shape(window=-1)),
+            "window=-1 must be 1 or more",
+        ),
+        (lambda: train(config(), exported), "holds an exported model, which cannot be trained on"),
+    ):
+        with pytest.raises(InputError, match=re.escape(says)) as error:
+            call()
+        assert len(str(error.value)) < 300 and "\n" not in str(error.value)
+    model = build(config(), 122)
+    check_fits(config(init_from=str(exported)), tmp_path, model)
+    with pytest.raises(InputError, match="holds no checkpoint '3'"):
+        check_fits(config(init_from=str(exported), init_checkpoint="3"), tmp_path, model)
+    done = quick_command(
+        "-m",
+        "adaptive_jax.export",
+        f"--workdir={exported}",
+        f"--output={tmp_path / 'x'}",
+        "--rows=0",
+    )
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: --rows means nothing to --format=safetensors"
+    ), done.stderr
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    with pytest.raises(InputError, match="pip install safetensors"):
+        export(trained, tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_files(untrained):
+    """A changed byte, a cut file and parameters of another model are told apart from a run
+    without checkpoints.
+    """
+    folder = untrained()
+    whole = (folder / FILE).read_bytes()
+    for content, seal in (
+        (whole[:-5] + b"\1" + whole[-4:], True),
+        (whole[:100], True),
+        (whole[:100], False),
+        (b"", False),
+    ):
+        (folder / FILE).write_bytes(content)
+        if not seal:
+            (folder / "model.sha256").unlink(missing_ok=True)
+        with pytest.raises(InputError, match="model.safetensors is damaged"):
+            open_run(folder)
+    (folder / FILE).write_bytes(whole)
+    settings = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", settings | {"body": settings["body"] | {"layers": 2}})
+    with pytest.raises(
+        InputError, match=r"body.blocks.attended.bias is of shape \(1, 32\), not of shape \(2, 32\)"
+    ):
+        open_run(folder)

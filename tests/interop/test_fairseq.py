@@ -1,0 +1,564 @@
+"""Converted models of fairseq give the numbers that fairseq computed with the same weights.
+
+`tests/fixtures/fairseq` has enough to test everywhere. Where shared/reference/fairseq lies beside
+the project, all of its files are tested.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.bodies.positions import sinusoids
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
+from adaptive_jax.interop.checkpoint import Loaded, read
+from adaptive_jax.interop.fairseq import parameters_of
+from adaptive_jax.interop.fairseq_config import config_of
+from adaptive_jax.interop.words import read_dictionary
+from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.outputs.softmax import Loss, Softmax
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.training import optim
+from adaptive_jax.training.state import State, shape_of_state
+from adaptive_jax.training.update import make_update
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.settings import read_config, to_json
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
+SHARED = Path(__file__).parents[3] / "shared" / "reference" / "fairseq"
+LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"  # args, fused attention, the stream format
+CURRENT = FIXTURES / "lm_post_norm.pt"  # cfg, the zip format
+DICT = FIXTURES / "dict.txt"
+MODELS = (
+    "tied_adaptive",
+    "tied_adaptive_legacy",
+    "untied_adaptive",
+    "full_softmax_tied",
+    "fixed_input_adaptive_softmax",
+    "char_cnn",
+    "post_norm",
+)
+
+
+def close(ours, theirs, rtol=2e-5, atol=2e-5):
+    np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
+
+
+def close_gradient(ours, theirs):
+    """1e-4, relative to each entry or to the largest of its array."""
+    close(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+
+
+class ReleasedSoftmax(Softmax):
+    """The released criterion with its fault: of word cutoff + 1 of every tail, only the head's term
+    counts.
+
+    It compares its padding id, 1, with ids that are counted within each cluster.
+    """
+
+    def loss(self, hidden, targets, weights, row_ids=None, *, train=False):
+        if not self.clusters:
+            return super().loss(hidden, targets, weights, row_ids, train=train)
+        bands = self.table.bands()
+        starts = np.cumsum([len(band.table) for band in bands[:-1]])
+        hit = jnp.stack([targets == start + 1 for start in starts], axis=-1)
+        total, nll = super().loss(
+            hidden, targets, jnp.where(hit.any(axis=-1), 0.0, weights), row_ids, train=train
+        )
+        head = jax.nn.log_softmax(hidden @ jnp.concatenate([bands[0].table, self.clusters.table]).T)
+        return Loss(total - jnp.sum(weights * jnp.sum(hit * head[..., starts[0] :], axis=-1)), nll)
+
+
+def released(model):
+    return LanguageModel(model.input, model.body, ReleasedSoftmax(model.output.table))
+
+
+class Converted(NamedTuple):
+    """A checkpoint of fairseq and what it is here."""
+
+    checkpoint: Loaded
+    config: dict
+    model: LanguageModel
+    variables: dict
+
+
+@functools.cache
+def converted(path):
+    checkpoint, vocabulary = read(path), read_dictionary(DICT)
+    config = config_of(checkpoint.options, checkpoint.state, len(vocabulary))
+    model = build(config, len(vocabulary))
+    params = jax.tree.map(jnp.asarray, parameters_of(checkpoint.state, config))
+    return Converted(
+        checkpoint, config, model, {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
+    )
+
+
+def inner_states(model, variables, batch):
+    """`[layers + 1, rows, time, features]`: the input of the blocks, and the output of each."""
+    vectors = model.apply(variables, batch.inputs, method=lambda m, tokens: m.input(tokens))
+    time, features = vectors.shape[1:]
+    states, params = (
+        [vectors * features**0.5 + sinusoids(jnp.arange(time), features)[None]],
+        variables["params"],
+    )
+    for layers in range(1, model.body.layers + 1):
+        first = LanguageModel(
+            model.input, model.body.clone(layers=layers, final_norm=False), model.output
+        )
+        blocks = jax.tree.map(lambda a, n=layers: a[:n], params["body"]["blocks"])
+        states.append(
+            first.apply(
+                variables | {"params": params | {"body": {"blocks": blocks}}},
+                batch,
+                method="hidden",
+            )[0]
+        )
+    return jnp.stack(states)
+
+
+@functools.cache
+def numbers_of(model):
+    """A compiled function of variables and a batch: by fairseq's names, what it recorded."""
+
+    # Optimising the programs would take longer than it saves: each runs twice.
+    @jax.jit
+    def numbers(variables, batch):
+        def criterion(params):
+            return released(model).apply(variables | {"params": params}, batch)[0]
+
+        (total, nll), gradient = jax.value_and_grad(criterion, has_aux=True)(variables["params"])
+        positions = jnp.broadcast_to(jnp.arange(batch.inputs.shape[1])[None], batch.inputs.shape)
+        return {
+            "inner_states": inner_states(model, variables, batch),
+            "log_prob": model.apply(variables, batch, positions, method="log_probs"),
+            "token_log_prob": -nll,
+            "criterion_loss_sum": total,
+            "gradients": gradient,
+        }
+
+    return numbers
+
+
+def recorded(name):
+    """The path of a checkpoint and fairseq's arrays for each batch."""
+    case = f"lm_{name.removesuffix('_legacy')}"
+    if SHARED.is_dir():
+        path, arrays = (
+            SHARED / f"lm_{name}.pt",
+            {f"{case}/{key}": a for key, a in np.load(SHARED / f"{case}.npz").items()},
+        )
+    elif (path := FIXTURES / f"lm_{name}.pt").exists():
+        arrays = np.load(FIXTURES / "expected.npz")
+    else:
+        pytest.skip("the complete reference files are not beside the project")
+    batches = [
+        {
+            key.removeprefix(f"{case}/batch{i}/"): arrays[key]
+            for key in arrays
+            if key.startswith(f"{case}/batch{i}")
+        }
+        for i in range(2)
+    ]
+    assert (batches[1]["target"] == 1).sum() == 5
+    return path, [batch for batch in batches if batch]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients(name):
+    """Hidden states, log-probabilities, losses and gradients of batches with padding and with
+    words that the fault concerns.
+    """
+    path, batches = recorded(name)
+    checkpoint, config, model, variables = converted(path)
+    for data in batches:
+        tokens, targets = (jnp.asarray(data[name], jnp.int32) for name in ("src_tokens", "target"))
+        real = data["target"] != 1
+        batch = Batch(tokens, targets, jnp.asarray(real, jnp.float32), jnp.arange(len(tokens)))
+        ours = numbers_of(model)(variables, batch)
+        close(ours["inner_states"][:, real], data["inner_states"][:, real])
+        close(ours["token_log_prob"][real], data["token_log_prob"][real])
+        close(-ours["token_log_prob"][real].mean() / np.log(2), data["eval_loss_base2"])
+        np.testing.assert_allclose(
+            ours["criterion_loss_sum"], data["criterion_loss_sum"], rtol=2e-5
+        )
+        if "log_prob" in data:
+            close(ours["log_prob"][real], data["log_prob"][real])
+        if gradients := {
+            key.removeprefix("grad/"): data[key] for key in data if key.startswith("grad/")
+        }:
+            if name == "char_cnn":
+                move_empty_character(gradients, checkpoint.state)
+            jax.tree.map(close_gradient, ours["gradients"], parameters_of(gradients, config))
+
+
+def test_learned_positions():
+    """A model whose table of positions holds the sinusoids gives the numbers of the model with
+    sinusoids.
+
+    fairseq's table begins with two rows that no token reads.
+    """
+    path, batches = recorded("tied_adaptive_legacy")
+    tokens, targets = (
+        jnp.asarray(batches[0][name], jnp.int32) for name in ("src_tokens", "target")
+    )
+    time = tokens.shape[1]
+    table = np.concatenate([np.full((2, 64), np.nan), sinusoids(jnp.arange(time), 64)])
+    checkpoint = converted(path).checkpoint
+    state = checkpoint.state | {"decoder.embed_positions.weight": table}
+    config = config_of(checkpoint.options | {"decoder_learned_pos": True}, state, 1000)
+    assert (config["body"]["positions"], config["body"]["max_positions"]) == ("learned", time)
+    model, params = build(config, 1000), parameters_of(state, config)
+    np.testing.assert_array_equal(
+        params["body"]["learned_positions"]["table"], table[2:].astype(np.float32)
+    )
+    real = batches[0]["target"] != 1
+    batch = Batch(tokens, targets, jnp.asarray(real, jnp.float32), jnp.arange(len(tokens)))
+    (_, nll), _ = jax.jit(lambda params: model.apply({"params": params}, batch))(params)
+    close(-nll[real], batches[0]["token_log_prob"][real])
+    with pytest.raises(InputError, match="missing in it: decoder.embed_positions.weight"):
+        parameters_of(checkpoint.state, config)
+    options = checkpoint.options | {"no_token_positional_embeddings": True}
+    assert config_of(options, checkpoint.state, 1000)["body"]["positions"] == "none"
+
+
+def move_empty_character(gradients, state):
+    """Row 0 of these characters is not zero, so a filter's bias here holds its response to it:
+    db' = db, dw' = dw - db x row.
+    """
+    source = "decoder.embed_tokens"
+    empty = state[f"{source}.char_embeddings.weight"][0]
+    assert empty.all()
+    for i in range(4):
+        weight, bias = (
+            gradients[f"{source}.convolutions.{i}.{kind}"] for kind in ("weight", "bias")
+        )
+        gradients[f"{source}.convolutions.{i}.weight"] = (
+            weight - bias[:, None, None] * empty[None, :, None]
+        )
+
+
+@pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the complete reference files are not beside the project"
+)
+def test_training():
+    """Twelve updates from the same weights and batches, with the fault: losses, gradient norms,
+    rates and the last parameters.
+    """
+    data = np.load(SHARED / "train_trajectory.npz")
+    case = json.loads((SHARED / "train_trajectory.json").read_text())["cases"]["train"]
+    options = (
+        case["model_options"]
+        | case["lr_scheduler"]
+        | {
+            "arch": "transformer_lm_wiki103",
+            "optimizer": "nag",
+            "lr_scheduler": "cosine",
+            "max_update": 30,
+            "momentum": case["momentum"],
+            "clip_norm": case["clip_norm"],
+        }
+    )
+    config = config_of(
+        options, {"decoder.adaptive_softmax.version": np.ones(1)}, case["vocab_size"]
+    )
+
+    def parameters(when):
+        return parameters_of(
+            {n.removeprefix(f"{when}/"): data[n] for n in data.files if n.startswith(f"{when}/")},
+            config,
+        )
+
+    model = released(build(config, case["vocab_size"]))
+    optimizer, mesh = optim.from_config(config), sharding.device_mesh()
+    params = jax.tree.map(jnp.asarray, parameters("init"))
+    state = State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh))
+    log = []
+    for step in range(case["steps"]):
+        parts = [
+            [data[f"step{step}/micro{i}/{name}"] for i in range(case["update_freq"])]
+            for name in ("src_tokens", "target")
+        ]
+        inputs, targets = (np.stack(part).astype(np.int32) for part in parts)
+        row_ids = np.arange(np.prod(inputs.shape[:2]), dtype=np.int32).reshape(inputs.shape[:2])
+        batch = Batch(inputs, targets, (targets != 1).astype(np.float32), row_ids)
+        state, metrics = update(state, {}, sharding.put_batch(mesh, batch, axis=1))
+        log.append([metrics[name] for name in ("loss", "gradient_norm", "learning_rate")])
+    losses, norms, rates = np.array(log).T
+    np.testing.assert_allclose(losses / np.log(2), data["log/loss_base2"], rtol=1e-5)
+    np.testing.assert_allclose(norms, data["log/gnorm"], rtol=1e-4)
+    np.testing.assert_allclose(
+        rates, data["log/lr_used"], atol=1.2e-7
+    )  # float32 at the highest rate, 1
+    for ours, theirs in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(parameters("final")), strict=True
+    ):
+        assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
+
+
+@pytest.fixture(scope="module")
+def conversion(quick_command, tmp_path_factory):
+    """The command that converts LEGACY, run to its end, and the workdir that it made."""
+    workdir = tmp_path_factory.mktemp("converted") / "new" / "run"
+    return quick_command("-m", "adaptive_jax.convert", LEGACY, DICT, workdir), workdir
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """A home directory, in which a corpus is cached: the variable that names it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return {"HOME": str(tmp_path)}
+
+
+def test_the_commands(conversion, quick_command, home):
+    """The converter prints the command to evaluate the model, which gives fairseq's perplexity."""
+    done, workdir = conversion
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "92,048" in done.stdout and "1,000 words, after 2 updates" in done.stdout
+    line = re.search(
+        r"^python (evaluate.py .*) +# that holds test.txt$", done.stdout, re.MULTILINE
+    ).group(1)
+    done = quick_command(*line.replace("DIRECTORY", str(FIXTURES)).split(), env=home)
+    assert done.returncode == 0, done.stderr
+    assert "test: perplexity 1043.64 (6.9505 nats a word) over 684 words" in done.stdout
+    assert sorted(path.name for path in workdir.iterdir()) == [
+        "checkpoints",
+        "config.json",
+        "eval",
+        "vocabulary.sha256",
+        "vocabulary.txt",
+    ]
+
+
+def test_help(quick_command):
+    """--help says what the arguments are."""
+    done = quick_command("-m", "adaptive_jax.convert", "--help")
+    assert "python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+CASES = {
+    case["context_window"]: case for case in json.loads((FIXTURES / "eval_lm.json").read_text())
+}
+
+
+def test_context_windows(conversion, home):
+    """The losses that fairseq's own evaluation gave on a text with each context; its own of 0
+    is in `test_the_commands`, too.
+    """
+    request = Request(window=CASES[0]["tokens_per_sample_option"], data_path=str(FIXTURES))
+    results = evaluate_contexts(conversion[1], request, tuple(CASES))
+    assert [result["settings"]["context"] for result in results] == [0, 16, 24, 31, 8]
+    for result, case in zip(results, CASES.values(), strict=True):
+        assert result["words"] == case["n_tokens_scored"]
+        close(result["nll"] / np.log(2), case["loss_base2"])
+
+
+def test_a_converted_run(conversion):
+    """Its config and its parameters are those of the checkpoint, and it has no other item."""
+    _, config, model, variables = converted(LEGACY)
+    _, workdir = conversion
+    assert to_json(read_config(workdir), sort_keys=True) == to_json(config, sort_keys=True)
+    checkpoints = Checkpoints(workdir, read_only=True)
+    restored = checkpoints.restore(checkpoints.step("best"), {"params": parameter_shapes(model)})
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+    assert {path.name for path in (workdir / "checkpoints" / "2").iterdir() if path.is_dir()} == {
+        "params"
+    }
+
+
+@pytest.mark.parametrize(
+    "path, parameters", [(LEGACY, 92_048), (CURRENT, 28_296)], ids=["legacy", "current"]
+)
+def test_the_config_is_complete(path, parameters):
+    """It states every field of every layer and passes the plan."""
+    _, config, model, _ = converted(path)
+    given = {
+        "parent",
+        "name",
+        "dtype",
+        "vocabulary_size",
+        "features",
+        "table",
+        "source",
+        "gather",
+        "clusters",
+    }
+    for layer, settings in (
+        (model.input, config["input"]),
+        (model.body, config["body"]),
+        (model.output, config["output"]),
+        (model.output.table, config["output"]["table"]),
+    ):
+        assert {field.name for field in dataclasses.fields(layer)} - given == set(settings) - given
+    assert make_plan(config, 1000, 1).parameters["total"] == parameters
+
+
+def test_the_config_of_the_paper_s_model():
+    """The released WikiText-103 options, under their oldest names, give the row `adp_t` with
+    the code's own 8 heads.
+    """
+    from configs import wikitext103
+
+    options = {
+        "arch": "transformer_lm_wiki103",
+        "no_tie_adaptive_proj": False,
+        "tie_adaptive_weights": True,
+        "adaptive_input": True,
+        "decoder_embed_dim": 1024,
+        "decoder_input_dim": 1024,
+        "decoder_output_dim": 1024,
+        "decoder_ffn_embed_dim": 4096,
+        "decoder_layers": 16,
+        "decoder_attention_heads": 8,
+        "dropout": 0.3,
+        "attention_dropout": 0.1,
+        "relu_dropout": 0.1,
+        "adaptive_softmax_dropout": 0.2,
+        "adaptive_softmax_cutoff": "20000,60000",
+        "adaptive_input_cutoff": "20000,60000",
+        "tokens_per_sample": 512,
+        "max_tokens": 4096,
+        "update_freq": [2],
+        "distributed_world_size": 8,
+        "seed": 0,
+        "optimizer": "nag",
+        "lr_scheduler": "cosine",
+        "max_lr": 1.0,
+        "lr": [1e-5],
+        "warmup_init_lr": 1e-7,
+        "t_mult": 2,
+        "warmup_updates": 16_000,
+        "lr_period_updates": 18_000.0,
+        "lr_shrink": 0.75,
+        "max_update": 286_000,
+        "momentum": 0.99,
+        "clip_norm": 0.1,
+    }
+    ours = wikitext103.get_config("adp_t").to_dict()
+    theirs = config_of(
+        options,
+        {"decoder.version": np.full(1, 3.0), "decoder.adaptive_softmax.version": np.ones(1)},
+        267_744,
+    )
+    assert theirs.keys() == ours.keys() and theirs["data"].keys() == ours["data"].keys()
+    ours["body"]["heads"], ours["output"]["input_dropout"] = 8, 0.2
+    for key in ours.keys() - {
+        "data",
+        "dtype",
+        "tokens_per_device",
+    }:  # which ours leaves to the device
+        assert theirs[key] == ours[key], key
+
+
+def small_model(adaptive):
+    """The options and random weights of a model with tables narrower than its body."""
+    options = {
+        "arch": "transformer_lm",
+        "decoder_embed_dim": 16,
+        "decoder_input_dim": 12,
+        "decoder_output_dim": 8,
+        "decoder_layers": 1,
+        "decoder_ffn_embed_dim": 8,
+        "decoder_attention_heads": 2,
+        "no_decoder_final_norm": True,
+        "adaptive_softmax_cutoff": "5,9,20" if adaptive else None,
+        "adaptive_softmax_factor": 2.0,
+        "tokens_per_sample": 8,
+    }
+    shapes = {
+        "embed_tokens.weight": (20, 12),
+        "project_in_dim.weight": (16, 12),
+        "project_out_dim.weight": (8, 16),
+        "layers.0.self_attn.in_proj_weight": (48, 16),
+        "layers.0.self_attn.in_proj_bias": (48,),
+    }
+    for name, shape in {
+        "self_attn.out_proj": (16, 16),
+        "fc1": (8, 16),
+        "fc2": (16, 8),
+        "self_attn_layer_norm": (16,),
+        "final_layer_norm": (16,),
+    }.items():
+        shapes |= {f"layers.0.{name}.weight": shape, f"layers.0.{name}.bias": shape[:1]}
+    softmax = {
+        "version": (1,),
+        "head.weight": (7, 8),
+        "tail.0.0.weight": (4, 8),
+        "tail.0.2.weight": (4, 4),
+        "tail.1.0.weight": (2, 8),
+        "tail.1.2.weight": (11, 2),
+    }
+    shapes |= (
+        {f"adaptive_softmax.{name}": shape for name, shape in softmax.items()}
+        if adaptive
+        else {"embed_out": (20, 8)}
+    )
+    bits = np.random.RandomState(0)
+    return options, {
+        f"decoder.{name}": bits.normal(scale=0.4, size=shape).astype(np.float16)
+        for name, shape in shapes.items()
+    }
+
+
+@pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "full"])
+def test_projections_around_the_body(adaptive):
+    """Against a dense computation: fairseq projects hidden states before head and tails alike."""
+    options, state = small_model(adaptive)
+    config = config_of(options, state, 20)
+    params = parameters_of(state, config)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
+    model = build(config, 20)
+    weights = {
+        name.removeprefix("decoder."): tensor.astype(np.float64) for name, tensor in state.items()
+    }
+    vectors = model.apply({"params": params}, np.arange(20)[None], method=lambda m, t: m.input(t))
+    close(vectors[0], weights["embed_tokens.weight"] @ weights["project_in_dim.weight"].T)
+
+    def log_softmax(x, *layers):
+        for layer in layers:
+            x = x @ weights[layer].T
+        return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+    hidden = np.random.RandomState(1).normal(size=(3, 16)).astype(np.float32)
+    x, softmax = hidden @ weights["project_out_dim.weight"].T, "adaptive_softmax"
+    if adaptive:
+        head = log_softmax(x, f"{softmax}.head.weight")
+        tails = [
+            log_softmax(x, f"{softmax}.tail.{i}.0.weight", f"{softmax}.tail.{i}.2.weight")
+            + head[:, 5 + i, None]
+            for i in range(2)
+        ]
+        expected = np.concatenate([head[:, :5], *tails], axis=1)
+    else:
+        expected = log_softmax(x, "embed_out")
+    close(
+        model.apply({"params": params}, hidden, method=lambda m, h: m.output.log_probs(h)), expected
+    )
+
+
+def test_a_workdir_converted_before(tmp_path, home):
+    """A workdir from before `batches` and `schedule`, whose checkpoint also has a step and
+    momentum: the same config and loss.
+    """
+    with tarfile.open(FIXTURES / "converted_before.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    config = config_of(*small_model(True), 20)
+    config["body"]["remat"] = "none"  # what runs kept then; it changes no number
+    assert to_json(read_config(tmp_path / "run"), sort_keys=True) == to_json(config, sort_keys=True)
+    result = evaluate(tmp_path / "run", Request(data_path=str(tmp_path)))
+    assert (result["words"], result["step"]) == (27, 7)
+    close(result["nll"], 8.895005)  # as computed before

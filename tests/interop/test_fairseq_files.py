@@ -1,0 +1,427 @@
+"""Reading the files of fairseq: checkpoints of every age, the dictionary, and one line for
+whatever is wrong with them.
+"""
+
+import argparse
+import functools
+import json
+import math
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.interop import tensors
+from adaptive_jax.interop.checkpoint import read
+from adaptive_jax.interop.convert import convert
+from adaptive_jax.interop.fairseq import parameters_of
+from adaptive_jax.interop.fairseq_config import config_of
+from adaptive_jax.interop.words import read_dictionary
+from adaptive_jax.model.language_model import build, parameter_shapes
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
+LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"
+CURRENT = FIXTURES / "lm_post_norm.pt"
+
+
+@functools.cache
+def legacy():
+    """A checkpoint and its config, to be read only."""
+    checkpoint = read(LEGACY)
+    return checkpoint, config_of(checkpoint.options, checkpoint.state, 1000)
+
+
+def refused(function, *arguments):
+    """The one-line error of a call."""
+    with pytest.raises(InputError) as error:
+        function(*arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def write_zip(path, content):
+    """A file as torch.save writes it, of content without tensors."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(content, 2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"args": argparse.Namespace(arch="transformer_lm", max_tokens=5, decoder_layers=3)},
+        {
+            "args": None,
+            "cfg": {
+                "_name": None,
+                "dataset": {"_name": None, "max_tokens": 5, "decoder_layers": 4},
+                "model": {"_name": "transformer_lm", "decoder_layers": 3},
+            },
+        },
+        {
+            "args": None,
+            "cfg": {
+                "dataset": {"max_tokens": 5},
+                "model": argparse.Namespace(arch="transformer_lm", decoder_layers=3),
+            },
+        },
+    ],
+    ids=["args", "cfg", "cfg with args"],
+)
+@pytest.mark.parametrize(
+    "extra, nll",
+    [
+        ({"val_loss": 3.0}, pytest.approx(3 * math.log(2))),
+        ({"val_loss": None}, None),
+        ({"val_loss": math.inf}, None),
+        (None, None),
+    ],
+)
+def test_options_and_progress(options, extra, nll, tmp_path):
+    """The same options from every format; the number of updates, and the validation loss, if
+    there is one, in nats.
+    """
+    content = {
+        "model": {},
+        "optimizer_history": [{"num_updates": 3}, {"num_updates": 7}],
+        "extra_state": extra,
+    }
+    write_zip(tmp_path / "lm.pt", content | options)
+    loaded = read(tmp_path / "lm.pt")
+    assert {name: loaded.options[name] for name in ("arch", "max_tokens", "decoder_layers")} == {
+        "arch": "transformer_lm",
+        "max_tokens": 5,
+        "decoder_layers": 3,
+    }
+    assert (loaded.state, loaded.updates, loaded.nll) == ({}, 7, nll)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1, 2],
+        {},
+        {"model": {}},
+        {"model": {}, "args": 3},
+        {"model": [], "args": {"arch": "x"}},
+        {"model": {"a": 1}, "args": {"arch": "x"}},
+    ],
+    ids=str,
+)
+def test_content_of_another_kind(content, tmp_path):
+    """A file of torch.save that is not a checkpoint of fairseq."""
+    write_zip(tmp_path / "lm.pt", content)
+    assert "lm.pt has no model with its args or cfg" in refused(read, tmp_path / "lm.pt")
+
+
+def test_names_of_2018():
+    """The oldest names of the norms, and a stored table of positions, give the same parameters."""
+    checkpoint, config = legacy()
+    older = {"self_attn_layer_norm": "layer_norms.0", "final_layer_norm": "layer_norms.2"}
+    state = {"decoder.embed_positions.weights": np.ones((9, 64), np.float32)}
+    for name, tensor in checkpoint.state.items():
+        for new, old in older.items():
+            name = name.replace(new, old)
+        state[name] = tensor
+    assert not set(state) <= set(checkpoint.state) and any(
+        "layer_norms.2.bias" in name for name in state
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        parameters_of(state, config),
+        parameters_of(checkpoint.state, config),
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    json.loads((FIXTURES / "dictionary.json").read_text())["cases"],
+    ids=lambda case: f"threshold {case['threshold']}, words {case['nwords']}",
+)
+def test_dictionary(case, tmp_path):
+    """Ids, counts and encoded lines equal fairseq's; a vocabulary that is built here has the
+    words in the same order.
+    """
+    (tmp_path / "dict.txt").write_text(case["dict_txt"])
+    vocabulary = read_dictionary(tmp_path / "dict.txt")
+    vocabulary.write(tmp_path / "vocabulary.txt")
+    vocabulary = Vocabulary.read(tmp_path / "vocabulary.txt")
+    symbols = ["<eos>" if word == "</s>" else word for word in case["symbols"]]
+    assert list(vocabulary.words) == symbols
+    assert vocabulary.counts[4:].tolist() == case["counts"][4:]
+    assert set(vocabulary.counts[:4]) == {max(case["counts"][4:])}
+    lines = json.loads((FIXTURES / "dictionary.json").read_text())["text_lines"]
+    assert len(lines) == len(case["encoded"]) > 30
+    assert list(map(vocabulary.encode, lines)) == case["encoded"]
+
+    counts = {"<eos>": len(lines)}
+    for word in (word for line in lines for word in line.split()):
+        counts[word] = counts.get(word, 0) + 1
+    built = Vocabulary.build(counts, max(1, case["threshold"]), max(0, case["nwords"] - 2))
+    ours = [word for word in built.words if word not in ("<eos>", "<unk>")]
+    assert ours == [word for word in symbols[4:] if not word.startswith("madeupword")]
+
+
+def test_a_word_that_is_overwritten(tmp_path):
+    """The word gets the later line's id, and the earlier id stays without a word; `</s>` in a
+    text becomes an ordinary word.
+    """
+    (tmp_path / "dict.txt").write_text(
+        "the 9\n<unk> 7 #fairseq:overwrite\n</s> 5 #fairseq:overwrite\nthe 2 #fairseq:overwrite\n"
+    )
+    vocabulary = read_dictionary(tmp_path / "dict.txt")
+    assert len(vocabulary) == 8
+    assert vocabulary.encode("the <unk> </s> other") == [7, 5, 6, 5, 2]
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (b"the 5\nof\n", ["line 2", "'of'", "one space and its count"]),
+        (b"the 5\nof 1.5\n", ["line 2", "of 1.5"]),
+        (b"the 5\nof -3\n", ["line 2", "of -3"]),
+        (b"the 5\n\nof 3\n", ["line 2", "''"]),
+        (b"the 5\nof 3\nthe 1\n", ["line 3", "the 1", "repeats"]),
+        (b"the 5\n</s> 3\n", ["line 2", "</s>", "repeats"]),
+        (b"the 5\n<eos> 3\n", ["line 2", "<eos>", "rename"]),
+        (b"the 5\nof 6\n", ["line 2", "of 6", "a count of 5"]),
+        (b"the 5\n\xff 3\n", ["line 2", "UTF-8"]),
+        (b"the 99999999999999999999\n", ["line 1", "count"]),
+        (b"", ["no words"]),
+    ],
+)
+def test_a_wrong_dictionary(tmp_path, text, says):
+    """One line with the file and the number of the line."""
+    path = tmp_path / "dict.txt"
+    path.write_bytes(text)
+    line = refused(read_dictionary, path)
+    assert all(part in line for part in [str(path), *says]), line
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"arch": "transformer_wmt_en_de"}, ["arch='transformer_wmt_en_de'", "transformer_lm"]),
+        ({"arch": None}, ["arch=None"]),
+        ({"activation_fn": "gelu"}, ["activation_fn='gelu'"]),
+        (
+            {"no_scale_embedding": True, "layernorm_embedding": True},
+            ["no_scale_embedding=True", "layernorm_embedding=True"],
+        ),
+        ({"quant_noise_pq": 0.1}, ["quant_noise_pq=0.1"]),
+        ({"decoder_layers": "two", "dropout": [0.1]}, ["decoder_layers='two'", "dropout=[0.1]"]),
+        (
+            {"adaptive_softmax_factor": "4", "adaptive_input_factor": "4"},
+            ["adaptive_softmax_factor='4'"],
+        ),
+        ({"adaptive_input_cutoff": "200,400"}, ["adaptive_input_cutoff='200,400'"]),
+        ({"adaptive_input": False}, ["adaptive_input=False"]),
+        ({"decoder_output_dim": 32}, ["decoder_output_dim=32"]),
+        (
+            {"adaptive_softmax_factor": 2.5, "adaptive_input_factor": 2.5},
+            ["adaptive_softmax_factor=2.5"],
+        ),
+        ({"adaptive_softmax_cutoff": "x", "adaptive_input_cutoff": "x"}, ["cutoff='x'"]),
+        (
+            {
+                "adaptive_softmax_cutoff": None,
+                "adaptive_input_cutoff": None,
+                "tie_adaptive_weights": False,
+                "share_decoder_input_output_embed": True,
+            },
+            ["adaptive_input=True"],
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_converted(changes, says):
+    """The message has each option with its value."""
+    checkpoint, _ = legacy()
+    line = refused(config_of, checkpoint.options | changes, checkpoint.state, 1000)
+    assert all(part in line for part in says), line
+
+
+@pytest.mark.parametrize(
+    "version, changes, norm",
+    [
+        (3, {}, True),
+        (2, {}, False),
+        (None, {}, False),
+        (3, {"no_decoder_final_norm": True}, False),
+        (3, {"decoder_final_norm": False}, False),
+        (3, {"decoder_normalize_before": False}, False),
+        (3, {"no_tie_adaptive_proj": True}, False),
+    ],
+)
+def test_the_last_norm(version, changes, norm):
+    """It depends on the version of fairseq's decoder and on four options, which replaced each
+    other over the years.
+    """
+    checkpoint, _ = legacy()
+    options = {
+        name: value for name, value in checkpoint.options.items() if name != "no_decoder_final_norm"
+    } | changes
+    state = checkpoint.state | {"decoder.version": np.full(1, version, np.float32)}
+    if version is None:
+        del state["decoder.version"]
+    body = config_of(options, state, 1000)["body"]
+    assert body["final_norm"] == norm
+    assert body["name"] == (
+        "transformer" if changes != {"decoder_normalize_before": False} else "transformer_post_norm"
+    )
+
+
+def test_the_oldest_adaptive_softmax():
+    """Without a version, fairseq itself cannot read it."""
+    checkpoint, _ = legacy()
+    state = {
+        name: tensor
+        for name, tensor in checkpoint.state.items()
+        if name != "decoder.adaptive_softmax.version"
+    }
+    assert "older than fairseq itself can read" in refused(
+        config_of, checkpoint.options, state, 1000
+    )
+
+
+def changed(**changes):
+    """The legacy state with tensors changed, added or, if None, removed; `__` stands for a dot."""
+    state = legacy()[0].state | {
+        f"decoder.{name.replace('__', '.')}": tensor for name, tensor in changes.items()
+    }
+    return {name: tensor for name, tensor in state.items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        (
+            {"layer_norm__weight": np.ones(64, np.float32)},
+            ["left over in the checkpoint: decoder.layer_norm.weight [64]"],
+        ),
+        ({"layers__1__fc1__bias": None}, ["missing in it: decoder.layers.1.fc1.bias [128]"]),
+        (
+            {"layers__0__fc2__weight": np.ones((64, 127), np.float32)},
+            ["decoder.layers.0.fc2.weight [64, 127], not [64, 128]"],
+        ),
+        (
+            {"layers__0__self_attn__in_proj_weight": np.ones((190, 64), np.float32)},
+            ["v_proj.weight [62, 64], not [64, 64]"],
+        ),
+        (
+            {"adaptive_softmax__head__word_proj__weight": np.ones((200, 64), np.float32)},
+            [
+                (
+                    "tie decoder.embed_tokens.embeddings.0.0.weight and"
+                    " decoder.adaptive_softmax.head.word_proj.weight"
+                ),
+                "differ",
+            ],
+        ),
+        (
+            {f"layers__2__{i}": np.ones(i, np.float32) for i in range(1, 7)},
+            ["decoder.layers.2.4 [4] and 2 more"],
+        ),
+        (
+            {"embed_tokens__embeddings__2__0__weight": None, "extra": np.ones(1, np.float32)},
+            [
+                (
+                    "left over in the checkpoint: decoder.adaptive_softmax.tail.1.2.weight [500,"
+                    " 4], decoder.extra [1];"
+                ),
+                "missing in it: decoder.embed_tokens.embeddings.2.0.weight [500, 4]",
+            ],
+        ),
+    ],
+)
+def test_tensors_of_another_model(changes, says):
+    """The message lists the differences of both sides, with shapes, in one line."""
+    line = refused(parameters_of, changed(**changes), legacy()[1])
+    assert all(part in line for part in says), line
+
+
+def test_every_tensor_is_needed_and_used(monkeypatch):
+    """A checkpoint without one of its tensors is refused; if one is doubled, the parameters
+    change by as much. Tries one layer.
+    """
+    checkpoint, config = legacy()
+    shapes = parameter_shapes(build(config, 1000))
+    monkeypatch.setattr(tensors, "build", lambda *_: None)
+    monkeypatch.setattr(
+        tensors, "parameter_shapes", lambda _: shapes
+    )  # tracing the model would take longest
+    params = parameters_of(checkpoint.state, config)
+    book = ("version", "_float_tensor")
+    partners = (
+        "word_proj.weight",
+        "tail.0.0.weight",
+        "tail.0.2.weight",
+        "tail.1.0.weight",
+        "tail.1.2.weight",
+    )
+    names = [
+        name
+        for name in checkpoint.state
+        if not name.endswith(book + partners) and "layers.1" not in name
+    ]
+    assert len(names) == 19
+    for name in names:
+        without = {key: tensor for key, tensor in checkpoint.state.items() if key != name}
+        assert "missing in it" in refused(parameters_of, without, config)
+        doubled = {key: t for key, t in checkpoint.state.items() if not key.endswith(partners)} | {
+            name: 2 * checkpoint.state[name]
+        }
+        moved = jax.tree.map(
+            lambda a, b: float(np.abs(a - b).sum()), parameters_of(doubled, config), params
+        )
+        np.testing.assert_allclose(
+            sum(jax.tree.leaves(moved)), np.abs(checkpoint.state[name]).sum(), rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    "spoil, says",
+    [
+        (
+            lambda d: (d / "lm.pt").write_bytes((d / "lm.pt").read_bytes()[:200_000]),
+            ["lm.pt", "truncated"],
+        ),
+        (
+            lambda d: shutil.copy(FIXTURES.parent / "torch_zip.pt", d / "lm.pt"),
+            ["lm.pt", "give a checkpoint that fairseq saved"],
+        ),
+        (lambda d: (d / "lm.pt").unlink(), ["cannot read", "lm.pt"]),
+        (
+            lambda d: (d / "dict.txt").write_text("the 5\n"),
+            ["5 words", "1,000", "dict.txt that the model was trained with"],
+        ),
+        (lambda d: (d / "dict.txt").unlink(), ["cannot read", "dict.txt"]),
+        (
+            lambda d: (d / "run").mkdir() or (d / "run" / "config.json").touch(),
+            ["run already exists"],
+        ),
+        (lambda d: (d / "run").touch(), ["run already exists"]),
+    ],
+    ids=[
+        "truncated",
+        "not fairseq's",
+        "no checkpoint",
+        "another dict",
+        "no dict",
+        "a run",
+        "a file",
+    ],
+)
+def test_nothing_is_written_after_bad_input(tmp_path, spoil, says):
+    """One line with the name of the file; the directory stays as it was."""
+    shutil.copy(CURRENT, tmp_path / "lm.pt")
+    shutil.copy(FIXTURES / "dict.txt", tmp_path)
+    spoil(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    line = refused(convert, tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
+    assert all(part in line for part in says), line
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

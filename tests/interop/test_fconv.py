@@ -1,0 +1,233 @@
+"""Converted gated convolutional networks of fairseq score as fairseq scored them:
+tests/fixtures/gcnn, whose files name the cases.
+
+`tests/bodies/test_gated_conv_reference.py` compares all else that the files have.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.interop import checkpoint
+from adaptive_jax.interop.config import TRAINING
+from adaptive_jax.interop.fconv import parameters_of
+from adaptive_jax.interop.fconv_config import config_of
+from adaptive_jax.interop.words import fairseq_words
+from adaptive_jax.model.language_model import build
+from adaptive_jax.numerics.batch import Batch
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
+DICT, WORDS = FIXTURES / "dict.txt", 240
+FILES = (
+    "plain_full",
+    "plain_full_legacy",
+    "plain_adaptive",
+    "wiki_adaptive",
+    "bottleneck_adaptive",
+    "bottleneck_full",
+)
+
+
+def arrays_of(name, batch):
+    arrays = np.load(FIXTURES / f"{name.removesuffix('_legacy')}.npz")
+    return [
+        arrays[f"batch{batch}/{part}"]
+        for part in ("src_tokens", "target", "token_log_prob", "nll_sum")
+    ]
+
+
+def loaded(name):
+    """A checkpoint and its config."""
+    found = checkpoint.read(FIXTURES / f"{name}.pt")
+    assert found.kind == "fconv_lm"
+    vocabulary, state = fairseq_words(DICT, found.state)
+    return found._replace(state=state), config_of(found.options, state, len(vocabulary))
+
+
+def check_scores(name, state, config):
+    """The log-probability of every target of both batches, of which the second has padding on
+    either side.
+    """
+    model, params = build(config, WORDS), parameters_of(state, config)
+
+    def scores(batch):
+        hidden, _ = model.apply({"params": params}, batch, method="hidden")
+        return -model.apply({"params": params}, hidden, batch.targets, method="nll")
+
+    batches = [arrays_of(name, i) for i in range(2)]
+    tokens, targets, expected = (
+        np.concatenate([batch[part] for batch in batches]) for part in range(3)
+    )
+    batch = Batch(tokens.astype(np.int32), targets.astype(np.int32), None, jnp.arange(len(tokens)))
+    ours = jax.jit(scores).lower(batch).compile()(batch)
+    np.testing.assert_allclose(ours[targets != 1], expected[targets != 1], rtol=2e-5, atol=2e-5)
+    totals = [
+        -part.sum() for part in np.split(np.where(targets != 1, ours, 0), [len(batches[0][0])])
+    ]
+    np.testing.assert_allclose(totals, [total for *_, total in batches], rtol=2e-5)
+    return params
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_scores(name):
+    """Every option and tensor in its place: log-probabilities within 2e-5, and the number of
+    parameters.
+    """
+    found, config = loaded(name)
+    params = check_scores(name, found.state, config)
+    [case] = json.loads((FIXTURES / f"{name.removesuffix('_legacy')}.json").read_text())[
+        "cases"
+    ].values()
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == case["parameters"]
+    assert found.updates == case["updates_done_before_saving"]
+
+
+def test_plain_full(quick_command, tmp_path):
+    """Through the commands, of a checkpoint in the older layout: the loss of a text that is a
+    row of the file.
+    """
+    tokens, targets, scores, _ = arrays_of("plain_full", 0)
+    assert tokens[0, 0] == 2 and np.array_equal(tokens[0, 1:], targets[0, :-1])
+    words = [
+        "<s>",
+        "<pad>",
+        "\n",
+        "<unk>",
+        *(line.split()[0] for line in DICT.read_text().splitlines()),
+    ]
+    (tmp_path / "test.txt").write_text(" ".join(words[i] for i in targets[0, :-1]) + "\n")
+    done = quick_command(
+        "-m", "adaptive_jax.fairseq", FIXTURES / "plain_full_legacy.pt", DICT, tmp_path / "run"
+    )
+    assert (done.returncode, done.stderr) == (
+        0,
+        "",
+    ) and "13,016 parameters, 240 words, after 2 updates" in done.stdout
+    done = quick_command(
+        "evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={tmp_path}", "--window=14"
+    )
+    log_prob = np.load(FIXTURES / "plain_full.npz")["batch0/log_prob"][0]
+    nll = (
+        -(scores[0, :-1].sum() + log_prob[-1, 2]) / 14
+    )  # the text ends with a line, where the row has another word
+    assert f"({nll:.4f} nats a word) over 14 words" in done.stdout, done.stderr
+
+
+def normed_by_position(state):
+    """The same weights as decoder.version 1 stored them: one length for each of the kernel's
+    matrices.
+    """
+    state = state | {"decoder.version": np.ones(1, np.float32)}
+    bits = np.random.RandomState(0)
+    for name in [name for name in state if "convolutions" in name and name.endswith("weight_v")]:
+        v, g = state[name], state[name[:-1] + "g"]
+        weights = v * (g / np.sqrt(np.sum(v**2, axis=(0, 1), keepdims=True)))
+        state[name] = weights * bits.uniform(0.5, 2.0, (len(v), 1, 1)).astype(np.float32)
+        state[name[:-1] + "g"] = np.sqrt(np.sum(weights**2, axis=(1, 2), keepdims=True))
+    return state
+
+
+def test_the_order_of_norms_before_version_2():
+    """One length a matrix of the kernel becomes one an output, and the weights stay."""
+    found, config = loaded("plain_full")
+    old = normed_by_position(found.state)
+    assert old["decoder.convolutions.0.weight_g"].shape == (4, 1, 1)
+    check_scores("plain_full", old, config)
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"decoder_layers": "[(16, 4)] * 10 ** 3"}, ["'[(16, 4)] * 10 ** 3'", "no list of layers"]),
+        ({"decoder_layers": "[(16, 4)] * 1000000000"}, ["1000000000", "no list of layers"]),
+        ({"decoder_layers": "open('x')"}, ["open('x')", "no list of layers"]),
+        ({"decoder_layers": "[(16, 4, 0)]"}, ["1 layers without a residual"]),
+        ({"decoder_layers": "[(16, 4, 2)]"}, ["a residual of 2"]),
+        ({"decoder_layers": "[(16, 4, 0)] * 5 + [(16, 4, 6)]"}, ["no block of 1 to 5 layers"]),
+        ({"decoder_layers": "[('a', 4)]"}, ["[('a', 4)]", "no list of layers"]),
+        (
+            {"decoder_attention": "[False, True, False]"},
+            ["decoder_attention='[False, True, False]'"],
+        ),
+        ({"add_bos_token": True}, ["add_bos_token=True"]),
+        ({"dropout": "0.1"}, ["dropout='0.1'"]),
+    ],
+)
+def test_an_option_that_cannot_be_converted(changes, says):
+    """The message has the option with its value."""
+    found, _ = loaded("plain_full")
+    with pytest.raises(InputError) as error:
+        config = config_of(found.options | changes, found.state, WORDS)
+        build(config, WORDS)
+    line = str(error.value)
+    assert "\n" not in line and all(part in line for part in says), line
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"decoder.fc1.weight_g": None}, ["missing in it: decoder.fc1.weight_g [16]"]),
+        (
+            {"decoder.fc4.bias": np.ones(3, np.float32)},
+            ["left over in the checkpoint: decoder.fc4.bias [3]"],
+        ),
+        (
+            {"decoder.convolutions.1.weight_v": np.ones((3, 16, 32), np.float32)},
+            ["weight_v [3, 16, 32], not [4, 16, 32]"],
+        ),
+        (
+            {"decoder.convolutions.3.bias": np.ones(32, np.float32)},
+            ["left over", "convolutions.3.bias"],
+        ),
+        (
+            {"decoder.fc3.weight_v": None, "decoder.fc3.weight_g": None},
+            ["missing in it: decoder.fc3.weight_v [240, 12]"],
+        ),
+    ],
+)
+def test_tensors_of_another_model(changes, says):
+    """Every tensor is used once, or one line lists the differences."""
+    found, config = loaded("plain_full")
+    state = {name: tensor for name, tensor in (found.state | changes).items() if tensor is not None}
+    with pytest.raises(InputError) as error:
+        parameters_of(state, config)
+    assert all(part in str(error.value) for part in says), error.value
+
+
+@pytest.mark.parametrize(
+    "options, optimizer, schedule",
+    [
+        (
+            {
+                "lr_scheduler": "reduce_lr_on_plateau",
+                "lr_shrink": 0.5,
+                "weight_decay": 5e-6,
+                "lr_threshold": 1e-4,
+                "lr_patience": 0,
+            },
+            {"decoupled_decay": 5e-6},
+            {"name": "plateau", "factor": 2.0, "patience": 1, "threshold": 1e-4},
+        ),
+        (
+            {"lr_scheduler": "fixed", "warmup_updates": 30, "clip_norm": 0.0},
+            {"clip_norm": None},
+            {"name": "constant", "warmup_steps": 30},
+        ),
+        (
+            {"lr_scheduler": "triangular", "lr": [3.0]},
+            {"learning_rate": TRAINING["lr"][0]},
+            {"name": "cosine_cycles"},
+        ),
+    ],
+)
+def test_the_record_of_training(options, optimizer, schedule):
+    """Schedules that are known here are kept; a checkpoint of another has the paper's settings."""
+    found, _ = loaded("plain_full")
+    config = config_of(found.options | options, found.state, WORDS)
+    assert config["optimizer"].items() >= ({"name": "nag", "momentum": 0.99} | optimizer).items()
+    assert config["schedule"].items() >= schedule.items()

@@ -1,0 +1,505 @@
+"""The public losses against a dense twin in float64, under every transformation of JAX, and cut
+over 8 devices by words.
+"""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax import Band, InputError, adaptive_cross_entropy, linear_cross_entropy
+
+TOKENS, WIDTH = 6, 4
+ALL = {"bias": True, "weights": True, "soft_cap": 2.0, "label_smoothing": 0.2, "z_loss": 0.03}
+OPTIONS = {"plain": {}, "bias and mask": {"bias": True, "weights": True}, "all": ALL}
+SIZES = {"narrowing": (5, 9, 30), "alike": (7, *[9, 10] * 4, 11)}  # words of each band
+BOTH = "mean", "none"
+CASES = [
+    (4_100, "plain", BOTH),
+    (4_100, "bias and mask", ("sum",)),
+    (4_100, "all", (*BOTH, "sum")),
+    (1, "all", BOTH),
+    (2, "all", ("mean",)),
+    (32_003, "all", ("mean",)),
+    (151_936, "all", ("mean",)),
+    (267_735, "all", BOTH),
+]
+
+
+def arrays(words, options, width=WIDTH):
+    """hidden, table, bias and weights, and targets."""
+    rng = np.random.default_rng(words)
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    targets = np.concatenate([[0, words - 1], rng.integers(0, words, TOKENS - 2)]).astype(np.int32)
+    bias = normal(words) if options.get("bias") else None
+    weights = np.array([1, 2, 0, 1, 0, 0.5], np.float32) if options.get("weights") else None
+    return (normal(TOKENS, width), normal(words, width), bias, weights), targets
+
+
+def settings(options):
+    return {name: value for name, value in options.items() if name not in ("bias", "weights")}
+
+
+def reduced(each, weights, reduction):
+    weights = jnp.ones_like(each) if weights is None else weights
+    each = weights * each
+    return (
+        each
+        if reduction == "none"
+        else each.sum()
+        if reduction == "sum"
+        else each.sum() / weights.sum()
+    )
+
+
+def regularised(logits, columns, soft_cap, label_smoothing, z_loss):
+    """The loss of each token in one softmax, from all its logits."""
+    logits = logits if soft_cap is None else soft_cap * jnp.tanh(logits / soft_cap)
+    normaliser = jax.scipy.special.logsumexp(logits, axis=1)
+    scored = (1 - label_smoothing) * jnp.take_along_axis(logits, columns[:, None], axis=1)[:, 0]
+    return normaliser - scored - label_smoothing * logits.mean(axis=1) + z_loss * normaliser**2
+
+
+def dense(
+    hidden,
+    table,
+    bias,
+    weights,
+    targets,
+    *,
+    reduction,
+    soft_cap=None,
+    label_smoothing=0.0,
+    z_loss=0.0,
+):
+    logits = hidden @ table.T + (0 if bias is None else bias[None])
+    return reduced(
+        regularised(logits, targets, soft_cap, label_smoothing, z_loss), weights, reduction
+    )
+
+
+def dense_adaptive(hidden, bands, clusters, weights, targets, *, reduction, **options):
+    logits = [
+        (hidden if p is None else hidden @ p.T) @ table.T + bias[None] for table, p, bias in bands
+    ]
+    head = jnp.concatenate([logits[0], hidden @ clusters.table.T + clusters.bias[None]], axis=1)
+    first, each, words = len(bands[0].table), 0.0, len(bands[0].table)
+    column = targets
+    for i, tail in enumerate(logits[1:]):
+        inside = (targets >= first) & (targets < first + tail.shape[1])
+        each += jnp.where(
+            inside, regularised(tail, jnp.where(inside, targets - first, 0), **options), 0.0
+        )
+        column, first = jnp.where(inside, words + i, column), first + tail.shape[1]
+    return reduced(each + regularised(head, column, **options), weights, reduction)
+
+
+def adaptive_arrays(sizes):
+    """hidden, bands that narrow if they are few, clusters and weights, and targets."""
+    rng = np.random.default_rng(len(sizes))
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    widths = [WIDTH, 2, 1] if len(sizes) == 3 else [WIDTH] * len(sizes)
+    shapes = [*zip(sizes, widths, strict=True)]
+    bands = [
+        Band(normal(n, w), normal(w, WIDTH) if i else None, normal(n))
+        for i, (n, w) in enumerate(shapes)
+    ]
+    targets = np.array(
+        [0, sizes[0] - 1, sizes[0], sum(sizes[:2]), sum(sizes) - 1, sum(sizes) - 2], np.int32
+    )
+    clusters = Band(normal(len(sizes) - 1, WIDTH), None, normal(len(sizes) - 1))
+    return (
+        normal(TOKENS, WIDTH),
+        bands,
+        clusters,
+        np.array([1, 2, 1, 1, 3, 0.5], np.float32),
+    ), targets
+
+
+def ours(hidden, table, bias, weights, targets, **options):
+    return linear_cross_entropy(hidden, table, targets, bias=bias, weights=weights, **options)
+
+
+def ours_adaptive(hidden, bands, clusters, weights, targets, **options):
+    return adaptive_cross_entropy(hidden, bands, clusters, targets, weights=weights, **options)
+
+
+def pulled(loss, values, targets, pull, *, reductions, **options):
+    """The loss for these reductions, and the gradients of all arrays."""
+
+    def run(values, targets, pull):
+        found = []
+        for reduction in reductions:
+            value, back = jax.vjp(
+                lambda v, r=reduction: loss(*v, targets, reduction=r, **options), values
+            )
+            found.append((value, back(pull if reduction == "none" else pull[0])))
+        return found
+
+    return jax.jit(run)(values, targets, pull)
+
+
+def in_float64(function, *values):
+    with jax.enable_x64(True):
+        wide = jax.tree.map(
+            lambda a: jnp.asarray(a, jnp.float64 if a.dtype.kind == "f" else jnp.int64), values
+        )
+        return jax.tree.map(np.asarray, function(*wide))
+
+
+def check(fast, slow, rtol=2e-5, atol=2e-5):
+    for one, other in zip(jax.tree.leaves(fast), jax.tree.leaves(slow), strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float64), other, rtol, atol)
+
+
+PULL = np.array([0.7, -1.3, 0.4, 2.0, 1.1, -0.2], np.float32)
+
+
+@pytest.mark.parametrize("words, name, reductions", CASES)
+def test_against_the_dense_twin(words, name, reductions):
+    """Values and gradients of all arrays, weights among them; "none" under a cotangent of any
+    signs.
+    """
+    values, targets = arrays(words, OPTIONS[name])
+    options = settings(OPTIONS[name]) | {"reductions": reductions}
+    fast = pulled(ours, values, targets, PULL, **options)
+    slow = in_float64(lambda *v: pulled(dense, *v, **options), values, targets, PULL)
+    check(fast, slow)
+
+
+def test_adaptive_against_the_dense_twin():
+    """Three bands, plain tuples, under all options, and nine tails of one loop: values and all
+    gradients.
+    """
+    for case, reductions in ("narrowing", ["mean"]), ("alike", ["none"]):
+        values, targets = adaptive_arrays(SIZES[case])
+        options = settings(ALL) | {"reductions": reductions}
+        hidden, bands, clusters, weights = values
+        given = (
+            values if case == "alike" else (hidden, [*map(tuple, bands)], tuple(clusters), weights)
+        )
+        fast = pulled(ours_adaptive, given, targets, PULL, **options)
+        check(
+            fast,
+            in_float64(
+                lambda *v, o=options: pulled(dense_adaptive, *v, **o), values, targets, PULL
+            ),
+        )
+
+
+@pytest.mark.parametrize("words", [4_100, 267_735])
+def test_bfloat16(words):
+    """Products in bfloat16 and sums in float32: the loss is off by roundings of logits alone,
+    gradients keep their dtypes.
+    """
+    (hidden, table, bias, weights), targets = arrays(words, ALL)
+    half = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(table, jnp.bfloat16), bias, weights
+    options = settings(ALL) | {"reductions": ["mean"]}
+    [(value, gradients)] = pulled(ours, half, targets, PULL, **options)
+    wide = tuple(np.asarray(array, np.float32) for array in half)
+    [(exact, slow)] = in_float64(lambda *v: pulled(dense, *v, **options), wide, targets, PULL)
+    assert (
+        value.dtype == jnp.float32
+        and gradients[0][0].dtype == gradients[0][1].dtype == jnp.bfloat16
+    )
+    np.testing.assert_allclose(value, exact, rtol=1e-3)
+    for one, other in zip(gradients[0], slow[0], strict=True):
+        assert np.linalg.norm(np.asarray(one, np.float64) - other) <= 2**-7 * np.linalg.norm(other)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_transformations(reduction):
+    """vmap, scan and checkpoint, with gradients through them, give what a loop over examples
+    gives.
+    """
+    rng = np.random.default_rng(0)
+    hidden, table = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((3, TOKENS, WIDTH), (11, WIDTH))
+    )
+    targets = rng.integers(0, 11, (3, TOKENS)).astype(np.int32)
+
+    def one(hidden, table, targets):
+        return jnp.sum(PULL * linear_cross_entropy(hidden, table, targets, reduction=reduction))
+
+    def looped(h, t):
+        return sum(one(h[i], t, targets[i]) for i in range(3))
+
+    def mapped(h, t):
+        return jax.vmap(one, (0, None, 0))(h, t, targets).sum()
+
+    def scanned(h, t):
+        return jax.lax.scan(
+            lambda total, row: (total + jax.checkpoint(one)(row[0], t, row[1]), None),
+            0.0,
+            (h, targets),
+        )[0]
+
+    wanted, *found = (
+        jax.jit(jax.value_and_grad(f, (0, 1)))(hidden, table) for f in (looped, mapped, scanned)
+    )
+    for each in found:
+        check(each, wanted)
+
+
+def test_bands_of_several_examples():
+    """vmap over examples and their bands: each has as many tokens in a band as it has."""
+    (hidden, bands, clusters, _), targets = adaptive_arrays(SIZES["narrowing"])
+    stacked = jax.tree.map(lambda a: np.stack([a, a[::-1], a / 2]), (hidden, bands))
+    targets = np.stack([targets, 0 * targets, targets[::-1]])
+
+    def one(values, targets):
+        return adaptive_cross_entropy(*values, clusters, targets)
+
+    @jax.jit
+    def both(values, targets):
+        each = [
+            jax.value_and_grad(one)(jax.tree.map(lambda a, i=i: a[i], values), targets[i])
+            for i in range(3)
+        ]
+        return jax.vmap(jax.value_and_grad(one))(values, targets), jax.tree.map(
+            lambda *a: jnp.stack(a), *each
+        )
+
+    check(*both(stacked, targets))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_is_refused(reduction):
+    """In one line, forward over reverse and reverse over reverse alike."""
+    loss = lambda h: linear_cross_entropy(
+        h, np.ones((5, 2), np.float32), [0, 1, 4], reduction=reduction
+    ).sum()
+    hidden = jnp.ones((3, 2))
+    for second in (jax.hessian(loss), jax.grad(lambda h: jax.grad(loss)(h).sum())):
+        with pytest.raises(InputError, match=r"^this loss has no second derivative: .*optax"):
+            second(hidden)
+
+
+def test_rows_that_are_padding():
+    """Rows behind the words change nothing, whatever they hold, and have no gradient."""
+    values, targets = arrays(101, ALL)
+    hidden, table, bias, weights = values
+    padded = (
+        hidden,
+        np.pad(table, ((0, 27), (0, 0)), constant_values=9),
+        np.pad(bias, (0, 27), constant_values=9),
+        weights,
+    )
+    options = settings(ALL) | {"reductions": ["mean"]}
+    [(value, ((d_hidden, d_table, d_bias, d_weights),))] = pulled(
+        ours, padded, targets, PULL, words=101, **options
+    )
+    assert not d_table[101:].any() and not d_bias[101:].any()
+    check(
+        (value, d_hidden, d_table[:101], d_bias[:101], d_weights),
+        pulled(ours, values, targets, PULL, **options),
+    )
+
+
+def test_masks_and_wrong_targets():
+    """Padding may hold any target; without any weight the mean is 0; a wrong target that is not
+    known is NaN with its gradients.
+    """
+    (hidden, table, *_), targets = arrays(7, {})
+    loss = jax.jit(jax.value_and_grad(lambda h, y, w: linear_cross_entropy(h, table, y, weights=w)))
+    mask = np.arange(TOKENS) < 4
+    check(
+        loss(hidden, np.where(mask, targets, -1), mask),
+        loss(hidden, np.where(mask, targets, 999), 1.0 * mask),
+    )
+    value, gradient = loss(hidden, targets, 0 * mask)
+    assert value == 0 and not gradient.any()
+    value, gradient = loss(hidden, 0 * targets + 7, mask)
+    assert np.isnan(value) and np.isnan(gradient[:4]).all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_targets_in_the_padding_of_a_table(reduction):
+    """They do not exist: of weight 0 they change nothing, with a weight they are NaN."""
+    (hidden, table, *_), targets = arrays(12, {})
+    mask = np.arange(TOKENS) < 4
+    total = lambda h, y, w: linear_cross_entropy(
+        h, table, y, weights=w, words=9, reduction=reduction
+    ).sum()
+    loss = jax.jit(jax.value_and_grad(total))
+    wanted = loss(hidden, np.where(mask, targets % 9, 0), mask)
+    for padding in (9, 11):
+        found = loss(hidden, np.where(mask, targets % 9, padding), mask)
+        assert np.isfinite(found[0])
+        check(found, wanted)
+        value, gradient = loss(hidden, 0 * targets + padding, mask)
+        assert np.isnan(value) and np.isnan(gradient[:4]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"soft_cap": 0}, r"soft_cap=0 is no cap: give a number above 0"),
+        ({"reduction": "avg"}, r"reduction='avg' is not one of mean, sum, none"),
+        ({"label_smoothing": 1.0}, r"label_smoothing=1.0 is no rate"),
+        ({"z_loss": -1.0}, r"z_loss=-1.0 is no weight"),
+        ({"words": 6.5}, r"words=\(6.5,\) do not fit bands that have \[7\] rows"),
+        ({"words": 8}, r"words=\(8,\) do not fit bands that have \[7\] rows on 1 device"),
+        (
+            {"axis_name": "model"},
+            r"axis_name='model' is no axis here: call it inside jax.shard_map",
+        ),
+        ({"bias": np.ones(6)}, r"bias of shape \[6\] do not fit: give \[7\]"),
+        ({"weights": np.ones(5)}, r"weights of shape \[5\] do not fit: give \[6\]"),
+        ({"targets": np.full(6, 7)}, r"targets\[0\]=7 does not exist: give ids from 0 to 6"),
+    ],
+)
+def test_wrong_arguments(wrong, message):
+    """Each is refused in one line with the value and the cure."""
+    (hidden, table, *_), targets = arrays(7, {})
+    with pytest.raises(InputError, match=message):
+        linear_cross_entropy(hidden, table, **({"targets": targets} | wrong))
+
+
+PROGRAM = """
+import json, re, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from tests.losses.test_cross_entropy import *
+from tests.losses.test_cross_entropy import adaptive_arrays
+FLAT = jax.make_mesh((8,), ("words",), axis_types=(AxisType.Auto,))
+GRID = jax.make_mesh((2, 4), ("rows", "words"), axis_types=(AxisType.Auto,) * 2)
+report, results = {}, {}
+
+def padded(array, devices):
+    return None if array is None else np.pad(array, [(0, -len(array) % devices), *[(0, 0)] * (array.ndim - 1)])
+
+def keep(name, found, values, check_of=None):
+    found = jax.tree.map(lambda a, of: np.asarray(a)[:len(of)], found[1], values), found[0]
+    results.update({f"{name}_{i}": leaf for i, leaf in enumerate(jax.tree.leaves(found))})
+
+# One table over 8 devices, with gradients taken inside and outside shard_map.
+values, targets = arrays(4_100, ALL)
+cut, specs = (values[0], padded(values[1], 8), padded(values[2], 8), values[3]), (P(), P("words"), P("words"), P())
+for reduction in ("mean", "none"):
+    def local(v, y, pull):
+        return jnp.sum(pull * ours(*v, y, reduction=reduction, axis_name="words", words=4_100, **settings(ALL)))
+    whole = jax.shard_map(local, mesh=FLAT, in_specs=(specs, P(), P()), out_specs=P())
+    inside = jax.shard_map(jax.value_and_grad(local), mesh=FLAT, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    pull = PULL if reduction == "none" else PULL[0]
+    for name, run in ("outside", jax.value_and_grad(whole)), ("inside", inside):
+        compiled = jax.jit(run).lower(cut, targets, pull).compile()
+        keep(f"{name}_{reduction}", compiled(cut, targets, pull), values)
+        pattern = r"= \\(?(\\w+\\[[0-9,]*\\]).* (all-[a-z-]+|collective-[a-z]+|reduce-scatter)\\("
+        report[f"{name}_{reduction}"] = re.findall(pattern, compiled.as_text())
+
+# Bands, cut by words over 4 devices, and tokens over 2.
+for case, sizes in SIZES.items():
+    values, targets = adaptive_arrays(sizes)
+    hidden, bands, clusters, weights = values
+    cut = hidden, [Band(padded(t, 4), p, padded(b, 4)) for t, p, b in bands], clusters, weights
+    specs = P("rows"), [Band(P("words"), p if p is None else P(), P("words")) for _, p, _ in bands], P(), P("rows")
+    def local(v, y):
+        return jax.lax.psum(ours_adaptive(*v, y, reduction="sum", axis_name="words", words=sizes, **settings(ALL)), "rows")
+    run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
+    keep(case, jax.jit(run)(cut, targets), values)
+
+# Tokens cut over devices and words whole.
+values, targets = arrays(7, ALL)
+specs = P("rows"), P(), P(), P("rows")
+def local(v, y):
+    return jax.lax.psum(ours(*v, y, reduction="sum", **settings(ALL)), "rows")
+run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
+keep("rows", jax.jit(run)(values, targets), values)
+
+# Padding that a target of weight 0 points to, in a table of 12 rows on 4 devices.
+values, targets = arrays(9, ALL)
+hidden, table, bias, weights = values
+cut, specs = (hidden, padded(table, 4), padded(bias, 4), weights), (P("rows"), P("words"), P("words"), P("rows"))
+def local(v, y):
+    return jax.lax.psum(ours(*v, y, reduction="sum", axis_name="words", words=9, **settings(ALL)), "rows")
+run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
+keep("padding", jax.jit(run)(cut, np.where(weights == 0, [0, 0, 9, 0, 11, 0], targets)), values)
+
+# What is refused.
+for name, spec, check_vma in ("unchecked", (P(), P("words"), P()), False), ("cut", (P("words"), P("words"), P("words")), True):
+    try:
+        jax.eval_shape(jax.shard_map(lambda h, t, y: linear_cross_entropy(h, t, y, axis_name="words", reduction="none"), mesh=FLAT,
+                       in_specs=spec, out_specs=spec[0], check_vma=check_vma), jnp.ones((8, 4)), jnp.ones((8, 4)), jnp.arange(8))
+    except InputError as error:
+        report[name] = str(error)
+
+# A step of 10 million words.
+words, rows = 10_000_003, 1_250_001
+hidden, targets = jax.random.normal(jax.random.key(0), (4, 4)), jnp.array([0, rows, 5_000_000, words - 1])
+def step(table, hidden, targets):
+    def loss(table):
+        return linear_cross_entropy(hidden, table, targets, axis_name="words", words=words, reduction="sum")
+    value, gradient = jax.value_and_grad(loss)(table)
+    return table - gradient, value
+step = jax.jit(jax.shard_map(step, mesh=FLAT, in_specs=(P("words"), P(), P()), out_specs=(P("words"), P())), donate_argnums=0)
+table = jax.jit(lambda: jnp.zeros((8 * rows, 4)), out_shardings=NamedSharding(FLAT, P("words")))()
+step = step.lower(table, hidden, targets).compile()
+report["bytes"] = step.memory_analysis().temp_size_in_bytes
+table, value = step(table, hidden, targets)
+results.update(value=value, hidden=hidden, rows=table[targets], other=table[1], padding=table[words:])
+np.savez(sys.argv[1], **{f"_{name}": array for name, array in results.items()})
+print(json.dumps(report))
+"""
+
+
+def test_words_cut_over_8_devices(quick_command, tmp_path):
+    """Values and gradients are those of one device; a loss sends vectors of tokens, no table;
+    10 million words take a step.
+    """
+    done = quick_command("-c", PROGRAM, tmp_path / "found.npz", devices=8)
+    assert done.returncode == 0, done.stderr
+    report, found = json.loads(done.stdout), np.load(tmp_path / "found.npz")
+
+    def results(name):
+        return [found[key] for key in found if re.fullmatch(rf"_{name}_\d+", key)]
+
+    def one_device(loss, values, targets, reduction, pull=1.0):
+        def total(values):
+            return jnp.sum(pull * loss(*values, targets, reduction=reduction, **settings(ALL)))
+
+        return [
+            np.asarray(leaf)
+            for leaf in jax.tree.leaves(jax.jit(jax.value_and_grad(total))(values)[::-1])
+        ]
+
+    values, targets = arrays(4_100, ALL)
+    for reduction, pull in ("mean", PULL[0]), ("none", PULL):
+        for name in (f"outside_{reduction}", f"inside_{reduction}"):
+            check(results(name), one_device(ours, values, targets, reduction, pull))
+            kinds = report[
+                name
+            ]  # the maximum and the sums of a chunk, and the gradient of hidden; a second pass for "none"
+            assert {kind for _, kind in kinds} == {"all-reduce"}
+            assert sorted({shape for shape, _ in kinds}) == ["f32[4,6]", "f32[6,4]", "f32[6]"]
+            assert len(kinds) <= (3 if reduction == "mean" else 5)
+    for case, sizes in SIZES.items():
+        check(results(case), one_device(ours_adaptive, *adaptive_arrays(sizes), "sum"))
+    check(results("rows"), one_device(ours, *arrays(7, ALL), "sum"))
+    values, targets = arrays(9, ALL)
+    check(results("padding"), one_device(ours, values, np.where(values[3] == 0, 0, targets), "sum"))
+    assert (
+        "leave its check_vma on" in report["unchecked"]
+        and "replicate them over it" in report["cut"]
+    )
+
+    # Of a table of zeros every word has probability 1 / words, so the gradient of a target's row is
+    # about minus its hidden state.
+    np.testing.assert_allclose(found["_value"], 4 * np.log(10_000_003), rtol=1e-6)
+    np.testing.assert_allclose(found["_rows"], found["_hidden"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found["_other"], -found["_hidden"].sum(axis=0) / 10_000_003, rtol=1e-4
+    )
+    assert not found["_padding"].any()
+    assert (
+        report["bytes"] < 4 * 1_250_001 * 4 * 8
+    )  # a few times the device's rows, or the logits of its tokens

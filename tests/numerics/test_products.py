@@ -1,0 +1,138 @@
+"""Products with parameters: the same numbers and gradients as a plain product."""
+
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.numerics.platforms import tracing_for
+from adaptive_jax.numerics.products import product, wide
+
+CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+
+
+def arrays(shape, width, dtype=np.float64):
+    random = np.random.default_rng(0)
+    return [
+        random.standard_normal(size).astype(dtype)
+        for size in (shape, (shape[-1], width), (*shape[:-1], width))
+    ]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (1, 1), (2, 3, 4), (2, 1, 2, 7), (64, 16)])
+@pytest.mark.parametrize("width", [1, 4, 40])
+def test_product_and_gradients(shape, width):
+    """Against products written out in float64, of matrices that widen, narrow and keep the
+    width.
+    """
+    x, matrix, slope = arrays(shape, width)
+    rows, slopes = x.reshape(-1, shape[-1]), slope.reshape(-1, width)
+    wanted = x @ matrix, (slopes @ matrix.T).reshape(shape), rows.T @ slopes
+    out, back = jax.vjp(jax.jit(product), *(jnp.asarray(a, jnp.float32) for a in (x, matrix)))
+    for ours, theirs in zip((out, *back(jnp.asarray(slope, jnp.float32))), wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+        assert ours.shape == theirs.shape
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_product_under_transformations(width):
+    """Batched, in a scan under rematerialisation and in bfloat16, gradients are those of a
+    plain product.
+    """
+    x, matrix, _ = arrays((3, 8, 4), width, np.float32)
+    turn = arrays((1, width), 4, np.float32)[1]
+
+    def loss(product, x, matrix):
+        def block(x, _):
+            return product(product(x, matrix), turn), None
+
+        return jnp.sum(jnp.sin(jax.lax.scan(jax.checkpoint(block), x, length=3)[0]))
+
+    for way in (lambda f: f, lambda f: jax.vmap(f, in_axes=(0, None))):
+        ours, plain = (
+            jax.jit(way(jax.grad(lambda x, m, each=each: loss(each, x, m), argnums=(0, 1))))(
+                x, matrix
+            )
+            for each in (product, jnp.matmul)
+        )
+        for one, other in zip(ours, plain, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    half = [jnp.asarray(a, jnp.bfloat16) for a in (x, matrix)]
+    ours, plain = (
+        jax.grad(lambda *a, each=each: jnp.sum(each(*a)), argnums=(0, 1))(*half)
+        for each in (product, jnp.matmul)
+    )
+    for one, other in zip(ours, plain, strict=True):
+        assert one.dtype == other.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            one.astype(np.float32), other.astype(np.float32), rtol=2e-2, atol=2e-2
+        )
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("width", [3, 40])
+def test_gradient_of_a_matrix_keeps_its_dtype(gpu, width):
+    """Of bfloat16 vectors and a float32 matrix: summed in float32, so 50 times closer to
+    float64 than bfloat16 could be.
+    """
+    x, matrix, slope = arrays((512, 8), width)
+    half = [jnp.asarray(a, jnp.bfloat16) for a in (x, slope)]
+    with tracing_for("gpu", "NVIDIA H100 80GB HBM3") if gpu else nullcontext():
+        out, back = jax.vjp(product, half[0], jnp.asarray(matrix, jnp.float32))
+        of_x, of_matrix = back(half[1])
+    assert out.dtype == of_x.dtype == jnp.bfloat16 and of_matrix.dtype == jnp.float32
+    x, slope = (np.asarray(each, np.float64) for each in half)
+    np.testing.assert_allclose(of_matrix, x.T @ slope, atol=2**-9 / 50 * np.abs(x.T @ slope).max())
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 130, 96), (1, 130, 17), (130, 1, 1), (17, 64, 1), (0, 3, 5), (3, 0, 5)]
+)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_wide_product(shape, dtype):
+    """Of matrices that lie either way in memory: summed in float32, so as near to float64 as
+    the rounded operands allow.
+    """
+    random = np.random.default_rng(0)
+    n, k, m = shape
+    left, right = (jnp.asarray(random.standard_normal(size), dtype) for size in ((n, k), (k, m)))
+    wanted = np.asarray(left, np.float64) @ np.asarray(right, np.float64)
+
+    @jax.jit
+    def ways(left, right, left_turned, right_turned):
+        turned = wide(left_turned.T, right), wide(left, right_turned.T), wide(right.T, left.T).T
+        return wide(left, right), *turned, jax.vmap(wide)(left[None], right[None])[0]
+
+    for each in ways(left, right, jnp.array(left.T), jnp.array(right.T)):
+        assert each.dtype == jnp.float32
+        np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(
+    "avx512_bf16" not in CPU and "amx_bf16" not in CPU,
+    reason="no bfloat16 instructions: XLA widens all",
+)
+def test_bfloat16_reaches_the_cpu():
+    """Products of two layers and all their gradients take bfloat16: what is widened first is
+    slower than float32.
+    """
+    x, matrix = jnp.zeros((256, 128), jnp.bfloat16), jnp.zeros((128, 512))
+
+    def loss(x, matrix, back):
+        return jnp.sum(jnp.sin(product(jnp.sin(product(x, matrix)), back)))
+
+    program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, matrix, matrix.T).compile().as_text()
+    dtypes, operands = {}, []
+    for line in program.splitlines():
+        if found := re.match(r"\s*(?:ROOT )?(%[\w.-]+) = (\w+)\[", line):
+            dtypes[found[1]] = found[2]
+        if " dot(" in line:
+            operands += [
+                dtypes[name]
+                for name in re.findall(r"%[\w.-]+", line.split(" dot(")[1].split(")")[0])
+            ]
+    assert operands == 6 * 2 * ["bf16"]

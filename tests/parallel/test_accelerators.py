@@ -1,0 +1,62 @@
+"""Figures of accelerators, utilisation by its formula, and the cache of compiled programs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from adaptive_jax.parallel import accelerators
+
+
+@pytest.mark.parametrize(
+    "kind, flops",
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5", 459e12),
+        ("TPU v4", 275e12),
+    ],
+)
+def test_devices_are_found_by_their_kind(kind, flops):
+    """The name that a device reports picks its figures; "TPU v5 lite" is not a "TPU v5"."""
+    assert accelerators.accelerator(kind).flops == flops
+
+
+def test_utilisation_is_work_over_what_was_possible():
+    """8 H200 that do a tenth of 8 x 989 TFLOP in a second have a utilisation of 0.1; a CPU has
+    none.
+    """
+    assert accelerators.utilisation(0.1 * 8 * 989e12 * 3, 3.0, 8, "NVIDIA H200") == pytest.approx(
+        0.1
+    )
+    assert accelerators.utilisation(1e12, 1.0, 1, "cpu") is None
+    assert accelerators.memory() is None
+
+
+@pytest.fixture
+def no_place():
+    """JAX without a compilation cache, as outside of tests."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    before = (
+        jax.config.jax_compilation_cache_dir,
+        jax.config.jax_persistent_cache_min_compile_time_secs,
+    )
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+    compilation_cache.reset_cache()
+
+
+def test_programs_are_kept(no_place, tmp_path):
+    """A compiled program is written below the cache; a compilation cache that the user chose is
+    kept.
+    """
+    accelerators.keep_programs(tmp_path)
+    jax.jit(lambda x: jnp.sin(x) @ x + 17.25)(jnp.ones((8, 8)))
+    assert [path for path in (tmp_path / "programs").rglob("*") if path.is_file()]
+    accelerators.keep_programs(tmp_path / "other")
+    assert str(tmp_path / "programs") in jax.config.jax_compilation_cache_dir

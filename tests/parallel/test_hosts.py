@@ -1,0 +1,332 @@
+"""Several hosts: real processes on loopback that train, evaluate, fail and stop together,
+against one process alone.
+"""
+
+import json
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.parallel import hosts
+from adaptive_jax.training.loop import train
+from adaptive_jax.workdir import settings as workdirs
+from adaptive_jax.workdir.checkpoints import Checkpoints
+
+STEPS = {
+    "log_every": 1,
+    "evaluate_every": 3,
+    "checkpoint_every": 3,
+    "keep": 2,
+    "body.dropout": 0.1,
+    "input.cutoffs": (60,),
+}
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+}
+TPU = {"TPU_ML_PLATFORM": "JAX"}
+
+
+@pytest.mark.parametrize(
+    "environment, told",
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, None),  # python without srun
+        (SRUN, {}),
+        (SRUN | {"SLURM_NTASKS": "1"}, None),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, None),  # a step of one task, in a job of four
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_GPUS_ON_NODE": "2"}, {}),
+        (
+            SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_GPUS_ON_NODE": "3"},
+            {"local_device_ids": [0, 1, 2]},
+        ),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, {}),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, None),  # no TPU that jax could use
+        (TPU, {}),
+        (TPU | {"JAX_PLATFORMS": "cpu"}, None),
+        (TPU | {"TPU_SKIP_MDS_QUERY": "1"}, None),
+        (TPU | {"TPU_WORKER_HOSTNAMES": "a,b"}, {}),
+        (TPU | {"TPU_WORKER_HOSTNAMES": "localhost"}, None),
+        (TPU | {"TPU_PROCESS_ADDRESSES": "local", "TPU_WORKER_HOSTNAMES": "a,b"}, None),
+        (TPU | {"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, {}),
+    ],
+)
+def test_what_the_environment_says(environment, told):
+    """A process of several is known by its environment alone, and one that is alone is told
+    nothing.
+    """
+    assert hosts.meeting(None, None, None, environment) == told
+
+
+def test_what_the_flags_say():
+    """They come before the environment, and one host of one is alone."""
+    told = hosts.meeting("a:1234", 2, 1, SRUN)
+    assert told.pop("cluster_detection_method") == "deactivate"
+    assert told == {"coordinator_address": "a:1234", "num_processes": 2, "process_id": 1}
+    assert hosts.meeting("a:1234", 1, 0, SRUN) is None
+
+
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (("a:1", 2, None), ["--host=None", "all three"]),
+        ((None, None, 0), ["--coordinator=None", "--host=0", "all three"]),
+        (("a", 2, 0), ["--coordinator=a ", "HOST:PORT"]),
+        (("a:1", 2, 2), ["--host=2", "0 to 1"]),
+        (("a:1", 2, -1), ["--host=-1", "0 to 1"]),
+    ],
+)
+def test_wrong_flags(flags, says):
+    """One line with the value and the cure."""
+    with pytest.raises(InputError) as error:
+        hosts.meeting(*flags, {})
+    assert all(part in str(error.value) for part in says), error.value
+
+
+@pytest.mark.parametrize(
+    "script", [["train.py", "--config=configs/quickstart.py"], ["evaluate.py"]]
+)
+def test_a_workdir_that_is_no_place(quick_command, script):
+    """Of a URL that nothing can write to: one line."""
+    done = quick_command(*script, "--workdir=ftp://bucket/run")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: ftp://bucket/run is no place to write to: give a directory, gs://BUCKET/NAME or"
+        r" .*\n",
+        done.stderr,
+    )
+
+
+def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
+    """A host that does not see what the first has written says so."""
+    monkeypatch.setattr(hosts, "first", lambda: False)
+    monkeypatch.setattr(workdirs, "VISIBLE", 0)
+    with pytest.raises(
+        InputError,
+        match=r"run is not the same on all hosts: give a --workdir on a disk that they share",
+    ):
+        train(config(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_hosts_that_nobody_meets(start, free_port):
+    """Each of two that wait at different places says where, for how long, and ends."""
+    program = """
+from adaptive_jax import command
+def main(coordinator, host):
+    from adaptive_jax.parallel import hosts
+    hosts.MEETING = 1
+    hosts.initialize(coordinator, 2, int(host))
+command.run(main, ["COORDINATOR", "HOST"])
+"""
+    waiting = [start("-c", program, f"127.0.0.1:{free_port()}", host) for host in (0, 1)]
+    for host, process in enumerate(waiting):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2
+        assert (
+            f"error: host {host} has not met the others at 127.0.0.1:" in err
+            and "within 1 seconds: start all" in err
+        )
+
+
+def ended(processes):
+    """What both hosts printed and their exit statuses: `(out, err), (out, err), [status,
+    status]`.
+    """
+    return *(process.communicate(timeout=200) for process in processes), [
+        process.returncode for process in processes
+    ]
+
+
+def silent(text):
+    """Whether a host printed nothing of this project. Its output holds lines of Gloo, which two
+    threads may mix up.
+    """
+    return not re.search("step |rows  |error: |perplexity|continuing|stopped: |Traceback", text)
+
+
+def metrics(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """9 updates by one process."""
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    train(config(**STEPS, steps=9), workdir)
+    return workdir
+
+
+def until(processes, path, step):
+    """Waits until hosts have written the metrics of `step`."""
+    deadline = time.monotonic() + 200
+    while not (path.exists() and f'"step": {step},' in path.read_text()):
+        assert time.monotonic() < deadline and not any(process.poll() for process in processes), (
+            ended(processes)
+        )
+        time.sleep(0.1)
+
+
+EVALUATE_AND_TRAIN = """
+from adaptive_jax import command
+import train
+def main():
+    from adaptive_jax.parallel import hosts
+    from adaptive_jax.evaluation.evaluate import Request, evaluate
+    from adaptive_jax.training import loop
+    workdir, others = command.workdir()
+    hosts.initialize(*others)
+    with hosts.together():
+        evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
+        evaluate(workdir, Request(checkpoint="latest", method="cache"))
+        evaluate(workdir, Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}))
+        loop.train(command.config()[0], workdir)
+command.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
+    """Two hosts from a cold cache, one process, then two hosts of two devices each that evaluate,
+    train and are stopped.
+
+    They make the updates of one process alone, with dropout, and its scores, in windows that do not
+    share out evenly, with a cache and with dynamic evaluation; two devices share the parameters.
+    All is written and said once. Ctrl-C on the second host stops both after the same step, which is
+    saved before anything is scored.
+    """
+    workdir, own = tmp_path / "run", STEPS | {"data.cache": str(tmp_path / "cache")}
+    (out, err), (silence, other_err), statuses = ended(
+        start_hosts("train.py", *flags(workdir, **own, steps=3))
+    )
+    assert statuses == [0, 0], err + other_err
+    assert "step 3/3  validation" in out and silent(silence + other_err)
+    assert not [path for path in (tmp_path / "cache").rglob(".*") if path.suffix != ".lock"]
+    train(config(**STEPS, steps=6), workdir)
+    one = evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
+    cached = evaluate(workdir, Request(checkpoint="latest", method="cache"))
+    learned = evaluate(
+        workdir, Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"})
+    )
+    path = workdir / "eval" / "test-7-4-6.json"
+    for each in (workdir / "eval").iterdir():
+        each.unlink()
+
+    processes = start_hosts(
+        "-c", EVALUATE_AND_TRAIN, *flags(workdir, **own, steps=100_000, fsdp=2), devices=2
+    )
+    until(processes, workdir / "metrics.jsonl", 10)
+    processes[1].send_signal(signal.SIGINT)  # which jax is told of as SIGTERM
+    (out, err), (silence, other_err), statuses = ended(processes)
+    assert statuses == [130, 130], err + other_err
+    assert (
+        len(re.findall("stopped after update [0-9]+ of 100,000, which is saved", err)) == 1
+        and "Traceback" not in err
+    )
+    assert silent(silence + other_err)
+    assert "= 1 x 8 rows x 4 device(s)" in out and "after 6 of 100,000 updates" in out
+    assert out.count("test: perplexity") == 3
+    for method, expected in ("cache", cached), ("dynamic", learned):
+        [found] = (workdir / "eval").glob(f"*-{method}-*.json")
+        assert json.loads(found.read_text())["nll"] == pytest.approx(expected["nll"], rel=1e-6)
+    two = json.loads(path.read_text())
+    assert two.pop("nll") == pytest.approx(one["nll"], rel=1e-6)
+    assert two.pop("perplexity") == pytest.approx(one["perplexity"], rel=1e-5)
+    rounded = {"seconds", "bands", "bits_per_character"}
+    assert two.keys() | {"nll", "perplexity"} == one.keys()
+    assert all(
+        two[key] == value
+        for key, value in json.loads(json.dumps(one)).items()
+        if key in two.keys() - rounded
+    )
+    assert len(list(workdir.glob("events*"))) == 3
+
+    single, several = metrics(alone), metrics(workdir)
+    last = several[-1]
+    assert "train/nll" in last and last["step"] >= 10
+    checkpoints = Checkpoints(workdir, read_only=True)
+    assert checkpoints.latest() == last["step"] and not checkpoints.evaluated(last["step"])
+    checkpoints.close()
+    assert open_run(workdir, "latest").step == last["step"]
+    several = [line for line in several if line["step"] < 10]
+    assert [(line["step"], sorted(line)) for line in several] == [
+        (line["step"], sorted(line)) for line in single
+    ]
+    for name in "train/nll", "train/gradient_norm", "validation/nll":
+        found, wanted = (
+            [line[name] for line in lines if name in line] for lines in (several, single)
+        )
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_an_error_of_all_is_said_once(start_hosts, tmp_path):
+    """Both end with status 2, one with a line."""
+    (_, err), (_, other_err), statuses = ended(
+        start_hosts("evaluate.py", f"--workdir={tmp_path / 'none'}")
+    )
+    assert statuses == [2, 2], err + other_err
+    assert re.search(r"error: .*none holds no run", err) and err.count("error: ") == 1
+    assert silent(other_err)
+
+
+ALONE = """
+import errno
+from adaptive_jax import command
+command.define_config()
+command.define_workdir("")
+def main():
+    from adaptive_jax.parallel import hosts
+    from adaptive_jax.training import loop, writers
+    workdir, others = command.workdir()
+    hosts.initialize(*others)
+    if hosts.first():
+        write = writers.JsonLines.write
+        def full(self, step, metrics):
+            if step == 6:
+                raise OSError(errno.ENOSPC, "", "metrics.jsonl")
+            write(self, step, metrics)
+        writers.JsonLines.write = full
+    with hosts.together():
+        loop.train(command.config()[0], workdir)
+command.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
+    """After a checkpoint: it says why and ends, and the other one does not wait for ever."""
+    (_, err), _, statuses = ended(
+        start_hosts("-c", ALONE, *flags(tmp_path / "run", **STEPS, steps=100_000))
+    )
+    assert statuses[0] == 2 and statuses[1] not in (0, None)
+    assert (
+        "error: cannot write metrics.jsonl: No space left on device" in err
+        and "Traceback" not in err
+    )
+    assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
+
+
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_host_that_is_killed(start_hosts, flags, tmp_path, killed):
+    """The other one does not wait for ever."""
+    steps = {
+        "steps": 100_000,
+        "log_every": 1,
+        "evaluate_every": 0,
+        "checkpoint_every": 0,
+        "input.cutoffs": (60,),
+    }
+    processes = start_hosts("train.py", *flags(tmp_path / "run", **steps))
+    until(processes, tmp_path / "run" / "metrics.jsonl", 1)
+    processes[killed].kill()
+    processes[1 - killed].communicate(timeout=200)
+    assert processes[1 - killed].returncode not in (0, None)

@@ -1,0 +1,67 @@
+"""Large pages and two devices on a CPU: what a process starts with, and whose choice counts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from adaptive_jax.parallel import processors
+
+TUNED = """
+from adaptive_jax.parallel import processors
+processors.use_large_pages()
+import os
+two = processors.use_two_devices({"tokens_per_update": %s, "batches": {"sequence_length": 16}})
+import jax
+print(os.environ.get("GLIBC_TUNABLES"), two, jax.device_count())
+"""
+
+
+def printed(*arguments, **variables):
+    """What a process prints that runs on a CPU whose number of devices nobody chose, but for
+    `variables`.
+    """
+    unset = "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "GLIBC_TUNABLES"
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | {
+        "JAX_PLATFORMS": "cpu"
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "tokens, variables, devices",
+    [
+        (512, {}, 2),
+        (48, {}, 1),
+        (None, {}, 2),
+        (512, {"JAX_NUM_CPU_DEVICES": "1"}, 1),
+        (512, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
+    ],
+)
+@pytest.mark.skipif(processors._cores() < 2, reason="one core")
+def test_what_a_process_gets(tokens, variables, devices):
+    """Two devices for an even number of rows; whoever chose the number of devices keeps it, and
+    memory as it is.
+    """
+    large = processors.LARGE_PAGES if processors._large_pages_exist() and not variables else None
+    assert printed("-c", TUNED % tokens, **variables) == f"{large} {devices == 2} {devices}\n"
+
+
+@pytest.mark.skipif(processors._cores() < 2, reason="one core")
+def test_training_says_so_and_can_be_told_not_to(tmp_path):
+    """A dry run of train.py has the devices that training would have."""
+    train = "train.py", "--config=configs/quickstart.py", "--dry_run"
+    assert "two devices" in printed(*train, f"--workdir={tmp_path / 'two'}")
+    assert "two devices" not in printed(*train, f"--workdir={tmp_path / 'one'}", "--tune_cpu=false")
+    plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("two", "one")]
+    assert [plan["devices"] for plan in plans] == [2, 1]

@@ -1,0 +1,348 @@
+"""One config on any grid of devices: the same updates, and what crosses devices is counted in
+the compiled program.
+"""
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.parallel import sharding
+
+# Rows of a table divide by no number of devices, by some or by all, and so do widths: 16x16, 32x8
+# and 55x4, of one width 103x4.
+LAYERS = {
+    "adp_t": {
+        "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
+        "body": {
+            "name": "transformer",
+            "features": 16,
+            "layers": 2,
+            "heads": 2,
+            "feed_forward": 24,
+            "dropout": 0.1,
+            "attention_dropout": 0.2,
+            "activation_dropout": 0.1,
+        },
+        "output": {
+            "name": "adaptive",
+            "tail_dropout": 0.2,
+            "input_dropout": 0.1,
+            "table": {"name": "tied"},
+        },
+    },
+    "cnn": {
+        "input": {
+            "name": "char_cnn",
+            "highway_layers": 1,
+            "width": 4,
+            "filters": ((1, 6), (3, 8)),
+            "length": 8,
+        },
+        "body": {
+            "name": "gated_conv",
+            "features": 16,
+            "blocks": ((1, 2, 16),),
+            "dropout": 0.1,
+        },  # it compiles fast
+        "output": {
+            "name": "adaptive",
+            "tail_dropout": 0.2,
+            "table": {"name": "own", "cutoffs": (24,), "factor": 2},
+        },
+    },
+}
+LAYERS["composed"] = LAYERS["cnn"] | {"output": {"name": "softmax", "table": {"name": "tied"}}}
+GRIDS = {  # devices, fsdp, microbatches of an update
+    "adp_t": {
+        "one": (1, 1, 1),
+        "one_in_four": (1, 1, 4),
+        "four_cut_in_two": (4, 2, 2),
+        "eight_in_two": (8, 1, 2),
+        "eight_cut": (8, 8, 1),
+    },
+    "cnn": {"one": (1, 1, 1), "eight_in_two": (8, 1, 2), "four_cut_in_two": (4, 2, 2)},
+    "composed": {"one": (1, 1, 1), "four_cut_in_two": (4, 2, 2)},
+}
+
+PROGRAM = """
+import json, sys
+import jax, numpy as np, optax
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.parallel import sharding
+from adaptive_jax.model.language_model import build
+from adaptive_jax.training.optim import nag
+from adaptive_jax.training.state import initial_state, shape_of_state
+from adaptive_jax.training.update import make_update
+
+layers, grids, updates, out = json.loads(sys.argv[1])
+words = Vocabulary.build({chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(102)} | {"<eos>": 2})
+optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
+
+def lowered(dtype, devices, fsdp, parts):
+    model = build({"dtype": dtype} | layers, len(words))
+    mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
+    spelled = jax.device_put(lexicon(words, model.wants()), sharding.replicated(mesh))
+    def batch(step):
+        bits = np.random.default_rng(step)
+        ids = (103 * bits.random((16, 13)) ** 2).astype(np.int32)
+        segments = np.sort(bits.integers(0, 3, (16, 12)), axis=1).astype(np.int32)
+        weights = bits.integers(0, 2, (16, 12)).astype(np.float32)
+        whole = Batch(ids[:, :-1], ids[:, 1:], weights, np.arange(16, dtype=np.int32), segments)
+        return sharding.put_batch(mesh, jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), whole), axis=1)
+    shapes = shape_of_state(model, optimizer, mesh)
+    update = make_update(model, optimizer, mesh, 7, shapes).lower(shapes, spelled, batch(0))
+    return update, (model, mesh, shapes), lambda step: (spelled, batch(step))
+
+result, arrays, first = {}, {}, None
+if "eight_cut" in grids:
+    result["bfloat16"] = lowered("bfloat16", 8, 8, 1)[0].as_text()
+for name, grid in grids.items():
+    update, (model, mesh, shapes), given = lowered("float32", *grid)
+    if first is None or name == "eight_cut":
+        state = initial_state(model, optimizer, 0, mesh)
+        first = first or jax.tree.map(np.asarray, state)
+    else:  # quicker than to compile the start anew
+        state = jax.tree.map(lambda a, shape: jax.device_put(a, shape.sharding), first, shapes)
+    update, losses = update.compile(), []
+    for step in range(updates):
+        state, metrics = update(state, *given(step))
+        losses.append([float(metrics[key]) for key in ("loss", "nll", "gradient_norm", "tokens")])
+    shares = jax.tree.map(lambda a: a.addressable_shards[0].data.size / a.size, state)
+    result[name] = {"losses": losses, "text": update.as_text(), "parameters": sum(a.size for a in jax.tree.leaves(state.params)),
+        "shares": {jax.tree_util.keystr(k): v for k, v in jax.tree.leaves_with_path(shares)},
+        "sizes": {jax.tree_util.keystr(k): v.size for k, v in jax.tree.leaves_with_path(state)}}
+    arrays |= {f"{name}{jax.tree_util.keystr(k)}": np.asarray(v) for k, v in jax.tree.leaves_with_path(state.params)}
+np.savez(out + ".npz", **arrays)
+json.dump(result, open(out + ".json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_grids(quick_command, tmp_path_factory):
+    """`on_grids("adp_t")`: what the updates on each grid gave, as numbers and as arrays; run
+    once for each model.
+    """
+
+    @functools.cache
+    def on_grids(layers):
+        out = tmp_path_factory.mktemp("grids") / layers
+        done = quick_command(
+            "-c", PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]), devices=8
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(out.with_suffix(".json").read_text()), dict(
+            np.load(out.with_suffix(".npz"))
+        )
+
+    return on_grids
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_grid_makes_the_same_updates(on_grids, layers):
+    """Ten updates with dropout everywhere: losses, norms and parameters are those of one
+    device, whatever the layout.
+    """
+    results, arrays = on_grids(layers)
+    one = np.array(results["one"]["losses"])
+    assert abs(one[0, 1] / one[-1, 1] - 1) > 0.02 and len(one) == 10
+    names = [key.removeprefix("one") for key in arrays if key.startswith("one[")]
+    assert names
+    for grid in GRIDS[layers]:
+        np.testing.assert_allclose(results[grid]["losses"], one, rtol=1e-5, err_msg=grid)
+        for name in names:
+            np.testing.assert_allclose(
+                arrays[grid + name], arrays["one" + name], rtol=1e-4, atol=1e-5, err_msg=grid + name
+            )
+
+
+COLLECTIVE = re.compile(
+    r"= (\(.*?\)|\S+) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-\w+)(?:-start)?\("
+)
+
+
+def crossing(text):
+    """The results of each kind of collective in a compiled program: a list of `(computation,
+    elements of each array)`.
+    """
+    found, computation = {}, ""
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            computation = line.split()[0]
+        if match := COLLECTIVE.search(line):
+            arrays = re.findall(r"\w+\[([\d,]*)\]", match[1])
+            sizes = [int(np.prod([int(n) for n in array.split(",") if n])) for array in arrays]
+            found.setdefault(match[2], []).append((computation, sizes))
+    return found
+
+
+@pytest.mark.parametrize("layers", ["adp_t", "cnn"])
+def test_gradients_cross_once(on_grids, layers):
+    """Where parameters are replicated, an update of two microbatches sums each gradient once,
+    three scalars, nothing else.
+    """
+    result = on_grids(layers)[0]["eight_in_two"]
+    found = crossing(result["text"])
+    assert set(found) == {"all-reduce"}
+    assert all("ENTRY" in computation for computation, _ in found["all-reduce"])
+    total = sum(size for _, sizes in found["all-reduce"] for size in sizes)
+    assert total == result["parameters"] + 3
+
+
+def test_what_crosses_when_parameters_are_sharded(on_grids):
+    """Over eight: tables are gathered once, a block's matrices once in each pass; their gradients
+    are summed into the shards.
+
+    Replicated parameters (vectors, and a table that does not divide) are summed once.
+    """
+    result = on_grids("adp_t")[0]["eight_cut"]
+    found = crossing(result["text"])
+    assert set(found) == {"all-reduce", "all-gather", "reduce-scatter"}
+    of_params = {
+        name.removeprefix(".params"): share
+        for name, share in result["shares"].items()
+        if name.startswith(".params")
+    }
+    sizes = {name: result["sizes"][f".params{name}"] for name in of_params}
+    cut = {name: size for name, size in sizes.items() if of_params[name] < 1}
+    block = {name: size // 2 for name, size in cut.items() if "blocks" in name}
+    others = sum(size for name, size in cut.items() if "blocks" not in name)
+    assert all(of_params[name] == 1 / 8 for name in cut) and len(block) == 4 and others
+    assert all(
+        "bias" in name or "norm" in name or "table_2" in name or "clusters" in name
+        for name in set(sizes) - set(cut)
+    )
+
+    def total(kind):
+        return sum(size for _, arrays in found[kind] for size in arrays)
+
+    assert total("all-gather") == others + 2 * sum(block.values())
+    assert total("reduce-scatter") == (others + sum(block.values())) // 8
+    assert total("all-reduce") == sum(sizes.values()) - sum(cut.values()) + 3 + 2 * len(
+        cut
+    )  # and squares, for norms
+
+
+def test_momentum_lies_where_its_parameter_does(on_grids):
+    """Optimizer state is sharded as the parameters are, so that eight devices hold little more
+    than an eighth each.
+    """
+    result = on_grids("adp_t")[0]["eight_cut"]
+    momentum = {
+        name.split(".trace")[-1]: share
+        for name, share in result["shares"].items()
+        if ".trace" in name
+    }
+    params = {
+        name.removeprefix(".params"): share
+        for name, share in result["shares"].items()
+        if name.startswith(".params")
+    }
+    assert momentum == params
+
+
+def test_blocks_are_gathered_in_the_compute_dtype(on_grids):
+    """A bfloat16 model moves half the bytes of its blocks, in both passes, and sums all gradients
+    over devices in float32.
+
+    Checked in the program as lowered: a CPU computes bfloat16 in float32, so its compiler casts
+        before a gather.
+    """
+    program = on_grids("adp_t")[0]["bfloat16"]
+    gathered = re.findall(r"all_gather.*-> tensor<(\d+x\d+)x(\w+)>", program)
+    blocks = ["16x16", "16x24", "16x48", "24x16"]
+    assert sorted(shape for shape, dtype in gathered if dtype == "bf16") == sorted(2 * blocks)
+    tables = [shape for shape, dtype in gathered if dtype == "f32"]
+    assert tables and {shape for shape, _ in gathered} == {*blocks, *tables}
+    # The region of a sum follows its line; the result's type ends it.
+    sums = re.findall(
+        r'"stablehlo.(?:reduce_scatter|all_reduce)".*?-> tensor<(?:\d+x)*(\w+)>', program, re.DOTALL
+    )
+    assert len(sums) > len(blocks) and set(sums) == {"f32"}
+
+
+def test_sums_over_hosts_are_exact(monkeypatch):
+    """The words of a long log interval exceed 32 bits, to which jax cuts whatever hosts send
+    each other.
+    """
+    monkeypatch.setattr(
+        sharding.multihost_utils,
+        "process_allgather",
+        lambda array: np.asarray(jnp.stack([array, array])),
+    )
+    for count in 3_000_000_000, 2**40 + 3, 2**31 - 1, 7, True, False:
+        assert sharding.sum_over_hosts(count) == 2 * count
+
+
+def test_devices_of_a_slice_and_of_a_host_are_neighbours():
+    """However JAX lists and numbers devices: slices first, then hosts, so that those which
+    share parameters are close.
+    """
+
+    @dataclass(frozen=True)
+    class Device:
+        slice_index: int
+        process_index: int
+        id: int
+
+    listed = [
+        Device(s, p, 10 * p + i) for i in range(2) for p, s in ((3, 0), (0, 1), (2, 0), (1, 1))
+    ]
+    grid = sharding.device_mesh(4, listed).devices
+    assert [[(d.slice_index, d.id) for d in row] for row in grid] == [
+        [(0, 20), (0, 21), (0, 30), (0, 31)],
+        [(1, 0), (1, 1), (1, 10), (1, 11)],
+    ]
+
+
+def test_a_grid_that_does_not_divide():
+    """One line with the value and what it has to divide."""
+    with pytest.raises(InputError, match=r"fsdp=3 does not divide the 1 device\(s\)"):
+        sharding.device_mesh(3)
+
+
+VERY_LARGE = """
+import json, jax, jax.numpy as jnp
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
+from adaptive_jax.model.language_model import build
+from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.training import optim
+from adaptive_jax.training.state import shape_of_state
+from adaptive_jax.training.update import make_update
+from configs import billion_word
+config = billion_word.get_config("very_large").to_dict()
+plan = make_plan(config, config["data"]["vocabulary_size"], 8, memory=int(16e9))
+mesh = sharding.device_mesh(plan.fsdp)
+model, optimizer = build(config, plan.vocabulary_size), optim.from_config(config)
+rows = plan.accumulation, 8 * plan.rows_per_device
+tokens = *rows, config["batches"]["sequence_length"]
+by_rows = jax.NamedSharding(mesh, sharding.batch_spec(1))
+arrays = (tokens, jnp.int32), (tokens, jnp.int32), (tokens, jnp.float32), (rows, jnp.int32), (tokens, jnp.int32)
+batch = Batch(*(jax.ShapeDtypeStruct(*array, sharding=by_rows) for array in arrays))
+state = shape_of_state(model, optimizer, mesh)
+update = make_update(model, optimizer, mesh, 0, state).lower(state, {}, batch)
+memory = update.compile().memory_analysis()
+print(json.dumps(plan._asdict() | {"state": memory.argument_size_in_bytes, "compiled": memory.argument_size_in_bytes
+    + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes}))
+"""
+
+
+@pytest.mark.slow
+def test_the_very_large_model_fits_devices_of_16_gb(quick_command):
+    """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and
+    by the compiler's count they fit.
+    """
+    done = quick_command("-c", VERY_LARGE, devices=8)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["parameters"]["total"] > 1.02e9 and found["fsdp"] > 1
+    assert found["state"] < 1.1 * 8 * found["parameters"]["total"] / found["fsdp"]
+    assert found["memory_per_device"]["total"] < found["compiled"] < 16e9

@@ -1,0 +1,117 @@
+"""Devices that are not here: their names, what is said where they cannot be compiled for, and
+which platform code is traced for.
+"""
+
+import importlib.util
+import sys
+
+import jax
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.gpus import GPUS, description
+from adaptive_jax.numerics.platforms import capability, platform, present, tracing_for
+from adaptive_jax.parallel.sharding import device_mesh
+from adaptive_jax.planning import targets
+
+OLD = sys.version_info < (3, 12)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["h1000", "H100", "h100:", "h100:0", "h100:8x", "h100 ", "v5e:2x2:3", "", "cpu", "v5e:0x2"],
+)
+def test_what_is_no_device(name):
+    """One line with the name and those that there are."""
+    with pytest.raises(
+        InputError, match=f"--target={name} is no device: give one of a100, .*h100.*v5e:2x2"
+    ):
+        targets.topology(name)
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("h100", "NVIDIA's compiler"),
+        ("v5e:2x2", "libtpu"),
+        ("h100:2x2x2", "NVIDIA's compiler"),
+        ("v5e", "libtpu"),
+    ],
+)
+def test_what_is_missing(monkeypatch, name, says):
+    """Without the packages, and on an old Python, one line with the cure."""
+    monkeypatch.setattr(targets, "_installed", lambda module: False)
+    says = "needs Python 3.12 or newer" if OLD else f"needs {says}"
+    with pytest.raises(InputError, match=rf"--target={name} {says}.*pip install -e '.\[targets\]'"):
+        targets.topology(name)
+
+
+def test_descriptions_are_whole():
+    """Every GPU has every field that the compiler reads, as a number; a block's shared memory
+    is less than a core's.
+    """
+    for gpu in GPUS.values():
+        lines = [
+            line.split(": ")
+            for line in description(gpu).splitlines()
+            if line.startswith("  ") and "{" not in line
+        ]
+        fields = {name.strip(): float(value) for name, value in lines}
+        assert len(fields) == 17 and min(fields.values()) > 0
+        assert (
+            fields["shared_memory_per_block"]
+            < fields["shared_memory_per_block_optin"]
+            < fields["shared_memory_per_core"]
+        )
+        assert f'device_description_str: "{gpu.kind}"' in description(gpu)
+
+
+def test_code_is_traced_for_the_devices_of_its_mesh(monkeypatch):
+    """Under shard_map for the mesh, in `tracing_for` for a device; without both for JAX's
+    default.
+    """
+    seen = []
+
+    def look(x):
+        seen.append((platform(), capability()))
+        return x
+
+    assert (platform(), capability()) == (jax.default_backend(), (0, 0))
+    for kind, name, wanted in [
+        ("NVIDIA H100 80GB HBM3", "cuda", ("gpu", (9, 0))),
+        ("TPU v5 lite", "tpu", ("tpu", (0, 0))),
+        ("NVIDIA A100-SXM4-80GB", "gpu", ("gpu", (8, 0))),
+    ]:
+        device = AbstractDevice(kind, None, name)
+        mesh, spec = (
+            AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device),
+            PartitionSpec("x"),
+        )
+        jax.eval_shape(
+            jax.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec),
+            jax.ShapeDtypeStruct((4,), "float32"),
+        )
+        assert seen.pop() == wanted
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    mesh, spec = device_mesh(1, jax.devices("cpu")[:1]), PartitionSpec()
+    jax.eval_shape(
+        jax.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec),
+        jax.ShapeDtypeStruct((4,), "float32"),
+    )
+    assert seen.pop() == ("cpu", (0, 0)) and platform() == "tpu"
+    with tracing_for("cpu", jax.devices()[0].device_kind):
+        assert platform() == "cpu" and present()
+    with tracing_for("gpu", "NVIDIA H200"):
+        assert capability() == (9, 0) and not present()
+
+
+@pytest.mark.skipif(
+    OLD or importlib.util.find_spec("libtpu") is None, reason="needs libtpu and Python 3.12"
+)
+def test_grids_that_a_tpu_cannot_have():
+    """One line."""
+    with pytest.raises(InputError, match="--target=v5e: give the shape"):
+        targets.topology("v5e")
+    with pytest.raises(InputError, match="--target=v5e:3x5: libtpu knows no such grid"):
+        targets.topology("v5e:3x5")
