@@ -1,6 +1,7 @@
 """The one kind of error that a user causes and can fix."""
 
 import difflib
+import math
 import numbers
 from collections.abc import Iterable, Mapping
 
@@ -23,6 +24,17 @@ def check_rates(layer: object, *fields: str) -> None:
         value = getattr(layer, field)
         if not isinstance(value, numbers.Real) or not 0 <= value < 1:
             raise InputError(f"{field}={value!r} is no rate: give a number from 0 to less than 1")
+
+
+def check_not_negative(**values: float) -> None:
+    """Checks that values are finite numbers, 0 or more: `check_not_negative(ar=-1)` fails.
+
+    Raises:
+        InputError: names the value.
+    """
+    for name, value in values.items():
+        if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
+            raise InputError(f"{name}={value!r} must be a finite number, 0 or more")
 
 
 def check_at_least(least: int, **values: int) -> None:

@@ -9,15 +9,13 @@ from flax import linen as nn
 from adaptive_jax.bodies.remat import keep
 from adaptive_jax.numerics.platforms import platform
 
-EPSILON = 1e-5
-
 
 class LayerNorm(nn.LayerNorm):
     """flax's layer of this name, with a gradient of its own on accelerators; the result has the
     dtype `dtype`.
     """
 
-    epsilon: float = EPSILON
+    epsilon: float = 1e-5
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -26,14 +24,15 @@ class LayerNorm(nn.LayerNorm):
         if platform() == "cpu":
             return super().__call__(x)
         scale = self.param("scale", self.scale_init, x.shape[-1:])
-        return normalise(x, scale, self.param("bias", self.bias_init, x.shape[-1:]), self.dtype)
+        bias = self.param("bias", self.bias_init, x.shape[-1:])
+        return normalise(x, scale, bias, self.dtype, self.epsilon)
 
 
-def _statistics(x):
+def _statistics(x, epsilon):
     """Mean and 1 / standard deviation of each vector, float32 `[..., 1]`."""
     x = x.astype(jnp.float32)
     mean, squares = (jnp.mean(each, axis=-1, keepdims=True) for each in (x, jnp.square(x)))
-    return mean, jax.lax.rsqrt(jnp.maximum(0.0, squares - jnp.square(mean)) + EPSILON)
+    return mean, jax.lax.rsqrt(jnp.maximum(0.0, squares - jnp.square(mean)) + epsilon)
 
 
 def _shift(x, mean, inverse, scale, bias, dtype):
@@ -41,20 +40,20 @@ def _shift(x, mean, inverse, scale, bias, dtype):
     return ((x - mean) * (inverse * scale.reshape(wide)) + bias.reshape(wide)).astype(dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def normalise(x, scale, bias, dtype):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def normalise(x, scale, bias, dtype, epsilon):
     """What `LayerNorm` computes. Its gradient reads the vectors in their own dtype and two
     numbers of each.
     """
-    return _shift(x, *_statistics(x), scale, bias, dtype)
+    return _shift(x, *_statistics(x, epsilon), scale, bias, dtype)
 
 
-def _forward(x, scale, bias, dtype):
-    mean, inverse = (keep(each) for each in _statistics(x))
+def _forward(x, scale, bias, dtype, epsilon):
+    mean, inverse = (keep(each) for each in _statistics(x, epsilon))
     return _shift(x, mean, inverse, scale, bias, dtype), (x, mean, inverse, scale)
 
 
-def _backward(dtype, residuals, gradient):
+def _backward(dtype, epsilon, residuals, gradient):
     x, mean, inverse, scale = residuals
     gradient = gradient.astype(jnp.float32)
     normal = (x - mean) * inverse

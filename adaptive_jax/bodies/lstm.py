@@ -1,6 +1,5 @@
 """LSTMs: plain, and with the dropouts and penalties of AWD-LSTM."""
 
-import numbers
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -9,7 +8,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.recurrence import PATHS, State, Weights, lstm, zero_state
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.errors import (
+    InputError,
+    check_at_least,
+    check_known,
+    check_not_negative,
+    check_rates,
+)
 from adaptive_jax.numerics.arrays import check_dtype, floats, whole_numbers
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout_layers import Dropout, WeightDropout
@@ -194,10 +199,7 @@ class AWDLSTM(LSTM):
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout", "hidden_dropout", "weight_drop")
-        for name in ("ar", "tar"):
-            value = getattr(self, name)
-            if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
-                raise InputError(f"body.{name}={value!r} must be a number, 0 or more")
+        check_not_negative(ar=self.ar, tar=self.tar)
 
     def _rates(self):
         return (self.input_dropout, *[self.hidden_dropout] * (len(self.widths) - 1), self.dropout)

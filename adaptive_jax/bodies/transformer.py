@@ -366,7 +366,9 @@ class PostNormTransformer(Transformer):
     """The decoder of Vaswani et al. 2017, normalised after every sub-block; attributes as those of
     `Transformer`.
 
-    The last block already normalises its output, so `final_norm` is normally False here.
+    The last block already normalises its output, so `final_norm` is False by default.
     """
+
+    final_norm: bool = False
 
     block = PostNormBlock

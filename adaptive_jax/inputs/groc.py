@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
 from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
 from adaptive_jax.numerics.arrays import ids, look_up
 from adaptive_jax.numerics.products import product
@@ -95,7 +95,7 @@ class GroC(CharacterCNN):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(0, relations=self.relations, definition=self.definition)
-        check_rates(self, "init_range")
+        check_not_negative(init_range=self.init_range)
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
         check_known(f"mean={self.mean!r}", self.mean, ("present", "most"))
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_at_least, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.dropout_layers import WordDropout
@@ -46,7 +46,8 @@ class Lookup(nn.Module):
         super().__post_init__()
         check_at_least(1, vocabulary_size=self.vocabulary_size, features=self.features)
         check_at_least(0, width=self.width)
-        check_rates(self, "word_dropout", "init_range", "init_deviation")
+        check_rates(self, "word_dropout")
+        check_not_negative(init_range=self.init_range, init_deviation=self.init_deviation)
         if self.init_range and self.init_deviation:
             raise InputError(
                 f"init_range={self.init_range} and init_deviation={self.init_deviation} exclude"

@@ -28,8 +28,9 @@ class Dropout(nn.Module):
 
     Attributes:
         rate: the probability.
-        locked: draw one mask for all steps of `x [rows, time, ...]` (Gal & Ghahramani 2016; Merity
-            et al. 2018, section 4.2).
+        locked: draw one mask for all steps of `x [rows, time, features]` (Gal & Ghahramani 2016;
+            Merity et al. 2018, section 4.2). Vectors without a time axis, `x [rows, features]`, are
+            one step: they drop the entries that every step of a sequence drops under the same key.
 
     Raises:
         InputError: a rate outside [0, 1), or `row_ids` that are not one whole number for each row.
@@ -59,7 +60,7 @@ class Dropout(nn.Module):
         row_ids = (
             jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
         )
-        shape = (1, *x.shape[2:]) if self.locked else x.shape[1:]
+        shape = (1, *x.shape[2:]) if self.locked and x.ndim > 2 else x.shape[1:]
         seeds = row_seeds(self.make_rng("dropout"), row_ids)
         return Mask(
             keep_mask(seeds, positions(shape, tied(jnp.uint32(0), seeds)), self.rate),

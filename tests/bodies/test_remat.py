@@ -215,7 +215,7 @@ def test_layer_norm(dtype, tolerance):
         for form in (
             lambda x, p: theirs.apply({"params": p}, x).astype(dtype),
             lambda x, p: LayerNorm(dtype=dtype).apply({"params": p}, x),
-            lambda x, p: normalise(x, p["scale"], p["bias"], dtype),
+            lambda x, p: normalise(x, p["scale"], p["bias"], dtype, 1e-5),
         )
     ]
     for right, ours, short in zip(*map(jax.tree.leaves, forms), strict=True):
@@ -224,6 +224,17 @@ def test_layer_norm(dtype, tolerance):
         np.testing.assert_allclose(
             short.astype(np.float32), right.astype(np.float32), rtol=tolerance, atol=tolerance
         )
+
+
+def test_accelerators_use_the_epsilon_of_a_layer_norm():
+    """The form of accelerators adds the layer's own epsilon; a constant would change models whose
+    layer says another.
+    """
+    x, layer = jnp.linspace(0, 1e-2, 16).reshape(2, 8), LayerNorm(epsilon=1e-3)
+    params = layer.init(jax.random.key(0), x)
+    right = layer.apply(params, x)
+    with on_gpu():
+        np.testing.assert_allclose(layer.apply(params, x), right, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.0])

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from adaptive_jax.bodies.positions import alibi_slopes, positions_in_segments, sinusoids
-from adaptive_jax.bodies.transformer import Block, Transformer
+from adaptive_jax.bodies.transformer import Block, PostNormTransformer, Transformer
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
 
@@ -151,6 +151,15 @@ def test_full_cache_is_an_error_and_never_silent():
                 carry,
                 Batch(None, None, None, np.arange(ROWS), **{given: np.ones((ROWS, TIME), int)}),
             )
+
+
+def test_post_norm_normalises_once():
+    """The last block ends in a norm, and fairseq's post-norm decoder has no other; a second one
+    would make another model of the same config.
+    """
+    body = make(PostNormTransformer, layers=1)
+    assert set(random_params(body)["params"]) == {"blocks"}
+    assert set(random_params(make(layers=1))["params"]) == {"blocks", "norm"}
 
 
 class Penalised(Block):

@@ -33,6 +33,12 @@ def test_nothing_as_large_as_vocabulary_times_features(name):
     assert compiled.memory_analysis().temp_size_in_bytes < 8 * 4 * 512 * 256 < 4 * WORDS * 256 / 50
 
 
+def test_a_deviation_is_no_rate():
+    """A normal table may start with any deviation, 1 (as in torch's Embedding) and more."""
+    table = Lookup(4_096, 8, init_deviation=1.5).init(jax.random.key(0), jnp.zeros(1, int))
+    assert abs(table["params"]["table"].std() - 1.5) < 0.05
+
+
 @pytest.mark.parametrize("cutoffs", [(), (1,), (7, 8), (5, 11, 12)])
 def test_vectors_and_gradients_against_a_table_of_all_words(cutoffs):
     """Rows of the assembled table and their gradient, for the edges of every band; nothing else

@@ -71,6 +71,19 @@ def test_a_row_keeps_its_mask():
     np.testing.assert_array_equal(positions((3, 5), start=15), positions((2, 3, 5))[1])
 
 
+def test_a_locked_mask_without_a_time_axis():
+    """Vectors `[rows, features]` drop what one step of a sequence drops; a mask of the rows alone
+    would drop whole vectors, and of `x [rows]` it would make `[rows, rows]`.
+    """
+    x = jnp.ones((6, 40))
+    rngs = {"dropout": jax.random.key(1)}
+    drop = jax.jit(lambda x: Dropout(0.4, locked=True).apply({}, x, train=True, rngs=rngs))
+    dropped = drop(x)
+    assert (0 < (dropped != 0).mean(axis=1)).all() and ((dropped != 0).mean(axis=1) < 1).all()
+    np.testing.assert_array_equal(drop(jnp.ones((6, 3, 40))), jnp.stack([dropped] * 3, axis=1))
+    assert drop(x[:, 0]).shape == (6,)
+
+
 def test_layer_scales_what_stays():
     """Entries are 0 or x / (1 - rate) in x's dtype and follow their row; without training, and
     at rate 0, x is unchanged.
