@@ -37,7 +37,6 @@ CHECKED = {
     ),
     "adaptive_jax.explain": "writes a page of this repository; tests/test_explain.py compares it",
     "adaptive_jax.convert": "needs a checkpoint; tests/interop has some",
-    "adaptive_jax.fairseq": "another name of adaptive_jax.convert",
     "adaptive_jax.data.vocabulary": "needs a corpus; tests/data has one",
     "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
     "adaptive_jax.data.corpora.cut": "needs a corpus; tests/data has one",

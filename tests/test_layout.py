@@ -20,7 +20,7 @@ ROOMS = [
     *("inputs", "bodies", "outputs"),
     *("data", "model"),
     *("planning", "workdir", "evaluation", "training", "explain"),
-    *("text", "interop", "score", "generate", "fairseq", "convert", "export"),
+    *("text", "interop", "score", "generate", "convert", "export"),
 ]
 APART = {"inputs", "bodies", "data"}  # these know nothing of each other
 FOLDERS = "*.py", "configs/*.py", "benchmarks/*.py", "adaptive_jax/**/*.py"

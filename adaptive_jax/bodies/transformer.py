@@ -219,7 +219,7 @@ class Transformer(nn.Module):
         check_rates(self, "dropout", "attention_dropout", "activation_dropout")
         check_known(f"body.attention={self.attention!r}", self.attention, PATHS)
         check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
-        check_known(f"body.unroll={self.unroll!r}", str(self.unroll), UNROLL)
+        check_known(f"body.unroll={self.unroll!r}", self.unroll, UNROLL)
         if self.features % self.heads or self.features % 2:
             raise InputError(
                 f"{self.heads} heads do not divide {self.features} features into equal even parts: "

@@ -30,7 +30,7 @@ from adaptive_jax.files import replacing
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.stores import absolute, free, in_store
 from adaptive_jax.workdir import integrity
-from adaptive_jax.workdir.integrity import ITEMS, WHOLE
+from adaptive_jax.workdir.integrity import ITEMS
 from adaptive_jax.workdir.orbax_stores import teach_orbax
 
 logger = logging.getLogger(__name__)
@@ -207,10 +207,6 @@ class Checkpoints:
         """
         wanted = {name: item for name, item in like.items() if jax.tree.leaves(item)}
         try:
-            if (older := self.directory / str(step) / WHOLE).exists():
-                arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
-                args = ocp.args.PyTreeRestore(wanted, restore_args=arguments, partial_restore=True)
-                return like | ocp.PyTreeCheckpointer().restore(older, args=args)
             args = ocp.args.Composite(
                 **{name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
             )

@@ -19,7 +19,6 @@ from adaptive_jax.object_files import kvstore
 from adaptive_jax.stores import in_store, move_tree, names_in, put
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
-WHOLE = "default"  # the one item of checkpoints made before there were several
 CHECKSUMS = "checksums.sha256"
 COMMITTED = "commit_success.txt"  # which Orbax writes last in a store
 
@@ -88,7 +87,7 @@ def unreadable(directory):
     their lists, and decodes no array.
     """
     try:
-        items = [path for path in directory.iterdir() if path.name in (*ITEMS, WHOLE)]
+        items = [path for path in directory.iterdir() if path.name in ITEMS]
         if not items:
             return "it has no parameters"
         if (metrics := directory / "metrics" / "metrics").exists():

@@ -50,19 +50,6 @@ FREE = {
     "input.lexicon",  # the run keeps its own copy
 }
 
-# Keys of later versions, whose defaults compute what runs that lack them computed.
-ADDED = {"input.word_dropout", "input.init_range", "input.init_deviation"}
-ADDED |= {"output.table.bias", "output.table.weight_norm", "output.clusters"}
-ADDED |= {"output.table.own_head", "optimizer.decoupled_decay", "output.table.projected"}
-ADDED |= {
-    f"{group}.{key}"
-    for group in ("input", "output.table")
-    for key in ("strides", "activation", "letters")
-}
-ADDED |= {"input.scaled", "output.table.cutoffs"}
-ADDED |= {"compose_share", "init_from", "init_checkpoint", "init_words", "gradient_sums"}
-ADDED |= {"body.positions", "body.max_positions"}
-
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
@@ -104,35 +91,32 @@ def _finite(content):
 
 
 def read_config(workdir: Path) -> dict:
-    """The config that a run was started with, in the keys of today.
+    """The config that a run was started with.
 
     Raises:
-        InputError: `workdir` holds no run, a damaged config, or one of a version that cannot be
-            read any more.
+        InputError: `workdir` holds no run, a damaged config, or one with other keys than this
+            version has.
     """
     path = workdir / "config.json"
     try:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise ValueError("it holds no config")
-        config = config if "batches" in config else _renamed(config)
-        if isinstance(body := config["body"], dict) and isinstance(
-            unroll := body.get("unroll"), bool
-        ):
-            body["unroll"] = "all" if unroll else "none"  # before there was "auto"
-        return check_keys(_completed(config, defaults_of(config)))
     except FileNotFoundError:
         raise InputError(
             f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py"
             " made"
         ) from None
-    except KeyError as error:
-        raise InputError(
-            f"{path} has no {error.args[0]}, so it is of an older version: add it, or train anew"
-        ) from None
-    except (ValueError, TypeError, RecursionError) as error:  # InputErrors among them
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{path} cannot be read ({error}): restore it, or start in a new workdir"
+        ) from None
+    try:
+        return check_keys(_stated(config, defaults_of(config)))
+    except InputError as error:
+        raise InputError(
+            f"{workdir} was made by an earlier version of adaptive_jax, or its config.json was"
+            f" changed ({error}): train it again, or use that version"
         ) from None
 
 
@@ -185,48 +169,16 @@ def _own(workdir, name):
     return path
 
 
-def _completed(config, defaults, prefix=""):
-    """The config with the defaults of those `FREE` and `ADDED` keys that it lacks or cannot
-    state: JSON has no infinity.
+def _stated(config, defaults, prefix=""):
+    """The config with the defaults of those `FREE` keys that it cannot state: JSON has no
+    infinity.
     """
-    filled = dict(config)
-    for key, default in defaults.items():
-        if isinstance(default, dict):
-            group = filled.get(key, {})
-            filled[key] = (
-                _completed(group, default, f"{prefix}{key}.") if isinstance(group, dict) else group
-            )
-        elif f"{prefix}{key}" in FREE | ADDED and filled.get(key) is None:
-            filled[key] = default
-    return {key: value for key, value in filled.items() if value != {}}
-
-
-def _renamed(config):
-    """A config of before the groups `batches` and `schedule` existed."""
-    data, optimizer, output = (
-        dict(config["data"]),
-        dict(config["optimizer"]),
-        dict(config["output"]),
-    )
-    for key in ("break_mode", "rows"):
-        if key not in data:
-            raise KeyError(f"data.{key}")
-    batches = {
-        "sequence_length": data.pop("block"),
-        "break_mode": data.pop("break_mode"),
-        "layout": data.pop("rows"),
+    if not isinstance(config, dict) or not isinstance(defaults, dict):
+        return defaults if config is None and prefix in FREE else config
+    return {
+        key: _stated(value, defaults.get(key), f"{prefix}.{key}".lstrip("."))
+        for key, value in config.items()
     }
-    kept = {key: optimizer.pop(key) for key in ("learning_rate", "momentum", "clip_norm")}
-    if kept["clip_norm"] == math.inf:
-        kept["clip_norm"] = None
-    new = {
-        "data": data,
-        "batches": batches,
-        "optimizer": {"name": "nag"} | kept,
-        "schedule": {"name": "cosine_cycles"} | optimizer,
-        "output": {"tail_dropout": 0.0} | output,
-    }
-    return {"fsdp": 0} | config | new
 
 
 def has_checkpoints(workdir: Path) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import sentencepiece
 
 from adaptive_jax.data.vocabulary import subwords
+from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords, read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -332,6 +333,7 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     )
     model.write_bytes(Subwords.build(COUNTS, 11).model)
     assert "has other units; restore it" in refusal(path)
+    write_sealed(small, path)
     flipped = [bytearray(small.model) for _ in range(0, len(small.model), 97)]
     for k, damaged in enumerate(flipped):
         damaged[97 * k] ^= 1 << k % 8
@@ -344,7 +346,8 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
         *flipped,
     ):
         model.write_bytes(content)
-        assert re.search("damaged.*; restore it", refusal(path))
+        with pytest.raises(InputError, match=r"subwords\.model is damaged: .*; restore it"):
+            read_sealed(path, "restore it")
     model.write_bytes(small.model)
     path.write_bytes(path.read_bytes().replace(b"est\xe2\x96\x81 ", b"ast\xe2\x96\x81 "))
     assert "has other units" in refusal(path)

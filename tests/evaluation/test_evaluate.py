@@ -209,8 +209,8 @@ def other_count(path):
     ids=["cut at a line", "a count", "empty", "a directory"],
 )
 def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
-    """Is told as that by evaluation, by `open_run` and by a resume; without checksums, as of
-    before, runs are read as before.
+    """Is told as that by evaluation, by `open_run` and by a resume; without its checksums, which
+    would tell of damage, no run is read.
     """
     workdir = shutil.copytree(trained, tmp_path / "run")
     lines = (workdir / "vocabulary.sha256").read_text()
@@ -229,7 +229,8 @@ def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
     shutil.rmtree(workdir)
     shutil.copytree(trained, workdir)
     (workdir / "vocabulary.sha256").unlink()
-    assert len(open_run(workdir, "latest").vocabulary) == 122
+    with pytest.raises(InputError, match=r"vocabulary\.sha256, .* is missing; restore the file"):
+        open_run(workdir, "latest")
 
 
 def test_a_checkpoint_that_training_deletes_while_it_is_read(trained, tmp_path, monkeypatch):

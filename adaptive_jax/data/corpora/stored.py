@@ -133,9 +133,7 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
                 " with it"
             )
         vocabulary = _vocabulary(store, url)
-        if vocabulary.digest != facts.get(
-            "vocabulary", vocabulary.digest
-        ):  # older copies do not have it
+        if vocabulary.digest != facts["vocabulary"]:
             raise InputError(
                 f"{url} is damaged: its vocabulary is not the one that was written; {AGAIN}"
             )
@@ -145,9 +143,7 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
                 raise InputError(
                     f"{url} is damaged: {split} has not the tokens that {MARKER} says; {AGAIN}"
                 )
-        unseen = {
-            split: share for split, share in facts.get("unseen", {}).items() if split in splits
-        }
+        unseen = {split: share for split, share in facts["unseen"].items() if split in splits}
         return Corpus(
             vocabulary, {split: Ids(array, url) for split, array in arrays.items()}, unseen
         )
@@ -162,9 +158,11 @@ def _facts(content, url):
                 f"{url} is a copy of format {facts['format']}, not {FORMAT}: write it with this"
                 " version"
             )
-        counts = [*facts["tokens"].values(), *facts.get("unseen", {}).values()]
+        counts = [*facts["tokens"].values(), *facts["unseen"].values()]
         if not all(isinstance(count, int | float) for count in counts):
             raise ValueError("a number is missing")
+        if not isinstance(facts["vocabulary"], str):
+            raise ValueError("the digest of the vocabulary is missing")
         return facts
     except InputError:
         raise

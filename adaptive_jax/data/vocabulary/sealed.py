@@ -18,16 +18,17 @@ def write_sealed(vocabulary: Vocabulary, path: Path) -> None:
 
 
 def read_sealed(path: Path, cure: str) -> Vocabulary:
-    """Reads what `write_sealed` wrote. Without checksums, as older versions wrote it, it is not
-    compared with them.
+    """Reads what `write_sealed` wrote.
 
     cure: what to do about a damaged file, the end of the message.
 
     Raises:
-        InputError: it is missing, damaged, or other than it was written.
+        InputError: it or its checksums are missing, damaged, or other than they were written.
     """
     sums = path.with_suffix(".sha256")
     try:
+        if path.exists() and not sums.exists():
+            raise InputError(f"{sums}, with the checksum of {path.name}, is missing")
         if path.exists() and (changed := changed_file(sums)):
             raise InputError(
                 f"{path.with_name(changed)} is damaged: it is not what was written (see"
