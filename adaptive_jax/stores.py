@@ -1,7 +1,8 @@
 """Paths of disks and of object storage: gs://bucket/… and s3://bucket/….
 
     path_of("~/runs/a")             # a pathlib.Path
-    path_of("gs://bucket/runs/a")   # an etils.epath.Path, with the methods of a pathlib.Path; Orbax and JAX use the same
+    path_of("gs://bucket/runs/a")   # an etils.epath.Path, with the methods of a pathlib.Path;
+                                    # Orbax and JAX use the same
 
 In a store an object is written whole or not at all. Nothing is renamed, appended to or locked, and
 folders are only parts of names.

@@ -146,13 +146,15 @@ def section(found: dict[str, dict], steps: int) -> str:
     device = jax.devices()[0]
     where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
     words = steps * SETTINGS["tokens_per_update"]
+    versions = f"python {platform.python_version()}, jax {jax.__version__}"
     return f"""## Gated convolutions: activations, weight normalisation and clipping, in small
 
-{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax {jax.__version__}.
+{date.today()}, {where}, {platform.system()}; {versions}.
 
     python -m benchmarks.figures --steps={steps}
 
-Penn Treebank; {steps:,} updates, {words / 1e6:.1f}M words; one run of each. Figures 3 and 5 of the paper: activations.
+Penn Treebank; {steps:,} updates, {words / 1e6:.1f}M words; one run of each. Figures 3 and 5 of the
+paper: activations.
 
 {table(found["activations"])}
 

@@ -191,9 +191,10 @@ def compare(texts: dict[str, Text], data: dict, repeats: int, peers: list[str]) 
 
 def table(rows: list[dict], given: str) -> str:
     """Markdown for RESULTS.md: date, machine, versions, the command, and a line for each peer."""
+    machine = f"{os.cpu_count()} CPU cores, {platform.system()}"
     versions = f"python {platform.python_version()}, numpy {np.__version__}"
     lines = [
-        f"""{date.today()}, {os.cpu_count()} CPU cores, {platform.system()}; {versions}; memory by psutil.
+        f"""{date.today()}, {machine}; {versions}; memory by psutil.
 
     python -m benchmarks.preparation --path=DIR {given}
 

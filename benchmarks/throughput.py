@@ -13,8 +13,8 @@ their own. It uses the same device and dtype, and on a GPU it runs both as it is
 torch.compile.
 
 The peers take turns, so that a busy machine slows all of them alike; times are medians. FLOPs are
-those of `adaptive_jax.planning.plan`. Utilisation is relative to the speed of a large matrix product,
-measured in the same run.
+those of `adaptive_jax.planning.plan`. Utilisation is relative to the speed of a large matrix
+product, measured in the same run.
 """
 
 import contextlib

@@ -9,8 +9,8 @@ last tenth of the lines (at most 10,000 + 10,000) is split into validation and t
 lie in data.cache; your folder stays as it is. White space separates words, and a line ends a
 sentence or a paragraph.
 
-Training prints what it chose and why; `--dry_run` prints it too. adaptive_jax/planning/choose.py has
-the rules. A setting of yours is kept, and the others are chosen around it:
+Training prints what it chose and why; `--dry_run` prints it too. The rules are in
+adaptive_jax/planning/choose.py. A setting of yours is kept, and the others are chosen around it:
 `--config.body.layers=4`, `--config.data.threshold=3`, `--config.data.codes=8000`. The choice is
 made once: the same command resumes the run with it.
 

@@ -9,7 +9,8 @@ print them as a table:
 None has been trained to the end here yet. The commands:
 
     python train.py --config=configs/wikitext103.py:adp_t --workdir=runs/adp_t
-    python evaluate.py --workdir=runs/adp_t --split=test --window=512 --context=0     # 20.51; context 480: 19.03
+    python evaluate.py --workdir=runs/adp_t --split=test --window=512 --context=0     # 20.51
+    python evaluate.py --workdir=runs/adp_t --split=test --window=512 --context=480   # 19.03
     python train.py --config=configs/wikitext103.py:best --workdir=runs/best
     python evaluate.py --workdir=runs/best --split=test --window=3072 --context=2560  # 18.70
 

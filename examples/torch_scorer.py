@@ -1,7 +1,9 @@
 """Log-probabilities of lines of text by an exported transformer with adaptive input and softmax, in
 PyTorch:
 
-python examples/torch_scorer.py EXPORTED < text.txt      # prints the nats of each line with its <eos>, and the line
+python examples/torch_scorer.py EXPORTED < text.txt
+
+It prints the nats of each line with its <eos>, and the line.
 """
 
 import json
@@ -84,7 +86,5 @@ if __name__ == "__main__":
     p, config, ids = load(Path(sys.argv[1]))
     for line in sys.stdin:
         words = [ids[word if word in ids else "<unk>"] for word in [*line.split(), "<eos>"]]
-        print(
-            f"{log_probs(p, config, [ids['<eos>'], *words[:-1]])[range(len(words)), words].sum():.4f}\t{line}",
-            end="",
-        )
+        scores = log_probs(p, config, [ids["<eos>"], *words[:-1]])[range(len(words)), words]
+        print(f"{scores.sum():.4f}\t{line}", end="")

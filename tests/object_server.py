@@ -113,7 +113,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             listed = "".join(
                 f"<Contents><Key>{escape(name)}</Key><Size>0</Size></Contents>" for name in names
             )
-            text = f"<ListBucketResult><IsTruncated>false</IsTruncated><KeyCount>{len(names)}</KeyCount>{listed}</ListBucketResult>"
+            text = (
+                "<ListBucketResult><IsTruncated>false</IsTruncated>"
+                f"<KeyCount>{len(names)}</KeyCount>{listed}</ListBucketResult>"
+            )
             return self.answer(
                 200, text.encode(), Content_Type="application/xml", x_amz_bucket_region="us-east-1"
             )

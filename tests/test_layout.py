@@ -94,7 +94,7 @@ def test_imports_go_one_way():
 
 
 def third_parties(room):
-    """Packages that a room needs when it is imported, through whatever it imports of the project."""
+    """Packages that a room needs when it is imported, through what it imports of the project."""
     found, seen = set(), set()
     waiting = [path for name, path in MODULES.items() if room_of(name) == room]
     while waiting:

@@ -2,10 +2,11 @@
 
     p(w) = λ p_model(w) + (1 − λ) p_cache(w)
 
-    unigram           p_cache(w) = n_w / Σ n_v                            n_w: how often w occurs among the entries
-    unigram_softmax   p_cache(w) = exp(n_w) / Σ exp(n_v)                  v: all words of the vocabulary
-    local             p_cache(w) ∝ Σ_i 1[x_i = w] exp(θ h_t · h_i)        Grave, Joulin & Usunier 2017
-    unbounded         p_cache(w) ∝ Σ_i 1[x_i = w] K(‖h_t − h_i‖ / r_t)    Grave, Cissé & Joulin 2017
+    unigram          p_cache(w) = n_w / Σ n_v                          n_w: how often w occurs
+                                                                       among the entries
+    unigram_softmax  p_cache(w) = exp(n_w) / Σ exp(n_v)                v: all words
+    local            p_cache(w) ∝ Σ_i 1[x_i = w] exp(θ h_t · h_i)      Grave, Joulin & Usunier 2017
+    unbounded        p_cache(w) ∝ Σ_i 1[x_i = w] K(‖h_t − h_i‖ / r_t)  Grave, Cissé & Joulin 2017
 
 Entry i is a word x_i of the text with the hidden state h_i that predicted it. The entries at word t
 are the last `cache_size` before t, in the order of the text, however it was cut into windows and

@@ -19,12 +19,13 @@ def table(results: Sequence[dict]) -> Iterator[str]:
     perplexity, and the seconds that it took.
     """
     yield (
-        f"{'window':>8}{'context':>9}{'scored':>9}{'perplexity':>13}{'nats a word':>13}{'seconds':>10}"
+        f"{'window':>8}{'context':>9}{'scored':>9}"
+        f"{'perplexity':>13}{'nats a word':>13}{'seconds':>10}"
     )
     for row in rows(results):
         yield (
-            f"{row['window']:>8,}{row['context']:>9,}{row['scored']:>9,}{row['perplexity']:>13.2f}{row['nll']:>13.4f}"
-            f"{row['seconds']:>10.1f}"
+            f"{row['window']:>8,}{row['context']:>9,}{row['scored']:>9,}"
+            f"{row['perplexity']:>13.2f}{row['nll']:>13.4f}{row['seconds']:>10.1f}"
         )
 
 

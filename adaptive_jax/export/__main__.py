@@ -1,4 +1,6 @@
-"""`python -m adaptive_jax.export --workdir=RUN --output=DIR`; see `adaptive_jax.interop.export_command`."""
+"""`python -m adaptive_jax.export --workdir=RUN --output=DIR`; see
+`adaptive_jax.interop.export_command`.
+"""
 
 import runpy
 

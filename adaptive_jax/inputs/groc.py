@@ -24,7 +24,8 @@ class GroC(CharacterCNN):
     section 3.1).
 
         surface      a character CNN and highway layers over the letters of the word
-        relation     the mean of the surface vectors of words that a lexicon relates to it: synonyms and hyponyms
+        relation     the mean of the surface vectors of words that a lexicon relates to it:
+                     synonyms and hyponyms
         definition   the mean of the surface vectors of the words that define it
         vector       a linear map of the three, side by side
 
@@ -178,7 +179,9 @@ class GroC(CharacterCNN):
             surfaces = self.get_variable("tables", "surfaces")
         elif len(words) >= self.vocabulary_size:
             surfaces = self._surfaces(jnp.arange(self.vocabulary_size))
-        else:  # those of each word and of the words in its lists, one after another; `lists` become their places
+        else:
+            # Those of each word and of the words in its lists, one after another; `lists` become
+            # their places.
             surfaces = self._surfaces(
                 jnp.concatenate([words, *(jnp.maximum(others, 0).ravel() for others in lists)])
             )

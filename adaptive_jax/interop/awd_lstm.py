@@ -1,10 +1,13 @@
 """Tensors of AWD-LSTM (salesforce/awd-lstm-lm) become parameters of this project.
 
-encoder.weight                                              input/table
-rnns.0.weight_ih_l0                                         body/input_0, transposed
-rnns.0.weight_hh_l0, or rnns.0.module.weight_hh_l0_raw      body/recurrent_0, transposed
-rnns.0.bias_ih_l0, rnns.0.bias_hh_l0                        body/bias_0, body/recurrent_bias_0; or their sum, body/bias_0
-decoder.bias, decoder.weight unless it is the encoder's     output/table/bias, output/table/table_0
+encoder.weight                               input/table
+rnns.0.weight_ih_l0                          body/input_0, transposed
+rnns.0.weight_hh_l0,                         body/recurrent_0, transposed
+    or rnns.0.module.weight_hh_l0_raw
+rnns.0.bias_ih_l0, rnns.0.bias_hh_l0         body/bias_0, body/recurrent_bias_0;
+                                             or their sum, body/bias_0
+decoder.bias,                                output/table/bias, output/table/table_0
+    decoder.weight if not the encoder's
 """
 
 import re

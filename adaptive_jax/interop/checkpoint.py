@@ -87,9 +87,9 @@ def _awd_lstm(content):
     model, *rest = content if isinstance(content, list | tuple) and content else [content]
     if isinstance(model, types.SimpleNamespace) and hasattr(model, "_modules"):
         options, state = vars(model), _state_of(model)
-        for loss in rest[
-            :1
-        ]:  # if it splits the words into classes, it has parameters, on which the probabilities depend too
+        # A loss that splits the words into classes has parameters, on which the probabilities
+        # depend too.
+        for loss in rest[:1]:
             if hasattr(loss, "_modules"):
                 options, state = (
                     options | {"splits": getattr(loss, "splits", ())},

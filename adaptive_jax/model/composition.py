@@ -5,8 +5,8 @@ A character CNN, and an output table tied to one, have no table among their para
 vectors are a function of few parameters and of the spelling; computed here, they become the
 collection "tables", which layers then only look up:
 
-    an update       its microbatches look up the same tables and add up the gradient of the tables; one backward pass through
-                    the composition ends the update
+    an update       its microbatches look up the same tables and add up the gradient of the tables;
+                    one backward pass through the composition ends the update
     an evaluation   composes once, for the words that occur in the split
 """
 

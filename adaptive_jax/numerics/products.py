@@ -9,8 +9,8 @@ In bfloat16, XLA on a CPU with such instructions multiplies twice as fast as in 
 matrices that lie row after row, into a result of float32. It widens all others first, which is
 slower than float32 itself. So `wide` lays them out.
 
-JAX's default for a product of two float32 arrays is TF32, of 10 bits, on an NVIDIA GPU, and one pass
-in bfloat16, of 7, on a TPU. So `exact` asks for float32.
+JAX's default for a product of two float32 arrays is TF32, of 10 bits, on an NVIDIA GPU, and one
+pass in bfloat16, of 7, on a TPU. So `exact` asks for float32.
 """
 
 import functools

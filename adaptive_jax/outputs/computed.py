@@ -79,7 +79,8 @@ class MappedTable(ComputedTable):
     """A map of the input's table E, with few parameters that all words share.
 
         bilinear:   E W + b                                    (Gulordava et al. 2018)
-        residual:   E_j = g(E_(j-1) W_j + b_j) + E,  E_0 = E   (Pappas & Henderson 2019; GroC 2020, equation 4)
+        residual:   E_j = g(E_(j-1) W_j + b_j) + E,  E_0 = E   (Pappas & Henderson 2019;
+                                                               GroC 2020, equation 4)
 
     Attributes:
         source: the module whose one band is E.

@@ -1,10 +1,11 @@
 """Several processes that run one command together, called hosts: how they connect, print, stop and
 end.
 
-    train.py on each of 4 machines       -> initialize() connects them; jax.devices() lists the devices of all four
-    hosts.say("step 1")                  -> prints one line, on host 0
-    hosts.wait("workdir")                -> returns once all four hosts have called it
-    Ctrl-C or SIGTERM on any of them     -> stop(step) becomes true on all four after the same update
+    train.py on each of 4 machines    -> initialize() connects them; jax.devices() lists the
+                                         devices of all four
+    hosts.say("step 1")               -> prints one line, on host 0
+    hosts.wait("workdir")             -> returns once all four hosts have called it
+    Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
 
 A single process never waits in any of these functions.
 """
@@ -44,9 +45,11 @@ def meeting(
     """The arguments of `jax.distributed.initialize` for these flags and this environment; None for
     a single process.
 
-        flags a:1234, 2, 0                      -> {"coordinator_address": "a:1234", "num_processes": 2, "process_id": 0, ...}
+        flags a:1234, 2, 0                      -> {"coordinator_address": "a:1234",
+                                                    "num_processes": 2, "process_id": 0, ...}
         `srun` with several tasks               -> {}: jax finds them itself
-        the same, one task a node, 8 GPUs each  -> {"local_device_ids": [0, ..., 7]}: jax would use GPU 0 only
+        the same, one task a node, 8 GPUs each  -> {"local_device_ids": [0, ..., 7]}:
+                                                   jax would use GPU 0 only
         a TPU VM                                -> {}
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 

@@ -2,9 +2,11 @@
 cutoffs that need least of it.
 
     workload = Workload(features=1024, factor=4, tokens=4096)
-    cost(counts, (20_000, 60_000), workload)     # FLOPs per token, to train
-    propose(counts, 3, workload)                 # the cheapest two cutoffs, after Grave et al. 2017, section 4
-    equal_products(len(counts), 3, workload)     # bands of equally many words times width, as in Apostoae 2019
+    cost(counts, (20_000, 60_000), workload)  # FLOPs per token, to train
+    propose(counts, 3, workload)              # the cheapest two cutoffs, after Grave et al. 2017,
+                                              # section 4
+    equal_products(len(counts), 3, workload)  # bands of equally many words times width, as in
+                                              # Apostoae 2019
 
 Only work counts here. Least work alone separates bands of a few words, which only make the next
 bands narrower, and nobody has shown such bands to be accurate; `smallest_band` is the smallest that

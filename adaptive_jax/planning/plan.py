@@ -216,12 +216,13 @@ def describe(plan: Plan) -> str:
         f" rows of {length:,} tokens\n"
     )
     return (
-        f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})\nvocabulary  "
-        f" {plan.vocabulary_size:,}"
-        f" words\n{update}{f', parameters sharded over {plan.fsdp}' * (plan.fsdp > 1)}\n{rounded * bool(rest)}work"
-        f"         {training / 1e6:,.1f} MFLOP a token to train,"
-        f" {training * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\nmemory       about"
-        f" {uses['total'] / 1e9:,.2f} GB a device ({parts})"
+        f"parameters   {parameters['total'] / 1e6:,.1f}M  ({own})\n"
+        f"vocabulary   {plan.vocabulary_size:,} words\n"
+        f"{update}{f', parameters sharded over {plan.fsdp}' * (plan.fsdp > 1)}\n"
+        f"{rounded * bool(rest)}"
+        f"work         {training / 1e6:,.1f} MFLOP a token to train,"
+        f" {training * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\n"
+        f"memory       about {uses['total'] / 1e9:,.2f} GB a device ({parts})"
     )
 
 

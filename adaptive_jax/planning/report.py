@@ -40,9 +40,10 @@ NO_UNKNOWN = (
     " data.limit."
 )
 NOTE = """\
-* least work, among bands of --smallest={:,} words or more. Work says nothing about accuracy: on WikiText-103, bands of
-20K/40K/200K and of 10K/60K/190K words reached perplexity 19.79, 5K/155K/100K 20.06, 60K/100K/100K 20.52, and the four of
-20K/40K/60K/140K 20.53 (Baevski & Auli 2019, Table 8)."""
+* least work, among bands of --smallest={:,} words or more. Work says nothing about accuracy: on
+WikiText-103, bands of 20K/40K/200K and of 10K/60K/190K words reached perplexity 19.79, 5K/155K/100K
+20.06, 60K/100K/100K 20.52, and the four of 20K/40K/60K/140K 20.53 (Baevski & Auli 2019, Table
+8)."""
 
 
 class Cut(NamedTuple):

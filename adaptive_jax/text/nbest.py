@@ -1,7 +1,7 @@
 """N-best lists of speech recognisers and translation systems, rescored with a language model.
 
-    0 ||| it is raining cats ||| -12.3        an id, a text and a score, higher is better; other fields may stand before the score
-    0 ||| it is training cats ||| -11.9
+    0 ||| it is raining cats ||| -12.3        an id, a text and a score, higher is better;
+    0 ||| it is training cats ||| -11.9       other fields may stand before the score
 
 The total of a hypothesis is score + weight · (log-probability in nats) + word_bonus · (words).
 `fit` chooses both on a list whose references are known, by exact line searches: the total is linear

@@ -5,10 +5,11 @@ A softmax with tails gives each tail a probability in its head, and no word of a
 its tail. So the head alone often decides:
 
     top k     a tail less probable than the k-th best word holds none of the k best
-    a draw    Gumbel noise decides between the head and each tail as a whole (Maddison, Tarlow & Minka 2014), so only the tail that
-              wins is computed; then a word is drawn in it
-    top p     a draw counts if the words before it, the most probable first, hold less than p together; else another is drawn.
-              What the tails before it hold as a whole mostly settles that
+    a draw    Gumbel noise decides between the head and each tail as a whole (Maddison, Tarlow &
+              Minka 2014), so only the tail that wins is computed; then a word is drawn in it
+    top p     a draw counts if the words before it, the most probable first, hold less than p
+              together; else another is drawn. What the tails before it hold as a whole mostly
+              settles that
 
 The results are those of all log-probabilities. A tail that is computed counts as opened. Everything
 here runs inside `jax.jit`.

@@ -82,7 +82,8 @@ def cut(given: np.ndarray, ids: np.ndarray, limits: Limits, eos: int) -> list[Ro
     """Rows that score each of `ids` once, after the tokens `given`: the first scores what it can,
     each later one sees `context`.
 
-    given a b, ids c d e f g, window 4, context 1:  [b | c d e], [d e | f g]; what stands before | is only read.
+    given a b, ids c d e f g, window 4, context 1:  [b | c d e], [d e | f g]
+    What stands before | is only read.
     """
     given, before = (
         given[-limits.window :],

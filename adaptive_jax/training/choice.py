@@ -1,4 +1,4 @@
-"""The settings that a config leaves to be chosen: see configs/own_text.py and planning/choose.py."""
+"""The settings that a config leaves to be chosen: see configs/own_text.py, planning/choose.py."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,9 +2,10 @@
 `divergence` has the settings.
 
 stop      the run ends with an error
-skip      the update is left out: parameters and momentum stay as they were, and the schedule goes on
-rewind    training goes back to the last checkpoint and leaves out the batches that came after it (as Chowdhery et al. 2022,
-          section 5.1, did by hand)
+skip      the update is left out: parameters and momentum stay as they were, and the schedule goes
+          on
+rewind    training goes back to the last checkpoint and leaves out the batches that came after it
+          (as Chowdhery et al. 2022, section 5.1, did by hand)
 """
 
 import json

@@ -1,7 +1,7 @@
 """The update of a config, compiled for devices that are not here; `adaptive_jax.planning.targets`
 has their names.
 
-report(compiled_update(config, "h100"))["temp_bytes"]       with `adaptive_jax.planning.programs.report`
+report(compiled_update(config, "h100"))["temp_bytes"], with `adaptive_jax.planning.programs.report`
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,8 @@
 checkpoints.
 
 config.json, vocabulary.txt …   as in any workdir
-model.safetensors               the parameters by their place in the model, such as "body.blocks.inner.kernel"
+model.safetensors               the parameters by their place in the model, such as
+                                "body.blocks.inner.kernel"
 model.sha256                    its checksum, as `sha256sum --check` reads it
 """
 

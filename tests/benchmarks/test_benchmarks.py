@@ -45,7 +45,9 @@ def test_preparation_compares_three_peers(quick_command, odd_text, tmp_path):
     program.parent.mkdir()
     program.write_text(f"""#!/bin/sh
 echo "$@" > {called}
-for argument in "$@"; do case $argument in --*pref=*) cat "${{argument#*=}}" >> {called};; esac; done
+for argument in "$@"; do
+    case $argument in --*pref=*) cat "${{argument#*=}}" >> {called};; esac
+done
 sleep 0.2
 """)
     program.chmod(0o755)

@@ -16,9 +16,11 @@ TEXT = """\
   %hidden = bf16[640,8]{1,0} get-tuple-element(%state), index=1
   %chunk = bf16[64,8]{1,0} dynamic-slice(%hidden, %count, %count), dynamic_slice_sizes={64,8}
   %table = bf16[1000,8]{1,0} constant({...})
-  %logits = f32[64,1000]{1,0} dot(%chunk, %table), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  %logits = f32[64,1000]{1,0} dot(%chunk, %table), lhs_contracting_dims={1}, \
+rhs_contracting_dims={1}
   %small = bf16[64,1000]{1,0} convert(%logits)
-  %d_table = f32[1000,8]{1,0} dot(%small, %chunk), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  %d_table = f32[1000,8]{1,0} dot(%small, %chunk), lhs_contracting_dims={0}, \
+rhs_contracting_dims={0}
   %d_chunk = f32[64,8]{1,0} dot(%small, %table), lhs_contracting_dims={1}, rhs_contracting_dims={0}
   ROOT %states = (s32[], bf16[640,8]{1,0}) tuple(%count, %hidden)
 }
@@ -27,7 +29,8 @@ ENTRY %main (given: bf16[640,8]) -> bf16[640,8] {
   %given = bf16[640,8]{1,0} parameter(0)
   %start = s32[] constant(0)
   %tuple = (s32[], bf16[640,8]{1,0}) tuple(%start, %given)
-  %loop = (s32[], bf16[640,8]{1,0}) while(%tuple), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"10"}}
+  %loop = (s32[], bf16[640,8]{1,0}) while(%tuple), condition=%cond, body=%body, \
+backend_config={"known_trip_count":{"n":"10"}}
   ROOT %out = bf16[640,8]{1,0} get-tuple-element(%loop), index=1
 }
 """

@@ -16,8 +16,17 @@ from configs import billion_word, wikitext103
 # What training on prepared ids does not need, made impossible to import.
 BARRED = """
 import runpy, sys
-for name in ("tensorflow_datasets", "tensorflow", "tensorboardX", "filelock", "sentencepiece", "sacremoses", "pythonbible",
-             "array_record", "matplotlib"):
+for name in (
+    "tensorflow_datasets",
+    "tensorflow",
+    "tensorboardX",
+    "filelock",
+    "sentencepiece",
+    "sacremoses",
+    "pythonbible",
+    "array_record",
+    "matplotlib",
+):
     sys.modules[name] = None
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

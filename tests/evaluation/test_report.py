@@ -213,7 +213,8 @@ def test_scores_that_are_not_finite(made, monkeypatch):
 
 CONTRASTS = """(() => {
   const rgb = text => text.match(/[\\d.]+/g).map(Number);
-  const light = c => c.slice(0, 3).map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+  const light = c => c.slice(0, 3).map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
   const ground = e => { let [r, g, b, a = 1] = rgb(getComputedStyle(e).backgroundColor);
     if (a === 1 || e === document.documentElement) return [r, g, b];
@@ -221,17 +222,25 @@ CONTRASTS = """(() => {
     return [r, g, b].map((v, i) => a * v + (1 - a) * under[i]); };
   const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
   const contrast = (e, colour) => ratio(light(rgb(colour)), light(ground(e)));
-  const texts = [...document.querySelectorAll('h1, h2, p, td, th, figcaption, li, .token, summary, footer')]
+  const tags = 'h1, h2, p, td, th, figcaption, li, .token, summary, footer';
+  const texts = [...document.querySelectorAll(tags)]
     .map(e => contrast(e, getComputedStyle(e).color));
-  const drawn = [...document.querySelectorAll('svg text')].map(e => contrast(document.body, getComputedStyle(e).fill));
-  const lines = [...document.querySelectorAll('svg [id*=line2d] path, .key')].map(e => getComputedStyle(e))
-    .map(s => s.stroke === 'none' ? s.color : s.stroke).filter(c => c.startsWith('rgb')).map(c => contrast(document.body, c));
+  const drawn = [...document.querySelectorAll('svg text')]
+    .map(e => contrast(document.body, getComputedStyle(e).fill));
+  const lines = [...document.querySelectorAll('svg [id*=line2d] path, .key')]
+    .map(e => getComputedStyle(e))
+    .map(s => s.stroke === 'none' ? s.color : s.stroke).filter(c => c.startsWith('rgb'))
+    .map(c => contrast(document.body, c));
   return [Math.min(...texts), Math.min(...drawn), Math.max(...lines)];
 })()"""
-FIGURES = """[...document.querySelectorAll('figure')].map(f => { const box = f.querySelector('svg').getBoundingClientRect();
-  return [box.width, box.height, box.right, f.querySelectorAll('svg path').length, f.querySelectorAll('svg text').length,
-    Math.min(...[...f.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height))]; })"""
-MORE = """(e => { const b = e.getBoundingClientRect(); return [b.width, b.left, b.right, e.textContent]; })(
+FIGURES = """[...document.querySelectorAll('figure')].map(f => {
+  const box = f.querySelector('svg').getBoundingClientRect();
+  const texts = [...f.querySelectorAll('svg text')];
+  return [box.width, box.height, box.right, f.querySelectorAll('svg path').length, texts.length,
+    Math.min(...texts.map(t => t.getBoundingClientRect().height))]; })"""
+MORE = """(e => {
+  const b = e.getBoundingClientRect();
+  return [b.width, b.left, b.right, e.textContent]; })(
   document.querySelector('.token:hover .more'))"""
 
 

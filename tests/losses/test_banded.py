@@ -496,16 +496,26 @@ targets = np.sort(targets)  # every device has other bands
 def loss(softmax, hidden, targets, weights, seeds):
     return banded.loss(hidden, targets, weights, *softmax, Settings(tail_dropout=0.3), seeds)
 def local(softmax, *rows):
-    (value, nll), (d_softmax, d_hidden) = jax.value_and_grad(loss, (0, 1), has_aux=True)(softmax, *rows)
+    (value, nll), (d_softmax, d_hidden) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+        softmax, *rows
+    )
     return jax.tree.map(lambda a: a[None], (value, d_softmax)), (nll, d_hidden)
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 every, rows = PartitionSpec(), PartitionSpec("data")
-run = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(every, rows, rows, rows, rows), out_specs=rows, check_vma=False))
+run = jax.jit(
+    jax.shard_map(
+        local, mesh=mesh, in_specs=(every, rows, rows, rows, rows), out_specs=rows, check_vma=False
+    )
+)
 values = softmax, hidden, targets, weights, dropout.row_seeds(jax.random.key(1), np.arange(TOKENS))
 program = run.lower(*values).compile().as_text()
-assert mesh.size == 8 and not any(word in program for word in ("all-reduce", "all-gather", "all-to-all", "permute"))
+assert mesh.size == 8 and not any(
+    word in program for word in ("all-reduce", "all-gather", "all-to-all", "permute")
+)
 sums, by_token = run(*values)
-np.savez(sys.argv[1], *[leaf.sum(axis=0) for leaf in jax.tree.leaves(sums)], *jax.tree.leaves(by_token))
+np.savez(
+    sys.argv[1], *[leaf.sum(axis=0) for leaf in jax.tree.leaves(sums)], *jax.tree.leaves(by_token)
+)
 """
 
 

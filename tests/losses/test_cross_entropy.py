@@ -376,7 +376,11 @@ GRID = jax.make_mesh((2, 4), ("rows", "words"), axis_types=(AxisType.Auto,) * 2)
 report, results = {}, {}
 
 def padded(array, devices):
-    return None if array is None else np.pad(array, [(0, -len(array) % devices), *[(0, 0)] * (array.ndim - 1)])
+    return (
+        None
+        if array is None
+        else np.pad(array, [(0, -len(array) % devices), *[(0, 0)] * (array.ndim - 1)])
+    )
 
 def keep(name, found, values, check_of=None):
     found = jax.tree.map(lambda a, of: np.asarray(a)[:len(of)], found[1], values), found[0]
@@ -384,12 +388,19 @@ def keep(name, found, values, check_of=None):
 
 # One table over 8 devices, with gradients taken inside and outside shard_map.
 values, targets = arrays(4_100, ALL)
-cut, specs = (values[0], padded(values[1], 8), padded(values[2], 8), values[3]), (P(), P("words"), P("words"), P())
+cut, specs = (
+    (values[0], padded(values[1], 8), padded(values[2], 8), values[3]),
+    (P(), P("words"), P("words"), P()),
+)
 for reduction in ("mean", "none"):
     def local(v, y, pull):
-        return jnp.sum(pull * ours(*v, y, reduction=reduction, axis_name="words", words=4_100, **settings(ALL)))
+        return jnp.sum(
+            pull * ours(*v, y, reduction=reduction, axis_name="words", words=4_100, **settings(ALL))
+        )
     whole = jax.shard_map(local, mesh=FLAT, in_specs=(specs, P(), P()), out_specs=P())
-    inside = jax.shard_map(jax.value_and_grad(local), mesh=FLAT, in_specs=(specs, P(), P()), out_specs=(P(), specs))
+    inside = jax.shard_map(
+        jax.value_and_grad(local), mesh=FLAT, in_specs=(specs, P(), P()), out_specs=(P(), specs)
+    )
     pull = PULL if reduction == "none" else PULL[0]
     for name, run in ("outside", jax.value_and_grad(whole)), ("inside", inside):
         compiled = jax.jit(run).lower(cut, targets, pull).compile()
@@ -402,10 +413,20 @@ for case, sizes in SIZES.items():
     values, targets = adaptive_arrays(sizes)
     hidden, bands, clusters, weights = values
     cut = hidden, [Band(padded(t, 4), p, padded(b, 4)) for t, p, b in bands], clusters, weights
-    specs = P("rows"), [Band(P("words"), p if p is None else P(), P("words")) for _, p, _ in bands], P(), P("rows")
+    specs = (
+        P("rows"),
+        [Band(P("words"), p if p is None else P(), P("words")) for _, p, _ in bands],
+        P(),
+        P("rows"),
+    )
     def local(v, y):
-        return jax.lax.psum(ours_adaptive(*v, y, reduction="sum", axis_name="words", words=sizes, **settings(ALL)), "rows")
-    run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
+        return jax.lax.psum(
+            ours_adaptive(*v, y, reduction="sum", axis_name="words", words=sizes, **settings(ALL)),
+            "rows",
+        )
+    run = jax.shard_map(
+        jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs)
+    )
     keep(case, jax.jit(run)(cut, targets), values)
 
 # Tokens cut over devices and words whole.
@@ -413,40 +434,72 @@ values, targets = arrays(7, ALL)
 specs = P("rows"), P(), P(), P("rows")
 def local(v, y):
     return jax.lax.psum(ours(*v, y, reduction="sum", **settings(ALL)), "rows")
-run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
+run = jax.shard_map(
+    jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs)
+)
 keep("rows", jax.jit(run)(values, targets), values)
 
 # Padding that a target of weight 0 points to, in a table of 12 rows on 4 devices.
 values, targets = arrays(9, ALL)
 hidden, table, bias, weights = values
-cut, specs = (hidden, padded(table, 4), padded(bias, 4), weights), (P("rows"), P("words"), P("words"), P("rows"))
+cut, specs = (
+    (hidden, padded(table, 4), padded(bias, 4), weights),
+    (P("rows"), P("words"), P("words"), P("rows")),
+)
 def local(v, y):
-    return jax.lax.psum(ours(*v, y, reduction="sum", axis_name="words", words=9, **settings(ALL)), "rows")
-run = jax.shard_map(jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs))
+    return jax.lax.psum(
+        ours(*v, y, reduction="sum", axis_name="words", words=9, **settings(ALL)), "rows"
+    )
+run = jax.shard_map(
+    jax.value_and_grad(local), mesh=GRID, in_specs=(specs, P("rows")), out_specs=(P(), specs)
+)
 keep("padding", jax.jit(run)(cut, np.where(weights == 0, [0, 0, 9, 0, 11, 0], targets)), values)
 
 # What is refused.
-for name, spec, check_vma in ("unchecked", (P(), P("words"), P()), False), ("cut", (P("words"), P("words"), P("words")), True):
+for name, spec, check_vma in (
+    ("unchecked", (P(), P("words"), P()), False),
+    ("cut", (P("words"), P("words"), P("words")), True),
+):
     try:
-        jax.eval_shape(jax.shard_map(lambda h, t, y: linear_cross_entropy(h, t, y, axis_name="words", reduction="none"), mesh=FLAT,
-                       in_specs=spec, out_specs=spec[0], check_vma=check_vma), jnp.ones((8, 4)), jnp.ones((8, 4)), jnp.arange(8))
+        jax.eval_shape(
+            jax.shard_map(
+                lambda h, t, y: linear_cross_entropy(h, t, y, axis_name="words", reduction="none"),
+                mesh=FLAT,
+                in_specs=spec,
+                out_specs=spec[0],
+                check_vma=check_vma,
+            ),
+            jnp.ones((8, 4)),
+            jnp.ones((8, 4)),
+            jnp.arange(8),
+        )
     except InputError as error:
         report[name] = str(error)
 
 # A step of 10 million words.
 words, rows = 10_000_003, 1_250_001
-hidden, targets = jax.random.normal(jax.random.key(0), (4, 4)), jnp.array([0, rows, 5_000_000, words - 1])
+hidden, targets = (
+    jax.random.normal(jax.random.key(0), (4, 4)),
+    jnp.array([0, rows, 5_000_000, words - 1]),
+)
 def step(table, hidden, targets):
     def loss(table):
-        return linear_cross_entropy(hidden, table, targets, axis_name="words", words=words, reduction="sum")
+        return linear_cross_entropy(
+            hidden, table, targets, axis_name="words", words=words, reduction="sum"
+        )
     value, gradient = jax.value_and_grad(loss)(table)
     return table - gradient, value
-step = jax.jit(jax.shard_map(step, mesh=FLAT, in_specs=(P("words"), P(), P()), out_specs=(P("words"), P())), donate_argnums=0)
+step = jax.jit(
+    jax.shard_map(step, mesh=FLAT, in_specs=(P("words"), P(), P()), out_specs=(P("words"), P())),
+    donate_argnums=0,
+)
 table = jax.jit(lambda: jnp.zeros((8 * rows, 4)), out_shardings=NamedSharding(FLAT, P("words")))()
 step = step.lower(table, hidden, targets).compile()
 report["bytes"] = step.memory_analysis().temp_size_in_bytes
 table, value = step(table, hidden, targets)
-results.update(value=value, hidden=hidden, rows=table[targets], other=table[1], padding=table[words:])
+results.update(
+    value=value, hidden=hidden, rows=table[targets], other=table[1], padding=table[words:]
+)
 np.savez(sys.argv[1], **{f"_{name}": array for name, array in results.items()})
 print(json.dumps(report))
 """
@@ -476,9 +529,9 @@ def test_words_cut_over_8_devices(quick_command, tmp_path):
     for reduction, pull in ("mean", PULL[0]), ("none", PULL):
         for name in (f"outside_{reduction}", f"inside_{reduction}"):
             check(results(name), one_device(ours, values, targets, reduction, pull))
-            kinds = report[
-                name
-            ]  # the maximum and the sums of a chunk, and the gradient of hidden; a second pass for "none"
+            # The maximum and the sums of a chunk, and the gradient of hidden; a second pass for
+            # "none".
+            kinds = report[name]
             assert {kind for _, kind in kinds} == {"all-reduce"}
             assert sorted({shape for shape, _ in kinds}) == ["f32[4,6]", "f32[6,4]", "f32[6]"]
             assert len(kinds) <= (3 if reduction == "mean" else 5)

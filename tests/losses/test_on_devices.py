@@ -22,25 +22,60 @@ mapped = {"name": "mapped", "dropout": 0.3, "layer_dropout": 0.2}
 letters = {"width": 2, "filters": ((1, 4),), "highway_layers": 0, "length": 5}
 composed = letters | {"name": "composed", "correction": 2, "bias": "predicted"}
 ordered = [words.words[i] for i in np.random.default_rng(2).permutation(len(words))]
-write_clusters(pathlib.Path(sys.argv[1]), Header("kmeans", 3, words.digest, (11, 19, len(words) - 30)), ordered)
+write_clusters(
+    pathlib.Path(sys.argv[1]), Header("kmeans", 3, words.digest, (11, 19, len(words) - 30)), ordered
+)
 OUTPUTS = {
     "hierarchical": {"name": "hierarchical", "table": cut},
     "sampled": {"name": "sampled", "table": one, "samples": 9, "proposal": "unigram"},
     "nce": {"name": "nce", "table": one, "samples": 9},
-    "differentiated": {"name": "differentiated", "table": cut | {"projected": False}, "form": "slices"},
+    "differentiated": {
+        "name": "differentiated",
+        "table": cut | {"projected": False},
+        "form": "slices",
+    },
     "mapped": {"name": "softmax", "table": mapped},
     "composed": {"name": "softmax", "table": composed},
-    "clusters": {"name": "adaptive", "table": {"name": "tied", "bias": True}, "clusters": sys.argv[1]},
-    "groc": {"name": "softmax", "table": {"name": "mapped", "depth": 0, "dropout": 0.3, "bias": "predicted"}}}
-lines = [{"word": f"w{n}", "relations": [f"w{n // 2 + 1}", f"w{n}"], "definition": ["w1", "w2", f"w{n + 1}"]} for n in range(2, 50)]
+    "clusters": {
+        "name": "adaptive",
+        "table": {"name": "tied", "bias": True},
+        "clusters": sys.argv[1],
+    },
+    "groc": {
+        "name": "softmax",
+        "table": {"name": "mapped", "depth": 0, "dropout": 0.3, "bias": "predicted"},
+    },
+}
+lines = [
+    {
+        "word": f"w{n}",
+        "relations": [f"w{n // 2 + 1}", f"w{n}"],
+        "definition": ["w1", "w2", f"w{n + 1}"],
+    }
+    for n in range(2, 50)
+]
 pathlib.Path(sys.argv[2]).write_text("".join(json.dumps(line) + "\\n" for line in lines))
 INPUTS = {"groc": letters | {"name": "groc", "lexicon": sys.argv[2], "strides": (1,)}}
 ids = np.random.default_rng(0).integers(0, len(words), (16, 4)).astype(np.int32)
-batch = Batch(ids[:, :-1], ids[:, 1:], np.random.default_rng(1).random((16, 3), "f"), np.arange(16, dtype=np.int32))
+batch = Batch(
+    ids[:, :-1],
+    ids[:, 1:],
+    np.random.default_rng(1).random((16, 3), "f"),
+    np.arange(16, dtype=np.int32),
+)
 
-models = {name: build({"dtype": "float32", "input": INPUTS.get(name, {"name": "lookup"}), "output": output,
-    "body": {"name": "gated_conv", "features": 8, "blocks": ((1, 1, 8),)}}, len(words)).clone(body=NoBody())
-    for name, output in OUTPUTS.items()}
+models = {
+    name: build(
+        {
+            "dtype": "float32",
+            "input": INPUTS.get(name, {"name": "lookup"}),
+            "output": output,
+            "body": {"name": "gated_conv", "features": 8, "blocks": ((1, 1, 8),)},
+        },
+        len(words),
+    ).clone(body=NoBody())
+    for name, output in OUTPUTS.items()
+}
 params = {name: random_params(parameter_shapes(model)) for name, model in models.items()}
 
 read, surfaces = [], GroC._surfaces
@@ -49,7 +84,9 @@ GroC._surfaces = lambda self, words: (read.append(len(words)), surfaces(self, wo
 def results(devices, parts):
     mesh = sharding.device_mesh(1, jax.devices()[:devices])
     def gradients(model, params, batch):
-        return make_gradients(model, mesh, 7)(params, lexicon(words, model.wants()), jnp.zeros((), jnp.int32), batch, ())
+        return make_gradients(model, mesh, 7)(
+            params, lexicon(words, model.wants()), jnp.zeros((), jnp.int32), batch, ()
+        )
     def all_outputs(params, batch):
         return {name: gradients(model, params[name], batch) for name, model in models.items()}
     cut = jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), batch)
@@ -59,10 +96,23 @@ def results(devices, parts):
 alone, whole = results(1, 1), len(read)
 eight = results(8, 2)
 made = {"read": [sorted(set(read[:whole])), sorted(set(read[whole:]))]}
-print(json.dumps(made | {name: {
-    "loss": [float(alone[name][2].loss), float(eight[name][2].loss)], "nll": [float(alone[name][2].nll), float(eight[name][2].nll)],
-    "apart": max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (alone[name][0], eight[name][0])))),
-    "norm": float(sum(np.sum(a**2) for a in jax.tree.leaves(alone[name][0]))) ** 0.5} for name in OUTPUTS}))
+print(
+    json.dumps(
+        made
+        | {
+            name: {
+                "loss": [float(alone[name][2].loss), float(eight[name][2].loss)],
+                "nll": [float(alone[name][2].nll), float(eight[name][2].nll)],
+                "apart": max(
+                    float(np.abs(a - b).max())
+                    for a, b in zip(*map(jax.tree.leaves, (alone[name][0], eight[name][0])))
+                ),
+                "norm": float(sum(np.sum(a**2) for a in jax.tree.leaves(alone[name][0]))) ** 0.5,
+            }
+            for name in OUTPUTS
+        }
+    )
+)
 """
 
 

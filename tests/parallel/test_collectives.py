@@ -24,21 +24,39 @@ from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
 
 optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
-layers = {"dtype": "float32", "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
+layers = {
+    "dtype": "float32",
+    "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
     "output": {"name": "adaptive", "tail_dropout": 0.2, "table": {"name": "tied"}},
-    "body": {"name": "transformer", "features": 16, "layers": 3, "heads": 2, "feed_forward": 24, "dropout": 0.1,
-        "attention_dropout": 0.2, "attention": "plain", "remat": "elementwise"}}
+    "body": {
+        "name": "transformer",
+        "features": 16,
+        "layers": 3,
+        "heads": 2,
+        "feed_forward": 24,
+        "dropout": 0.1,
+        "attention_dropout": 0.2,
+        "attention": "plain",
+        "remat": "elementwise",
+    },
+}
 model = build(layers, 103)
 
 def updates(backend, devices, fsdp, sums, runs):
-    gradients.platform = lambda: backend  # accelerators sum the gradients of a block as soon as they have them
+    gradients.platform = lambda: (
+        backend
+    )  # accelerators sum the gradients of a block as soon as they have them
     mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
     def batch(step):
         ids = (103 * np.random.default_rng(step).random((16, 9)) ** 2).astype(np.int32)
-        whole = Batch(ids[:, :-1], ids[:, 1:], np.ones((16, 8), np.float32), np.arange(16, dtype=np.int32))
+        whole = Batch(
+            ids[:, :-1], ids[:, 1:], np.ones((16, 8), np.float32), np.arange(16, dtype=np.int32)
+        )
         return sharding.put_batch(mesh, jax.tree.map(lambda a: a[None], whole), axis=1)
     shapes = shape_of_state(model, optimizer, mesh)
-    lowered = make_update(model, optimizer, mesh, 7, shapes, Extras(sums=sums)).lower(shapes, {}, batch(0))
+    lowered = make_update(model, optimizer, mesh, 7, shapes, Extras(sums=sums)).lower(
+        shapes, {}, batch(0)
+    )
     sizes = {jax.tree_util.keystr(k): v.size for k, v in jax.tree.leaves_with_path(shapes.params)}
     result = {"lowered": lowered.as_text(), "sizes": sizes, "losses": []}
     if runs:
@@ -46,7 +64,9 @@ def updates(backend, devices, fsdp, sums, runs):
         result["compiled"] = update.as_text()
         for step in range(runs):
             state, metrics = update(state, {}, batch(step))
-            result["losses"].append([float(metrics[key]) for key in ("loss", "gradient_norm", "tokens")])
+            result["losses"].append(
+                [float(metrics[key]) for key in ("loss", "gradient_norm", "tokens")]
+            )
     return result
 
 def sums_of_eight():
@@ -54,12 +74,20 @@ def sums_of_eight():
     values = np.random.default_rng(0).standard_normal((8, 500, 3)).astype(np.float32)
     def add(a):
         tree = {"matrix": a[0], "vector": a[0, :, 0], "blocks": {"bias": a[0]}}
-        return sharding.sum_over_devices(mesh, tree, jax.tree.map(lambda _: PartitionSpec(), tree), "bfloat16")
-    found = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=rows, out_specs=PartitionSpec(), check_vma=False))(values)
+        return sharding.sum_over_devices(
+            mesh, tree, jax.tree.map(lambda _: PartitionSpec(), tree), "bfloat16"
+        )
+    found = jax.jit(
+        jax.shard_map(add, mesh=mesh, in_specs=rows, out_specs=PartitionSpec(), check_vma=False)
+    )(values)
     exact, bound = values.sum(0, np.float64), 8 * 2.0**-8 * abs(values).sum(0, np.float64)
     off = abs(np.asarray(found["matrix"], np.float64) - exact)
     others = [abs(found["vector"] - exact[:, 0]).max(), abs(found["blocks"]["bias"] - exact).max()]
-    return {"above": int((off > bound).sum()), "off": float(np.median(off)), "others": list(map(float, others))}
+    return {
+        "above": int((off > bound).sum()),
+        "off": float(np.median(off)),
+        "others": list(map(float, others)),
+    }
 
 def tracked(fsdp, sum_=sharding._sum):
     given, sharding._sum = (jax.shard_map, sharding._sum), sum_
@@ -71,10 +99,19 @@ def tracked(fsdp, sum_=sharding._sum):
     finally:
         jax.shard_map, sharding._sum = given
 
-json.dump({"tracked": [tracked(1), tracked(4)], "forgotten": tracked(1, lambda a, axes, dtype: a),
-    "eight": sums_of_eight(), "one": updates("cpu", 1, 1, "float32", 3), "blocks": updates("gpu", 8, 1, "float32", 3),
-    "blocks_cut": updates("gpu", 8, 4, "float32", 3),
-    "rounded": updates("gpu", 8, 1, "bfloat16", 0), "rounded_cut": updates("cpu", 8, 4, "bfloat16", 0)}, open(sys.argv[1], "w"))
+json.dump(
+    {
+        "tracked": [tracked(1), tracked(4)],
+        "forgotten": tracked(1, lambda a, axes, dtype: a),
+        "eight": sums_of_eight(),
+        "one": updates("cpu", 1, 1, "float32", 3),
+        "blocks": updates("gpu", 8, 1, "float32", 3),
+        "blocks_cut": updates("gpu", 8, 4, "float32", 3),
+        "rounded": updates("gpu", 8, 1, "bfloat16", 0),
+        "rounded_cut": updates("cpu", 8, 4, "bfloat16", 0),
+    },
+    open(sys.argv[1], "w"),
+)
 """
 
 
@@ -161,10 +198,18 @@ from configs import quickstart
 config = quickstart.get_config()
 config.update_from_flattened_dict(json.loads(sys.argv[1]))
 config = config.to_dict()
-shapes = jax.tree.leaves_with_path(parameter_shapes(build(config, config["data"]["vocabulary_size"])))
+shapes = jax.tree.leaves_with_path(
+    parameter_shapes(build(config, config["data"]["vocabulary_size"]))
+)
 vectors = sum(a.size for path, a in shapes if a.ndim - ("blocks" in jax.tree_util.keystr(path)) < 2)
-json.dump({"all": sum(a.size for _, a in shapes), "vectors": vectors,
-    "collectives": report(compiled_update(config, sys.argv[3]))["collectives"]}, open(sys.argv[2], "w"))
+json.dump(
+    {
+        "all": sum(a.size for _, a in shapes),
+        "vectors": vectors,
+        "collectives": report(compiled_update(config, sys.argv[3]))["collectives"],
+    },
+    open(sys.argv[2], "w"),
+)
 """
 MISSING = sys.version_info < (3, 12) or not all(
     importlib.util.find_spec(name) for name in ("jax_plugins", "nvidia", "libtpu")

@@ -188,7 +188,10 @@ def main():
     with hosts.together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
         evaluate(workdir, Request(checkpoint="latest", method="cache"))
-        evaluate(workdir, Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}))
+        evaluate(
+            workdir,
+            Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}),
+        )
         loop.train(command.config()[0], workdir)
 command.run(main)
 """

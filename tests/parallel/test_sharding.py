@@ -83,7 +83,9 @@ from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 
 layers, grids, updates, out = json.loads(sys.argv[1])
-words = Vocabulary.build({chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(102)} | {"<eos>": 2})
+words = Vocabulary.build(
+    {chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(102)} | {"<eos>": 2}
+)
 optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
 
 def lowered(dtype, devices, fsdp, parts):
@@ -96,7 +98,9 @@ def lowered(dtype, devices, fsdp, parts):
         segments = np.sort(bits.integers(0, 3, (16, 12)), axis=1).astype(np.int32)
         weights = bits.integers(0, 2, (16, 12)).astype(np.float32)
         whole = Batch(ids[:, :-1], ids[:, 1:], weights, np.arange(16, dtype=np.int32), segments)
-        return sharding.put_batch(mesh, jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), whole), axis=1)
+        return sharding.put_batch(
+            mesh, jax.tree.map(lambda a: a.reshape(parts, -1, *a.shape[1:]), whole), axis=1
+        )
     shapes = shape_of_state(model, optimizer, mesh)
     update = make_update(model, optimizer, mesh, 7, shapes).lower(shapes, spelled, batch(0))
     return update, (model, mesh, shapes), lambda step: (spelled, batch(step))
@@ -116,10 +120,17 @@ for name, grid in grids.items():
         state, metrics = update(state, *given(step))
         losses.append([float(metrics[key]) for key in ("loss", "nll", "gradient_norm", "tokens")])
     shares = jax.tree.map(lambda a: a.addressable_shards[0].data.size / a.size, state)
-    result[name] = {"losses": losses, "text": update.as_text(), "parameters": sum(a.size for a in jax.tree.leaves(state.params)),
+    result[name] = {
+        "losses": losses,
+        "text": update.as_text(),
+        "parameters": sum(a.size for a in jax.tree.leaves(state.params)),
         "shares": {jax.tree_util.keystr(k): v for k, v in jax.tree.leaves_with_path(shares)},
-        "sizes": {jax.tree_util.keystr(k): v.size for k, v in jax.tree.leaves_with_path(state)}}
-    arrays |= {f"{name}{jax.tree_util.keystr(k)}": np.asarray(v) for k, v in jax.tree.leaves_with_path(state.params)}
+        "sizes": {jax.tree_util.keystr(k): v.size for k, v in jax.tree.leaves_with_path(state)},
+    }
+    arrays |= {
+        f"{name}{jax.tree_util.keystr(k)}": np.asarray(v)
+        for k, v in jax.tree.leaves_with_path(state.params)
+    }
 np.savez(out + ".npz", **arrays)
 json.dump(result, open(out + ".json", "w"))
 """
@@ -325,13 +336,29 @@ model, optimizer = build(config, plan.vocabulary_size), optim.from_config(config
 rows = plan.accumulation, 8 * plan.rows_per_device
 tokens = *rows, config["batches"]["sequence_length"]
 by_rows = jax.NamedSharding(mesh, sharding.batch_spec(1))
-arrays = (tokens, jnp.int32), (tokens, jnp.int32), (tokens, jnp.float32), (rows, jnp.int32), (tokens, jnp.int32)
+arrays = (
+    (tokens, jnp.int32),
+    (tokens, jnp.int32),
+    (tokens, jnp.float32),
+    (rows, jnp.int32),
+    (tokens, jnp.int32),
+)
 batch = Batch(*(jax.ShapeDtypeStruct(*array, sharding=by_rows) for array in arrays))
 state = shape_of_state(model, optimizer, mesh)
 update = make_update(model, optimizer, mesh, 0, state).lower(state, {}, batch)
 memory = update.compile().memory_analysis()
-print(json.dumps(plan._asdict() | {"state": memory.argument_size_in_bytes, "compiled": memory.argument_size_in_bytes
-    + memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes}))
+print(
+    json.dumps(
+        plan._asdict()
+        | {
+            "state": memory.argument_size_in_bytes,
+            "compiled": memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes,
+        }
+    )
+)
 """
 
 

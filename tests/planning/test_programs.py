@@ -17,7 +17,8 @@ HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[3,8,4]{2,1
   %param_0.1 = f32[3,8,4]{2,1,0} parameter(0)
   %param_1.2 = s32[] parameter(1)
   %zero.1 = s32[] constant(0)
-  %dynamic-slice.1 = f32[1,8,4]{2,1,0} dynamic-slice(%param_0.1, %param_1.2, %zero.1, %zero.1), dynamic_slice_sizes={1,8,4}
+  %dynamic-slice.1 = f32[1,8,4]{2,1,0} dynamic-slice(%param_0.1, %param_1.2, %zero.1, %zero.1), \
+dynamic_slice_sizes={1,8,4}
   ROOT %bitcast.1 = f32[8,4]{1,0} bitcast(%dynamic-slice.1)
 }
 
@@ -35,34 +36,41 @@ HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[3,8,4]{2,1
   %param_1.4 = f32[4]{0} parameter(1)
   %bitcast.4 = f32[1,4]{1,0} bitcast(%param_1.4)
   %param_2.4 = s32[] parameter(2)
-  ROOT %dynamic-update-slice.4 = f32[3,4]{1,0} dynamic-update-slice(%param_0.4, %bitcast.4, %param_2.4, %param_2.4)
+  ROOT %dynamic-update-slice.4 = f32[3,4]{1,0} dynamic-update-slice(%param_0.4, %bitcast.4, \
+%param_2.4, %param_2.4)
 }
 
 %triton_product (param_0.5: f32[8,4], param_1.5: f32[8,4]) -> f32[4,4] {
   %param_0.5 = f32[8,4]{1,0} parameter(0)
   %param_1.5 = f32[8,4]{1,0} parameter(1)
-  ROOT %dot.5 = f32[4,4]{1,0} dot(%param_0.5, %param_1.5), lhs_contracting_dims={0}, rhs_contracting_dims={0}
+  ROOT %dot.5 = f32[4,4]{1,0} dot(%param_0.5, %param_1.5), lhs_contracting_dims={0}, \
+rhs_contracting_dims={0}
 }
 
-%body (state: (s32[], f32[3,8,4], pred[4,16], f32[3,4])) -> (s32[], f32[3,8,4], pred[4,16], f32[3,4]) {
+%body (state: (s32[], f32[3,8,4], pred[4,16], f32[3,4])) \
+-> (s32[], f32[3,8,4], pred[4,16], f32[3,4]) {
   %state = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) parameter(0)
   %count = s32[] get-tuple-element(%state), index=0
   %stacked = f32[3,8,4]{2,1,0} get-tuple-element(%state), index=1
   %mask = pred[4,16]{1,0} get-tuple-element(%state), index=2
   %results = f32[3,4]{1,0} get-tuple-element(%state), index=3
-  %sliced = f32[8,4]{1,0} fusion(%stacked, %count), kind=kLoop, calls=%fused_slice, metadata={op_name="jit(step)/slice"}
+  %sliced = f32[8,4]{1,0} fusion(%stacked, %count), kind=kLoop, calls=%fused_slice, \
+metadata={op_name="jit(step)/slice"}
   %product = f32[4,4]{1,0} fusion(%sliced, %sliced), kind=kCustom, calls=%triton_product
-  %again = (f32[4,4]{1,0}, s8[256]{0}) custom-call(%product, %product), custom_call_target="__cublas$gemm"
+  %again = (f32[4,4]{1,0}, s8[256]{0}) custom-call(%product, %product), \
+custom_call_target="__cublas$gemm"
   %first = f32[4,4]{1,0} get-tuple-element(%again), index=0
   %masked = (f32[4,4]{1,0}, f32[4]{0}) fusion(%first, %mask), kind=kInput, calls=%fused_mask
   %sums = f32[4]{0} get-tuple-element(%masked), index=1
   %reduced = (f32[4]{0}, f32[4]{0}) all-reduce-start(%sums), replica_groups={{0,1}}, to_apply=%add
   %ended = f32[4]{0} all-reduce-done(%reduced)
-  %begun = ((f32[3,4], f32[4], s32[]), f32[3,4]{1,0}, u32[]) fusion-start(%results, %ended, %count), calls=%fused_stack
+  %begun = ((f32[3,4], f32[4], s32[]), f32[3,4]{1,0}, u32[]) fusion-start(%results, %ended, \
+%count), calls=%fused_stack
   %stack = f32[3,4]{1,0} fusion-done(%begun)
   %one = s32[] constant(1)
   %next = s32[] add(%count, %one)
-  ROOT %states = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) tuple(%next, %stacked, %mask, /*index=3*/%stack)
+  ROOT %states = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) tuple(%next, \
+%stacked, %mask, /*index=3*/%stack)
 }
 
 ENTRY %main (given: f32[3,8,4]) -> f32[3,4] {
@@ -70,8 +78,10 @@ ENTRY %main (given: f32[3,8,4]) -> f32[3,4] {
   %start = s32[] constant(0)
   %ones = pred[4,16]{1,0} broadcast(%start), dimensions={}
   %empty = f32[3,4]{1,0} custom-call(), custom_call_target="AllocateBuffer"
-  %tuple = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) tuple(%start, %given, %ones, %empty)
-  %loop = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) while(%tuple), condition=%cond, body=%body, \
+  %tuple = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) tuple(%start, %given, \
+%ones, %empty)
+  %loop = (s32[], f32[3,8,4]{2,1,0}, pred[4,16]{1,0}, f32[3,4]{1,0}) while(%tuple), \
+condition=%cond, body=%body, \
 metadata={op_name="jit(step)/blocks/while"}, backend_config={"known_trip_count":{"n":"3"}}
   %copied = f32[3,4]{1,0} get-tuple-element(%loop), index=3
   ROOT %out = f32[3,4]{1,0} copy(%copied)

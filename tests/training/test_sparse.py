@@ -287,7 +287,9 @@ def main():
         train(config, folder / "devices")
         train(tuned, folder / "tuned_devices")
         requests = {name: Request("test", checkpoint="latest", **way) for name, way in ways.items()}
-        scores = {name: evaluate(folder / "devices", request)["nll"] for name, request in requests.items()}
+        scores = {
+            name: evaluate(folder / "devices", request)["nll"] for name, request in requests.items()
+        }
     if hosts.first():
         (folder / "scores.json").write_text(json.dumps(scores))
 command.run(main)

@@ -18,7 +18,8 @@ def examples(
     ids a b . c . . d e f ., where . is <eos>, longest 5:
         none          [a b . c .] [. d e f .]      cut after every fifth token
         complete      [a b . c .] [. d e f .]      as many whole sentences as fit
-        complete_doc  [a b . c .] [d e f .]        the same, but an empty line ends a document and is left out
+        complete_doc  [a b . c .] [d e f .]        the same, but an empty line ends a document and
+                                                   is left out
         eos           [a b .] [c .] [.] [d e f .]  one sentence each
 
     A sentence of more than `longest` tokens becomes several examples, all but the last of `longest`

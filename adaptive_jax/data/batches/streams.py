@@ -18,7 +18,8 @@ class Streams:
     """The split cut into equal rows; update after update reads the next window of each (Merity et
     al. 2018, section 5).
 
-    Tokens 0 to 13 in 2 rows, windows of 3, 4:   update 0: [0 1 2] and [7 8 9];   update 1: [3 4 5 6] and [10 11 12 13].
+    Tokens 0 to 13 in 2 rows, windows of 3, 4:
+        update 0: [0 1 2] and [7 8 9];   update 1: [3 4 5 6] and [10 11 12 13].
 
     A window is about as long as the sequence length; see `draw` and `lattice`. All rows of an
     update have windows of one length. The last window of an epoch is cut short, and filled up with
@@ -117,7 +118,8 @@ def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int
     """Cuts a split of so many tokens into `rows` rows, read on in windows, each token counted once:
     for evaluation.
 
-    Tokens 0 to 9, 2 rows, context 2, window 3:   [0 1 2] and [4 5 6];   [3 4 5] and [7 8 9].   4 and 5 count in the first row.
+    Tokens 0 to 9, 2 rows, context 2, window 3:
+        [0 1 2] and [4 5 6];   [3 4 5] and [7 8 9].   4 and 5 count in the first row.
 
     context: tokens that every row but the first reads before those that count there.
 

@@ -91,7 +91,8 @@ def windows(
     """Cuts a split into windows, so that every token of an example is scored exactly once.
 
     ids a b c d e, window 3, context 1 (so each row scores 2), break_mode "none":
-        inputs [<eos> a .], [a b c], [c d .];  targets [a b .], [b c d], [d e .];  weights [1 1 0], [0 1 1], [0 1 0]; first 0 1 1
+        inputs [<eos> a .], [a b c], [c d .];  targets [a b .], [b c d], [d e .];
+        weights [1 1 0], [0 1 1], [0 1 0];  first 0 1 1
 
     A row holds one example of at most window − context tokens, after the `context` tokens that
     precede it in the split. Examples that must see nothing else need context 0, and rows hold them

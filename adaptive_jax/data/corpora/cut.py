@@ -3,7 +3,8 @@ train, 2 million, and 10 million.
 
     python -m adaptive_jax.data.corpora.cut news_crawl_2007 --output=news_2007
     python -m adaptive_jax.data.corpora.cut news.2007.en.shuffled.gz --output=news_2007
-    python -m adaptive_jax.data.corpora.cut commoncrawl.de-en.en --output=common_crawl --shuffle_seed=1
+    python -m adaptive_jax.data.corpora.cut commoncrawl.de-en.en --output=common_crawl \\
+        --shuffle_seed=1
     python -m adaptive_jax.data.corpora.cut wikitext-103-raw --output=wikitext103_raw
 
 The first downloads a year's file; the address of another file does, too. One file is cut into parts

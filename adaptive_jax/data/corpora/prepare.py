@@ -1,8 +1,9 @@
 """Prepares the corpus of a config ahead of a run; otherwise train.py does it at its start.
 
-    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py --config.data.path=DIR
-    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py
-    --to=gs://my-bucket/billion_word
+    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py \\
+        --config.data.path=DIR
+    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py \\
+        --to=gs://my-bucket/billion_word
 
 Parallel processes count and encode. After an interruption the same command resumes. --to also
 copies vocabulary and ids to object storage, where runs read them with

@@ -1,8 +1,10 @@
 """The text of each split as one stream of bytes, from files, compressed files, directories and
 archives.
 
-texts = local_texts("text_files", "my_corpus")      # {"train": Text(files=(.../train.txt.xz,)), ...}
-for chunk in texts["train"].chunks(): ...           # Chunk(name=".../train.txt.xz", data=b"the cat ...", done=0.01)
+texts = local_texts("text_files", "my_corpus")
+    # {"train": Text(files=(.../train.txt.xz,)), ...}
+for chunk in texts["train"].chunks(): ...
+    # Chunk(name=".../train.txt.xz", data=b"the cat ...", done=0.01)
 """
 
 import codecs

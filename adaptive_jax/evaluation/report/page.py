@@ -116,12 +116,14 @@ def _kind(given, column, best=False):
 
 def _line(given, number, row):
     kinds = (_kind(given, column, given.best.get(column) == number) for column in range(len(row)))
-    return f"<tr>{''.join(f'<td{kind}>{html.escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
+    cells = zip(kinds, row, strict=True)
+    return f"<tr>{''.join(f'<td{kind}>{html.escape(cell)}</td>' for kind, cell in cells)}</tr>"
 
 
 def folded(title: str, content: str, shown: bool = False) -> str:
     """Content that a reader can open and close."""
-    return f"<details{' open' if shown else ''}><summary>{html.escape(title)}</summary>\n{content}\n</details>"
+    tag = "<details open>" if shown else "<details>"
+    return f"{tag}<summary>{html.escape(title)}</summary>\n{content}\n</details>"
 
 
 def sample(tokens: Sequence[Token]) -> str:
