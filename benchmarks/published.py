@@ -1,14 +1,15 @@
-"""Trains rows of the papers at their own size, to the end, and holds them against what was published.
+"""Trains rows of the papers at their own size, to the end, and holds them against what was
+published.
 
     python -m benchmarks.published --next --home=DIR [--data=DIR]   starts or resumes what is due
-    python -m benchmarks.published --stop --home=DIR                stops it; its last update is saved
+    python -m benchmarks.published --stop --home=DIR                stops it, its last update saved
     python -m benchmarks.published                                  draws curves, writes the tables
 
 One row trains at a time, in the background and at the lowest priority, from a clone at a fixed
-commit with an environment of its own, so that changes of this checkout do not touch it. Its metrics,
-thinned to 500 lines, its config, its plan and `result.json` are copied to benchmarks/published/ROW
-whenever `--next` is asked; commit them, so that a curve survives the machine. `--next` says where
-the row stands, and evaluates it once it has ended.
+commit with an environment of its own, so that changes of this checkout do not touch it. Its
+metrics, thinned to 500 lines, its config, its plan and `result.json` are copied to
+benchmarks/published/ROW whenever `--next` is asked; commit them, so that a curve survives the
+machine. `--next` says where the row stands, and evaluates it once it has ended.
 """
 
 import dataclasses
@@ -140,7 +141,7 @@ def start(target: Target) -> None:
 
 
 def evaluate(target: Target) -> float:
-    """The test perplexity of a row that has ended: the whole split in one stream, `<eos>` counted."""
+    """The test perplexity of a row that has ended, of all its split in one stream, with `<eos>`."""
     arguments = [f"--workdir={target.workdir}", "--split=test"]
     arguments += [f"--data_path={DATA.value}"] * bool(DATA.value)
     subprocess.run(
