@@ -144,6 +144,22 @@ def test_the_vocabulary_comes_with_them(url, vocabulary):
     assert found.encode("lowest the") == vocabulary.encode("lowest the")
 
 
+def test_the_same_words_in_another_order(url):
+    """Ids are renumbered as they are read, so that a run with clusters trains from a store."""
+    stored.copy(Corpus(VOCABULARY, {"train": ids_of(70) % len(VOCABULARY)}), url)
+    order = np.arange(len(VOCABULARY))[::-1]
+    other = Vocabulary(tuple(VOCABULARY.words[i] for i in order), VOCABULARY.counts[order])
+    data = {"corpus": "text_files", "path": url}
+    corpus = load(data, vocabulary=other, splits=("train",))
+    assert corpus.vocabulary is other
+    for where in slice(3, 60), np.array([[5], [2]]), 7:
+        np.testing.assert_array_equal(
+            corpus.ids["train"][where], order[(ids_of(70) % len(VOCABULARY))[where]]
+        )
+    with pytest.raises(InputError, match="holds ids of another vocabulary"):
+        load(data, vocabulary=Vocabulary(other.words, other.counts + 1), splits=("train",))
+
+
 def test_only_the_splits_asked_for(url):
     """A split that is empty or not asked for does no harm, one that is not there is named."""
     stored.copy(Corpus(VOCABULARY, {"train": ids_of(70), "validation": ids_of(0)}), url)
