@@ -126,7 +126,7 @@ def test_a_run_in_clusters(config, tmp_path):
     assert found[0]["bands"][0]["share"] > 0.5
     assert read_words(tmp_path / "stopped").words == ordered.words != words.words
     kept = read_config(tmp_path / "whole")
-    assert (kept["output"]["clusters"], kept["input"]["cutoffs"]) == (str(file), [40, 80])
+    assert (kept["output"]["clusters"], kept["input"]["cutoffs"]) == (str(file), (40, 80))
     check_embeddings(tmp_path / "whole")
 
     stopped = tmp_path / "stopped"

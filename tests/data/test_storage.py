@@ -16,6 +16,7 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError

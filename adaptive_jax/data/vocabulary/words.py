@@ -1,4 +1,4 @@
-"""Words and their counts, most frequent first or by clusters: cutoffs and bands rest on this order."""
+"""Words and their counts, in the order that cutoffs and bands rest on: by frequency, or by clusters."""
 
 import bisect
 import dataclasses
