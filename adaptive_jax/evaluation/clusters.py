@@ -73,7 +73,7 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
         raise InputError(
-            f"the {len(ids):,} words are not in order of frequency: give --config=FILE for the words"
+            f"the {len(ids):,} words are not in order of frequency: give --config=FILE for those"
             " of its corpus, or --vocabulary= of a run without clusters"
         )
     if method in CUT:

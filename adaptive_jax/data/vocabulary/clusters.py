@@ -88,7 +88,7 @@ def cut(config: Mapping) -> dict:
     Raises:
         InputError: as `read_header`; an input or an output that clusters do not fit.
     """
-    if not (path := config["output"]["clusters"]):
+    if not (path := config["output"].get("clusters")):
         return dict(config)
     name, table = config["output"].get("name"), config["output"]["table"].get("name")
     if name not in OUTPUTS or table not in ("own", "tied"):
@@ -130,7 +130,7 @@ def in_clusters(config: Mapping, vocabulary: Vocabulary) -> tuple[dict, Vocabula
     Raises:
         InputError: as `cut` and `read_clusters`.
     """
-    if not (path := config["output"]["clusters"]):
+    if not (path := config["output"].get("clusters")):
         return dict(config), vocabulary
     new = cut(config)
     return new | {"output": new["output"] | {"clusters": ""}}, in_order(vocabulary, path)

@@ -1,4 +1,4 @@
-"""Words and their counts, in the order that cutoffs and bands rest on: by frequency, or by clusters."""
+"""Words and their counts, in the order that cutoffs rest on: by frequency, or by clusters."""
 
 import bisect
 import dataclasses
