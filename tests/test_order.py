@@ -64,6 +64,7 @@ def test_a_config_and_its_words_in_clusters(layers, group, tmp_path):
     config, words = in_clusters(given, WORDS)
     assert words.words == tuple(WORDS.words[i] for i in ids)
     np.testing.assert_array_equal(words.counts, WORDS.counts[ids])
+    np.testing.assert_array_equal(words.ranks, ids)
     by_hand = defaults.config(
         BODY, layers, {f"{group}.cutoffs": CUTOFFS, "data.vocabulary_size": 41}
     )

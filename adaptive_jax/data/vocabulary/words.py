@@ -188,11 +188,14 @@ class Vocabulary:
 
     @functools.cached_property
     def ranks(self) -> np.ndarray:
-        """int64 `[V]`: how many words come before each in order of frequency; of equal counts, the
-        lower id does.
+        """int64 `[V]`: how many words come before each in order of frequency: its id, if words are
+        in such an order; otherwise words with equal counts are in code point order, as in `build`.
         """
-        ranks = np.empty(len(self), np.int64)
-        ranks[np.argsort(-self.counts, kind="stable")] = np.arange(len(self))
+        ranks = np.arange(len(self))
+        if (np.diff(self.counts) > 0).any():
+            counts, words = self.counts.tolist(), self.words
+            order = sorted(range(len(self)), key=lambda i: (-counts[i], words[i]))
+            ranks[order] = np.arange(len(self))
         return ranks
 
     def same_words(self, other: "Vocabulary") -> bool:
