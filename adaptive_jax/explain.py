@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from adaptive_jax import command
 from adaptive_jax.data.batches.training import Layout
 from adaptive_jax.data.corpora.load import CORPORA, Settings
+from adaptive_jax.data.vocabulary import clusters
 from adaptive_jax.defaults import CHOOSE, DEFAULTS, GENERAL, NAMED, defaults_of
 from adaptive_jax.model import language_model as model
 from adaptive_jax.training import optim
@@ -113,7 +114,7 @@ def meaning_of(group: str, key: str, name: str | None = None) -> str:
     if group in NAMED and key == "name":
         return f"which class: {', '.join(NAMED[group])}"
     if path == "output.clusters":
-        return _documented(model.LanguageModel, key)
+        return _documented(clusters.cut, key)
     if path == "choose.hours":
         return (
             "hours that training may take, where a config leaves settings None: they are chosen for"

@@ -24,7 +24,6 @@ def load(folder):  # the parameters by name, the config, and the id of each word
         config["body"].get("positions", "sinusoidal")
     ]
     kind += [
-        config["output"]["clusters"],
         config["output"]["table"].get("share_head_projection", False),
         config["data"]["codes"],
     ]
@@ -32,7 +31,7 @@ def load(folder):  # the parameters by name, the config, and the id of each word
         config["input"].get("scaled"),
         any(f"output.table.{name}" in p for name in ("projection_0", "bias", "head")),
     ]
-    if kind != ["transformer", "adaptive", "adaptive", "sinusoidal", "", False, 0, False, False]:
+    if kind != ["transformer", "adaptive", "adaptive", "sinusoidal", False, 0, False, False]:
         sys.exit(f"this example does not read such a model: {kind}")
     bands = [
         p[f"input.table_{i}"] @ p[f"input.projection_{i}"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.corpora.load import CORPORA
+from adaptive_jax.data.vocabulary.clusters import cut
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import DEFAULTS
@@ -321,7 +322,7 @@ def test_a_row_whose_clusters_are_missing():
         InputError,
         match=r"clusters/penn_treebank_hsm_kmeans_glove.txt'.*python -m adaptive_jax.data.clusters",
     ):
-        build(config, 10_000)
+        cut(config)
 
 
 def test_counts_that_two_papers_define():
@@ -411,7 +412,6 @@ def test_settings_agree_with_each_other(config):
         "table",
         "source",
         "gather",
-        "clusters",
     }
     groups = {name: config[name] for name in ("input", "body", "output")}
     for layer, settings in (

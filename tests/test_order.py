@@ -1,75 +1,40 @@
-"""The order of words at the model's door: clusters change what layers see, and nothing that
-callers give or get.
-"""
+"""The order of words: `output.clusters` numbers a run's words, and cuts its table, by clusters."""
 
 import shutil
-from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from adaptive_jax import defaults
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.clusters import Header, order, read_clusters, write_clusters
-from adaptive_jax.data.vocabulary.lexicon import lexicon
-from adaptive_jax.data.vocabulary.sealed import read_sealed
+from adaptive_jax.data.vocabulary.clusters import (
+    Header,
+    cut,
+    in_clusters,
+    in_order,
+    read_clusters,
+    write_clusters,
+)
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.clusters import of_run
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
-from adaptive_jax.model.gradients import make_gradients
-from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.parallel import sharding
+from adaptive_jax.interop.export import export
+from adaptive_jax.model.language_model import build
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
-from tests.toys import NoBody
+from adaptive_jax.workdir.settings import read_config, read_words
 from tests.training.test_runs import assert_close, state_of
 
 WORDS = Vocabulary.build({"<eos>": 9, "<unk>": 4} | {"ab" * (n % 5) + str(n): 1 for n in range(39)})
 SIZES = (9, 20, 12)
 CUTOFFS = (9, 29)
-CNN = {
-    "input.name": "char_cnn",
-    "input.width": 4,
-    "input.filters": ((2, 8),),
-    "input.length": 8,
-    "input.highway_layers": 0,
-}
-LEXICON = str(Path(__file__).parent / "fixtures" / "lexicon.jsonl")
-OWN = {"output.table.name": "own", "output.table.factor": 2}
-CASES = {
-    "adaptive, own": (
-        {
-            "input.name": "adaptive",
-            "input.cutoffs": (5, 20),
-            "input.factor": 2,
-            "output.table.bias": True,
-        }
-        | OWN
-    ),
-    "char_cnn, own": CNN | OWN,
-    "lookup, tied": {
-        "input.name": "lookup",
-        "output.table.name": "tied",
-        "output.table.bias": True,
-    },
-    "adaptive, tied": {"input.name": "adaptive", "input.factor": 2, "output.table.name": "tied"},
-    "char_cnn, tied": CNN | {"output.table.name": "tied"},
-    "groc, tied": (
-        CNN
-        | {
-            "input.name": "groc",
-            "input.strides": (2,),
-            "input.lexicon": LEXICON,
-            "output.table.name": "tied",
-        }
-    ),
-}
 BODY = {"body.features": 16, "body.heads": 2}
+OWN = {"output.table.name": "own", "output.table.factor": 2}
+TIED = {"output.table.name": "tied"}
 
 
 def shuffled(vocabulary, path, sizes):
@@ -81,138 +46,106 @@ def shuffled(vocabulary, path, sizes):
     return ids
 
 
-def outcome(config, vocabulary, ids, targets):
-    """Loss, nll and log-probabilities in one program; gradients of an update in two parts, too,
-    where all vectors are composed.
+@pytest.mark.parametrize(
+    "layers, group",
+    [
+        ({"input.name": "adaptive", "input.factor": 2} | TIED, "input"),
+        ({"input.name": "lookup"} | TIED, "output.table"),
+        ({"input.name": "lookup"} | OWN, "output.table"),
+        ({"input.name": "adaptive", "input.cutoffs": ()} | OWN, "output.table"),
+    ],
+)
+def test_a_config_and_its_words_in_clusters(layers, group, tmp_path):
+    """Ids are places in the file, counts follow their words, and the table that the output reads is
+    cut at the clusters; without clusters nothing changes.
     """
-    model = build(config, len(vocabulary)).clone(
-        body=NoBody()
-    )  # a body sees no ids, and takes long to compile
-    random = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda a: jnp.asarray(random.normal(0, 0.3, a.shape), jnp.float32), parameter_shapes(model)
+    ids = shuffled(WORDS, tmp_path / "c.txt", SIZES)
+    given = defaults.config(BODY, layers, {"output.clusters": str(tmp_path / "c.txt")}).to_dict()
+    config, words = in_clusters(given, WORDS)
+    assert words.words == tuple(WORDS.words[i] for i in ids)
+    np.testing.assert_array_equal(words.counts, WORDS.counts[ids])
+    np.testing.assert_array_equal(words.ranks, ids)
+    by_hand = defaults.config(
+        BODY, layers, {f"{group}.cutoffs": CUTOFFS, "data.vocabulary_size": 41}
     )
-    variables = {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
-    rows = jnp.arange(len(ids))
-    batch = Batch(ids, targets, jnp.where(targets < 0, 0.0, 1.0), rows)
-    positions = jnp.full((len(ids), 1), 3)
-
-    def everything(variables, batch):
-        loss = model.apply(variables, batch)[0]
-        if model.composed_words() == "all":
-            parts = jax.tree.map(lambda a: a.reshape(2, -1, *a.shape[1:]), batch)
-            arguments = variables["params"], variables["lexicon"], jnp.int32(0), parts, ()
-            loss = loss.total, make_gradients(model, sharding.device_mesh(), 0)(*arguments)
-        hidden, _ = model.apply(variables, batch, method="hidden")
-        nll = model.apply(variables, hidden[:, 1:], targets[:, 1:], method="nll")
-        log_probs = model.apply(variables, batch, positions, method="log_probs")
-        return loss, hidden, nll, log_probs
-
-    program = jax.jit(everything).lower(variables, batch).compile()
-    return program(variables, batch)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_clusters_are_a_permutation_by_hand(case, tmp_path):
-    """The same parameters with places for ids: loss, gradients, nll; log-probabilities in the
-    order of words.
-    """
-    config = defaults.config(BODY, CASES[case]).to_dict()
-    words = shuffled(WORDS, tmp_path / "clusters.txt", SIZES)
-    places, tied = np.argsort(words), "tied" in case
-    ids = np.random.default_rng(0).integers(0, len(WORDS), (4, 7))
-    inputs, targets = ids[:, :-1], ids[:, 1:].copy()
-    targets[0, 0] = -1  # of weight 0
-    config["output"]["clusters"] = str(tmp_path / "clusters.txt")
-    ours = outcome(config, WORDS, inputs, targets)
-
-    config["output"]["clusters"] = ""
-    cut = config["input"] if case == "adaptive, tied" else config["output"]["table"]
-    cut["cutoffs"] = CUTOFFS
-    other = Vocabulary(tuple(WORDS.words[i] for i in words), WORDS.counts[words]) if tied else WORDS
-    by_hand = outcome(
-        config,
-        other,
-        places[inputs] if tied else inputs,
-        np.where(targets < 0, -1, places[targets]),
+    assert config == by_hand.to_dict()
+    model = build(config, len(words))
+    bands = jax.eval_shape(
+        lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
     )
-    *by_hand, log_probs = by_hand
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
-        ours,
-        (*by_hand, log_probs[..., places]),
-    )
-    np.testing.assert_allclose(jax.nn.logsumexp(ours[-1], axis=-1), 0, atol=1e-5)
-    at_three = np.take_along_axis(np.asarray(ours[-1])[:, 0], targets[:, 3:4], axis=1)[:, 0]
-    np.testing.assert_allclose(ours[2][:, 2], -at_three, atol=1e-5)
+    assert tuple(len(band.table) for band in bands) == SIZES
+    assert in_clusters(config, words) == (config, words)
 
 
-def check_embeddings(workdir):
-    """Those of a run are rows of its input's assembled table by word, though the table is in
-    the order of clusters.
-    """
-    run = open_run(workdir)
-    ids, vectors = of_run(workdir, run.vocabulary)
-    given, places = {"params": run.params, "lexicon": run.lexicon}, run.lexicon["order"]["places"]
+def test_sub_word_units_in_clusters(tmp_path):
+    """Text is spelled in the same units, under other ids."""
+    units = Subwords.build({"lowest": 5, "lower": 2, "newer": 6, "<eos>": 4}, 5)
+    sizes = 100, 100, len(units) - 200
+    shuffled(units, tmp_path / "c.txt", sizes)
+    other = in_order(units, tmp_path / "c.txt")
+    spelled = [[v.words[i] for i in v.encode("lower new")] for v in (units, other)]
+    assert spelled[0] == spelled[1] and units.encode("lower") != other.encode("lower")
+    other.write(tmp_path / "vocabulary.txt")
+    again = Subwords.read(tmp_path / "vocabulary.txt")
+    assert again.digest == other.digest != units.digest and again.same_words(units)
+
+
+def check_embeddings(run):
+    """Those of a run are the vectors of its words."""
+    ids, vectors = of_run(run, words := read_words(run))
+    opened = open_run(run)
     rows = jax.jit(
-        lambda given: run.model.apply(given, places, method=lambda m, places: m.input(places))
-    )(given)
+        lambda given: opened.model.apply(given, np.arange(122), method=lambda m, i: m.input(i))
+    )({"params": opened.params})
     np.testing.assert_allclose(vectors, rows, atol=1e-6)
-    assert ids.tolist() == list(range(122))
+    assert ids.tolist() == list(range(len(words)))
 
 
-def test_a_run_keeps_its_clusters(config, settings, tmp_path):
-    """Stopped and resumed without the file that it began with, it ends and evaluates as a run
-    that was never stopped.
+def test_a_run_in_clusters(config, tmp_path):
+    """Stopped and resumed without the file that it began with, it ends and evaluates as a run that
+    was never stopped; so does its export. Other clusters, or none, are refused.
     """
     file, clusters = tmp_path / "clusters.txt", {"output.clusters": str(tmp_path / "clusters.txt")}
-    shuffled(load(config()["data"]).vocabulary, file, (40, 40, 42))
+    words = load(config()["data"]).vocabulary
+    shuffled(words, file, (40, 40, 42))
+    ordered = in_order(words, file)
     last = {"evaluate_every": 0, "checkpoint_every": 0} | clusters
     train(config(steps=6, **last), tmp_path / "whole")
     train(config(steps=3, **last), tmp_path / "stopped")
-    file.unlink()
-    train(config(steps=6, **last), tmp_path / "stopped")
-    own = {"output.clusters": str(tmp_path / "stopped" / "clusters.txt")}
-    assert_close(*(state_of(tmp_path / name, config(**own)) for name in ("stopped", "whole")), 0)
-    whole, stopped = (
-        evaluate(tmp_path / name, Request("test"))["nll"] for name in ("whole", "stopped")
-    )
-    assert whole == stopped
+    shutil.move(file, moved := tmp_path / "moved.txt")
+    train(config(steps=5, **last), tmp_path / "stopped")
+    train(config(steps=6, **last | {"output.clusters": str(moved)}), tmp_path / "stopped")
+    own = config(**{"input.cutoffs": (40, 80)})
+    assert_close(*(state_of(tmp_path / name, own) for name in ("stopped", "whole")), 0)
+    export(tmp_path / "whole", tmp_path / "exported")
+    found = [
+        evaluate(tmp_path / name, Request("test")) for name in ("whole", "stopped", "exported")
+    ]
+    assert len({each["nll"] for each in found}) == 1
+    # Bands of ranks, not of ids: powers of ten, and the most frequent words have the most tokens.
+    assert [band["last"] for band in found[0]["bands"]] == [10, 100, 122]
+    assert found[0]["bands"][0]["share"] > 0.5
+    assert read_words(tmp_path / "stopped").words == ordered.words != words.words
+    kept = read_config(tmp_path / "whole")
+    assert (kept["output"]["clusters"], kept["input"]["cutoffs"]) == (str(file), (40, 80))
     check_embeddings(tmp_path / "whole")
 
-    other, copy = tmp_path / "other.txt", tmp_path / "stopped" / "clusters.txt"
-    dry_run(
-        config(
-            steps=9,
-            **last | {"output.clusters": str(shutil.copy(copy, other)), "data.vocabulary_size": 9},
-        ),
-        copy.parent,
-        1,
-    )
-    shuffled(load(config()["data"]).vocabulary, other, (40, 42, 40))
-    with pytest.raises(
-        InputError, match="output.clusters was .* and is now .*other.txt, with other clusters"
+    stopped = tmp_path / "stopped"
+    dry_run(config(steps=9, **last | {"data.vocabulary_size": 9}), stopped, 1)
+    for sizes, says in (
+        ((40, 42, 40), r"input.cutoffs was \[40, 80\] and is now \[40, 82\]"),
+        ((40, 40, 42), "not the same ones in the same order: restore the corpus, and the clusters"),
     ):
-        train(config(steps=9, **last | {"output.clusters": str(other)}), tmp_path / "stopped")
+        write_clusters(moved, Header("kmeans", 4, words.digest, sizes), words.words)
+        with pytest.raises(InputError, match=says):
+            train(config(steps=9, **last | {"output.clusters": str(moved)}), stopped)
+    with pytest.raises(InputError, match=r"output.clusters was .*moved.txt and is now \."):
+        train(config(steps=9, **{"input.cutoffs": (40, 80)}), stopped)
     with pytest.raises(InputError, match=r"cannot read output.clusters=.*make it with .*--output="):
         train(config(**clusters), tmp_path / "new")
-    lines = copy.read_text().splitlines()
-    copy.write_text("\n".join([lines[0], *lines[:0:-1], ""]))
-    with pytest.raises(InputError, match=r"clusters.txt is damaged"):
-        evaluate(tmp_path / "stopped", Request("test"))
-    copy.unlink()
-    for call in (
-        (lambda: evaluate(copy.parent, Request("test"))),
-        (lambda: train(config(**clusters), copy.parent)),
-    ):
-        with pytest.raises(InputError, match=r"clusters.txt is missing: restore"):
-            call()
-    other = read_sealed(tmp_path / "whole" / "vocabulary.txt", "").cut(limit=100)
-    with pytest.raises(
-        InputError,
-        match=r"orders 122 words of another vocabulary .* 100 words.*adaptive_jax.data.clusters",
-    ):
-        order(other, tmp_path / "whole" / "clusters.txt")
+    both = {"init_from": str(tmp_path / "whole"), "init_words": "both"}
+    with pytest.raises(InputError, match="init_words=both adds words that output.clusters="):
+        train(config(**last | {"output.clusters": str(moved)} | both), tmp_path / "new")
 
 
 @pytest.mark.parametrize(
@@ -238,11 +171,31 @@ def test_files_that_are_none(change, says, tmp_path):
     path.write_text("\n".join([*change(path.read_text().splitlines()), ""]))
     with pytest.raises(InputError, match=says):
         read_clusters(path, WORDS)
+    with pytest.raises(InputError, match=r"orders .* of another vocabulary|is no header"):
+        read_clusters(path, WORDS.cut(limit=20))
 
 
-def test_a_file_of_fewer_words_builds_no_model(tmp_path):
-    """The header alone says so, before anything is compiled."""
-    path = tmp_path / "clusters.txt"
-    shuffled(WORDS, path, SIZES)
-    with pytest.raises(InputError, match=r"orders 41 words, and the vocabulary has 50"):
-        build(defaults.config(BODY, OWN, {"output.clusters": str(path)}).to_dict(), 50)
+@pytest.mark.parametrize(
+    "layers, says",
+    [
+        ({"output.name": "softmax"} | OWN, "does not fit output.name='softmax'"),
+        ({"output.name": "nce"} | OWN, "does not fit output.name='nce'"),
+        ({"output.table.name": "mapped"}, "output.table.name='mapped'"),
+        (
+            {"input.name": "adaptive", "input.cutoffs": (5, 20)} | OWN,
+            r"input.cutoffs=\(5, 20\) are for words in order of frequency: use output.table.name",
+        ),
+    ],
+)
+def test_layers_that_clusters_do_not_fit(layers, says):
+    """One line, before a file is read. An adaptive input that the output does not share would give
+    its widest vectors to the words of the first cluster.
+    """
+    with pytest.raises(InputError, match=says):
+        cut(defaults.config(BODY, layers, {"output.clusters": "c.txt"}).to_dict())
+
+
+def test_a_model_is_not_built_with_clusters_unread():
+    """It would be cut in order of frequency without a word."""
+    with pytest.raises(InputError, match="'c.txt' is a file, which build does not read"):
+        build(defaults.config(BODY, OWN, {"output.clusters": "c.txt"}).to_dict(), 50)

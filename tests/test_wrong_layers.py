@@ -100,9 +100,9 @@ def uncounted():
     )
 
 
-def built(output, table="own", clusters="", **fields):
+def built(output, table="own", **fields):
     table = {"name": table} | fields
-    output = {"name": output, "clusters": clusters, "table": table}
+    output = {"name": output, "table": table}
     body = {"name": "gated_conv", "features": FEATURES, "blocks": ((1, 1, 8),)}
     return build(
         {"dtype": "float32", "input": {"name": "lookup"}, "body": body, "output": output}, WORDS
@@ -247,15 +247,6 @@ WRONG = {
     "softmax, no projection": (
         lambda: built("softmax", width=4, projected=False),
         "output.table.projected=False",
-    ),
-    "softmax, clusters": (
-        lambda: built("softmax", clusters="c.txt"),
-        "output.clusters='c.txt' does not fit output.name='softmax'",
-    ),
-    "nce, clusters": (lambda: built("nce", clusters="c.txt"), "output.name='nce'"),
-    "mapped, clusters": (
-        lambda: built("adaptive", "mapped", clusters="c.txt"),
-        "output.table.name='mapped'",
     ),
     "sampled, no samples": (lambda: Sampled(own(), 0), "samples=0"),
     "sampled, proposal": (lambda: Sampled(own(), 9, "unigrams"), "proposal='unigrams'"),

@@ -43,7 +43,7 @@ def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
     return {
         "characters": characters,
         "bits_per_character": None if characters is None else bits / characters,
-        "bands": by_band(nll, ids, edges(run)),
+        "bands": by_band(nll, run.vocabulary.ranks[ids], edges(run)),
         "vocabulary": {"size": len(run.vocabulary), "fingerprint": run.vocabulary.digest},
         "versions": (
             {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
@@ -78,21 +78,21 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
 
 def edges(run: Run) -> list[int]:
     """Ranks that part the words that training knew: the model's cutoffs, or 10, 100, 1,000 …
-    where it has none or has clusters.
+    where it has none or its words are in another order than by frequency.
     """
-    output, own = run.config["output"], ()
-    if not output["clusters"]:
-        own = output["table"].get("cutoffs") or run.config["input"].get("cutoffs") or ()
+    own, ranks = (), run.vocabulary.ranks
+    if np.array_equal(ranks, np.arange(len(ranks))):
+        own = run.config["output"]["table"].get("cutoffs") or run.config["input"].get("cutoffs")
     tens = (10**power for power in range(1, 10))
     return [0, *(edge for edge in own or tens if edge < run.known), run.known]
 
 
-def by_band(nll: np.ndarray, ids: np.ndarray, parts: list[int]) -> list[dict]:
+def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
     """Share of the tokens, and perplexity a token, of words by how frequent they are in training.
 
     Args:
         nll: `[tokens]` in nats.
-        ids: `[tokens]`.
+        ranks: `[tokens]`, of the words by frequency.
         parts: ranks, ascending, the most frequent word's being 0: band i has those from `parts[i]`
             to below `parts[i + 1]`.
 
@@ -102,7 +102,7 @@ def by_band(nll: np.ndarray, ids: np.ndarray, parts: list[int]) -> list[dict]:
     """
     bands = []
     for begin, end in itertools.pairwise(parts):
-        which = (ids >= begin) & (ids < end)
+        which = (ranks >= begin) & (ranks < end)
         paid = perplexity(float(np.mean(nll[which], dtype=np.float64))) if which.any() else None
         bands.append(
             {"first": begin + 1, "last": end, "share": float(np.mean(which)), "perplexity": paid}

@@ -54,7 +54,8 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
     A word without a vector goes where the word next to it in frequency goes.
 
     Raises:
-        InputError: settings out of range, or embeddings that cannot be read.
+        InputError: settings out of range, embeddings that cannot be read, or words that are not in
+            order of frequency, as those of a run with clusters.
     """
     method, clusters = request.method, request.clusters
     check_known(f"--method={method}", method, clustering.METHODS)
@@ -70,6 +71,11 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
                 f" {', '.join(sorted(readers))}"
             )
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
+    if not np.array_equal(vocabulary.ranks, ids):
+        raise InputError(
+            f"the {len(ids):,} words are not in order of frequency: give --config=FILE for those"
+            " of its corpus, or --vocabulary= of a run without clusters"
+        )
     if method in CUT:
         sizes = _sizes(len(vocabulary), request)
     if method != "frequency":
@@ -146,9 +152,7 @@ def _embeddings(vocabulary, source):
 
 
 def of_run(workdir, vocabulary):
-    """Ids of the words that a run knows, and their vectors: rows of its input's table,
-    assembled and in the order of words.
-    """
+    """Ids of the words that a run knows, and their vectors: rows of its input's assembled table."""
     import jax
     import jax.numpy as jnp
 
@@ -169,8 +173,6 @@ def of_run(workdir, vocabulary):
     vectors = np.asarray(
         jax.jit(lambda variables: run.model.apply(variables, method=table))(variables), np.float32
     )
-    if "input" in run.model.wants().get("order", {}).get("of", ()):
-        vectors = vectors[np.asarray(run.lexicon["order"]["places"])]
     rows = dict(zip(run.vocabulary.words, range(len(vectors)), strict=True))
     ids = np.array([i for i, word in enumerate(vocabulary.words) if word in rows])
     if not len(ids):

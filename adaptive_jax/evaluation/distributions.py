@@ -69,7 +69,9 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
 
     def describe(params, lexicon, tables, hidden, targets):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
-        log_probs = local_model.apply(variables, hidden, method=_log_probs)
+        log_probs = local_model.apply(
+            variables, hidden, method=lambda model, hidden: model.output.log_probs(hidden)
+        )
         of_targets = jnp.take_along_axis(log_probs, targets[:, None], axis=1)
         best, words = jax.lax.top_k(log_probs, k)
         rank = 1 + jnp.sum(log_probs > of_targets, axis=1, dtype=jnp.int32)
@@ -86,9 +88,3 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
             exact(describe, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False
         )
     )
-
-
-def _log_probs(model, hidden):
-    """Log-probabilities `[tokens, vocabulary]` in the order of the vocabulary."""
-    log_probs = model.output.log_probs(hidden)
-    return jnp.take(log_probs, model.order.value["places"], axis=1) if model.clusters else log_probs

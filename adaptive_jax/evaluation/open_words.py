@@ -76,8 +76,10 @@ def open_extended(
     """Opens a run with a vocabulary of `extended`. share, and raises InputError: as `open_run`."""
     if len(own) == len(vocabulary):
         return open_run(workdir, checkpoint, own, share)
-    config = with_own_files(read_config(workdir), workdir)
-    if fits_any_vocabulary(config, len(own)):
+    given = read_config(workdir)
+    if not given["output"]["clusters"] and fits_any_vocabulary(
+        with_own_files(given, workdir), len(own)
+    ):  # new words are in no cluster
         run = open_run(workdir, checkpoint, vocabulary, share)
     else:
         run = open_run(workdir, checkpoint, own, share)._replace(vocabulary=vocabulary)
@@ -88,8 +90,6 @@ def fits_any_vocabulary(config: Mapping, words: int) -> bool:
     """Whether the parameters of a config's model, of so many words, are those of a model of
     more words.
     """
-    if config["output"]["clusters"]:
-        return False
     return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
 
 

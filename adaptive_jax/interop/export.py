@@ -22,12 +22,7 @@ from adaptive_jax.workdir.settings import check_name, read_config, write_json
 
 __all__ = ["Shape", "export"]
 
-COPIES = (
-    "clusters.txt",
-    "clusters.sha256",
-    "lexicon.jsonl",
-    "lexicon.sha256",
-)  # what a run keeps of its words
+COPIES = "lexicon.jsonl", "lexicon.sha256"  # what a run keeps of its words
 
 
 def export(

@@ -10,7 +10,6 @@ from flax import linen as nn
 from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
-from adaptive_jax.data.vocabulary.clusters import read_header
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
@@ -52,45 +51,17 @@ OUTPUTS = {
 }
 
 
-CLUSTERED = (
-    "hierarchical",
-    "adaptive",
-    "differentiated",
-)  # outputs whose table may have several bands
-
-
 class LanguageModel(nn.Module):
-    """A next-word model.
+    """A next-word model: an input, a body and an output.
 
     `apply` takes these collections: "params"; "lexicon", what `wants` asks for; and, to compute
     vectors that are composed from other parameters once and not at every call, "tables", which
     `compose` makes.
-
-    With clusters, the output knows a word by its place in their order, and so does an input whose
-    table the output shares. Token ids, targets and log-probabilities, as methods take and return
-    them, are in the vocabulary's order all the same.
-
-    Attributes:
-        clusters: file with an order of the words and the sizes of clusters, which take the place of
-            the table's cutoffs; see docs/clusters.md. Empty: words are in the vocabulary's order.
     """
 
     input: nn.Module
     body: nn.Module
     output: nn.Module
-    clusters: str = ""
-
-    def setup(self):
-        if self.clusters:
-            if not (self.is_initializing() or self.has_variable("lexicon", "order")):
-                raise InputError(
-                    'clusters need their order: apply({"params": ..., "lexicon": lexicon(...)},'
-                    " ...)"
-                )
-            blank = jnp.zeros(self.input.vocabulary_size, jnp.int32)
-            self.order = self.variable(
-                "lexicon", "order", lambda: {"places": blank, "words": blank}
-            )
 
     def __call__(self, batch: Batch, carry=(), *, train: bool = False) -> tuple[Loss, object]:
         """The loss of a batch, see `Softmax.loss`, and the body's next carry.
@@ -100,8 +71,8 @@ class LanguageModel(nn.Module):
                 and do not exist.
         """
         hidden, carry = self.hidden(batch, carry, train=train)
-        targets = self._places("targets", batch.targets, batch.weights)
-        return self.output.loss(hidden, targets, batch.weights, batch.row_ids, train=train), carry
+        targets, weights, rows = batch.targets, batch.weights, batch.row_ids
+        return self.output.loss(hidden, targets, weights, rows, train=train), carry
 
     def hidden(
         self, batch: Batch, carry=(), *, train: bool = False, known=None
@@ -113,7 +84,7 @@ class LanguageModel(nn.Module):
         known: bool `[rows, time]`; where False, the body reads a vector of zeros instead of the
             input's. None: all True.
         """
-        vectors = self.input(self._inputs(batch.inputs), batch, train=train)
+        vectors = self.input(batch.inputs, batch, train=train)
         vectors = vectors if known is None else jnp.where(known[..., None], vectors, 0)
         return self.body(vectors, carry, batch, train=train)
 
@@ -121,7 +92,7 @@ class LanguageModel(nn.Module):
         """Input vectors `[rows, time, features]` of tokens `[rows, time]`, as the body reads
         them.
         """
-        return self.input(self._inputs(tokens))
+        return self.input(tokens)
 
     def step(self, tokens: jax.Array, carry) -> tuple[jax.Array, object]:
         """Hidden states of tokens `[rows, time]` that continue `carry`, and the next carry;
@@ -131,7 +102,7 @@ class LanguageModel(nn.Module):
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """See `Softmax.nll`."""
-        return self.output.nll(hidden, self._places("targets", targets))
+        return self.output.nll(hidden, targets)
 
     def log_probs(self, batch: Batch, positions: jax.Array) -> jax.Array:
         """Log-probabilities `[rows, positions, vocabulary]` of the word after each position asked
@@ -141,10 +112,7 @@ class LanguageModel(nn.Module):
         """
         hidden, _ = self.hidden(batch)
         positions = ids("positions", positions, hidden.shape[1], len(hidden), "asked")
-        log_probs = self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
-        return (
-            jnp.take(log_probs, self.order.value["places"], axis=-1) if self.clusters else log_probs
-        )
+        return self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
         """Puts the vectors of `words [n]` that are computed from other parameters into the
@@ -182,32 +150,8 @@ class LanguageModel(nn.Module):
         """
         table = {"table": self.output.table.wants} if hasattr(self.output.table, "wants") else {}
         table |= getattr(self.output, "wants", {})
-        order = (
-            {"path": self.clusters, "of": ("input", "output") if self._shared() else ("output",)}
-            if self.clusters
-            else {}
-        )
-        wants = {"order": order, "input": getattr(self.input, "wants", {}), "output": table}
+        wants = {"input": getattr(self.input, "wants", {}), "output": table}
         return {name: inner for name, inner in wants.items() if inner}
-
-    def _shared(self):
-        """Whether the output's table is the input's, or is computed from it."""
-        return getattr(self.output.table, "source", None) is self.input
-
-    def _inputs(self, tokens):
-        return self._places("tokens", tokens) if self._shared() else tokens
-
-    def _places(self, what, words, weights=None):
-        """The places of word ids; of those that do not exist, places that do not either."""
-        if not self.clusters:
-            return words
-        count = self.input.vocabulary_size
-        words = ids(what, words, count, ..., weights=weights)
-        return (
-            jnp.asarray(self.order.value["places"])
-            .at[words]
-            .get(mode="fill", fill_value=count, wrap_negative_indices=False)
-        )
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
@@ -215,13 +159,13 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
 
     A group's `name` picks the class; its other keys are that class's fields. The output's group
     `table` is `{"name": "tied", ...}`, the input's own table, or a name of `TABLES`.
-    `output.clusters` is the path of a file whose clusters take the place of cutoffs.
 
     Raises:
-        InputError: a name or a field that does not exist, or values that do not fit together.
+        InputError: a name or a field that does not exist, or values that do not fit together; or
+            `output.clusters`, which the vocabulary must follow, too, see
+            `adaptive_jax.data.vocabulary.clusters.in_clusters`.
     """
     check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
-    clusters, config = _cut(config, vocabulary_size)
     dtype = jnp.dtype(config["dtype"])
     body = make("body", BODIES, config["body"], dtype=dtype)
     source = make(
@@ -233,6 +177,11 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
         dtype=dtype,
     )
     settings = dict(config["output"])
+    if clusters := settings.pop("clusters", ""):
+        raise InputError(
+            f"config.output.clusters={clusters!r} is a file, which build does not read: give it the"
+            " config and the number of words that data.vocabulary.clusters.in_clusters returns"
+        )
     table = dict(settings.pop("table"))
     words = {"vocabulary_size": vocabulary_size, "features": output_features(body)}
     given = {"own": words}.get(table["name"], {"source": source})
@@ -248,7 +197,7 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
             )
         }
     table = make("output.table", TABLES, table, **given | {"features": words["features"]})
-    model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table), clusters)
+    model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table))
     _check(model, config["output"]["name"])
     return model
 
@@ -284,34 +233,6 @@ def init_params(model: LanguageModel, seed: int) -> dict:
     return model.init(
         jax.random.key(seed), Batch(ids, ids, jnp.ones((1, 2)), jnp.zeros(1, jnp.int32))
     )["params"]
-
-
-def _cut(config, vocabulary_size):
-    """The file of clusters, and the config without it, whose bands are these clusters."""
-    config, output = dict(config), dict(config["output"])
-    if not (clusters := output.pop("clusters", "")):
-        return "", config | {"output": output}
-    name, table = output.get("name"), output["table"].get("name")
-    if name not in CLUSTERED or table not in ("own", "tied"):
-        raise InputError(
-            f"config.output.clusters={clusters!r} does not fit output.name={name!r} with"
-            f" output.table.name={table!r}: leave it empty, or use {', '.join(CLUSTERED[:-1])} or"
-            f" {CLUSTERED[-1]} with own or tied"
-        )
-    header = read_header(clusters)
-    if sum(header.sizes) != vocabulary_size:
-        raise InputError(
-            f"output.clusters={clusters!r} orders {sum(header.sizes):,} words, and the vocabulary"
-            f" has {vocabulary_size:,}: give a file that was made for this vocabulary"
-        )
-    if output["table"]["name"] == "tied" and "cutoffs" in config["input"]:
-        return clusters, config | {
-            "output": output,
-            "input": {**config["input"], "cutoffs": header.cutoffs()},
-        }
-    return clusters, config | {
-        "output": output | {"table": {**output["table"], "cutoffs": header.cutoffs()}}
-    }
 
 
 def _check(model, output):

@@ -3,7 +3,7 @@ and says what comes next.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
     Attributes:
         k: draw among the k most probable words; 0: among all.
         nucleus: draw among the most probable words that hold a given share.
-        avoided: places of words that are never drawn, see `Decoder.places`.
+        avoided: words that are never drawn.
     """
 
     k: int = 0
@@ -103,15 +103,6 @@ class Decoder:
     def take(self, carry: object, rows: np.ndarray) -> object:
         """The carry of some rows, in this order; a row may be taken several times."""
         return _taking(self.run.model)(carry, np.asarray(rows, np.int32))
-
-    def places(self, words: Sequence[int]) -> tuple[int, ...]:
-        """Where the output has these words: their ids, unless clusters order its words."""
-        order = self.run.lexicon.get("order")
-        return (
-            tuple(words)
-            if order is None
-            else tuple(np.asarray(order["places"])[list(words)].tolist())
-        )
 
     @property
     def _variables(self):
@@ -188,7 +179,6 @@ def _drawing(model: LanguageModel, mesh: Mesh, sizes: tuple, how: Choice) -> Cal
             found = draw_among(top_k(outlook, how.k), keys, power, top_p)
         else:
             found = draw(outlook, keys, power, top_p if how.nucleus else None)
-        found = found._replace(id=_words(apply, model, found.id))
         hidden, carry = apply(found.id[:, None], carry, method="step")
         return (found, hidden[:, 0]), carry
 
@@ -212,8 +202,7 @@ def _ranking(
             kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
             return jnp.maximum(values[:, -1], kth - scores)
 
-        best = top_k(_outlook(apply, sizes, bands, hidden, avoided), k, least)
-        return best._replace(ids=_words(apply, model, best.ids))
+        return top_k(_outlook(apply, sizes, bands, hidden, avoided), k, least)
 
     return _mapped(rank, model, mesh)
 
@@ -256,15 +245,4 @@ def _outlook(apply, sizes, bands, hidden, avoided):
         return Outlook.banded(hidden, Grouped(sizes, *bands), avoided)
     return Outlook(
         apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden)), avoided
-    )
-
-
-def _words(apply, model, places):
-    """The words at places of the output; where clusters order its words, they are others than
-    those of the vocabulary.
-    """
-    if not model.clusters:
-        return places
-    return apply(
-        places, method=lambda model, places: jnp.asarray(model.order.value["words"])[places]
     )

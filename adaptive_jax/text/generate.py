@@ -143,7 +143,7 @@ class Writer:
                 f"avoid={missing[0]!r} is none of the {len(known):,} words of this run: leave"
                 " it out"
             )
-        self._avoided = decoder.places([known[word] for word in options.avoid if word in known])
+        self._avoided = tuple(known[word] for word in options.avoid if word in known)
         tokens = lines.encode(prompt)
         ends = np.flatnonzero(self._ends_example(tokens, np.append(self._eos, tokens[:-1])))
         tokens = tokens[ends[-1] + 1 :] if len(ends) else tokens

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jax
 
-from adaptive_jax.data.vocabulary.clusters import expected_words
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
 from adaptive_jax.parallel import hosts
@@ -18,7 +17,13 @@ from adaptive_jax.planning.targets import topology
 from adaptive_jax.training import sparse, targets, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.finetuning import check_fits
-from adaptive_jax.workdir.settings import check_same_run, with_origin, with_own_files, write_json
+from adaptive_jax.workdir.settings import (
+    at_clusters,
+    check_same_run,
+    with_origin,
+    with_own_files,
+    write_json,
+)
 
 WORTH = 1.3  # times as fast, from which on bfloat16 is mentioned
 ESTIMATE = (
@@ -34,15 +39,12 @@ def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None)
     memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them. target: devices to
     compile the update for, see `adaptive_jax.planning.targets`; the plan is then for them.
     """
-    config = with_origin(settle(config, workdir), workdir)
+    config = at_clusters(with_origin(settle(config, workdir), workdir), workdir)
     check_same_run(workdir, config)
     check_config(
         config := with_own_files(config, workdir), jax.device_count() if target is None else None
     )
-    config = config | {
-        "data": config["data"] | {"vocabulary_size": (words := expected_words(config))}
-    }
-    check_fits(config, workdir, build(config, words))
+    check_fits(config, workdir, build(config, config["data"]["vocabulary_size"]))
     if target is None:
         plan, lines = dry_run_lines(config, jax.device_count(), memory)
         written = plan and plan._asdict()
@@ -85,10 +87,8 @@ def check_config(config: Mapping, devices: int | None) -> None:
     check_settings(config)
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
-    model = build(
-        config,
-        max([expected_words(config), *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]),
-    )
+    words = config["data"]["vocabulary_size"]
+    model = build(config, max([words, *(cut + 1 for cut in cutoffs if isinstance(cut, int)), 2]))
     if (
         config["batches"]["layout"] == "streams"
         and jax.eval_shape(lambda: model.body.initial_carry(1)) == ()

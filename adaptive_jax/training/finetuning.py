@@ -62,19 +62,31 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
 
 
 def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabulary:
-    """The vocabulary of a run whose corpus has the vocabulary `own`; with `init_words="both"`, also
-    the words of `init_from`.
+    """The vocabulary of a run whose corpus has the vocabulary `own`: in the order of its clusters,
+    if it has some; with `init_words="both"`, also with the words of `init_from`.
 
-    A run that has begun has them in its own vocabulary, so that it resumes without the other one.
+    A run that has begun has these words, or their order, in its own vocabulary, so that it resumes
+    without the other run, or the file of clusters.
 
     Raises:
-        InputError: the other run is missing or damaged, or has sub-word units.
+        InputError: the other run is missing or damaged, or has sub-word units; clusters that do not
+            fit, see `read_clusters`.
     """
-    if not config["init_from"] or config["init_words"] == "new":
+    begun = (workdir / "config.json").exists()
+    both = config["init_from"] and config["init_words"] != "new"
+    if clusters := config["output"]["clusters"]:
+        if both:
+            raise InputError(
+                f"init_words=both adds words that output.clusters={clusters!r} does not have: leave"
+                " one of them out"
+            )
+        if begun and not path_of(clusters).exists():
+            kept = read_words(workdir)
+            return kept if kept.same_words(own) else own
+        return in_order(own, clusters)
+    if not both:
         return own
-    words = read_words(
-        workdir if (workdir / "config.json").exists() else path_of(config["init_from"])
-    )
+    words = read_words(workdir if begun else path_of(config["init_from"]))
     if isinstance(own, Subwords) or isinstance(words, Subwords):
         raise InputError(
             "init_words=both is for words, and sub-word units spell every word: leave it out"
@@ -105,7 +117,8 @@ def finetuned(
     vocabulary, mesh = words
     run = open_run(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
-    taken = _taken(run.model, run.vocabulary, model, vocabulary)
+    places = {word: place for place, word in enumerate(run.vocabulary.words)}
+    taken = np.array([places.get(word, -1) for word in vocabulary.words])
     whole = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, whole)
     made, moved = {}, [0]
@@ -113,22 +126,20 @@ def finetuned(
         if path[0] == "body":
             made[path] = old[path]
         elif path[-1] in BY_WORD and array.shape[:1] == (len(vocabulary),):
-            made[path] = _rows(old[path], array, taken[path[0]])
+            made[path] = _rows(old[path], array, taken)
         elif path[-1] == HEAD:
-            take = taken[path[0]][: len(array)]
+            take = taken[: len(array)]
             made[path] = _rows(old[path], array, np.where(take < len(old[path]), take, -1))
         elif BY_BAND.fullmatch(path[-1]):
             if path not in made:
-                bands, left = _by_band(old, new, path[:-1], taken[path[0]])
+                bands, left = _by_band(old, new, path[:-1], taken)
                 made |= bands
                 moved.append(left)
         else:
             made[path] = old[path] if old[path].shape == array.shape else array
     by_word = any(_by_word(path) and a.ndim for path, a in new.items())
     hosts.say(
-        _describe(
-            f"{config['init_from']} after {run.step:,} updates", taken["input"], by_word, max(moved)
-        )
+        _describe(f"{config['init_from']} after {run.step:,} updates", taken, by_word, max(moved))
     )
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
     params = traverse_util.unflatten_dict(
@@ -167,30 +178,6 @@ def _check_same_model(origin, old, new):
 def _by_word(path):
     """Whether a parameter has rows of words. Biases of bodies have none."""
     return path[0] != "body" and bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))
-
-
-def _taken(old_model, old_words, model, words):
-    """For input and output: the old place of the word at each new place, -1 if it is a new one;
-    int64 `[words]`.
-    """
-    taken = {}
-    for group in "input", "output":
-        old, new = (
-            _by_place(each, vocabulary, group)
-            for each, vocabulary in ((old_model, old_words), (model, words))
-        )
-        places = {word: place for place, word in enumerate(old)}
-        taken[group] = np.array([places.get(word, -1) for word in new])
-    return taken
-
-
-def _by_place(model, vocabulary, group):
-    order = model.wants().get("order")
-    return (
-        in_order(vocabulary, order["path"]).words
-        if order and group in order["of"]
-        else vocabulary.words
-    )
 
 
 def _rows(old, fresh, take):

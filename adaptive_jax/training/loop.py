@@ -42,6 +42,7 @@ from adaptive_jax.training.validation import validation_nll
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
+    at_clusters,
     begin,
     check_same_run,
     check_same_vocabulary,
@@ -82,7 +83,7 @@ def train(
             stays.
         Stopped: the run was told to; its text says what is saved.
     """
-    given = with_origin(settle(config, workdir), workdir)
+    given = at_clusters(with_origin(settle(config, workdir), workdir), workdir)
     check_same_run(workdir, given)
     config = with_own_files(given, workdir)
     accelerators.keep_programs(config["data"]["cache"])

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from adaptive_jax.data.batches.layouts import LAYOUTS
-from adaptive_jax.data.vocabulary.clusters import expected_words
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.model.language_model import build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -40,7 +39,7 @@ def plan_for(target: Target, config: Mapping) -> Plan:
     """The plan of a config on these devices. Raises InputError as `make_plan`, or if the config
     leaves the vocabulary open.
     """
-    if not (words := expected_words(config)):
+    if not (words := config["data"]["vocabulary_size"]):
         raise InputError(
             f"--target={target.name} needs the size of the vocabulary: set data.vocabulary_size,"
             " which is 0"

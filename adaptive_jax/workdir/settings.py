@@ -1,5 +1,5 @@
-"""What a run is: config.json, plan.json, the vocabulary, and the clusters and the lexicon of
-its words in its workdir.
+"""What a run is: config.json, plan.json, the vocabulary and the lexicon of its words in its
+workdir.
 """
 
 import json
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from adaptive_jax.data.vocabulary.clusters import copy_clusters
+from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.entries import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -131,21 +131,34 @@ def read_words(workdir: Path) -> Vocabulary:
     )
 
 
-def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> dict:
-    """The config with the paths of the copies of its clusters and lexicon that a run keeps in its
-    workdir; before it has begun, the config.
+def at_clusters(config: dict, workdir: Path) -> dict:
+    """The config cut at its clusters, see `cut`; of a run that has begun and whose file of clusters
+    is gone, as it began.
 
+    Raises:
+        InputError: as `cut`.
+    """
+    if (workdir / "config.json").exists() and not path_of(config["output"]["clusters"]).exists():
+        begun = read_config(workdir)
+        if begun["output"]["clusters"]:
+            return with_cutoffs(config, cutoffs_of(begun), begun["data"]["vocabulary_size"])
+    return cut(config)
+
+
+def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> dict:
+    """The config of a run as `build` takes it: without the name of its clusters, at which it has
+    been cut, and, once the run has begun, with the path of the copy of its lexicon in its workdir.
+
+    config: see `at_clusters`, or as `read_config` returns it.
     other_words: words that the run does not know are asked for, and its copy of the lexicon lacks
         them: keep the path of the lexicon if there still is one.
 
     Raises:
-        InputError: a copy is missing.
+        InputError: the copy is missing.
     """
+    own = config | {"output": config["output"] | {"clusters": ""}}
     if not (workdir / "config.json").exists():
-        return config
-    own = dict(config)
-    if config["output"]["clusters"]:
-        own["output"] = config["output"] | {"clusters": str(_own(workdir, "clusters.txt"))}
+        return own
     if (lexicon := lexicon_of(config)) and not (other_words and path_of(lexicon).exists()):
         own["input"] = config["input"] | {"lexicon": str(_own(workdir, "lexicon.jsonl"))}
     return own
@@ -224,12 +237,9 @@ def check_same_run(workdir: Path, config: dict) -> None:
             )
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
-    if old.get("output.clusters") and new.get(
-        "output.clusters"
-    ):  # the copy counts, wherever the file is now
-        given, own = path_of(new["output.clusters"]), _own(workdir, "clusters.txt").read_bytes()
-        same = not given.exists() or given.read_bytes() == own
-        new["output.clusters"] = old["output.clusters"] if same else f"{given}, with other clusters"
+    if old.get("output.clusters") and new.get("output.clusters"):
+        # Wherever the file is now: cutoffs and vocabulary say whether its clusters are the same.
+        new["output.clusters"] = old["output.clusters"]
     free = (
         FREE - {"evaluate_every"}
         if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")}
@@ -258,7 +268,8 @@ def check_same_vocabulary(workdir: Path, vocabulary: Vocabulary) -> None:
     ).digest != vocabulary.digest:
         raise InputError(
             f"{path} has {len(old):,} words and the corpus now gives {len(vocabulary):,}, not the"
-            " same ones in the same order: restore the corpus or use another --workdir"
+            " same ones in the same order: restore the corpus, and the clusters if the run has"
+            " some, or use another --workdir"
         )
 
 
@@ -276,8 +287,6 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
         if not in_store(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
         write_sealed(vocabulary, workdir / "vocabulary.txt")
-        if config["output"]["clusters"] and not (workdir / "config.json").exists():
-            copy_clusters(config["output"]["clusters"], workdir / "clusters.txt")
         if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
             write_entries(
                 workdir / "lexicon.jsonl",

@@ -235,6 +235,15 @@ def test_requests_that_make_no_sense(request_, says):
     assert says in str(error.value)
 
 
+def test_words_in_another_order_than_by_frequency():
+    """Those of a run with clusters have no neighbours in frequency, and their file would fit no
+    corpus.
+    """
+    turned = Vocabulary(WORDS.words[::-1], WORDS.counts[::-1])
+    with pytest.raises(InputError, match="words are not in order of frequency: give --config"):
+        make_clusters(turned, Request("frequency"))
+
+
 @pytest.mark.skipif(not GLOVE.exists(), reason="needs a cut of GloVe")
 def test_a_cut_of_glove():
     """Its words have width 50, a capital is found in lower case."""

@@ -16,6 +16,7 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -142,6 +143,22 @@ def test_the_vocabulary_comes_with_them(url, vocabulary):
     found = stored.open(url + "/", splits=()).vocabulary
     assert (type(found), found.digest) == (type(vocabulary), vocabulary.digest)
     assert found.encode("lowest the") == vocabulary.encode("lowest the")
+
+
+def test_the_same_words_in_another_order(url):
+    """Ids are renumbered as they are read, so that a run with clusters trains from a store."""
+    stored.copy(Corpus(VOCABULARY, {"train": ids_of(70) % len(VOCABULARY)}), url)
+    order = np.arange(len(VOCABULARY))[::-1]
+    other = Vocabulary(tuple(VOCABULARY.words[i] for i in order), VOCABULARY.counts[order])
+    data = {"corpus": "text_files", "path": url}
+    corpus = load(data, vocabulary=other, splits=("train",))
+    assert corpus.vocabulary is other
+    for where in slice(3, 60), np.array([[5], [2]]), 7:
+        np.testing.assert_array_equal(
+            corpus.ids["train"][where], order[(ids_of(70) % len(VOCABULARY))[where]]
+        )
+    with pytest.raises(InputError, match="holds ids of another vocabulary"):
+        load(data, vocabulary=Vocabulary(other.words, other.counts + 1), splits=("train",))
 
 
 def test_only_the_splits_asked_for(url):

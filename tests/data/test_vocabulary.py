@@ -81,7 +81,6 @@ def test_a_written_file_is_read_back_the_same(tmp_path):
         (b"the 5\n\n<eos> 1\n", "line 2: '' must be"),
         (b"the 5\ncat -1\n", "line 2: 'cat -1' must be"),
         (b"the 1000000000000000000000\n<eos> 1\n", "line 1: 'the 1000000000000000000000' must be"),
-        (b"the 5\n<eos> 3\ncat 4\n", "line 3: 'cat 4' follows a count of 3; sort"),
         (b"the 5\nthe 4\n<eos> 1\n", "line 2: 'the' occurs twice"),
         (b"the 5\n<eos> 3\n\xff 2\n", "line 3: not UTF-8"),
         (b"the 5\n", "<eos> is missing"),

@@ -77,28 +77,28 @@ def test_perplexity_by_band():
 
 
 @pytest.mark.parametrize(
-    "output, cutoffs, expected",
+    "table, cutoffs, last, expected",
     [
-        ({"table": {"cutoffs": (20, 60)}, "clusters": ""}, (), [0, 20, 60, 120]),
-        ({"table": {}, "clusters": ""}, (30,), [0, 30, 120]),
-        ({"table": {"cutoffs": ()}, "clusters": ""}, (), [0, 10, 100, 120]),
-        ({"table": {}, "clusters": "file"}, (30,), [0, 10, 100, 120]),
+        ({"cutoffs": (20, 60)}, (), 1, [0, 20, 60, 120]),
+        ({}, (30,), 1, [0, 30, 120]),
+        ({"cutoffs": ()}, (), 1, [0, 10, 100, 120]),
+        ({}, (30,), 2, [0, 10, 100, 120]),
     ],
 )
-def test_bands_of_a_model(output, cutoffs, expected):
+def test_bands_of_a_model(table, cutoffs, last, expected):
     """The output's cutoffs, or the input's, or powers of ten; clusters are no ranks. New words
     are in no band.
     """
-    words = Vocabulary(tuple(f"w{n}" for n in range(122)), np.ones(122, np.int64))
-    run = Run(
-        None, {}, {}, None, words, {"output": output, "input": {"cutoffs": cutoffs}}, 7, more=2
-    )
+    counts = np.append(np.ones(119, np.int64), [last, 0, 0])
+    words = Vocabulary(tuple(f"w{n}" for n in range(122)), counts)
+    config = {"output": {"table": table}, "input": {"cutoffs": cutoffs}}
+    run = Run(None, {}, {}, None, words, config, 7, more=2)
     assert edges(run) == expected
 
 
 def test_a_card_is_of_the_tokens_that_count():
     """Bits a character are those of all tokens that count; new words are in no band."""
-    config = {"output": {"table": {}, "clusters": ""}, "input": {"cutoffs": (2,)}}
+    config = {"output": {"table": {}}, "input": {"cutoffs": (2,)}}
     run, ids = (
         Run(None, {}, {}, None, WORDS, config, 7, more=1),
         WORDS.encode_lines(["the é", "", "hat"]),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import adaptive_jax
-from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
+from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import config as settings
@@ -59,6 +59,7 @@ def fresh(vocabulary=WORDS, scale=3.0, **changes):
     config = settings(
         {key: value for key, value in TINY.items() if key not in drop} | changes
     ).to_dict()
+    config, vocabulary = in_clusters(config, vocabulary)
     model, mesh = build(config, len(vocabulary)), sharding.device_mesh()
     params = random_params(parameter_shapes(model), scale)
     return LoadedModel(
@@ -178,12 +179,13 @@ def test_next_words_are_the_likeliest(case, tmp_path):
             "output.clusters": str(tmp_path / "c.txt"),
         }
     loaded = fresh(**changes)
-    expected = looking_back(loaded)([WORDS.eos, *loaded.encode("w3 w1")])
+    words = loaded.run.vocabulary
+    expected = looking_back(loaded)([words.eos, *loaded.encode("w3 w1")])
     best = np.argsort(-expected)[:6]
     found = loaded.next_words("w3 w1", 6)
-    assert [word for word, _ in found] == [WORDS.words[i] for i in best]
+    assert [word for word, _ in found] == [words.words[i] for i in best]
     np.testing.assert_allclose([chance for _, chance in found], np.exp(expected[best]), rtol=1e-3)
-    likeliest = WORDS.words[best[0]]
+    likeliest = words.words[best[0]]
     assert (
         loaded.continuations("w3 w1", words=1, temperature=0, avoid=(likeliest,))[0].tokens
         == best[1]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
+from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -71,7 +71,7 @@ def opened(config, layers=(), vocabulary=WORDS, break_mode="none", lexical=None)
             "tokens_per_device": 64,
         }
     )
-    config |= dict(layers)
+    config, vocabulary = in_clusters(config | dict(layers), vocabulary)
     model = build(config, len(vocabulary))
     words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.wants()))
     params = random_params(parameter_shapes(model), 1.5)

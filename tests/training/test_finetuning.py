@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax import defaults
-from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
+from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -131,7 +131,6 @@ def vectors(model, params, vocabulary):
         return {"input": model.input.bands(), "output": model.output.bands()}
 
     known = {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
-    of = model.wants().get("order", {"of": ()})["of"]
     found = {}
     for group, made in jax.jit(lambda known: model.apply(known, method=bands))(known).items():
         rows = [b.table if b.projection is None else b.table @ b.projection for b in made]
@@ -140,14 +139,13 @@ def vectors(model, params, vocabulary):
             [np.concatenate([r, b[:, None]], axis=1) for r, b in zip(rows, biases, strict=True)]
         )
         which = [i for i, b in enumerate(made) for _ in b.table]
-        order = known["lexicon"]["order"]["places"] if group in of else np.arange(len(vocabulary))
         found[group] = {
             word: (
                 words[place],
                 np.eye(8) if (p := made[which[place]].projection) is None else p,
                 which[place],
             )
-            for word, place in zip(vocabulary.words, order, strict=True)
+            for place, word in enumerate(vocabulary.words)
         }
     return found
 
@@ -168,13 +166,15 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
     """Vectors and biases by word, at input and output; in another band the closest; new words
     are as in a fresh model.
     """
-    files = [
-        clusters_for(tmp_path, vocabulary, i) if name == "clusters" else ""
-        for i, vocabulary in enumerate((OLD, NEW))
-    ]
-    saved_run(tmp_path / "run", config_of(name, files[0]), OLD)
+    (config, old_words), (own, new_words) = (
+        in_clusters(
+            config_of(name, clusters_for(tmp_path, words, i) if name == "clusters" else ""), words
+        )
+        for i, words in enumerate((OLD, NEW))
+    )
+    saved_run(tmp_path / "run", config, old_words)
     run = open_run(tmp_path / "run")
-    model, fresh, params = started(config_of(name, files[1], init_from=str(tmp_path / "run")), NEW)
+    model, fresh, params = started(own | {"init_from": str(tmp_path / "run")}, new_words)
     told = capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, params["body"], run.params["body"])
     if name == "groc":
@@ -199,7 +199,7 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
             )
         jax.tree.map(np.testing.assert_array_equal, (kept[1], params), (kept[0], run.params))
         return
-    before, after = vectors(run.model, run.params, OLD), vectors(model, params, NEW)
+    before, after = vectors(run.model, run.params, old_words), vectors(model, params, new_words)
     moved = 0
     for group in before:
         for word in both:

@@ -205,12 +205,16 @@ def _prepared(settings, home, texts, vocabulary, splits):
 
 def _stored(url, vocabulary, splits):
     corpus = stored.open(url, splits)
-    if vocabulary is not None and vocabulary.digest != corpus.vocabulary.digest:
+    if vocabulary is None or vocabulary.digest == corpus.vocabulary.digest:
+        return corpus
+    if not vocabulary.same_words(corpus.vocabulary):
         raise InputError(
             f"{url} holds ids of another vocabulary, of {len(corpus.vocabulary):,} words, not of"
             f" this one of {len(vocabulary):,}: give the text itself as data.path=DIR"
         )
-    return corpus
+    new = np.array([vocabulary.index[word] for word in corpus.vocabulary.words], np.int32)
+    ids = {split: each.renumbered(new) for split, each in corpus.ids.items()}
+    return corpus._replace(vocabulary=vocabulary, ids=ids)
 
 
 def splits_of(corpus: str, path: str = "") -> tuple[str, ...]:
@@ -308,9 +312,8 @@ def _known(home, codes, vocabulary):
     if not isinstance(vocabulary, subwords.Subwords):
         return {*vocabulary.words, UNKNOWN}
     units, counts = _units(home, codes), home / COUNTS
-    if (
-        not (units.exists() and counts.exists())
-        or subwords.read_vocabulary(units).digest != vocabulary.digest
+    if not (units.exists() and counts.exists()) or not vocabulary.same_words(
+        subwords.read_vocabulary(units)
     ):
         return None
     return {*Vocabulary.read(counts).words, UNKNOWN}

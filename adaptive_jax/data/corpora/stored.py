@@ -48,9 +48,13 @@ class Ids:
     dtype = np.dtype(np.int32)
     ndim = 1
 
-    def __init__(self, array: tensorstore.TensorStore, url: str):
-        self._array, self._url = array, url
+    def __init__(self, array: tensorstore.TensorStore, url: str, new: np.ndarray | None = None):
+        self._array, self._url, self._new = array, url, new
         self.shape = tuple(array.shape)
+
+    def renumbered(self, new: np.ndarray) -> "Ids":
+        """The same tokens, `new[i]` for each i that is stored: another order of the same words."""
+        return Ids(self._array, self._url, new)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -82,7 +86,8 @@ class Ids:
 
     def _read(self, where: slice | np.ndarray) -> np.ndarray:
         with _one_line("read", self._url):
-            return self._array[where].read().result()
+            stored = self._array[where].read().result()
+        return stored if self._new is None else self._new[stored]
 
 
 def copy(corpus: Corpus, url: str) -> None:

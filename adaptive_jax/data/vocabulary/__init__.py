@@ -1,1 +1,1 @@
-"""Words and sub-words, most frequent first, and what is known about each."""
+"""Words and sub-words in the order of their ids, and what is known about each."""

@@ -6,12 +6,11 @@
     …
 
 The header states the sizes of the clusters and the vocabulary's `digest`. One word a line follows,
-cluster after cluster. A word's line, counted from 0, is its place. Layers see places only, see
-`adaptive_jax.model.language_model.LanguageModel`.
+cluster after cluster. A run with `output.clusters` numbers its words in this order: the first one
+has the id 0. Its table is cut where the clusters begin.
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,13 +20,14 @@ import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import changed_file, replacing, write_checksums
+from adaptive_jax.files import replacing
 from adaptive_jax.stores import path_of
 
 COMMAND = "python -m adaptive_jax.data.clusters"
 HEADER = re.compile(
     r"# clusters: method=(\w+) seed=(\d+) vocabulary=([0-9a-f]+) sizes=([1-9]\d*(?:,[1-9]\d*)*)"
 )
+OUTPUTS = ("hierarchical", "adaptive", "differentiated")  # whose tables may have several bands
 OTHER_WORDS = f"make it for this vocabulary with {COMMAND}, or give another file"
 
 
@@ -78,20 +78,69 @@ def read_header(path: str | Path) -> Header:
     return Header(found[1], int(found[2]), found[3], tuple(map(int, found[4].split(","))))
 
 
-def expected_words(config: Mapping) -> int:
-    """Words of the vocabulary, before it is read: those of the config's clusters, or
-    `data.vocabulary_size`.
+def cut(config: Mapping) -> dict:
+    """The config with the cutoffs and the number of words of its clusters; one without clusters as
+    it is. Reads the first line of the file only.
+
+    clusters: file with an order of the words and the sizes of clusters, which take the place of the
+        table's cutoffs; see docs/clusters.md. Empty: words are in order of frequency.
+
+    Raises:
+        InputError: as `read_header`; an input or an output that clusters do not fit.
     """
-    path = config["output"]["clusters"]
-    return sum(read_header(path).sizes) if path else config["data"]["vocabulary_size"]
+    if not (path := config["output"].get("clusters")):
+        return dict(config)
+    name, table = config["output"].get("name"), config["output"]["table"].get("name")
+    if name not in OUTPUTS or table not in ("own", "tied"):
+        raise InputError(
+            f"config.output.clusters={path!r} does not fit output.name={name!r} with"
+            f" output.table.name={table!r}: leave it empty, or use {', '.join(OUTPUTS[:-1])} or"
+            f" {OUTPUTS[-1]} with own or tied"
+        )
+    if table == "own" and (cutoffs := config["input"].get("cutoffs")):
+        raise InputError(
+            f"config.output.clusters={path!r} also orders the words of the input, and"
+            f" input.cutoffs={tuple(cutoffs)} are for words in order of frequency: use"
+            " output.table.name=tied, input.cutoffs=() or another input"
+        )
+    header = read_header(path)
+    return with_cutoffs(config, header.cutoffs(), sum(header.sizes))
+
+
+def with_cutoffs(config: Mapping, cutoffs: Sequence[int], words: int) -> dict:
+    """The config with these cutoffs of its output's table, and so many words."""
+    new = {**config, "data": {**config["data"], "vocabulary_size": words}}
+    if _cut_by_input(config):
+        return new | {"input": {**config["input"], "cutoffs": tuple(cutoffs)}}
+    table = {**config["output"]["table"], "cutoffs": tuple(cutoffs)}
+    return new | {"output": {**config["output"], "table": table}}
+
+
+def cutoffs_of(config: Mapping) -> tuple[int, ...]:
+    """The cutoffs of a config's output, wherever it has them."""
+    return tuple(
+        (config["input"] if _cut_by_input(config) else config["output"]["table"])["cutoffs"]
+    )
+
+
+def in_clusters(config: Mapping, vocabulary: Vocabulary) -> tuple[dict, Vocabulary]:
+    """A config and the words of its corpus as `build` takes them: cut at the clusters, and in their
+    order. Without clusters both stay as they are.
+
+    Raises:
+        InputError: as `cut` and `read_clusters`.
+    """
+    if not (path := config["output"].get("clusters")):
+        return dict(config), vocabulary
+    new = cut(config)
+    return new | {"output": new["output"] | {"clusters": ""}}, in_order(vocabulary, path)
 
 
 def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.ndarray]:
     """The header and the word ids int32 `[V]` in the order of the clusters.
 
     Raises:
-        InputError: as `read_header`; a file of another vocabulary, or one that is not what its
-            checksum says.
+        InputError: as `read_header`; a file of another vocabulary, or one that lacks words.
     """
     header, path = read_header(path), path_of(path)
     if header.vocabulary != vocabulary.digest:
@@ -99,10 +148,6 @@ def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.
             f"{path} orders {sum(header.sizes):,} words of another vocabulary (digest"
             f" {header.vocabulary}, here {len(vocabulary):,} words, {vocabulary.digest}):"
             f" {OTHER_WORDS}"
-        )
-    if changed_file(path.with_suffix(".sha256")):
-        raise InputError(
-            f"{path} is damaged: it is not what was written; restore it, or train anew"
         )
     words = path.read_bytes().decode(errors="replace").removesuffix("\n").split("\n")[1:]
     ids = dict(zip(vocabulary.words, range(len(vocabulary)), strict=True))
@@ -114,28 +159,17 @@ def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.
     return header, order
 
 
-def copy_clusters(path: str | Path, to: Path) -> None:
-    """Copies a file of clusters and writes the copy's checksum beside it."""
-    with replacing(to) as file:
-        file.write(path_of(path).read_bytes())
-    write_checksums(to.with_suffix(".sha256"), [to])
+def in_order(vocabulary: Vocabulary, path: str | Path) -> Vocabulary:
+    """The vocabulary with its words, and their counts, in the order of a file of clusters.
 
-
-def order(vocabulary: Vocabulary, path: str, of: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Places and words of a file of clusters: `places` int32 `[V]`, word id to place; `words` int32
-    `[V]`, place to word id.
-
-    of: the layers that know words by places, for `adaptive_jax.data.vocabulary.lexicon`.
-    """
-    _, words = read_clusters(path, vocabulary)
-    return {"places": np.argsort(words).astype(np.int32), "words": words}
-
-
-@functools.lru_cache(maxsize=2)
-def in_order(vocabulary: Vocabulary, path: str) -> Vocabulary:
-    """The vocabulary as layers see it that know words by their places: word and count of place
-    0 first.
+    Raises:
+        InputError: as `read_clusters`.
     """
     _, ids = read_clusters(path, vocabulary)
     words = tuple(vocabulary.words[i] for i in ids)
     return dataclasses.replace(vocabulary, words=words, counts=vocabulary.counts[ids])
+
+
+def _cut_by_input(config):
+    """Whether the output shares a table that the input's cutoffs cut."""
+    return config["output"]["table"]["name"] == "tied" and "cutoffs" in config["input"]

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary.clusters import in_order, order
 from adaptive_jax.data.vocabulary.entries import read_entries
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -90,7 +89,6 @@ def definitions(
 
 SOURCES = {
     "spelling": spelling,
-    "order": order,
     "counts": counts,
     "relations": relations,
     "definitions": definitions,
@@ -105,19 +103,18 @@ def lexicon(vocabulary: Vocabulary, wants: Mapping, cache: str = "") -> dict:
     {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "places": ...}}}
 
     They are arguments of a compiled program, never constants in it, so another vocabulary of the
-    same size needs no new one. Where the model orders words by clusters, the layers named in
-    `wants["order"]["of"]` get the arrays of words by place.
+    same size needs no new one.
 
     cache: a directory where what was read from WordNet is kept; empty: it is not.
     """
     made = {}
     for name, inner in wants.items():
-        by_place = "order" in wants and name in wants["order"]["of"]
-        words = in_order(vocabulary, wants["order"]["path"]) if by_place else vocabulary
         if name in READ:
             inner = {**inner, "cache": cache}
         made[name] = (
-            SOURCES[name](words, **inner) if name in SOURCES else lexicon(words, inner, cache)
+            SOURCES[name](vocabulary, **inner)
+            if name in SOURCES
+            else lexicon(vocabulary, inner, cache)
         )
     return made
 

@@ -61,7 +61,8 @@ class TooManyCodes(InputError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subwords(Vocabulary):
-    """Units of words, most frequent first; units that the train split never uses are last.
+    """Units of words in the order of their ids. `build` puts the most frequent first; units that
+    the train split never uses are last.
 
     >>> subwords = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4},
     codes=10) >>> [subwords.words[i] for i in subwords.encode("lowest")] ['low', 'est▁', '<eos>']
@@ -122,12 +123,17 @@ class Subwords(Vocabulary):
         return cls(plain.words, plain.counts, model)
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes a `unit count` line for each unit, UTF-8, most frequent first, and the model
+        """Writes a `unit count` line for each unit, UTF-8, in the order of ids, and the model
         beside it as subwords.model.
         """
         with replacing(path_of(path).with_name(FILE)) as file:
             file.write(self.model)
         super().write(path)  # last, so that the model exists wherever this file does
+
+    def same_words(self, other: Vocabulary) -> bool:
+        """As `Vocabulary.same_words`, and the same model."""
+        same = isinstance(other, Subwords) and self.model == other.model
+        return same and super().same_words(other)
 
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the units of words, int32 `[units]`, and how many each word has, int32

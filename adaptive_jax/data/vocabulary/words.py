@@ -1,4 +1,4 @@
-"""Words and their counts, most frequent first: cutoffs, bands and clusters rest on this order."""
+"""Words and their counts, in the order that cutoffs rest on: by frequency, or by clusters."""
 
 import bisect
 import dataclasses
@@ -32,7 +32,8 @@ class _Index(dict[str, int]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Words, most frequent first. Words with equal counts are in code point order.
+    """Words in the order of their ids. `build` puts the most frequent first, and words with equal
+    counts in code point order; `adaptive_jax.data.vocabulary.clusters` has other orders.
 
     >>> vocabulary = Vocabulary.build({"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3},
     threshold=2) >>> vocabulary.words ('the', '<eos>', '<unk>', 'cat') >>> vocabulary.encode("the
@@ -106,19 +107,16 @@ class Vocabulary:
                 f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8"
             ) from error
         counts: dict[str, int] = {}
-        last = None
         for number, line in enumerate(lines, start=1):
             word, _, count = line.rpartition(" ")
             wrong = ""
             if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
                 wrong = f"{line!r} must be a word, one space and its count"
-            elif last is not None and int(count) > last:
-                wrong = f"{line!r} follows a count of {last}; sort by count, descending"
             elif word in counts:
                 wrong = f"{word!r} occurs twice; keep one line for each word"
             if wrong:
                 raise InputError(f"{path}, line {number}: {wrong}")
-            counts[word] = last = int(count)
+            counts[word] = int(count)
         if EOS not in counts:
             raise InputError(
                 f"{path}: {EOS} is missing; add it with the number of lines as its count"
@@ -126,7 +124,7 @@ class Vocabulary:
         return cls(tuple(counts), np.fromiter(counts.values(), np.int64))
 
     def write(self, path: str | os.PathLike) -> None:
-        """Writes a `word count` line for each word, UTF-8, most frequent first, in one step."""
+        """Writes a `word count` line for each word, UTF-8, in the order of ids, in one step."""
         with replacing(path_of(path)) as file:
             file.write(self._text.encode("utf-8"))
 
@@ -187,6 +185,23 @@ class Vocabulary:
     def eos(self) -> int:
         """Id of `<eos>`."""
         return self.index[EOS]
+
+    @functools.cached_property
+    def ranks(self) -> np.ndarray:
+        """int64 `[V]`: how many words come before each in order of frequency: its id, if words are
+        in such an order; otherwise words with equal counts are in code point order, as in `build`.
+        """
+        ranks = np.arange(len(self))
+        if (np.diff(self.counts) > 0).any():
+            counts, words = self.counts.tolist(), self.words
+            order = sorted(range(len(self)), key=lambda i: (-counts[i], words[i]))
+            ranks[order] = np.arange(len(self))
+        return ranks
+
+    def same_words(self, other: "Vocabulary") -> bool:
+        """Whether both have the same words with the same counts, in whatever order."""
+        mine, others = (dict(zip(v.words, v.counts.tolist(), strict=True)) for v in (self, other))
+        return mine == others
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
