@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import SCHEMES, Rewritten, in_store, path_of
+from adaptive_jax.files import SCHEMES, Rewritten, in_store, path_of, replacing
 from adaptive_jax.workdir.settings import to_json
 
 NAME = "metrics.jsonl"

@@ -22,7 +22,7 @@ import tensorstore
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.errors import InputError
-from adaptive_jax.object_files import kvstore
+from adaptive_jax.files import kvstore
 
 FORMAT = 1  # of a copy: increase it when this module writes what its older self cannot read
 MARKER = "complete.json"

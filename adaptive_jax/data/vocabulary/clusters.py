@@ -21,8 +21,7 @@ import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import changed_file, replacing, write_checksums
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
 COMMAND = "python -m adaptive_jax.data.clusters"
 HEADER = re.compile(
