@@ -111,21 +111,6 @@ def reason(error: BaseException) -> str:
     return one_line(error).partition(" [tensorstore_spec")[0][:300]
 
 
-def put(path: Path, content: bytes) -> None:
-    """Writes an object whole.
-
-    Raises:
-        InputError: the store does not take it.
-    """
-    try:
-        path.write_bytes(content)
-    except Exception as error:  # tensorstore raises many kinds
-        raise InputError(
-            f"cannot write {path}: {reason(error)}; what was saved before is intact. Check your"
-            " permission to write there, then run the same command to resume"
-        ) from error
-
-
 class Rewritten:
     """A log in a store: nothing can be appended there, so every `flush` writes all of it.
 
@@ -142,7 +127,8 @@ class Rewritten:
     def flush(self) -> None:
         """Writes the object."""
         try:
-            put(self.path, self.content.getvalue())
+            with replacing(self.path) as file:
+                file.write(self.content.getvalue())
         except InputError as error:
             logger.warning("%s", error)
 
@@ -269,7 +255,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     if in_store(path):
         content = io.BytesIO()
         yield content
-        put(path, content.getvalue())
+        try:
+            path.write_bytes(content.getvalue())
+        except Exception as error:  # tensorstore raises many kinds
+            raise InputError(
+                f"cannot write {path}: {reason(error)}; what was saved before is intact. Check your"
+                " permission to write there, then run the same command to resume"
+            ) from error
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: only their owner can read its files, and a cache may be shared.

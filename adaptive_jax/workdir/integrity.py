@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tensorstore
 
-from adaptive_jax.files import changed_file, in_store, kvstore, names_in, put, write_checksums
+from adaptive_jax.files import changed_file, in_store, kvstore, names_in, replacing, write_checksums
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 WHOLE = "default"  # the one item of checkpoints made before there were several
@@ -45,7 +45,8 @@ def set_aside(directory: Path) -> Path:
         )  # first: half of it must not look like a checkpoint
         aside.rmtree(missing_ok=True)
         _move_tree(directory, aside)
-        put(aside / COMMITTED, b"set aside")  # or Orbax would delete it
+        with replacing(aside / COMMITTED) as file:  # or Orbax would delete it
+            file.write(b"set aside")
     else:
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(directory, aside)
