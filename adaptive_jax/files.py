@@ -4,18 +4,16 @@
     path_of("gs://bucket/runs/a")   # an etils.epath.Path, which Orbax and JAX use as well
 
 In a store (gs:// or s3://) an object is written whole or not at all. Nothing is renamed, appended
-to or locked, and a folder is a part of a name. `ObjectFiles`, not gcsfs and s3fs, reads and writes
-objects there, because those cache listings that then lack what tensorstore, which writes the arrays
-of checkpoints, wrote meanwhile, and replace an object by half of a new one if an error ends the
-writing. They would also weigh 89 MB and read credentials in other places than tensorstore does.
-fsspec, etils and tensorstore are imported with the first path of a store.
+to or locked, and a folder is a part of a name. `ObjectFiles` reads and writes objects through
+tensorstore, as Orbax does arrays. gcsfs and s3fs are not used: they cache listings, which then lack
+what tensorstore wrote meanwhile, and an error while writing leaves half an object; they weigh 89 MB
+and read credentials in a second place. Only paths of stores import tensorstore, fsspec and etils.
 """
 
 import contextlib
 import functools
 import hashlib
 import io
-import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +25,6 @@ from adaptive_jax.errors import InputError, one_line
 SCHEMES = "gs", "s3"
 # Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
 PATIENCE = 60.0
-
-logger = logging.getLogger(__name__)
 
 
 def in_store(path: str | os.PathLike) -> bool:
@@ -109,30 +105,6 @@ def reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {PATIENCE:g} seconds"
     return one_line(error).partition(" [tensorstore_spec")[0][:300]
-
-
-class Rewritten:
-    """A log in a store: nothing can be appended there, so every `flush` writes all of it.
-
-    If the store does not take it, `flush` warns and the next one tries again: only a log is lost.
-    """
-
-    def __init__(self, path: Path):
-        self.path, self.content = path, io.BytesIO()
-
-    def write(self, content: bytes) -> None:
-        """Adds to the end."""
-        self.content.write(content)
-
-    def flush(self) -> None:
-        """Writes the object."""
-        try:
-            with replacing(self.path) as file:
-                file.write(self.content.getvalue())
-        except InputError as error:
-            logger.warning("%s", error)
-
-    close = flush
 
 
 class ObjectFiles:
