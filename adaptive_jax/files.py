@@ -110,7 +110,7 @@ def reason(error: BaseException) -> str:
 class ObjectFiles:
     """The objects of a store as files, in memory: the methods that fsspec derives its others from.
 
-    Settings, metadata, metrics and programs are small; arrays go through tensorstore itself.
+    Settings, metadata, metrics and programs are small. Folders need not be made.
     """
 
     scheme: str
@@ -139,7 +139,8 @@ class ObjectFiles:
         names, here = self._below(path), self._strip_protocol(path)
         if not names:
             raise FileNotFoundError(2, "No such folder", f"{path}")
-        folders = {name.partition("/")[0]: "/" in name for name in names}
+        folders = {name.partition("/")[0]: "/" in name for name in sorted(names, reverse=True)}
+        folders.pop("", None)  # the empty object that a store's own tools make for a folder
         found = [_entry(f"{here}/{name}", folder) for name, folder in sorted(folders.items())]
         return found if detail else [entry["name"] for entry in found]
 
@@ -158,8 +159,10 @@ class ObjectFiles:
         (store, key), folder = self._place(path), self.info(path)["type"] == "directory"
         if folder and not recursive:
             raise IsADirectoryError(21, "Is a folder", f"{path}")
-        for name in _keys(store, f"{key}/", f"{key}0") if folder else [key]:
-            store.write(name, None).result()
+        if folder:
+            store.delete_range(store.KeyRange(f"{key}/", f"{key}0")).result()
+        else:
+            store.write(key, None).result()
 
     def _place(self, path):
         """The store of the path's bucket, and the path's key in it."""

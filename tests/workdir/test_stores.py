@@ -69,11 +69,13 @@ def test_paths(store, scheme):
         (root / "one").read_text()
     with pytest.raises(FileNotFoundError):
         (root / "one").unlink()
-    tensorstore.KvStore.open(kvstore(f"{root}/")).result().write("new", b"").result()
+    for name in "new", "":  # "": what a store's own tools make for an empty folder
+        tensorstore.KvStore.open(kvstore(f"{root}/")).result().write(name, b"").result()
     assert sorted(names_in(root)) == ["deep", "new", "one.txt"]
-    (root / "new").unlink()
     (root / "one.txt").unlink()
     (root / "deep").rmtree()
+    assert store.names(f"paths-{scheme}") == ["a b/", "a b/new"]
+    root.rmtree()
     assert store.names(f"paths-{scheme}") == []
 
 
