@@ -5,9 +5,10 @@
 
 In a store (gs:// or s3://) an object is written whole or not at all. Nothing is renamed, appended
 to or locked, and a folder is a part of a name. `ObjectFiles` reads and writes objects through
-tensorstore, as Orbax does arrays. gcsfs and s3fs are not used: they cache listings, which then lack
-what tensorstore wrote meanwhile, and an error while writing leaves half an object; they weigh 89 MB
-and read credentials in a second place. Only paths of stores import tensorstore, fsspec and etils.
+tensorstore, as Orbax does arrays. gcsfs and s3fs are not used: s3fs kept a listing from before
+tensorstore wrote an object, and left half an object when an error ended the writing; the two weigh
+89 MB and need credentials in a second place. Only paths of stores import tensorstore, fsspec and
+etils.
 """
 
 import contextlib
