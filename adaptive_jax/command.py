@@ -20,7 +20,7 @@ from absl import app, flags, logging
 from adaptive_jax import config_file
 from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.stores import check_reachable, path_of
+from adaptive_jax.files import check_reachable, path_of
 
 DENIED = {errno.EACCES, errno.EPERM}
 OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}

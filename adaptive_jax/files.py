@@ -1,17 +1,223 @@
-"""Files that nobody sees half-written, and checksums that tell whether they are still what was
-written.
+"""Files on disks and in object storage: paths, files that replace others whole, checksums.
+
+    path_of("~/runs/a")             # a pathlib.Path
+    path_of("gs://bucket/runs/a")   # an etils.epath.Path, which Orbax and JAX use as well
+
+In a store (gs:// or s3://) an object is written whole or not at all. Nothing is renamed, appended
+to or locked, and a folder is a part of a name. `ObjectFiles` reads and writes objects through
+tensorstore, as Orbax does arrays. gcsfs and s3fs are not used: s3fs kept a listing from before
+tensorstore wrote an object, and left half an object when an error ended the writing; the two weigh
+89 MB and need credentials in a second place. Only paths of stores import tensorstore, fsspec and
+etils.
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from adaptive_jax.stores import in_store, put
+from adaptive_jax.errors import InputError, one_line
+
+SCHEMES = "gs", "s3"
+# Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
+PATIENCE = 60.0
+
+
+def in_store(path: str | os.PathLike) -> bool:
+    """Whether a path or a text names a place in object storage."""
+    return "://" in os.fspath(path)
+
+
+def path_of(place: str | os.PathLike) -> Path:
+    """The path that a text names, a ~ at its start expanded; a path stays as it is.
+
+    Raises:
+        InputError: a URL of another kind.
+        RuntimeError: the home of an unknown user.
+    """
+    if not in_store(place):
+        return Path(place).expanduser()
+    if not isinstance(place, str):
+        return place
+    scheme, _, rest = place.partition("://")
+    if scheme not in SCHEMES or not rest.strip("/"):
+        raise InputError(
+            f"{place} is no place to write to: give a directory, gs://BUCKET/NAME or"
+            " s3://BUCKET/NAME"
+        )
+    from etils import epath
+
+    _register()
+    return epath.Path(place.rstrip("/"))
+
+
+def absolute(path: Path) -> Path:
+    """The path from the root of the disk; a place in a store is absolute already."""
+    return path if in_store(path) else path.absolute()
+
+
+def names_in(directory: Path) -> list[str]:
+    """Names of the files and folders in a directory; none of one that does not exist."""
+    try:
+        return [path.name for path in directory.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def check_reachable(path: Path) -> None:
+    """Checks that a store answers, before a long preparation.
+
+    Raises:
+        InputError: it does not, or does not let this user read.
+    """
+    if not in_store(path):
+        return
+    import tensorstore
+
+    try:
+        store = tensorstore.KvStore.open(kvstore(f"{path}/")).result(timeout=PATIENCE)
+        store.read("config.json").result(timeout=PATIENCE)
+    except Exception as error:  # tensorstore raises many kinds
+        raise InputError(
+            f"cannot reach {path}: {reason(error)}; check its name and your credentials"
+        ) from error
+
+
+def kvstore(url: str) -> str | dict:
+    """What tensorstore opens for a URL. Unlike Google's, it does not read all of AWS's variables."""
+    if not url.startswith("s3://"):
+        return url
+    bucket, _, path = url.removeprefix("s3://").partition("/")
+    spec, address = {"driver": "s3", "bucket": bucket, "path": path}, os.getenv("AWS_ENDPOINT_URL")
+    if address:
+        spec |= {"endpoint": address, "aws_region": os.environ.get("AWS_REGION", "us-east-1")}
+    if "AWS_ACCESS_KEY_ID" in os.environ:  # otherwise it logs five lines about missing files
+        spec |= {"aws_credentials": {"type": "environment"}}
+    return spec
+
+
+def reason(error: BaseException) -> str:
+    """Why tensorstore failed, in one line, without its notes for its own authors."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {PATIENCE:g} seconds"
+    return one_line(error).partition(" [tensorstore_spec")[0][:300]
+
+
+class ObjectFiles:
+    """The objects of a store as files, in memory: the methods that fsspec derives its others from.
+
+    Settings, metadata, metrics and programs are small. Folders need not be made.
+    """
+
+    scheme: str
+
+    def open(self, path: str, mode: str = "rb", **_) -> io.IOBase:
+        """Opens an object to read it, or to write it anew, whole, when it is closed.
+
+        Raises:
+            FileNotFoundError: there is no such object to read.
+            ValueError: another mode, as appending.
+        """
+        store, key = self._place(path)
+        if mode.strip("bt") == "w":
+            file = _New(lambda content: store.write(key, content).result())
+        elif mode.strip("bt") == "r":
+            found = store.read(key).result()
+            if found.state != "value":
+                raise FileNotFoundError(2, "No such object", f"{path}")
+            file = io.BytesIO(found.value)
+        else:
+            raise ValueError(f"mode must be r or w for {path} in object storage, got {mode}")
+        return file if "b" in mode else io.TextIOWrapper(file, "utf-8")
+
+    def ls(self, path: str, detail: bool = True, **_) -> list:
+        """Lists a folder. Raises FileNotFoundError if there is none."""
+        names, here = self._below(path), self._strip_protocol(path)
+        if not names:
+            raise FileNotFoundError(2, "No such folder", f"{path}")
+        folders = {name.partition("/")[0]: "/" in name for name in sorted(names, reverse=True)}
+        folders.pop("", None)  # the empty object that a store's own tools make for a folder
+        found = [_entry(f"{here}/{name}", folder) for name, folder in sorted(folders.items())]
+        return found if detail else [entry["name"] for entry in found]
+
+    def info(self, path: str, **_) -> dict:
+        """The name and type of an object or a folder. Raises FileNotFoundError if there is none."""
+        store, key = self._place(path)
+        is_object = key and key.encode() in _keys(store, key, key + "\0")
+        if not is_object and not self._below(path):
+            raise FileNotFoundError(2, "No such object", f"{path}")
+        return _entry(self._strip_protocol(path), not is_object)
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Deletes an object, or a folder if `recursive`. Raises FileNotFoundError if there is
+        none.
+        """
+        (store, key), folder = self._place(path), self.info(path)["type"] == "directory"
+        if folder and not recursive:
+            raise IsADirectoryError(21, "Is a folder", f"{path}")
+        if folder:
+            store.delete_range(store.KeyRange(f"{key}/", f"{key}0")).result()
+        else:
+            store.write(key, None).result()
+
+    def _place(self, path):
+        """The store of the path's bucket, and the path's key in it."""
+        bucket, _, key = self._strip_protocol(path).partition("/")
+        return _bucket(f"{self.scheme}://{bucket}/"), key
+
+    def _below(self, path):
+        """Names of all objects in a folder and its folders, from there on."""
+        store, key = self._place(path)
+        keys = _keys(store, f"{key}/", f"{key}0") if key else _keys(store, "", "")
+        return [name.decode()[len(key) + bool(key) :] for name in keys]
+
+
+def _entry(name, folder):
+    return {"name": name, "size": None, "type": "directory" if folder else "file"}
+
+
+def _keys(store, first, end):
+    return store.list(store.KeyRange(first, end)).result()
+
+
+@functools.cache
+def _bucket(url):
+    import tensorstore
+
+    return tensorstore.KvStore.open(kvstore(url)).result()
+
+
+@functools.cache
+def _register():
+    """Has fsspec, and so etils.epath, Orbax and JAX, reach stores by `ObjectFiles`."""
+    import fsspec
+
+    for protocols in ("gs", "gcs"), ("s3",):
+        named = {"protocol": protocols, "scheme": protocols[0]}
+        files = type("Files", (ObjectFiles, fsspec.AbstractFileSystem), named)
+        for protocol in protocols:
+            fsspec.register_implementation(protocol, files, clobber=True)
+
+
+class _New(io.BytesIO):
+    """An object that is written when it is closed, and not at all after an error."""
+
+    def __init__(self, write: Callable[[bytes], object]):
+        super().__init__()
+        self._write = write
+
+    def close(self):
+        if not self.closed:
+            self._write(self.getvalue())
+        super().close()
+
+    def __exit__(self, kind, *_):
+        super().close() if kind else self.close()
 
 
 @contextlib.contextmanager
@@ -25,7 +231,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     if in_store(path):
         content = io.BytesIO()
         yield content
-        put(path, content.getvalue())
+        try:
+            path.write_bytes(content.getvalue())
+        except Exception as error:  # tensorstore raises many kinds
+            raise InputError(
+                f"cannot write {path}: {reason(error)}; what was saved before is intact. Check your"
+                " permission to write there, then run the same command to resume"
+            ) from error
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: only their owner can read its files, and a cache may be shared.
@@ -34,14 +246,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with unfinished.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # otherwise a power failure may leave the new name and no content
+            os.fsync(file.fileno())  # a power failure could leave the new name and no content
         os.replace(unfinished, path)
     except OSError as error:
-        error.filename = error.filename or str(
-            path
-        )  # the error of a full disk does not name the file
+        error.filename = error.filename or str(path)  # the error of a full disk names no file
         raise
     finally:
         unfinished.unlink(missing_ok=True)
@@ -67,11 +275,8 @@ def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
     for line in lines:
         digest, _, name = line.partition("  ")
         file = path.parent / name
-        if (
-            len(digest) == 64
-            and name.startswith(tuple(below))
-            and not (file.is_file() and _sha256(file) == digest)
-        ):
+        asked = len(digest) == 64 and name.startswith(tuple(below))
+        if asked and not (file.is_file() and _sha256(file) == digest):
             return name
     return None
 

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "adaptive_jax"
 # The rooms, from the ground up: folders of the package, or files in its root. A room imports from
 # rooms below it only.
 ROOMS = [
-    *("errors", "object_files", "stores", "files", "layer_defaults", "defaults", "registry"),
+    *("errors", "files", "layer_defaults", "defaults", "registry"),
     *("config_file", "command"),
     *("numerics", "losses", "parallel"),
     *("inputs", "bodies", "outputs"),

@@ -28,7 +28,7 @@ from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Extras, Progress, scores
-from adaptive_jax.stores import in_store
+from adaptive_jax.files import in_store
 from adaptive_jax.workdir.settings import write_json
 
 # Words that are looked up before the datastore is read again, words at a time among them, and

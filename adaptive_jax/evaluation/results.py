@@ -10,9 +10,8 @@ from pathlib import Path
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card, contexts
-from adaptive_jax.files import replacing
+from adaptive_jax.files import in_store, replacing
 from adaptive_jax.parallel import hosts
-from adaptive_jax.stores import in_store
 from adaptive_jax.workdir.settings import write_json
 
 

@@ -13,10 +13,9 @@ from flax import traverse_util
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, open_run
-from adaptive_jax.files import replacing
+from adaptive_jax.files import in_store, names_in, path_of, replacing
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.stores import in_store, names_in, path_of
 from adaptive_jax.workdir.exported import FILE, write_tensors
 from adaptive_jax.workdir.settings import check_name, read_config, write_json
 

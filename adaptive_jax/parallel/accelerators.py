@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import path_of
 
 
 class Accelerator(NamedTuple):

@@ -11,7 +11,7 @@ from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import composed, perplexity
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import path_of
 from adaptive_jax.text.decoding import Decoder
 from adaptive_jax.text.generate import Continuation, Options, Writer, next_words
 from adaptive_jax.text.lines import Lines

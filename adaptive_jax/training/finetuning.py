@@ -15,9 +15,9 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.files import path_of
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.stores import path_of
 from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.parameters import checkpoint_step

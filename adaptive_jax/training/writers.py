@@ -5,6 +5,7 @@ A new one is a class with `write` and `close`, and a line in `open_writers`.
 """
 
 import importlib.util
+import io
 import json
 import logging
 import math
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Protocol
 
 from adaptive_jax.errors import InputError, one_line
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import SCHEMES, Rewritten, in_store, path_of
+from adaptive_jax.files import SCHEMES, in_store, path_of, replacing
 from adaptive_jax.workdir.settings import to_json
 
 NAME = "metrics.jsonl"
 PROJECT = "adaptive_jax"  # in Weights & Biases
 MINUTE = 60  # seconds between two writings of a file in object storage
+
+logger = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
@@ -119,7 +121,7 @@ class JsonLines:
         with replacing(path) as file:
             file.write(lines)
         self.stored = in_store(path)
-        self.file = Rewritten(path) if self.stored else path.open("ab")
+        self.file = _Rewritten(path) if self.stored else path.open("ab")
         if self.stored:
             self.file.write(lines)
 
@@ -137,6 +139,28 @@ class JsonLines:
     def close(self) -> None:
         """Closes the file."""
         self.file.close()
+
+
+class _Rewritten:
+    """A log in a store: nothing can be appended there, so every `flush` writes all of it.
+
+    If the store does not take it, `flush` warns and the next one tries again: only a log is lost.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.content = path, io.BytesIO()
+
+    def write(self, content: bytes) -> None:
+        self.content.write(content)
+
+    def flush(self) -> None:
+        try:
+            with replacing(self.path) as file:
+                file.write(self.content.getvalue())
+        except InputError as error:
+            logger.warning("%s", error)
+
+    close = flush
 
 
 class TensorBoard:
@@ -176,7 +200,7 @@ class _Stores:
 
     @staticmethod
     def open(url):
-        return Rewritten(path_of(url))
+        return _Rewritten(path_of(url))
 
     @staticmethod
     def directory_check(_):

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +27,8 @@ from orbax.checkpoint.checkpoint_managers import (
 )
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
+from adaptive_jax.files import absolute, in_store, replacing
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.stores import absolute, free, in_store
 from adaptive_jax.workdir import integrity
 from adaptive_jax.workdir.integrity import ITEMS
 from adaptive_jax.workdir.orbax_stores import teach_orbax
@@ -125,7 +125,9 @@ class Checkpoints:
             self._verify()
             # Checked beforehand, because a disk that fills up during a save causes tracebacks from
             # many threads.
-            full = free(self.directory) < sum(a.nbytes for a in jax.tree.leaves(items))
+            full = not in_store(self.directory) and shutil.disk_usage(self.directory).free < sum(
+                a.nbytes for a in jax.tree.leaves(items)
+            )
             if sharding.sum_over_hosts(full):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}

@@ -14,9 +14,7 @@ from pathlib import Path
 
 import tensorstore
 
-from adaptive_jax.files import changed_file, write_checksums
-from adaptive_jax.object_files import kvstore
-from adaptive_jax.stores import in_store, move_tree, names_in, put
+from adaptive_jax.files import changed_file, in_store, kvstore, names_in, replacing, write_checksums
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
 CHECKSUMS = "checksums.sha256"
@@ -45,12 +43,22 @@ def set_aside(directory: Path) -> Path:
             missing_ok=True
         )  # first: half of it must not look like a checkpoint
         aside.rmtree(missing_ok=True)
-        move_tree(directory, aside)
-        put(aside / COMMITTED, b"set aside")  # or Orbax would delete it
+        _move_tree(directory, aside)
+        with replacing(aside / COMMITTED) as file:  # or Orbax would delete it
+            file.write(b"set aside")
     else:
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(directory, aside)
     return aside
+
+
+def _move_tree(directory, to):
+    for path in directory.iterdir():
+        if path.is_dir():
+            _move_tree(path, to / path.name)
+        else:
+            path.copy(to / path.name)
+    directory.rmtree()
 
 
 def seal(directory: Path) -> None:

@@ -1,106 +1,187 @@
-"""One training at a time in a workdir: by a lock of the system, or by a lease in object
-storage, which has no locks.
-"""
+"""One training at a time in a workdir: a lock of the system on a disk, a lease in object storage."""
 
 import contextlib
 import errno
-import inspect
 import logging
 import os
 import platform
+import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
+import tensorstore
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
+from adaptive_jax.files import in_store, kvstore, reason, replacing
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.stores import in_store
-from adaptive_jax.workdir.lease import Lease
 
+HOLDER = ".training"  # holds `process 12 on HOST`
 WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+BEAT = 10  # seconds between two signs of life of a lease
+SILENT = 45  # seconds without one, after which nobody holds the lease any more
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Holds a workdir for one training. The first host takes the lock, and the system releases it
-    when that process ends.
+    """Holds a workdir for one training. Only the first host takes the lock or the lease.
 
-    In a store it takes a lease, see `Lease`. Reading the run, as evaluation does, needs no lock.
+    Reading the run, as evaluation does, needs no lock.
 
     Raises:
-        InputError: another training holds it; names its machine and process.
+        InputError: another training holds it; names its machine and process. Or the store does not
+            answer, or does not let this user write.
     """
-    with _leased(workdir) if in_store(workdir) else _locked(workdir):
-        yield
-
-
-@contextlib.contextmanager
-def _leased(workdir):
-    lease, busy = Lease(str(workdir), _who()), None
-    if hosts.first():
-        busy = lease.take()
-    hosts.wait("the lease")
+    stored, busy = in_store(workdir), None
+    held = Lease(str(workdir), _who()) if stored else Lock(workdir)
     try:
-        _refuse(workdir, busy)
+        if hosts.first():
+            busy = held.take()
+        if stored:
+            hosts.wait("the lease")
+        if sharding.sum_over_hosts(busy is not None):
+            raise InputError(
+                f"{workdir} is in use by the training of {busy or 'another process'}: wait for its"
+                " end, or give another --workdir"
+            )
         yield
     finally:
-        lease.release()
+        held.release()
 
 
-@contextlib.contextmanager
-def _locked(workdir):
-    lock, holder, busy = None, workdir / ".training", None
-    if hosts.first():
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = _lock(workdir / ".training.lock")
+class Lock:
+    """A lock on a directory, which the system releases when the process ends."""
+
+    def __init__(self, workdir: Path):
+        self.workdir, self.holder = workdir, workdir / HOLDER
+        # Where a disk has no locks, filelock would make a file that a killed process leaves behind.
+        self.lock = filelock.FileLock(workdir / ".training.lock", fallback_to_soft=False)
+
+    def take(self) -> str | None:
+        """Takes the lock. Returns who holds it if that is another training."""
+        self.workdir.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=0)
+            self.lock.acquire(timeout=0)
         except filelock.Timeout:
-            busy = _read(holder) or "another process"
+            with contextlib.suppress(FileNotFoundError):
+                return self.holder.read_text()
+            return "another process"
         except (NotImplementedError, OSError) as error:
             if getattr(error, "errno", errno.ENOSYS) not in WITHOUT_LOCKS:
                 raise
-            logger.warning("the disk of %s has no locks: start no second training there", workdir)
-    try:
-        _refuse(workdir, busy)
-        if lock is not None:
-            with replacing(
-                holder
-            ) as file:  # beside the lock, because whoever tries the lock empties its file
-                file.write(_who().encode())
-        yield
-    finally:
-        if lock is not None and lock.is_locked:
-            holder.unlink(missing_ok=True)
-            lock.release()
+            logger.warning(
+                "the disk of %s has no locks: start no second training there", self.workdir
+            )
+        with replacing(self.holder) as file:  # not the lock's file: whoever tries it empties it
+            file.write(_who().encode())
+        return None
+
+    def release(self) -> None:
+        """Gives the lock back, if it was taken."""
+        if self.lock.is_locked:
+            self.holder.unlink(missing_ok=True)
+            self.lock.release()
 
 
-def _refuse(workdir, busy):
-    """Raises InputError on all hosts if the first one has found another training."""
-    if sharding.sum_over_hosts(busy is not None):
-        raise InputError(
-            f"{workdir} is in use by the training of {busy or 'another process'}: wait for its end,"
-            " or give another --workdir"
-        )
+class Lease:
+    """An object that its holder writes anew every `BEAT` seconds, by the URL of its workdir.
+
+    The store replaces it only if it is still the one that was read, so two trainings do not both
+    take the lease. (For s3:// tensorstore looks before it writes, which leaves a moment for both.)
+    After `SILENT` seconds without a sign of life another training takes it over, at once if its
+    process was on the same machine and is gone. One that slept and wakes up is not stopped: it
+    warns that another has taken over.
+
+    holder: who takes it, `process 12 on HOST`.
+    """
+
+    def __init__(self, url: str, holder: str):
+        self.url, self.holder, self.ended = url, holder, threading.Event()
+        self.store = self.generation = self.thread = None
+
+    def take(self) -> str | None:
+        """Takes the lease and keeps it until `release`. Returns who holds it if that is another
+        training, which is alive.
+        """
+        try:
+            self.store = tensorstore.KvStore.open(kvstore(f"{self.url}/")).result()
+            found = self.store.read(HOLDER).result()
+            if found.state == "value" and not _gone(found.value.decode()):
+                text = "%s was in use by %s: waiting %d seconds for a sign of life"
+                logger.warning(text, self.url, _first(found), SILENT)
+                time.sleep(SILENT)
+                before, found = found, self.store.read(HOLDER).result()
+                if found.state == "value" and found.stamp.generation != before.stamp.generation:
+                    return _first(found)
+            if not self._write(found.stamp.generation):  # another one was quicker
+                return _first(self.store.read(HOLDER).result())
+        except (ValueError, NotImplementedError, OSError) as error:  # what tensorstore raises
+            raise InputError(
+                f"cannot write {self.url}: {reason(error)}; check your permission to write there"
+            ) from error
+        self.thread = threading.Thread(target=self._beat, daemon=True)
+        self.thread.start()
+        return None
+
+    def release(self) -> None:
+        """Gives the lease back, if it is held. If the store does not answer, it ends by itself."""
+        if self.thread is None:
+            return
+        self.ended.set()
+        self.thread.join()
+        try:
+            if self.generation is not None:
+                self.store.write(HOLDER, None, if_equal=self.generation).result()
+        except Exception as error:  # it must not hide how the training ended
+            text = "cannot give back the lease on %s (%s): wait %d seconds"
+            logger.warning(text, self.url, reason(error), SILENT)
+
+    def _beat(self):
+        while not self.ended.wait(BEAT):
+            try:
+                if self._write(self.generation):
+                    continue
+                found = self.store.read(HOLDER).result()
+                if found.state == "value" and _first(found) == self.holder:
+                    self.generation = found.stamp.generation  # the answer to a write was lost
+                    continue
+                self.generation = None
+                logger.warning("another training has taken over %s: stop one of the two", self.url)
+                return
+            except Exception as error:  # the next one may pass
+                logger.warning("no sign of life in %s (%s)", self.url, reason(error))
+
+    def _write(self, generation):
+        """Whether the object still was the one of `generation`, and is ours now."""
+        content = f"{self.holder}\n{time.time_ns()}\n".encode()  # each is another object to S3
+        self.generation = self.store.write(HOLDER, content, if_equal=generation).result().generation
+        return bool(self.generation)
 
 
 def _who():
     return f"process {os.getpid()} on {platform.node()}"
 
 
-def _lock(path):
-    # Where the disk has no locks, newer versions of filelock would make a file that a killed
-    # process leaves behind.
-    takes = inspect.signature(filelock.FileLock.__init__).parameters
-    return filelock.FileLock(
-        path, **{"fallback_to_soft": False} if "fallback_to_soft" in takes else {}
-    )
+def _first(found):
+    """The holder that an object names."""
+    return found.value.decode().partition("\n")[0] or "another process"
 
 
-def _read(path):
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text()
+def _gone(content):
+    """Whether the holder was a process of this machine that has ended."""
+    named = re.match(r"process (\d+) on (.*)", content)
+    if named is None or named[2] != platform.node():
+        return False
+    if int(named[1]) == os.getpid():  # in a container that started anew
+        return True
+    try:
+        os.kill(int(named[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False

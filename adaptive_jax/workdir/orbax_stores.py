@@ -2,16 +2,13 @@
 
 import functools
 
-from adaptive_jax.object_files import of_s3
+from adaptive_jax.files import kvstore
 
 
 @functools.cache
 def teach_orbax() -> None:
     """Has Orbax write arrays to s3:// as it does to gs://, and delete in both without the package
-    google-cloud-storage.
-
-    That package tells it of buckets with real folders. Empty folders do no harm here:
-    object_files.py does not list them.
+    google-cloud-storage, which would tell it of buckets with real folders.
     """
     # Here, because other versions of Orbax may have these private parts elsewhere, and runs on a
     # disk need none of them.
@@ -30,9 +27,9 @@ def teach_orbax() -> None:
 
 
 def _on_s3(spec):
-    """A specification for gs:// as one for s3://; both name a bucket and a path."""
+    """A specification for gs:// as one for s3://."""
     if not isinstance(spec, dict):
         return spec
     if str(spec.get("driver")).startswith("gcs"):
-        return spec | {"driver": "s3"} | of_s3()
+        return kvstore(f"s3://{spec['bucket']}/{spec['path']}")
     return {key: _on_s3(value) for key, value in spec.items()}

@@ -14,9 +14,8 @@ from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
+from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
 from adaptive_jax.parallel import hosts
-from adaptive_jax.stores import absolute, in_store, names_in, path_of
 from adaptive_jax.workdir.exported import is_exported
 
 # Settings that may change when a run is resumed: none of them changes an update that does not

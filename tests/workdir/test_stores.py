@@ -6,18 +6,17 @@ import json
 import signal
 
 import pytest
+import tensorstore
 
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.stored import copy
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import kvstore, names_in, path_of, replacing
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir import lease
+from adaptive_jax.workdir import lock
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.integrity import steps_in
-from adaptive_jax.workdir.lock import locked
 from tests.object_server import serving
 from tests.training.test_metrics import metrics, scalars
 
@@ -45,20 +44,21 @@ def store():
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_paths(store, scheme):
-    """As those of a disk: read, written anew, listed and deleted; a write that fails leaves
-    what was there.
+    """As those of a disk: read, written anew, listed and deleted; a write that fails leaves what
+    was there. A listing has what tensorstore just wrote, or a checkpoint seems to lack arrays.
     """
     root = path_of(f"{scheme}://paths-{scheme}/a b")
     assert not root.exists()
     with replacing(root / "one.txt") as file:
         file.write(b"1")
     (root / "deep" / "er" / "two.txt").write_text("zwei ä")
-    with pytest.raises(KeyError), replacing(root / "one.txt") as file:
-        file.write(b"half")
-        raise KeyError
-    with (root / "one.txt").open("a") as file:
-        file.write(" more")
-    assert (root / "one.txt").read_text() == "1 more"
+    for opened in replacing(root / "one.txt"), (root / "one.txt").open("wb"):
+        with pytest.raises(KeyError), opened as file:
+            file.write(b"half")
+            raise KeyError
+    with pytest.raises(ValueError, match="mode must be r or w for .*one.txt"):
+        (root / "one.txt").open("a")
+    assert (root / "one.txt").read_text() == "1"
     assert (root / "deep" / "er" / "two.txt").read_bytes() == "zwei ä".encode()
     assert sorted(path.name for path in root.iterdir()) == ["deep", "one.txt"]
     assert (
@@ -69,8 +69,13 @@ def test_paths(store, scheme):
         (root / "one").read_text()
     with pytest.raises(FileNotFoundError):
         (root / "one").unlink()
+    for name in "new", "":  # "": what a store's own tools make for an empty folder
+        tensorstore.KvStore.open(kvstore(f"{root}/")).result().write(name, b"").result()
+    assert sorted(names_in(root)) == ["deep", "new", "one.txt"]
     (root / "one.txt").unlink()
     (root / "deep").rmtree()
+    assert store.names(f"paths-{scheme}") == ["a b/", "a b/new"]
+    root.rmtree()
     assert store.names(f"paths-{scheme}") == []
 
 
@@ -174,20 +179,20 @@ def test_one_training_at_a_time(store, tmp_path, monkeypatch):
     """A second is refused while the first gives signs of life, and takes over from one that
     gives none.
     """
-    monkeypatch.setattr(lease, "BEAT", 0.05)
-    monkeypatch.setattr(lease, "SILENT", 0.5)
-    monkeypatch.setattr(lease, "_gone", lambda content: False)  # as on another machine
+    monkeypatch.setattr(lock, "BEAT", 0.05)
+    monkeypatch.setattr(lock, "SILENT", 0.5)
+    monkeypatch.setattr(lock, "_gone", lambda content: False)  # as on another machine
     run = path_of("gs://leases/run")
-    with locked(run):
+    with lock.locked(run):
         with (
             pytest.raises(InputError, match=r"in use by the training of process \d+ on "),
-            locked(run),
+            lock.locked(run),
         ):
             pass
         assert (run / ".training").read_text().startswith("process ")
     assert not (run / ".training").exists()
     (run / ".training").write_text("process 1 on another\n7\n")
-    with locked(run):
+    with lock.locked(run):
         assert "another" not in (run / ".training").read_text()
     assert store.names("leases") == []
 
@@ -198,11 +203,11 @@ def test_a_lease_of_a_process_that_is_gone(tmp_path):
     """
     url = f"file://{tmp_path}/run"
     first, second, third = (
-        lease.Lease(url, f"process {2**22 + number} on {lease.platform.node()}")
+        lock.Lease(url, f"process {2**22 + number} on {lock.platform.node()}")
         for number in (1, 2, 3)
     )
     for each in second, third:
-        each.store = lease.tensorstore.KvStore.open(f"{url}/").result()
+        each.store = tensorstore.KvStore.open(f"{url}/").result()
     none = second.store.read(".training").result().stamp.generation
     assert first.take() is None
     written = (tmp_path / "run" / ".training").read_text()

@@ -15,8 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import in_store, path_of
+from adaptive_jax.files import in_store, path_of, replacing
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora import kept, known, stored
+from adaptive_jax.data.corpora import kept, known
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.corpora.kept import cache_of, home_of
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
@@ -204,6 +204,8 @@ def _prepared(settings, home, texts, vocabulary, splits):
 
 
 def _stored(url, vocabulary, splits):
+    from adaptive_jax.data.corpora import stored  # tensorstore, which text on a disk does not need
+
     corpus = stored.open(url, splits)
     if vocabulary is None or vocabulary.digest == corpus.vocabulary.digest:
         return corpus

@@ -19,22 +19,17 @@ from pathlib import Path
 import numpy as np
 import tensorstore
 
+from adaptive_jax import files
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.errors import InputError
-from adaptive_jax.object_files import kvstore
 
 FORMAT = 1  # of a copy: increase it when this module writes what its older self cannot read
 MARKER = "complete.json"
 VOCABULARY = "vocabulary.txt"
-AGAIN = "remove it and write it again"
 CHUNK = 1 << 13  # tokens read together: some 10 KB, which take a store as long as a few bytes
-SHARD = (
-    1 << 22
-)  # tokens of an object: some 5 MB, and an index of 8 KB that says where its chunks are
+SHARD = 1 << 22  # tokens of an object: some 5 MB, and 8 KB that say where its chunks are
 CACHE = 1 << 27  # bytes: keeps the index of every shard, so that it is read once
-# Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
-PATIENCE = 60.0
 
 
 class Ids:
@@ -45,12 +40,10 @@ class Ids:
     everything. Raises InputError if the store does not return the data.
     """
 
-    dtype = np.dtype(np.int32)
-    ndim = 1
+    dtype, ndim = np.dtype(np.int32), 1
 
     def __init__(self, array: tensorstore.TensorStore, url: str, new: np.ndarray | None = None):
-        self._array, self._url, self._new = array, url, new
-        self.shape = tuple(array.shape)
+        self._array, self._url, self._new, self.shape = array, url, new, tuple(array.shape)
 
     def renumbered(self, new: np.ndarray) -> "Ids":
         """The same tokens, `new[i]` for each i that is stored: another order of the same words."""
@@ -62,32 +55,23 @@ class Ids:
     def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
-            if step == 1:
-                return self._read(slice(begin, max(begin, end)))
-            index = np.arange(begin, end, step)
-        at = np.asarray(index)
-        if isinstance(index, tuple) or at.dtype.kind not in "iu":
-            raise IndexError(
-                f"ids in {self._url} take whole numbers, slices and integer arrays, not {index!r}"
-            )
-        at = at.astype(np.int64)
-        outside = (at < -len(self)) | (at >= len(self))
-        if outside.any():
-            raise IndexError(
-                f"index {at[outside][0]} is outside the {len(self):,} ids in {self._url}"
-            )
-        at = np.where(at < 0, at + len(self), at)  # tensorstore does not count from the end
-        return self._read(at.reshape(-1)).reshape(at.shape)[()]
+            at = slice(begin, max(begin, end)) if step == 1 else np.arange(begin, end, step)
+        else:
+            at = np.asarray(index)
+            if isinstance(index, tuple) or at.dtype.kind not in "iu":
+                raise IndexError(f"an index must be integers or a slice, got {index!r}")
+            at = at.astype(np.int64)  # tensorstore does not count from the end
+            at = np.where(at < 0, at + len(self), at)
+            if ((at < 0) | (at >= len(self))).any():
+                raise IndexError(f"indices must be below {len(self):,}, got {index!r}")
+        with _one_line("read", self._url):
+            stored = self._array[at].read().result()[()]
+        return stored if self._new is None else self._new[stored]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         if copy is False:
             raise ValueError(f"the ids in {self._url} cannot be an array without a copy")
         return np.asarray(self[:], dtype)
-
-    def _read(self, where: slice | np.ndarray) -> np.ndarray:
-        with _one_line("read", self._url):
-            stored = self._array[where].read().result()
-        return stored if self._new is None else self._new[stored]
 
 
 def copy(corpus: Corpus, url: str) -> None:
@@ -97,7 +81,7 @@ def copy(corpus: Corpus, url: str) -> None:
     """
     with _one_line("write", url):
         store = _store(url)
-        if store.read(MARKER).result(timeout=PATIENCE).state == "value":
+        if store.read(MARKER).result(timeout=files.PATIENCE).state == "value":
             raise InputError(f"{url} holds a corpus already: give another URL, or remove that one")
         with tempfile.TemporaryDirectory() as directory:
             corpus.vocabulary.write(Path(directory) / VOCABULARY)
@@ -108,10 +92,9 @@ def copy(corpus: Corpus, url: str) -> None:
             for begin in range(0, len(ids), SHARD):
                 part = np.asarray(ids[begin : begin + SHARD])
                 array[begin : begin + len(part)].write(part).result()
-        tokens = {split: len(ids) for split, ids in corpus.ids.items()}
         facts = {
             "format": FORMAT,
-            "tokens": tokens,
+            "tokens": {split: len(ids) for split, ids in corpus.ids.items()},
             "unseen": dict(corpus.unseen),
             "vocabulary": corpus.vocabulary.digest,
         }
@@ -126,55 +109,48 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
     """
     with _one_line("read", url):
         store = _store(url)
-        marker = store.read(MARKER).result(timeout=PATIENCE)
+        marker = store.read(MARKER).result(timeout=files.PATIENCE)
         if marker.state != "value":
             raise InputError(
                 f"{url} holds no complete copy of a corpus ({MARKER} is missing): write it again"
             )
-        facts = _facts(marker.value, url)
-        if missing := [split for split in splits if split not in facts["tokens"]]:
+        tokens, unseen, digest = _facts(marker.value, url)
+        if missing := [split for split in splits if split not in tokens]:
             raise InputError(
-                f"{url} has no {missing[0]} split, only {', '.join(facts['tokens'])}: write one"
-                " with it"
+                f"{url} has no {missing[0]} split, only {', '.join(tokens)}: write one with it"
             )
         vocabulary = _vocabulary(store, url)
-        if vocabulary.digest != facts["vocabulary"]:
-            raise InputError(
-                f"{url} is damaged: its vocabulary is not the one that was written; {AGAIN}"
-            )
+        if vocabulary.digest != digest:
+            raise _damaged(url, "its vocabulary is not the one that was written")
         arrays = {split: _array(url, split, open=True, read=True) for split in splits}
         for split, array in arrays.items():
-            if (array.dtype, array.shape) != (tensorstore.int32, (facts["tokens"][split],)):
-                raise InputError(
-                    f"{url} is damaged: {split} has not the tokens that {MARKER} says; {AGAIN}"
-                )
-        unseen = {split: share for split, share in facts["unseen"].items() if split in splits}
-        return Corpus(
-            vocabulary, {split: Ids(array, url) for split, array in arrays.items()}, unseen
-        )
+            if (array.dtype, array.shape) != (tensorstore.int32, (tokens[split],)):
+                raise _damaged(url, f"{split} has not the tokens that {MARKER} says")
+    ids = {split: Ids(array, url) for split, array in arrays.items()}
+    return Corpus(vocabulary, ids, {split: unseen[split] for split in splits if split in unseen})
+
+
+def _damaged(url, what):
+    return InputError(f"{url} is damaged: {what}; remove it and write it again")
 
 
 def _facts(content, url):
-    """What the marker says, with tokens of each split by name."""
+    """What the marker says: tokens and share of unseen words by split, the vocabulary's digest."""
     try:
         facts = json.loads(content)
-        if facts["format"] != FORMAT:
-            raise InputError(
-                f"{url} is a copy of format {facts['format']}, not {FORMAT}: write it with this"
-                " version"
-            )
-        counts = [*facts["tokens"].values(), *facts["unseen"].values()]
-        if not all(isinstance(count, int | float) for count in counts):
+        version, digest = facts["format"], facts["vocabulary"]
+        tokens, unseen = facts["tokens"], facts["unseen"]
+        if not all(
+            isinstance(count, int | float) for count in [*tokens.values(), *unseen.values()]
+        ):
             raise ValueError("a number is missing")
-        if not isinstance(facts["vocabulary"], str):
-            raise ValueError("the digest of the vocabulary is missing")
-        return facts
-    except InputError:
-        raise
     except Exception as error:  # any JSON may stand there
+        raise _damaged(url, f"{MARKER} is not what was written ({type(error).__name__})") from error
+    if version != FORMAT:
         raise InputError(
-            f"{url} is damaged: {MARKER} is not what was written ({type(error).__name__}); {AGAIN}"
-        ) from error
+            f"{url} is a copy of format {version}, not {FORMAT}: write it with this version"
+        )
+    return tokens, unseen, digest
 
 
 def _vocabulary(store, url):
@@ -187,7 +163,7 @@ def _vocabulary(store, url):
             return subwords.read_vocabulary(Path(directory) / VOCABULARY)
         except InputError as error:
             wrong = str(error).replace(directory, url.rstrip("/")).partition(";")[0]
-            raise InputError(f"{url} is damaged: {wrong}; {AGAIN}") from error
+            raise _damaged(url, wrong) from error
 
 
 @functools.cache
@@ -197,13 +173,14 @@ def _context() -> tensorstore.Context:
 
 
 def _store(url: str) -> tensorstore.KvStore:
-    return tensorstore.KvStore.open(kvstore(url.rstrip("/") + "/"), context=_context()).result()
+    spec = files.kvstore(url.rstrip("/") + "/")
+    return tensorstore.KvStore.open(spec, context=_context()).result()
 
 
 def _array(url: str, split: str, **how) -> tensorstore.TensorStore:
     spec = {
         "driver": "zarr3",
-        "kvstore": kvstore(f"{url.rstrip('/')}/{split}/"),
+        "kvstore": files.kvstore(f"{url.rstrip('/')}/{split}/"),
         # A lost shard must be an error, not ids of 0.
         "fill_missing_data_reads": False,
         "store_data_equal_to_fill_value": True,
@@ -240,13 +217,9 @@ def _one_line(what: str, url: str) -> Iterator[None]:
     except InputError:
         raise
     except (ValueError, NotImplementedError, TimeoutError) as error:
-        timeout = isinstance(error, TimeoutError)
-        said = " ".join(str(error).split()).partition(" [tensorstore_spec")[
-            0
-        ]  # what follows is for tensorstore's own authors
-        reason = f"no answer within {PATIENCE:g} seconds" if timeout else said
+        reason = files.reason(error)
         cure = (
-            AGAIN
+            "remove it and write it again"
             if "DATA_LOSS" in reason
             else f"give a URL of gs://, s3:// or file:/// that you may {what}"
         )

@@ -20,8 +20,7 @@ import numpy as np
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import path_of, replacing
 
 COMMAND = "python -m adaptive_jax.data.clusters"
 HEADER = re.compile(

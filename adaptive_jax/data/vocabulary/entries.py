@@ -19,8 +19,7 @@ from typing import NamedTuple
 from adaptive_jax.data.vocabulary.wordnet import FILES, check_wordnet, file_of, read_wordnet
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import changed_file, replacing, write_checksums
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
 VERSION = "1"  # of what is kept in the cache
 CURE = "give a directory of WordNet, or a .jsonl file, see docs/lexicon.md"

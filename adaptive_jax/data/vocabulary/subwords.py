@@ -23,8 +23,7 @@ import sentencepiece
 
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import path_of, replacing
 
 # Part of the path of learnt units: increase it when the same text and codes are to give others
 FORMAT = 2

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import path_of, replacing
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"

@@ -16,7 +16,7 @@ from absl import flags
 
 from adaptive_jax import command
 from adaptive_jax.errors import InputError
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import path_of
 
 
 def main(*workdirs):

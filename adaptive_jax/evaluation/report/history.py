@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from adaptive_jax.stores import names_in
+from adaptive_jax.files import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.exported import is_exported
 

@@ -23,8 +23,7 @@ from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
 from adaptive_jax.evaluation.report.sample import Passage
 from adaptive_jax.evaluation.report.scores import Wanted, check_same_text, subject
 from adaptive_jax.evaluation.report.tables import bins_tables, runs_table, tables_of
-from adaptive_jax.files import replacing
-from adaptive_jax.stores import path_of
+from adaptive_jax.files import path_of, replacing
 
 FREQUENCY = (
     "Bins are of how often a word occurs in the training text and are not cumulative: 100 holds"
