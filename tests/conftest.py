@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -37,9 +38,9 @@ TOPICS, WORDS = 12, 10
 
 
 def pytest_collection_modifyitems(items):
-    """Files with long tests come first, so that no worker waits for another at the end."""
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    """Files with a test marked `first` begin first, so that no worker waits at the end."""
+    first = {item.path for item in items if item.get_closest_marker("first")}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -280,6 +281,8 @@ def quick_command(server, tmp_path_factory):
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         if until:
+            while not (directory / "out").exists():  # the server may still import
+                time.sleep(0.005)
             until()
             (directory / "kill").touch()
         status = int(server.stdout.readline())

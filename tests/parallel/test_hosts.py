@@ -194,7 +194,7 @@ command.run(main)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.first
 def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     """Two hosts from a cold cache, one process, then two hosts of two devices each that evaluate,
     train and are stopped.
@@ -301,7 +301,7 @@ command.run(main)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.first
 def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
     """After a checkpoint: it says why and ends, and the other one does not wait for ever."""
     (_, err), _, statuses = ended(
@@ -315,7 +315,7 @@ def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.first), 1])
 def test_a_host_that_is_killed(start_hosts, flags, tmp_path, killed):
     """The other one does not wait for ever."""
     steps = {
