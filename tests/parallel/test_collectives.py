@@ -30,6 +30,8 @@ layers = {"dtype": "float32", "input": {"name": "adaptive", "cutoffs": (16, 48),
         "attention_dropout": 0.2, "attention": "plain", "remat": "elementwise"}}
 model = build(layers, 103)
 
+platform = gradients.platform
+
 def updates(backend, devices, fsdp, sums, runs):
     gradients.platform = lambda: backend  # accelerators sum the gradients of a block as soon as they have them
     mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
@@ -75,14 +77,15 @@ json.dump({"tracked": [tracked(1), tracked(4)], "forgotten": tracked(1, lambda a
     "eight": sums_of_eight(), "one": updates("cpu", 1, 1, "float32", 3), "blocks": updates("gpu", 8, 1, "float32", 3),
     "blocks_cut": updates("gpu", 8, 4, "float32", 3),
     "rounded": updates("gpu", 8, 1, "bfloat16", 0), "rounded_cut": updates("cpu", 8, 4, "bfloat16", 0)}, open(sys.argv[1], "w"))
+gradients.platform = platform
 """
 
 
 @pytest.fixture(scope="module")
-def results(quick_command, tmp_path_factory):
+def results(eight, tmp_path_factory):
     """What the program writes."""
     out = tmp_path_factory.mktemp("collectives") / "results.json"
-    done = quick_command("-c", PROGRAM, out, devices=8)
+    done = eight(PROGRAM, out)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 
