@@ -291,8 +291,8 @@ def test_examples_score_lines(exported, quick_command, tmp_path):
     )
 
 
-def test_examples_are_short_and_stand_alone():
-    """60 lines at most, without this package; only the one that runs StableHLO has JAX."""
+def test_examples_stand_alone():
+    """Without this package; only the one that runs StableHLO has JAX."""
     for path in EXAMPLES.glob("*.py"):
         tree = ast.parse(path.read_text())
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -305,7 +305,6 @@ def test_examples_are_short_and_stand_alone():
                 else [alias.name for alias in node.names]
             )
         }
-        assert len(path.read_text().splitlines()) <= 60, path
         assert tops - sys.stdlib_module_names <= {"numpy", "safetensors"} | {
             path.stem.split("_")[0]
         } | ({"jax"} if "stablehlo" in path.stem else set()), path
