@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from adaptive_jax.plans.costs import make_plan
 
 from adaptive_jax.planning.plan import make_plan
 from benchmarks import scaling, throughput

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adaptive_jax.plans.traced import output_flops
 
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.tables import OwnTable

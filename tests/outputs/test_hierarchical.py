@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adaptive_jax.plans.flops import softmax_flops, zipf_visits
 
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.outputs.hierarchical import Hierarchical

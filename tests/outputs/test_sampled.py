@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from adaptive_jax.plans.traced import output_flops
 
 from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled

@@ -177,7 +177,7 @@ TRAIN_AND_FAIL = """
 from adaptive_jax import command
 import train
 def main():
-    from adaptive_jax.devices import hosts
+    from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training import loop
     workdir, others = command.workdir()

@@ -1,6 +1,5 @@
 """A run that ends on its way and is started again is, bit for bit, one that never stopped."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -10,13 +9,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from adaptive_jax.devices import hosts
 from adaptive_jax.training import loop, sparse, validation
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.integrity import ITEMS, steps_in
 from tests.training.conftest import RUNS
 from tests.training.test_metrics import metrics, scalars
+from tests.training.test_stopping import hosts_stop_at
 
 EVALUATED = [2, 3, 4, 6, 8]  # every second update, and those with a checkpoint
 
@@ -45,21 +44,12 @@ def validated(workdir):
     return [line["step"] for line in metrics(workdir) if "validation/nll" in line]
 
 
-@contextlib.contextmanager
-def stopped_at(update):
-    """Within it, training is told to stop after this update, and does."""
-    stop = contextlib.nullcontext(hosts.Stop(lambda step: step == update))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(loop.Stopped):
-        patch.setattr(hosts, "stopping", lambda first="": stop)
-        yield
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_was_stopped(name, whole, run_config, tmp_path):
     """Between checkpoints, where an evaluation was due: the state is saved before the split is
     scored, and the run that goes on scores it, once.
     """
-    with stopped_at(4):
+    with pytest.raises(loop.Stopped), hosts_stop_at(4):
         train(run_config(name), tmp_path)
     assert (steps_in(tmp_path / "checkpoints"), validated(tmp_path)) == ([4, 3], [2, 3])
     train(run_config(name), tmp_path)

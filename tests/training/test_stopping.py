@@ -2,6 +2,7 @@
 that nothing is lost.
 """
 
+import contextlib
 import json
 import signal
 import time
@@ -10,6 +11,7 @@ import pytest
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.hosts import uninterrupted
 from adaptive_jax.training import loop
 from adaptive_jax.training.loop import train
@@ -37,6 +39,15 @@ def until(condition, process):
     while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     assert condition()
+
+
+@contextlib.contextmanager
+def hosts_stop_at(update):
+    """Within it, training is told to stop after this update, as several hosts are."""
+    stop = contextlib.nullcontext(hosts.Stop(lambda step: step == update))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts, "stopping", lambda first="": stop)
+        yield
 
 
 @pytest.fixture(scope="module")
