@@ -333,7 +333,7 @@ print(json.dumps(plan._asdict() | {"state": memory.argument_size_in_bytes, "comp
 """
 
 
-@pytest.mark.first
+@pytest.mark.slow
 def test_the_very_large_model_fits_devices_of_16_gb(eight):
     """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and
     by the compiler's count they fit.
