@@ -21,10 +21,9 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import Extras, continued, plain, scores, summary
-from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from tests.toys import random_params
 
 EOS, SIZE = 3, 60
 
@@ -48,7 +47,7 @@ def opened(config, layers, vocabulary=WORDS, **changes):
     words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.wants()))
     return Run(
         model,
-        random_params(parameter_shapes(model)),
+        jax.jit(lambda: init_params(model, 0))(),
         words,
         sharding.device_mesh(),
         vocabulary,
