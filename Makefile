@@ -3,11 +3,12 @@ PYTHON ?= python3
 WORKDIR ?= runs/quickstart
 BIN := .venv/bin
 
-.PHONY: help train test test-targets lint docs clean
+.PHONY: help train test test-slow test-targets lint docs clean
 
 help:
 	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
-	@echo "make test     creates .venv and runs every test"
+	@echo "make test     creates .venv and runs every test but the slow ones"
+	@echo "make test-slow   runs those: they train for minutes, or show what quicker ones show for another model"
 	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
 	@echo "make docs     creates .venv and builds the pages and the reference as a site in docs/_build"
 	@echo "make lint     checks the style of the code"
@@ -24,7 +25,10 @@ train: .venv/installed
 
 test: .venv/tested
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -rs -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
+
+test-slow: .venv/tested
+	$(BIN)/python -m pytest -q -rs -m slow -n auto --dist loadfile
 
 # An environment of its own: JAX finds the plugin for GPUs in it and complains in other runs.
 test-targets: .venv-targets/installed

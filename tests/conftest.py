@@ -10,12 +10,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from adaptive_jax import defaults
 from adaptive_jax.training.loop import train
 from configs import quickstart
 
@@ -37,9 +39,9 @@ TOPICS, WORDS = 12, 10
 
 
 def pytest_collection_modifyitems(items):
-    """Files with long tests come first, so that no worker waits for another at the end."""
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    """Files with a test marked `first` begin first, so that no worker waits at the end."""
+    first = {item.path for item in items if item.get_closest_marker("first")}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -136,6 +138,20 @@ def config(settings):
         return config.to_dict()
 
     return config
+
+
+@pytest.fixture(scope="session")
+def with_layers(settings):
+    """`with_layers({"body.name": "lstm", ...})`: the config of the small run with other classes;
+    of a group whose class is named, nothing else of the small run is kept.
+    """
+
+    def with_layers(changes):
+        other = {key.split(".")[0] for key in changes if key.endswith(".name")}
+        kept = {k: v for k, v in settings().items() if k.split(".")[0] not in other}
+        return defaults.config(kept | changes).to_dict()
+
+    return with_layers
 
 
 @pytest.fixture(scope="session")
@@ -280,6 +296,8 @@ def quick_command(server, tmp_path_factory):
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         if until:
+            while not (directory / "out").exists():  # the server may still import
+                time.sleep(0.005)
             until()
             (directory / "kill").touch()
         status = int(server.stdout.readline())
@@ -287,6 +305,36 @@ def quick_command(server, tmp_path_factory):
         return subprocess.CompletedProcess(arguments, status, out, err)
 
     return quick_command
+
+
+@pytest.fixture(scope="session")
+def eight(compiled, tmp_path_factory):
+    """`eight(CODE, *arguments)`: exit status, stdout and stderr of a program on eight devices.
+
+    All run in one process; see tests/eight.py.
+    """
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {HASTE}"}
+    process = subprocess.Popen(
+        [sys.executable, "tests/eight.py"],
+        cwd=ROOT,
+        env=os.environ | compiled | {"JAX_PLATFORMS": "cpu"} | flags,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+    def eight(code, *arguments):
+        directory = tmp_path_factory.mktemp("eight")
+        job = {"code": code, "argv": list(map(str, arguments)), "directory": str(directory)}
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        status = int(process.stdout.readline())
+        out, err = ((directory / name).read_text() for name in ("out", "err"))
+        return subprocess.CompletedProcess(arguments, status, out, err)
+
+    with process:
+        yield eight
+        process.stdin.close()
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 flag.
 
 Commands that read the run `runs/quickstart` run here, page by page and in the order of the page, on
-a quickstart of two updates. The others go through the parsers of their flags, in
-tests/test_readme.py, and `CHECKED` says why.
+a quickstart of two updates. The others take minutes or a corpus: they go through the parsers of
+their flags, in tests/test_readme.py.
 """
 
 import importlib.util
@@ -26,27 +26,8 @@ from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import test_contracts
-from tests.pages import PAGES, PYTHON, blocks, python_blocks
+from tests.pages import PAGES, blocks, python_blocks
 
-# Programs of commands that do not run here, and why. Their flags, configs, keys and paths are
-# checked in tests/test_readme.py.
-CHECKED = {
-    "train.py": "takes minutes or a corpus; each makes its plan or explains its keys",
-    "evaluate.py": (
-        "of another run than runs/quickstart: needs a corpus, or a model that trains for minutes"
-    ),
-    "adaptive_jax.explain": "writes a page of this repository; tests/test_explain.py compares it",
-    "adaptive_jax.convert": "needs a checkpoint; tests/interop has some",
-    "adaptive_jax.data.vocabulary": "needs a corpus; tests/data has one",
-    "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
-    "adaptive_jax.data.corpora.cut": "needs a corpus; tests/data has one",
-    "adaptive_jax.data.corpora.prepare": "needs a corpus; tests/data has one",
-    "adaptive_jax.evaluation.report": (
-        "of several runs; tests/evaluation/test_report.py reports two"
-    ),
-    "benchmarks": "takes minutes; tests/benchmarks runs them in small",
-    "-c": "one line of Python, which tests/test_readme.py runs",
-}
 NEEDS = {
     "adaptive_jax.evaluation.report": "matplotlib"
 }  # programs that run where this is installed
@@ -55,12 +36,6 @@ OWN_PAGES = {
 }
 OWN_TESTS = "class MyModel", "linear_cross_entropy", "OneGate"  # code with a test of its own, below
 DONE = set()  # a command of several pages runs once
-
-
-def program(words):
-    """The name of a Python command's program: "train.py", "adaptive_jax.convert", "benchmarks"."""
-    name = words[2] if words[1] == "-m" else words[1]
-    return name.split(".")[0] if name.startswith("benchmarks") else name
 
 
 def runs(line):
@@ -162,12 +137,6 @@ def test_a_page_runs(page, quick_command, place, monkeypatch):
         elif block not in DONE:
             shell(block, quick_command, place)
             DONE.add(block)
-
-
-def test_other_commands_are_checked():
-    """Each has a reason not to run."""
-    assert {program(words) for _, words in PYTHON if not runs(" ".join(words))} == CHECKED.keys()
-    assert len(TO_RUN) > 1
 
 
 def test_layers_around_a_body_of_ones_own():

@@ -9,10 +9,9 @@ import pytest
 
 from adaptive_jax.defaults import CHOOSE, DEFAULTS, NAMED
 from adaptive_jax.workdir.settings import FREE
-from tests.pages import COMMANDS, PAGES, PYTHON, ROOT, commands
+from tests.pages import PAGES, PYTHON, ROOT, commands
 
-INSTALL = {"pip", "uv", "tensorboard", "gcloud", "."}  # what a test cannot run
-SHELL = {"cat", "echo", "head", "printf", "sort", "tail"}  # commands that pages may use besides
+RUNS_THERE = "--workdir=runs/quickstart"  # tests/test_docs.py runs what is about it
 # What commands make; metrics begin with train/.
 MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
 
@@ -22,8 +21,10 @@ def programs(words):
     return words[1:3] if words[1] == "-m" else words[1:2]
 
 
-def shown(case):
-    return " ".join(case[1]) if isinstance(case, tuple) else str(case)
+def arguments_of(script):
+    """What pages give to a script, each once; not of the run that tests/test_docs.py trains."""
+    lines = {tuple(words[2:]) for _, words in PYTHON if words[1] == script}
+    return sorted(line for line in lines if "FILE" not in str(line) and RUNS_THERE not in line)
 
 
 def keys():
@@ -43,25 +44,6 @@ def keys():
     return found
 
 
-def test_the_commands_are_found():
-    """The reader of pages sees blocks, code within lines, continued lines and variables in
-    front.
-    """
-    page = (
-        "a `python train.py --a=1` b\n\n    X=1 python -m x \\\n        --b    # c\n    make && . d"
-        " | e\n"
-    )
-    assert list(commands(page)) == [
-        ["python", "-m", "x", "--b"],
-        ["make"],
-        [".", "d"],
-        ["e"],
-        ["python", "train.py", "--a=1"],
-    ]
-    assert {words[0] for _, words in COMMANDS} - INSTALL - SHELL == {"make", "python", "python3"}
-    assert len(PYTHON) > 30
-
-
 def test_the_first_lines_are_the_two_commands():
     """Everyone, and the continuous integration, begins with these."""
     assert [words for words in commands(PAGES["README.md"])][:2] == [
@@ -70,21 +52,17 @@ def test_the_first_lines_are_the_two_commands():
     ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in PYTHON if case[1][1] == "train.py" and "FILE" not in shown(case)],
-    ids=shown,
-)
-def test_commands_that_train(case, quick_command, text, tmp_path):
+@pytest.mark.parametrize("given", arguments_of("train.py"), ids=" ".join)
+def test_commands_that_train(given, quick_command, text, tmp_path):
     """Their configs, rows, keys and values are accepted; those that make a plan print it, and
     --explain its keys.
     """
-    _, words = case
-    arguments = [word for word in words[1:] if not word.startswith("--workdir") and word != "..."]
+    arguments = [word for word in given if not word.startswith("--workdir") and word != "..."]
     arguments = [word.replace("=DIR", f"={text}") for word in arguments]
-    planned = "--dry_run" in arguments or "configs/own_text.py" in shown(case)
+    planned = "--dry_run" in arguments or "--config=configs/own_text.py" in given
     more = () if "--explain" in arguments else ("--dry_run",) if planned else ("--explain",)
     done = quick_command(
+        "train.py",
         *arguments,
         *more,
         f"--workdir={tmp_path / 'run'}",
@@ -94,15 +72,11 @@ def test_commands_that_train(case, quick_command, text, tmp_path):
     assert ("memory       about" if planned else "--config.steps=") in done.stdout
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in PYTHON if case[1][1] == "evaluate.py"], ids=shown
-)
-def test_commands_that_evaluate(case, quick_command, tmp_path):
+@pytest.mark.parametrize("given", arguments_of("evaluate.py"), ids=" ".join)
+def test_commands_that_evaluate(given, quick_command, tmp_path):
     """Their flags are accepted: all that is missing is the run."""
-    _, words = case
-    done = quick_command(
-        *[word for word in words[1:] if not word.startswith("--workdir")], f"--workdir={tmp_path}"
-    )
+    arguments = [word for word in given if not word.startswith("--workdir")]
+    done = quick_command("evaluate.py", *arguments, f"--workdir={tmp_path}")
     assert done.returncode == 2
     assert (
         done.stderr
@@ -210,15 +184,6 @@ def test_settings_that_may_change_when_a_run_is_resumed():
     )
     settings, groups = ({*re.findall(r"`([^`]+)`", part)} for part in named)
     assert settings | {f"{group}.{key}" for group in groups for key in DEFAULTS[group]} == FREE
-
-
-def test_the_pages_are_short_and_use_one_unit():
-    """The README takes three minutes, and sizes are in GB or MB."""
-    prose = re.sub(
-        r"```.*?```|^(?:    |\|).*$", "", PAGES["README.md"], flags=re.DOTALL | re.MULTILINE
-    )
-    assert len(prose.split()) < 800
-    assert not [page for page, content in PAGES.items() if re.search(r"\b[KMGT]iB\b", content)]
 
 
 def test_every_page_is_listed():

@@ -14,6 +14,7 @@ import adaptive_jax
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_a_type_checker_knows_the_exports():
     """mypy finds every mistake marked in tests/typing/exports.py and no other; where a name
     were Any, it would find none.

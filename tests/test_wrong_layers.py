@@ -37,6 +37,7 @@ from adaptive_jax.numerics.dropout_layers import Dropout
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
+from tests.toys import random_params
 
 WORDS, FEATURES, ROWS, TIME = 20, 8, 2, 3
 IDS = np.arange(6, dtype=np.int32).reshape(ROWS, TIME)
@@ -586,7 +587,9 @@ def test_traced_ids_that_do_not_exist_have_vectors_of_nan(name):
 
 @functools.cache
 def output_variables():
-    return jax.jit(lambda: softmax().init(jax.random.key(0), HIDDEN, IDS, W, method="loss"))()
+    return random_params(
+        jax.eval_shape(lambda: softmax().init(jax.random.key(0), HIDDEN, IDS, W, method="loss"))
+    )
 
 
 @jax.jit

@@ -68,24 +68,6 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     assert re.search(r"### slow \(\d+ s, out of time\)", (tmp_path / "out/gpu.md").read_text())
 
 
-def test_steps():
-    """Every variant has a name of its own, torch a process of its own; steps are named by
-    number.
-    """
-    every = [
-        variant for step in gpu.steps(gpu.Path("out"), tiny=False) for variant in step.variants
-    ]
-    assert len({variant.name for variant in every}) == len(every)
-    assert all(
-        "torch" not in " ".join(v.command) or "adaptive_jax" not in " ".join(v.command)
-        for v in every
-    )
-    assert gpu.chosen([], 8) == list(range(8)) and gpu.chosen(["3", "0"], 8) == [3, 0]
-    for wrong in "8", "-1", "check":
-        with pytest.raises(InputError, match=f"--steps={wrong}: give numbers from 0 to 7"):
-            gpu.chosen([wrong], 8)
-
-
 def test_checks_and_output(tmp_path):
     """All three run whole on a CPU; what a path of attention cannot do here is said, and
     nothing is wrong.

@@ -2,9 +2,6 @@
 
 import types
 
-import pytest
-
-from adaptive_jax.errors import InputError
 from benchmarks import grounding
 
 CONFIG = """
@@ -64,11 +61,3 @@ def test_rows_are_timed_and_counted(tmp_path, capsys):
     word = 3 * 8 * 6 + 6 * 12 + 6 * 8 + 24 * 8
     assert groc["flops"] == {"tokens": tied["flops"]["tokens"], "composed": 3 * 2 * 5 * word}
     assert groc["ratio"] > 0 and groc["coverage"] == {"relations": 0.2, "definitions": 0.2}
-
-
-def test_a_text_that_is_missing(tmp_path):
-    """One line that says what to give."""
-    with pytest.raises(InputError, match="--text=.*nowhere has no train.txt: give"):
-        grounding.measure(settings(tmp_path, text=str(tmp_path / "nowhere")))
-    with pytest.raises(InputError, match="--text is missing: give"):
-        grounding.main(settings(tmp_path, text=None))

@@ -17,6 +17,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.numerics.batch import Batch
+from tests.toys import random_params
 
 ROWS, TIME, FEATURES, WIDTH = 3, 6, 4, 5
 
@@ -270,7 +271,7 @@ def batch_of(rows=ROWS, time=TIME, **changes):
 
 
 def fresh(body):
-    return jax.jit(body.init)(jax.random.key(0), jnp.zeros((1, 2, FEATURES)))
+    return random_params(jax.eval_shape(body.init, jax.random.key(0), jnp.zeros((1, 2, FEATURES))))
 
 
 @functools.cache

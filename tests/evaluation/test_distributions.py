@@ -8,8 +8,9 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.evaluation import distributions
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.parallel import sharding
+from tests.toys import random_params
 
 SIZE, FEATURES = 60, 16
 WORDS = Vocabulary.build({"<eos>": 57, "<unk>": 3} | {f"w{n}": 60 - n for n in range(58)})
@@ -23,7 +24,7 @@ def run(config):
     model = build(config, SIZE)
     return Run(
         model,
-        jax.jit(lambda: init_params(model, 0))(),
+        random_params(parameter_shapes(model)),
         {},
         sharding.device_mesh(),
         WORDS,

@@ -19,8 +19,9 @@ from adaptive_jax.evaluation.dynamic import Dynamic, dynamic, without_noise
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import plain
-from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.parallel import sharding
+from tests.toys import random_params
 
 WORDS = Vocabulary.build({"<eos>": 30} | {f"w{n}": 20 - n for n in range(18)})
 NOISY = {
@@ -49,7 +50,7 @@ def run():
     model = build(config, len(WORDS))
     return Run(
         model,
-        jax.jit(lambda: init_params(model, 3))(),
+        random_params(parameter_shapes(model)),
         {},
         sharding.device_mesh(),
         WORDS,

@@ -464,19 +464,19 @@ def test_a_run_is_opened_with_its_parameters_alone(workdir):
         )
 
 
-def test_eight_devices_score_alike(workdir, quick_command):
-    """evaluate.py on 8 devices gives the losses that 1 device gives."""
+EVALUATE = """
+import pathlib, sys
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+evaluate(pathlib.Path(sys.argv[1]), Request(window=10, context=6, checkpoint="latest"))
+"""
+
+
+def test_eight_devices_score_alike(workdir, eight):
+    """8 devices give the losses that 1 device gives."""
     one = ask(workdir, window=10, context=6)
-    done = quick_command(
-        "evaluate.py",
-        f"--workdir={workdir}",
-        "--window=10",
-        "--context=6",
-        "--checkpoint=latest",
-        devices=8,
-    )
+    done = eight(EVALUATE, workdir)
     assert done.returncode == 0, done.stderr
-    eight = json.loads((workdir / "eval" / "test-10-6-240.json").read_text())
-    assert eight["nll"] == pytest.approx(one["nll"], rel=1e-6)
+    found = json.loads((workdir / "eval" / "test-10-6-240.json").read_text())
+    assert found["nll"] == pytest.approx(one["nll"], rel=1e-6)
     rounded = dict.fromkeys(("nll", "perplexity", "seconds", "bands", "bits_per_character"))
-    assert eight | rounded == json.loads(json.dumps(one)) | rounded
+    assert found | rounded == json.loads(json.dumps(one)) | rounded

@@ -32,10 +32,11 @@ from adaptive_jax.evaluation.open_words import (
 from adaptive_jax.evaluation.runs import Run, open_run, put_lexicon
 from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer
 from adaptive_jax.interop.awd_lstm import parameters_of
-from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from tests.inputs import test_groc
+from tests.toys import random_params
 from tests.training.test_finetuning import saved_run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
@@ -336,7 +337,7 @@ def test_a_composed_input_under_a_table_of_words(config, other):
     model, mesh = build(settings, len(words)), sharding.device_mesh()
     run = Run(
         model,
-        jax.jit(lambda: init_params(model, 0))(),
+        random_params(parameter_shapes(model)),
         put_lexicon(model, words, mesh),
         mesh,
         words,

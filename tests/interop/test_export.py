@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report.history import hours
@@ -85,7 +84,7 @@ def untrained(exported, config, tmp_path_factory):
             name: 0.3 * bits.standard_normal(shape.shape, np.float32)
             for name, shape in shapes.items()
         }
-        write_sealed(words, folder / "vocabulary.txt")
+        words.write(folder / "vocabulary.txt")
         write_json(folder / "config.json", settings)
         write_tensors(folder / FILE, arrays, {"step": "7"})
         return folder
@@ -292,8 +291,8 @@ def test_examples_score_lines(exported, quick_command, tmp_path):
     )
 
 
-def test_examples_are_short_and_stand_alone():
-    """90 lines at most, without this package; only the one that runs StableHLO has JAX."""
+def test_examples_stand_alone():
+    """Without this package; only the one that runs StableHLO has JAX."""
     for path in EXAMPLES.glob("*.py"):
         tree = ast.parse(path.read_text())
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -306,7 +305,6 @@ def test_examples_are_short_and_stand_alone():
                 else [alias.name for alias in node.names]
             )
         }
-        assert len(path.read_text().splitlines()) <= 90, path
         assert tops - sys.stdlib_module_names <= {"numpy", "safetensors"} | {
             path.stem.split("_")[0]
         } | ({"jax"} if "stablehlo" in path.stem else set()), path

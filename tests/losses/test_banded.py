@@ -519,16 +519,16 @@ np.savez(
 """
 
 
-def test_one_device_against_eight(quick_command, tmp_path):
+def test_one_device_against_eight(eight, tmp_path):
     """Each device sorts its own tokens and talks to no other; results are those of one device,
     under tail dropout too.
     """
-    done = quick_command("-c", PROGRAM, tmp_path / "eight.npz", devices=8)
+    done = eight(PROGRAM, tmp_path / "eight.npz")
     assert done.returncode == 0, done.stderr
     hidden, targets, *others = arrays("groups among others")
     seeds = dropout.row_seeds(jax.random.key(1), np.arange(TOKENS))
     (total, nll), (d_hidden, _, d_softmax) = fast_loss(
         hidden, np.sort(targets), *others, Settings(tail_dropout=0.3), seeds
     )
-    eight = np.load(tmp_path / "eight.npz").values()
-    check(list(eight), [total, *jax.tree.leaves(d_softmax), nll, d_hidden])
+    found = np.load(tmp_path / "eight.npz").values()
+    check(list(found), [total, *jax.tree.leaves(d_softmax), nll, d_hidden])

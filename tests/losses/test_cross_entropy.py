@@ -505,11 +505,11 @@ print(json.dumps(report))
 """
 
 
-def test_words_cut_over_8_devices(quick_command, tmp_path):
+def test_words_cut_over_8_devices(eight, tmp_path):
     """Values and gradients are those of one device; a loss sends vectors of tokens, no table;
     10 million words take a step.
     """
-    done = quick_command("-c", PROGRAM, tmp_path / "found.npz", devices=8)
+    done = eight(PROGRAM, tmp_path / "found.npz")
     assert done.returncode == 0, done.stderr
     report, found = json.loads(done.stdout), np.load(tmp_path / "found.npz")
 

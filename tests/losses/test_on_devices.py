@@ -95,6 +95,7 @@ def results(devices, parts):
 
 alone, whole = results(1, 1), len(read)
 eight = results(8, 2)
+GroC._surfaces = surfaces
 made = {"read": [sorted(set(read[:whole])), sorted(set(read[whole:]))]}
 print(
     json.dumps(
@@ -116,22 +117,20 @@ print(
 """
 
 
-def test_outputs_on_eight_devices(quick_command, tmp_path):
+def test_outputs_on_eight_devices(eight, tmp_path):
     """Two microbatches on each of 8 devices: candidates and masks are those of one device, and so
     is the order of clusters.
 
     Of 57 words, each of 8 devices reads the letters of 8, though every word's relations and
     definition are words of any device.
     """
-    done = quick_command(
-        "-c", PROGRAM, tmp_path / "clusters.txt", tmp_path / "lexicon.jsonl", devices=8
-    )
+    done = eight(PROGRAM, tmp_path / "clusters.txt", tmp_path / "lexicon.jsonl")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert results.pop("read") == [[57], [8]]
     for name, result in results.items():
         for key in ("loss", "nll"):
-            one, eight = result[key]
-            assert abs(one - eight) < 1e-5 * one, (name, key, result)
+            one, other = result[key]
+            assert abs(one - other) < 1e-5 * one, (name, key, result)
         # Sums in another order: a few roundings of the largest gradients.
         assert result["norm"] > 0.1 and result["apart"] < 3e-7 * result["norm"], (name, result)

@@ -8,6 +8,7 @@ import pytest
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning.traced import output_flops
+from tests.toys import random_params
 
 FEATURES, TOKENS = 12, 6
 CASES = {  # form, words, cutoffs, factor, width, bias, tokens of a chunk
@@ -28,11 +29,7 @@ def setting(case):
     shapes = jax.eval_shape(
         lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
     )["params"]
-    params = jax.jit(
-        lambda: jax.tree.map(
-            lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes
-        )
-    )()
+    params = random_params(shapes)
     targets = np.array([0, words - 1, cutoffs[0], cutoffs[1] - 1, words // 2, 1], np.int32)
     return (
         model,

@@ -9,6 +9,7 @@ from adaptive_jax.numerics.bands import Band
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning.flops import softmax_flops, zipf_visits
+from tests.toys import random_params
 
 FEATURES, TOKENS = 8, 6
 CASES = {  # words, cutoffs, factor, bias, classes
@@ -38,16 +39,13 @@ def given(words):
     )
 
 
-def random_params(model):
+def params_of(model):
     """Parameters of normal numbers, biases too."""
-    shapes = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
-    )["params"]
-    return jax.jit(
-        lambda: jax.tree.map(
-            lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes
-        )
-    )()
+    return random_params(
+        jax.eval_shape(
+            lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
+        )["params"]
+    )
 
 
 def in_float64(function, *values):
@@ -78,7 +76,7 @@ def test_hierarchical_equals_its_definition(case):
     """Loss, nll and all gradients; words sit in classes as equal as can be."""
     words, *_, classes = CASES[case]
     model = model_of(case)
-    params, (hidden, targets, weights) = random_params(model), given(words)
+    params, (hidden, targets, weights) = params_of(model), given(words)
 
     def layers(params):
         return model.apply({"params": params}, method=lambda m: (m.bands()[1:], m.clusters))
@@ -115,7 +113,7 @@ def test_bfloat16_is_near_float32():
     """Products run in bfloat16, sums and logarithms in float32."""
     model = model_of("10,007 words, by cluster")
     hidden, targets, _ = given(10_007)
-    params = random_params(model)
+    params = params_of(model)
     nll = jax.jit(lambda hidden: model.apply({"params": params}, hidden, targets, method="nll"))
     np.testing.assert_allclose(nll(hidden.astype(jnp.bfloat16)), nll(hidden), rtol=0.02)
 

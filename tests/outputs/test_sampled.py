@@ -13,6 +13,7 @@ from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning.traced import output_flops
+from tests.toys import random_params
 
 FEATURES, TOKENS, SAMPLES = 8, 4, 9
 CASES = {  # class, words, width, bias, proposal
@@ -35,11 +36,7 @@ def setting(case, samples=SAMPLES):
     shapes = jax.eval_shape(
         lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")
     )["params"]
-    params = jax.jit(
-        lambda: jax.tree.map(
-            lambda a: jax.random.normal(jax.random.key(a.size), a.shape) / 2, shapes
-        )
-    )()
+    params = random_params(shapes)
     lexicon = {"lexicon": {"counts": counts_of(words)}} if proposal == "unigram" else {}
     targets = np.append(
         [0, words - 1, 1], np.random.default_rng(0).integers(0, words, TOKENS - 3)

@@ -42,6 +42,8 @@ layers = {
 }
 model = build(layers, 103)
 
+platform = gradients.platform
+
 def updates(backend, devices, fsdp, sums, runs):
     gradients.platform = lambda: (
         backend
@@ -112,14 +114,15 @@ json.dump(
     },
     open(sys.argv[1], "w"),
 )
+gradients.platform = platform
 """
 
 
 @pytest.fixture(scope="module")
-def results(quick_command, tmp_path_factory):
+def results(eight, tmp_path_factory):
     """What the program writes."""
     out = tmp_path_factory.mktemp("collectives") / "results.json"
-    done = quick_command("-c", PROGRAM, out, devices=8)
+    done = eight(PROGRAM, out)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text())
 

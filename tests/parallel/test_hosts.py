@@ -118,7 +118,7 @@ def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_hosts_that_nobody_meets(start, free_port):
+def test_hosts_that_nobody_meets(quick_command, free_port):
     """Each of two that wait at different places says where, for how long, and ends."""
     program = """
 from adaptive_jax import command
@@ -128,14 +128,11 @@ def main(coordinator, host):
     hosts.initialize(coordinator, 2, int(host))
 command.run(main, ["COORDINATOR", "HOST"])
 """
-    waiting = [start("-c", program, f"127.0.0.1:{free_port()}", host) for host in (0, 1)]
-    for host, process in enumerate(waiting):
-        _, err = process.communicate(timeout=100)
-        assert process.returncode == 2
-        assert (
-            f"error: host {host} has not met the others at 127.0.0.1:" in err
-            and "within 1 seconds: start all" in err
-        )
+    for host in 0, 1:
+        done = quick_command("-c", program, f"127.0.0.1:{free_port()}", host)
+        assert done.returncode == 2
+        assert f"error: host {host} has not met the others at 127.0.0.1:" in done.stderr
+        assert "within 1 seconds: start all" in done.stderr
 
 
 def ended(processes):
@@ -176,6 +173,20 @@ def until(processes, path, step):
         time.sleep(0.1)
 
 
+TRAIN_AND_FAIL = """
+from adaptive_jax import command
+import train
+def main():
+    from adaptive_jax.parallel import hosts
+    from adaptive_jax.evaluation.evaluate import Request, evaluate
+    from adaptive_jax.training import loop
+    workdir, others = command.workdir()
+    hosts.initialize(*others)
+    with hosts.together():
+        loop.train(command.config()[0], workdir)
+        evaluate(workdir.with_name("none"), Request())
+command.run(main)
+"""
 EVALUATE_AND_TRAIN = """
 from adaptive_jax import command
 import train
@@ -197,21 +208,23 @@ command.run(main)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.first
 def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     """Two hosts from a cold cache, one process, then two hosts of two devices each that evaluate,
     train and are stopped.
 
     They make the updates of one process alone, with dropout, and its scores, in windows that do not
     share out evenly, with a cache and with dynamic evaluation; two devices share the parameters.
-    All is written and said once. Ctrl-C on the second host stops both after the same step, which is
+    All is written and said once, an error of both hosts too, which ends both. Ctrl-C on the second
+    host stops both after the same step, which is
     saved before anything is scored.
     """
     workdir, own = tmp_path / "run", STEPS | {"data.cache": str(tmp_path / "cache")}
     (out, err), (silence, other_err), statuses = ended(
-        start_hosts("train.py", *flags(workdir, **own, steps=3))
+        start_hosts("-c", TRAIN_AND_FAIL, *flags(workdir, **own, steps=3))
     )
-    assert statuses == [0, 0], err + other_err
+    assert statuses == [2, 2], err + other_err
+    assert re.search(r"error: .*none holds no run", err) and err.count("error: ") == 1
     assert "step 3/3  validation" in out and silent(silence + other_err)
     assert not [path for path in (tmp_path / "cache").rglob(".*") if path.suffix != ".lock"]
     train(config(**STEPS, steps=6), workdir)
@@ -271,16 +284,6 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-def test_an_error_of_all_is_said_once(start_hosts, tmp_path):
-    """Both end with status 2, one with a line."""
-    (_, err), (_, other_err), statuses = ended(
-        start_hosts("evaluate.py", f"--workdir={tmp_path / 'none'}")
-    )
-    assert statuses == [2, 2], err + other_err
-    assert re.search(r"error: .*none holds no run", err) and err.count("error: ") == 1
-    assert silent(other_err)
-
-
 ALONE = """
 import errno
 from adaptive_jax import command
@@ -304,7 +307,7 @@ command.run(main)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.first
 def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
     """After a checkpoint: it says why and ends, and the other one does not wait for ever."""
     (_, err), _, statuses = ended(

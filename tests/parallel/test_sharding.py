@@ -71,7 +71,7 @@ GRIDS = {  # devices, fsdp, microbatches of an update
 }
 
 PROGRAM = """
-import json, sys
+import json, pathlib, sys
 import jax, numpy as np, optax
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.data.vocabulary.lexicon import lexicon
@@ -132,12 +132,12 @@ for name, grid in grids.items():
         for k, v in jax.tree.leaves_with_path(state.params)
     }
 np.savez(out + ".npz", **arrays)
-json.dump(result, open(out + ".json", "w"))
+pathlib.Path(out + ".json").write_text(json.dumps(result))
 """
 
 
 @pytest.fixture(scope="module")
-def on_grids(quick_command, tmp_path_factory):
+def on_grids(eight, tmp_path_factory):
     """`on_grids("adp_t")`: what the updates on each grid gave, as numbers and as arrays; run
     once for each model.
     """
@@ -145,9 +145,7 @@ def on_grids(quick_command, tmp_path_factory):
     @functools.cache
     def on_grids(layers):
         out = tmp_path_factory.mktemp("grids") / layers
-        done = quick_command(
-            "-c", PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]), devices=8
-        )
+        done = eight(PROGRAM, json.dumps([LAYERS[layers], GRIDS[layers], 10, str(out)]))
         assert done.returncode == 0, done.stderr
         return json.loads(out.with_suffix(".json").read_text()), dict(
             np.load(out.with_suffix(".npz"))
@@ -363,11 +361,11 @@ print(
 
 
 @pytest.mark.slow
-def test_the_very_large_model_fits_devices_of_16_gb(quick_command):
+def test_the_very_large_model_fits_devices_of_16_gb(eight):
     """1,026M parameters on eight devices of 16 GB: the plan shards them as far as needed, and
     by the compiler's count they fit.
     """
-    done = quick_command("-c", VERY_LARGE, devices=8)
+    done = eight(VERY_LARGE)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["parameters"]["total"] > 1.02e9 and found["fsdp"] > 1

@@ -1,14 +1,12 @@
-"""Runs from end to end: resuming, what a workdir holds, sub-words, divergence."""
+"""Runs from end to end: devices, what a workdir holds, sub-words, divergence."""
 
-import contextlib
 import json
 import math
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -21,14 +19,14 @@ from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import build, init_params
-from adaptive_jax.parallel import hosts, sharding
+from adaptive_jax.parallel import sharding
 from adaptive_jax.training import optim
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import restored_state, shape_of_state
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from configs import penn_treebank
 from tests.toys import Halving
-from tests.training.test_metrics import metrics, scalars
+from tests.training.test_metrics import metrics
 
 ROOT = Path(__file__).parents[2]
 PTB = ROOT.parent / "shared" / "data" / "ptb"
@@ -57,16 +55,21 @@ def assert_close(ours, theirs, tolerance):
     )
 
 
-def test_devices_and_accumulation_change_nothing(config, flags, quick_command, tmp_path):
+TRAIN = """
+import json, pathlib, sys
+from adaptive_jax.training.loop import train
+train(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))
+"""
+
+
+def test_devices_and_accumulation_change_nothing(config, eight, tmp_path):
     """Five updates on 1 device, on 1 device in 8 microbatches, and on 8 devices end in the same
     parameters.
     """
     settings = config(steps=5, **{"schedule.warmup_from": 0.3})
     train(settings, tmp_path / "one")
     train(settings | {"tokens_per_device": 64}, tmp_path / "microbatches")
-    done = quick_command(
-        "train.py", *flags(tmp_path / "eight", steps=5, **{"schedule.warmup_from": 0.3}), devices=8
-    )
+    done = eight(TRAIN, json.dumps(settings), tmp_path / "eight")
     assert done.returncode == 0, done.stderr
     plans = {
         name: json.loads((tmp_path / name / "plan.json").read_text())
@@ -82,94 +85,6 @@ def test_devices_and_accumulation_change_nothing(config, flags, quick_command, t
     assert last["validation/nll"] < mean["train/nll"] - 0.5  # the updates moved the parameters
     assert_close(microbatches, one, 1e-5)
     assert_close(eight, one, 1e-5)
-
-
-RESUMED = {
-    "steps": 60,
-    "log_every": 7,
-    "evaluate_every": 10,
-    "checkpoint_every": 20,
-    "tokens_per_device": 128,
-    "body.dropout": 0.2,
-    "body.attention_dropout": 0.1,
-    "body.activation_dropout": 0.1,
-    "output.tail_dropout": 0.2,
-}
-
-
-@pytest.fixture(scope="module")
-def resumed(flags, quick_command, tmp_path_factory):
-    """Workdirs of a run that was never stopped, and of one killed on its way and started again;
-    lines before the kill.
-    """
-    whole, killed = (tmp_path_factory.mktemp("resumed") / name for name in ("whole", "killed"))
-    done = quick_command("train.py", *flags(whole, **RESUMED))
-    assert done.returncode == 0, done.stderr
-
-    def until():
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            lines = (
-                (killed / "metrics.jsonl").read_text().splitlines()
-                if (killed / "metrics.jsonl").exists()
-                else []
-            )
-            if (
-                (killed / "checkpoints" / "20").is_dir()
-                and lines
-                and json.loads(lines[-1])["step"] > 22
-            ):
-                break
-            time.sleep(0.002)
-
-    done = quick_command("train.py", *flags(killed, **RESUMED), until=until)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    before = metrics(killed)
-    assert 22 < before[-1]["step"] < 60
-    done = quick_command("train.py", *flags(killed, **RESUMED))
-    assert done.returncode == 0, done.stderr
-    assert f"continuing {killed} after" in done.stdout
-    return whole, killed, before
-
-
-def test_a_killed_run_ends_as_one_never_stopped(resumed):
-    """Losses logged and the final evaluation agree digit for digit, with dropout everywhere and
-    accumulation.
-    """
-    whole, killed, _ = resumed
-    assert metrics(killed, speeds=False) == metrics(whole, speeds=False)
-    for workdir in whole, killed:
-        evaluate(workdir, Request("test", 16, 8, "latest"))
-    ours, theirs = (
-        json.loads((workdir / "eval" / "test-16-8-60.json").read_text())
-        for workdir in (killed, whole)
-    )
-    assert ours | {"seconds": 0} == theirs | {"seconds": 0}
-
-
-def test_each_step_stands_once_after_a_resume(resumed):
-    """In metrics.jsonl, and in TensorBoard once it has purged what the restart makes void."""
-    _, killed, before = resumed
-    lines = [
-        (line["step"], next(key for key in line if key != "step").split("/")[0])
-        for line in metrics(killed)
-    ]
-    assert len(lines) == len(set(lines))
-    assert lines == sorted(lines)
-    due = [step for step in range(1, 61) if step % 7 == 0 or step % 10 == 0]
-    assert [step for step, group in lines if group == "train"] == due
-    assert [step for step, group in lines if group == "validation"] == list(range(10, 61, 10))
-    assert before[-1]["step"] > 22
-
-    logs = sorted(killed.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_ctime_ns)
-    assert len(logs) == 2
-    shown = scalars(*logs)
-    assert shown == {
-        (name, line["step"]): pytest.approx(value)
-        for line in metrics(killed)
-        for name, value in line.items()
-        if name != "step"
-    }
 
 
 def test_starting_again_after_the_end_changes_nothing(config, tmp_path):
@@ -190,42 +105,6 @@ def test_starting_again_after_the_end_changes_nothing(config, tmp_path):
     assert files() == before
 
 
-def test_a_run_can_be_lengthened(config, tmp_path):
-    """More steps later give what as many at once give."""
-    train(config(steps=3), tmp_path / "run")
-    train(config(steps=5), tmp_path / "run")
-    train(config(steps=5), tmp_path / "straight")
-    assert_close(state_of(tmp_path / "run", config()), state_of(tmp_path / "straight", config()), 0)
-    assert metrics(tmp_path / "run")[-1] == metrics(tmp_path / "straight")[-1]
-
-
-@pytest.mark.parametrize(
-    "kind, says",
-    [
-        ("packed", "rows         362 examples in 122 rows of 64 tokens, padding 20.07%"),
-        ("similar", "rows         362 examples in 376 rows of 8 to 64 tokens, padding"),
-    ],
-    ids=["packed", "similar"],
-)
-def test_sentences_are_continued_in_the_middle_of_an_epoch(config, tmp_path, capsys, kind, says):
-    """A run that is stopped goes on with the update it would have made, and says how sentences
-    lie in rows.
-    """
-    changes = {
-        "batches.sequence_length": 64,
-        "batches.break_mode": "eos",
-        "batches.layout": kind,
-        "tokens_per_device": 256,
-    }
-    for name, steps in ("run", 3), ("run", 5), ("straight", 5):
-        train(config(steps=steps, **changes), tmp_path / name)
-    ours, theirs = (state_of(tmp_path / name, config(**changes)) for name in ("run", "straight"))
-    assert_close(ours, theirs, 0)
-    ours, theirs = (metrics(tmp_path / name, speeds=False)[-1] for name in ("run", "straight"))
-    assert ours == theirs
-    assert capsys.readouterr().out.count(says) == 3
-
-
 def test_an_error_in_the_background_ends_the_run(config, tmp_path, monkeypatch):
     """It comes out of `train`, the thread ends, and what was saved before is there."""
     batch = TrainingBatches.batch
@@ -242,26 +121,6 @@ def test_an_error_in_the_background_ends_the_run(config, tmp_path, monkeypatch):
     assert Checkpoints(tmp_path / "run", 9).latest() == 4
 
 
-SUBWORDS = {
-    "data.codes": 60,
-    "data.vocabulary_size": 400,
-    "evaluate_every": 4,
-    "checkpoint_every": 4,
-    "log_every": 1,
-}
-
-
-@pytest.fixture(scope="module")
-def spelt(config, tmp_path_factory):
-    """Config and workdir of a run of 8 updates over sub-word units, stopped after the fourth
-    and continued.
-    """
-    workdir = tmp_path_factory.mktemp("spelt") / "run"
-    for steps in 4, 8:
-        train(config(steps=steps, **SUBWORDS), workdir)
-    return config(steps=8, **SUBWORDS), workdir
-
-
 def text_words(text, split):
     return [
         word
@@ -270,29 +129,11 @@ def text_words(text, split):
     ]
 
 
-def test_sub_words_are_continued_as_if_never_stopped(spelt, tmp_path):
-    """Losses and parameters are those of 8 updates at once, and the workdir holds both halves
-    of the vocabulary.
-    """
-    settings, workdir = spelt
-    train(settings, tmp_path / "run")
-    assert metrics(workdir, speeds=False) == metrics(tmp_path / "run", speeds=False)
-    assert_close(state_of(workdir, settings).params, state_of(tmp_path / "run", settings).params, 0)
-    vocabulary = read_vocabulary(workdir / "vocabulary.txt")
-    assert isinstance(vocabulary, Subwords)
-    assert vocabulary.digest == load(settings["data"]).vocabulary.digest
-    with pytest.raises(InputError, match="data.codes was 60 and is now 61"):
-        train(settings | {"data": settings["data"] | {"codes": 61}}, workdir)
-    (tmp_path / "run" / "subwords.model").unlink()
-    with pytest.raises(InputError, match="subwords.model is damaged"):
-        train(settings, tmp_path / "run")
-
-
-def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
+def test_losses_of_sub_words_are_per_word_of_the_text(whole, run_config, text, tmp_path):
     """The first update's loss is that of the untrained model, in nats over all units divided by
     the words they end.
     """
-    settings, workdir = spelt
+    settings, workdir = run_config("sub-words"), whole("sub-words")
     vocabulary, ids, _ = load(settings["data"])
     model = build(settings, len(vocabulary))
     batches = TrainingBatches(ids["train"], vocabulary.eos, Layout(**settings["batches"]), rows=32)
@@ -307,17 +148,35 @@ def test_losses_of_sub_words_are_per_word_of_the_text(spelt, config, text):
     assert first["train/perplexity"] == pytest.approx(math.exp(first["train/nll"]))
 
     last = metrics(workdir)[-1]
-    result = evaluate(workdir, Request("validation", 0, 0, "latest"))
+    result = evaluate(
+        shutil.copytree(workdir, tmp_path / "run"), Request("validation", 0, 0, "latest")
+    )
     assert (result["step"], result["words"]) == (8, len(text_words(text, "valid")))
     assert result["tokens"] == len(ids["validation"]) > 1.1 * result["words"]
     assert result["nll"] == pytest.approx(last["validation/nll"], rel=1e-6)
 
 
-def test_a_model_of_sub_words_scores_open_text(spelt, tmp_path):
+def test_a_workdir_of_sub_words(whole, run_config, tmp_path):
+    """It holds both halves of the vocabulary, which must be there and whole, and the same."""
+    settings, workdir = (
+        run_config("sub-words"),
+        shutil.copytree(whole("sub-words"), tmp_path / "run"),
+    )
+    vocabulary = read_vocabulary(workdir / "vocabulary.txt")
+    assert isinstance(vocabulary, Subwords)
+    assert vocabulary.digest == load(settings["data"]).vocabulary.digest
+    with pytest.raises(InputError, match="data.codes was 60 and is now 61"):
+        train(settings | {"data": settings["data"] | {"codes": 61}}, workdir)
+    (workdir / "subwords.model").unlink()
+    with pytest.raises(InputError, match="subwords.model is damaged"):
+        train(settings, workdir)
+
+
+def test_a_model_of_sub_words_scores_open_text(whole, tmp_path):
     """Words, characters and an <unk> that the train split never has; a model of words would
     have to refuse them.
     """
-    _, workdir = spelt
+    workdir = shutil.copytree(whole("sub-words"), tmp_path / "run")
     (tmp_path / "test.txt").write_text("the t0w0 unseen\n\n<unk> 💩 ▁\n")
     result = evaluate(workdir, Request(data_path=str(tmp_path)))
     assert result["words"] == 3 + 3 + 3
@@ -484,29 +343,6 @@ def test_penn_treebank_is_learned(tmp_path):
     [result] = [json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("*.json")]
     assert result["words"] == 82_430
     assert result["perplexity"] < 0.6 * result["unigram_perplexity"]
-
-
-def test_a_run_that_is_stopped_saves_first(config, tmp_path, monkeypatch):
-    """No validation split is scored before the state is on disk; resuming scores what was due,
-    and ends as if never stopped.
-    """
-    settings = config(steps=6, evaluate_every=2, checkpoint_every=4, log_every=1)
-    train(settings, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            hosts,
-            "stopping",
-            lambda first="": contextlib.nullcontext(hosts.Stop(lambda step: step == 4)),
-        )
-        with pytest.raises(KeyboardInterrupt):
-            train(settings, tmp_path / "run")
-    assert [line["step"] for line in metrics(tmp_path / "run") if "validation/nll" in line] == [2]
-    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
-    assert (checkpoints.latest(), checkpoints.evaluated(4)) == (4, False)
-    checkpoints.close()
-    train(settings, tmp_path / "run")
-    assert metrics(tmp_path / "run", speeds=False) == metrics(tmp_path / "whole", speeds=False)
-    assert_close(state_of(tmp_path / "run", settings), state_of(tmp_path / "whole", settings), 0)
 
 
 @pytest.mark.parametrize("size", [0, 12])

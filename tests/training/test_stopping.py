@@ -4,7 +4,6 @@ that nothing is lost.
 
 import contextlib
 import json
-import os
 import signal
 import time
 
@@ -12,10 +11,9 @@ import pytest
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.scoring import plain
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.hosts import uninterrupted
-from adaptive_jax.training import loop, validation
+from adaptive_jax.training import loop
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
@@ -46,12 +44,9 @@ def until(condition, process):
 @contextlib.contextmanager
 def hosts_stop_at(update):
     """Within it, training is told to stop after this update, as several hosts are."""
+    stop = contextlib.nullcontext(hosts.Stop(lambda step: step == update))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            hosts,
-            "stopping",
-            lambda first="": contextlib.nullcontext(hosts.Stop(lambda step: step == update)),
-        )
+        patch.setattr(hosts, "stopping", lambda first="": stop)
         yield
 
 
@@ -94,54 +89,6 @@ def test_a_run_that_is_stopped_saves_and_says_where(stopped, config, capsys, whi
     )
     train(config(**LONG | {"steps": step + 1}), workdir)
     assert f"after {step:,} of {step + 1:,} updates" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("at", [0, 2])
-def test_a_stop_in_the_middle_of_an_evaluation(config, tmp_path, monkeypatch, at):
-    """The state is saved without waiting for its end, and the resumed run ends as one that was
-    never stopped.
-    """
-    settings = config(
-        steps=6, evaluate_every=3, checkpoint_every=0, log_every=1, tokens_per_device=32
-    )
-    train(settings, tmp_path / "whole")
-
-    def interrupted(run, ids, windows, progress):
-        def stop(batches, count):
-            for number, batch in enumerate(batches):
-                if number == at:
-                    os.kill(os.getpid(), signal.SIGINT)
-                yield batch
-
-        return plain(
-            run, ids, windows, lambda batches, count: progress(stop(batches, count), count)
-        )
-
-    with monkeypatch.context() as patch:
-        patch.setattr(validation, "plain", interrupted)
-        with pytest.raises(loop.Stopped, match="stopped after update 3 of 6, which is saved"):
-            train(settings, tmp_path / "run")
-    assert saved(tmp_path / "run") == [3]
-    train(settings, tmp_path / "run")
-    assert metrics(tmp_path / "run", speeds=False) == metrics(tmp_path / "whole", speeds=False)
-
-
-def test_a_stopped_run_is_evaluated_once(config, tmp_path):
-    """The loss of an evaluation that was left out belongs to the checkpoint, so no later start
-    repeats it; the best is known.
-    """
-    settings = config(steps=4, evaluate_every=2, checkpoint_every=2, log_every=1)
-    with pytest.raises(loop.Stopped), hosts_stop_at(4):
-        train(settings, tmp_path / "run")
-    train(settings, tmp_path / "run")
-    checkpoints = Checkpoints(tmp_path / "run", read_only=True)
-    losses = {
-        line["step"]: line["validation/nll"]
-        for line in metrics(tmp_path / "run")
-        if "validation/nll" in line
-    }
-    assert checkpoints.evaluated(4) and checkpoints.best() == min(losses, key=losses.get)
-    checkpoints.close()
 
 
 def test_a_run_that_began_meanwhile_is_not_overwritten(config, tmp_path, monkeypatch):

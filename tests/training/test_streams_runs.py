@@ -3,11 +3,9 @@
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import defaults
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
@@ -19,7 +17,7 @@ from adaptive_jax.training.divergence import Rewinds
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import Job, _batch, train
 from tests.training.test_metrics import metrics
-from tests.training.test_runs import assert_close, state_of
+from tests.training.test_runs import TRAIN, assert_close, state_of
 
 ROWS = 8
 CHANGES = {
@@ -42,36 +40,24 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module")
-def streams(settings):
+def streams(with_layers):
     """`streams(steps=3)`: the config of a small run on streams."""
-
-    def streams(**changes):
-        small = {
-            key: value
-            for key, value in settings().items()
-            if not key.startswith(("body.", "input.", "output.", "schedule."))
-        }
-        lstm = {} if changes.get("body.name", "lstm") == "lstm" else {"body.widths"}
-        return defaults.config(
-            {key: value for key, value in (small | CHANGES | changes).items() if key not in lstm}
-        ).to_dict()
-
-    return streams
+    return lambda **changes: with_layers(CHANGES | changes)
 
 
 @pytest.fixture(scope="module")
-def whole(streams, tmp_path_factory):
-    """The workdir of a run that was never stopped."""
-    workdir = tmp_path_factory.mktemp("streams") / "whole"
+def learned(streams, tmp_path_factory):
+    """The workdir of a run of 60 updates."""
+    workdir = tmp_path_factory.mktemp("streams") / "learned"
     train(streams(), workdir)
     return workdir
 
 
-def test_a_run_on_streams_learns_and_scales_its_rate(whole, streams):
+def test_a_run_on_streams_learns_and_scales_its_rate(learned, streams):
     """Its loss falls, and an update's rate is that of the schedule times its window over the
     usual one.
     """
-    lines = metrics(whole)
+    lines = metrics(learned)
     assert lines[-1]["validation/nll"] < lines[0]["train/nll"] - 1.5
     config = streams()
     batches = TrainingBatches(
@@ -87,61 +73,43 @@ def test_a_run_on_streams_learns_and_scales_its_rate(whole, streams):
     assert len(set(expected.values())) > 2
 
 
-def test_a_run_that_was_stopped_resumes_bit_for_bit(whole, streams, tmp_path):
-    """Parameters, momentum and carry equal those of the run that was never stopped."""
-    for steps in 37, 60:
-        train(streams(steps=steps), tmp_path / "stopped")
-    state = state_of(tmp_path / "stopped", streams())
-    assert_close(state, state_of(whole, streams()), 0)
-    assert max(np.abs(a).max() for a in jax.tree.leaves(state.carry)) > 0.01
-
-
-def test_microbatches_and_devices_change_nothing(whole, streams, quick_command, tmp_path):
-    """Rows are split, never time: 12 updates in 4 microbatches, or half of them on 4 devices,
+def test_microbatches_and_devices_change_nothing(streams, eight, tmp_path):
+    """Rows are split, never time: 12 updates in 4 microbatches, or half of them on 8 devices,
     end with the same state and carry.
     """
     last = {"steps": 12, "evaluate_every": 0, "checkpoint_every": 0}
-    reference = streams(**last)
+    reference, small = streams(**last), streams(**last, tokens_per_device=60)
     train(reference, tmp_path / "one")
     train(streams(**last, tokens_per_device=120), tmp_path / "parts")
-    small = f"ConfigDict({streams(**last, tokens_per_device=60)!r})"
-    (tmp_path / "config.py").write_text(
-        f"from ml_collections import ConfigDict\n\ndef get_config():\n    return {small}\n"
-    )
-    for steps in 6, 12:
-        arguments = [
-            f"--config={tmp_path / 'config.py'}",
-            f"--workdir={tmp_path / 'four'}",
-            f"--config.steps={steps}",
-        ]
-        done = quick_command("train.py", *arguments, devices=4 if steps == 12 else 1)
-        assert done.returncode == 0, done.stderr
+    train(small | {"steps": 6}, tmp_path / "eight")
+    done = eight(TRAIN, json.dumps(small), tmp_path / "eight")
+    assert done.returncode == 0 and "x 1 rows x 8 device(s)" in done.stdout, done
     assert json.loads((tmp_path / "parts" / "plan.json").read_text())["accumulation"] == 4
     one = state_of(tmp_path / "one", reference)
     assert_close(state_of(tmp_path / "parts", reference), one, 2e-5)
-    assert_close(state_of(tmp_path / "four", reference), one, 2e-5)
+    assert_close(state_of(tmp_path / "eight", reference), one, 2e-5)
 
 
-def test_evaluation_carries_the_state_through_the_split(whole, capsys):
+def test_evaluation_carries_the_state_through_the_split(learned, capsys):
     """One row equals the whole split in one window; any window gives the same; 4 rows lose what
     came before three of them.
     """
-    run, corpus = open_run(whole), load(json.loads((whole / "config.json").read_text())["data"])
+    run, corpus = open_run(learned), load(json.loads((learned / "config.json").read_text())["data"])
     ids = np.asarray(corpus.ids["test"])
     inputs = np.append(run.vocabulary.eos, ids[:-1])[None]
     batch = Batch(inputs, ids[None], np.ones(inputs.shape, np.float32), np.zeros(1, np.int32))
     expected = float(jax.jit(run.model.apply)({"params": run.params}, batch)[0].nll.mean())
-    results = {window: evaluate(whole, Request(window=window)) for window in (0, 7, len(ids))}
+    results = {window: evaluate(learned, Request(window=window)) for window in (0, 7, len(ids))}
     for result in results.values():
         assert result["nll"] == pytest.approx(expected, rel=1e-6)
     assert "each token after all before it" in capsys.readouterr().out
-    rows = evaluate(whole, Request(rows=4))
+    rows = evaluate(learned, Request(rows=4))
     assert (
         "in 4 rows, of which 3 begin without what came before (--rows=1 scores exactly)"
         in capsys.readouterr().out
     )
     assert 1e-4 < abs(rows["nll"] - expected) < 0.1
-    assert len(list((whole / "eval").glob("*.json"))) == 4
+    assert len(list((learned / "eval").glob("*.json"))) == 4
 
 
 def test_rows_begin_anew_after_a_rewind(streams, tmp_path):
@@ -166,24 +134,6 @@ def test_rows_begin_anew_after_a_rewind(streams, tmp_path):
     assert [bool(_batch(job, step)[0].reset.all()) for step in range(1, 8)] == [
         step in (1, 5) for step in range(1, 8)
     ]
-
-
-def test_gated_convolutions_continue_rows(streams, tmp_path):
-    """A run that was stopped on the way ends as one that was not, the inputs that it remembers
-    included.
-    """
-    changes = {
-        "body.blocks": ((2, 3, 32), (1, 1, 16, 3, 16, 1, 32)),
-        "tokens_per_device": 4 * 60,
-        "steps": 8,
-    }
-    small = streams(**{"body.name": "gated_conv"} | changes)
-    for name, stops in ("whole", (8,)), ("stopped", (3, 8)):
-        for steps in stops:
-            train(small | {"steps": steps}, tmp_path / name)
-    whole, stopped = (state_of(tmp_path / name, small) for name in ("whole", "stopped"))
-    assert_close(stopped, whole, 0)
-    assert min(float(jnp.abs(a).max()) for a in jax.tree.leaves(whole.carry)) > 0
 
 
 def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):

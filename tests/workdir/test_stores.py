@@ -79,7 +79,7 @@ def test_paths(store, scheme):
     assert store.names(f"paths-{scheme}") == []
 
 
-@pytest.mark.slow
+@pytest.mark.first
 def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config, tmp_path):
     """The same command on gs:// goes on from the checkpoint before, ends as a run on a disk
     digit for digit, and is evaluated.
