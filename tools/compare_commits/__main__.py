@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.metadata
+import inspect
 import json
 import os
 import pickle
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.compare_commits.cases import CLOSE, FLAGS, NAMES, cases, write_texts
+from tools.compare_commits.cases import FLAGS, NAMES, cases, write_texts
 from tools.compare_commits.worker import FAILED
 
 HERE = Path(__file__).parent
@@ -37,7 +38,7 @@ ROOT = HERE.parents[1]
 HASTE = "--xla_backend_optimization_level=0"
 if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 11):
     HASTE += " --xla_cpu_use_fusion_emitters=false"
-# Of the largest entry of an array. On one device a commit repeats itself bit for bit. Several
+# Share of the largest entry of an array, for cases on several devices. On one device a commit repeats itself bit for bit. Several
 # devices sum gradients in an order that the partitioner chooses, and another program, though it
 # computes the same, may get another order; 1e-6 is some 8 times the rounding of float32.
 TOLERANCE = 1e-6
@@ -77,6 +78,11 @@ def _apart(name, old, new, tolerance):
     if np.isfinite(apart).all() and apart.max() <= tolerance * largest:
         return None
     return f"by {np.nanmax(apart):.3g} where the largest entry is {largest:.3g}"
+
+
+def exact(case: dict) -> bool:
+    """Whether all of a case runs on one device."""
+    return all(step["devices"] == step["hosts"] == 1 for step in case["steps"])
 
 
 def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
@@ -123,12 +129,9 @@ def _said(command):
 def _key(case):
     """What results depend on besides the commit: the commands, the machine, the libraries."""
     libraries = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")]
-    parts = json.dumps(case), _texts_digest(), platform.node(), platform.python_version()
-    return hashlib.sha256(repr((parts, libraries)).encode()).hexdigest()[:12]
-
-
-def _texts_digest():
-    return hashlib.sha256((HERE / "cases.py").read_bytes()).hexdigest()
+    where = platform.node(), platform.python_version(), libraries
+    text = repr((case, inspect.getsource(write_texts), where))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) -> Iterator[str]:
@@ -160,7 +163,12 @@ def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) ->
 def compare(arguments, scratch: Path) -> int:
     """Runs both checkouts, prints a line for each case; how many differ."""
     places = write_texts(scratch) | {"programs": str(scratch / "programs")}
-    table = cases(_present(arguments.reference), _present(arguments.wordnet))
+    for name in "reference", "wordnet":
+        if (place := Path(getattr(arguments, name)).resolve()).is_dir():
+            places[name] = str(place)
+        else:
+            print(f"skipped  what needs {place}, which is not there")
+    table = cases(places)
     chosen = {
         name: {"name": name, "steps": steps}
         for name, steps in table.items()
@@ -190,7 +198,7 @@ def compare(arguments, scratch: Path) -> int:
         for name in results(new, out, todo, places, arguments.jobs):
             pair = [_load(before[name]), _load(out / f"{name}.pickle")]
             pair[0] = {k: v for key, v in pair[0].items() if (k := renamed(key, NAMES))}
-            found = _line(*pair, TOLERANCE if name.startswith(CLOSE) else 0.0)
+            found = _line(*pair, 0.0 if exact(chosen[name]) else TOLERANCE)
             print(
                 f"{'differs' if found else 'equal':<8} {name:<{width}}  {found or ''}", flush=True
             )
@@ -213,14 +221,6 @@ def _load(path):
         return pickle.loads(path.read_bytes())
     except FileNotFoundError:
         return {FAILED: np.array("the process of the case ended without results")}
-
-
-def _present(directory):
-    path = Path(directory).expanduser().resolve()
-    if path.is_dir():
-        return path
-    print(f"skipped  what needs {path}, which is not there")
-    return None
 
 
 def main() -> None:

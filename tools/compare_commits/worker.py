@@ -12,6 +12,7 @@ It opens a checkout by doors that stay where they are: the scripts in the root, 
 import contextlib
 import importlib
 import json
+import logging
 import os
 import pickle
 import runpy
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-LIMIT = 400  # seconds that a command may take
+LIMIT = 900  # seconds that a command may take
 FAILED = "failed"  # the name under which the results have the end of a command's stderr
 # A command to the module that it is where `python -m adaptive_jax COMMAND` does not exist.
 COMMANDS = {
@@ -83,7 +84,7 @@ def run_case(request: dict, case: dict) -> None:
     found = {}
     try:
         for number, step in enumerate(case["steps"]):
-            step = filled(step, places)
+            step = step | {key: filled(step[key], places) for key in ("argv", "place")}
             before(step)
             log = here / f"{number}.log"
             statuses = run_command(request, step, log)
@@ -110,19 +111,13 @@ def write(value: dict, file: Path) -> None:
     unfinished.rename(file)
 
 
-def filled(value, places: dict):
-    """A step with directories in the place of `{here}`, `{text}` …"""
-    if isinstance(value, str):
-        for name, place in places.items():
-            value = value.replace(f"{{{name}}}", place)
-        return value
+def filled(value: str | list[str], places: dict) -> str | list[str]:
+    """Text with directories in the place of `{here}`, `{text}` …"""
     if isinstance(value, list):
         return [filled(each, places) for each in value]
-    return (
-        {key: filled(each, places) for key, each in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
+    for name, place in places.items():
+        value = value.replace(f"{{{name}}}", place)
+    return value
 
 
 def before(step: dict) -> None:
@@ -164,16 +159,21 @@ def run_script(request: dict, argv: list[str], devices: int, log: Path) -> None:
     os.environ["XLA_FLAGS"] = (
         f"--xla_force_host_platform_device_count={devices} {request['xla_flags']}"
     )
-    name, *rest = argv
-    if name.endswith(".py"):
-        sys.argv = argv
-        runpy.run_path(name, run_name="__main__")
-    elif importlib.util.find_spec("adaptive_jax.__main__"):
-        sys.argv = ["adaptive_jax", *argv]
-        runpy.run_module("adaptive_jax", run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [name, *rest]
-        runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
+    try:
+        name, *rest = argv
+        if name.endswith(".py"):
+            sys.argv = argv
+            runpy.run_path(name, run_name="__main__")
+        elif importlib.util.find_spec("adaptive_jax.__main__"):
+            sys.argv = ["adaptive_jax", *argv]
+            runpy.run_module("adaptive_jax", run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [name, *rest]
+            runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
+    finally:
+        import jax
+
+        jax.distributed.shutdown()  # or the other host would see this one die
 
 
 def read(step: dict, log: Path) -> dict:
@@ -185,7 +185,7 @@ def read(step: dict, log: Path) -> dict:
         return parameters(place)
     if step["read"] == "evaluation":
         return evaluations(place)
-    if step["read"] == "safetensors":
+    if step["read"] == "arrays":
         from safetensors.numpy import load_file
 
         return {
@@ -220,6 +220,7 @@ def parameters(workdir: Path) -> dict:
     import jax
     import orbax.checkpoint as ocp
 
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax misses a file that it does not need
     found, handler = {}, ocp.PyTreeCheckpointer()
     steps = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal()]
     for path in sorted(steps, key=lambda path: int(path.name)):
