@@ -187,7 +187,7 @@ def compare(arguments, scratch: Path) -> int:
         if commit is None:
             shutil.rmtree(kept, ignore_errors=True)
         before = {name: kept / f"{name} {_key(case)}.pickle" for name, case in chosen.items()}
-        todo = [case for name, case in chosen.items() if not before[name].exists()]
+        todo = [case for name, case in chosen.items() if FAILED in _load(before[name])]
         print(f"OLD  {old}: {len(todo)} of {len(chosen)} cases to run", flush=True)
         out = scratch / "old"
         for name in results(old, out, todo, places, arguments.jobs) if todo else ():

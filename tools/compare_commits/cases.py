@@ -159,11 +159,11 @@ def conversions(kind: str, places: dict[str, str]) -> str:
     """Commands that convert the checkpoints of a kind among the tests' fixtures and beside the
     project.
     """
-    folders = [
-        FIXTURES / kind,
-        *(Path(places[key], kind) for key in ["reference"] if key in places),
-    ]
-    files = {file.stem: file for folder in folders for file in sorted(folder.glob("*.pt"))}
+    files = {
+        file.stem: f"{{{name}}}/{kind}/{file.name}"
+        for name in ("reference", "fixtures")
+        for file in sorted(Path(places.get(name, "none"), kind).glob("*.pt"))
+    }
     return "; ".join(
         f"convert {file} {{fixtures}}/{kind}/dict.txt {{here}}/{name} place={name}"
         for name, file in files.items()
