@@ -38,9 +38,9 @@ ROOT = HERE.parents[1]
 HASTE = "--xla_backend_optimization_level=0"
 if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 11):
     HASTE += " --xla_cpu_use_fusion_emitters=false"
-# Share of the largest entry of an array, for cases on several devices. On one device a commit repeats itself bit for bit. Several
-# devices sum gradients in an order that the partitioner chooses, and another program, though it
-# computes the same, may get another order; 1e-6 is some 8 times the rounding of float32.
+# Share of the largest entry of an array, for cases on several devices. On one device a commit repeats
+# itself bit for bit. Several sum gradients in an order that the compiler chooses for a program, and
+# another program that computes the same may get another; 1e-6 is 8 times the rounding of float32.
 TOLERANCE = 1e-6
 
 
@@ -65,19 +65,22 @@ def _apart(name, old, new, tolerance):
         return "missing in NEW" if name in old else "only in NEW"
     a, b = np.asarray(old[name]), np.asarray(new[name])
     if a.shape != b.shape or a.dtype != b.dtype:
-        return f"{a.dtype}{list(a.shape)} was {a.dtype}, is {b.dtype}{list(b.shape)}"
+        return f"{a.dtype}{list(a.shape)} became {b.dtype}{list(b.shape)}"
     if a.dtype.kind in "US":
         return None if np.array_equal(a, b) else f"{str(a)[:60]!r} became {str(b)[:60]!r}"
     a, b = a.astype(float), b.astype(float)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     if same.all():
         return None
-    with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(a - b))
-    largest = np.max(np.abs(a), initial=0.0, where=np.isfinite(a))
-    if np.isfinite(apart).all() and apart.max() <= tolerance * largest:
+    both = np.isfinite(a) & np.isfinite(b)
+    if not (both | same).all():
+        at = np.argmin(both | same)
+        return f"{a.flat[at]:g} became {b.flat[at]:g}"
+    a, b = np.where(both, a, 0.0), np.where(both, b, 0.0)
+    apart, largest = np.abs(a - b).max(), np.abs(a).max()
+    if apart <= tolerance * largest:
         return None
-    return f"by {np.nanmax(apart):.3g} where the largest entry is {largest:.3g}"
+    return f"by {apart:.3g} where the largest entry is {largest:.3g}"
 
 
 def exact(case: dict) -> bool:
@@ -93,11 +96,11 @@ def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
     return name
 
 
-def for_new(case: dict) -> dict:
+def for_new(case: dict, table: Mapping[str, str | None] = FLAGS) -> dict:
     """A case with the flags that NEW knows."""
     steps = []
     for step in case["steps"]:
-        argv = [renamed(part, FLAGS) for part in step["argv"]]
+        argv = [renamed(part, table) for part in step["argv"]]
         steps.append(step | {"argv": [part for part in argv if part is not None]})
     return case | {"steps": steps}
 
@@ -134,8 +137,10 @@ def _key(case):
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) -> Iterator[str]:
-    """Runs cases in a checkout; the name of each when its results are in `out`."""
+def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) -> Iterator[tuple]:
+    """Runs cases in a checkout; the seconds of processors and the name of each when its results
+    are in `out`.
+    """
     out.mkdir(parents=True, exist_ok=True)
     cache = out / "cache"
     cache.mkdir(exist_ok=True)
@@ -155,7 +160,7 @@ def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) ->
         process.stdin.write(json.dumps(request))
         process.stdin.close()
         for line in process.stdout:
-            yield line.rstrip("\n")
+            yield line.rstrip("\n").split(" ", 1)
     if process.returncode:
         sys.exit(f"error: cases cannot run in {root}")
 
@@ -190,18 +195,17 @@ def compare(arguments, scratch: Path) -> int:
         todo = [case for name, case in chosen.items() if FAILED in _load(before[name])]
         print(f"OLD  {old}: {len(todo)} of {len(chosen)} cases to run", flush=True)
         out = scratch / "old"
-        for name in results(old, out, todo, places, arguments.jobs) if todo else ():
+        for _, name in results(old, out, todo, places, arguments.jobs) if todo else ():
             kept.mkdir(parents=True, exist_ok=True)
             shutil.move(out / f"{name}.pickle", before[name])
         print(f"NEW  {new}", flush=True)
         out, todo = scratch / "new", [for_new(case) for case in chosen.values()]
-        for name in results(new, out, todo, places, arguments.jobs):
+        for seconds, name in results(new, out, todo, places, arguments.jobs):
             pair = [_load(before[name]), _load(out / f"{name}.pickle")]
             pair[0] = {k: v for key, v in pair[0].items() if (k := renamed(key, NAMES))}
             found = _line(*pair, 0.0 if exact(chosen[name]) else TOLERANCE)
-            print(
-                f"{'differs' if found else 'equal':<8} {name:<{width}}  {found or ''}", flush=True
-            )
+            said = "differs" if found else "equal"
+            print(f"{said:<8} {name:<{width}} {seconds:>4} s  {found or ''}".rstrip(), flush=True)
             wrong += [name] if found else []
     print(f"{len(chosen) - len(wrong)} cases equal, {len(wrong)} differ: {', '.join(wrong)}")
     return len(wrong)

@@ -1,8 +1,8 @@
 """Runs cases in one checkout: the process that `tools.compare_commits` starts for each side.
 
 Reads one JSON object from stdin, `{"root": checkout, "out": directory, "jobs": 2, "cases": ...}`,
-and prints the name of every case once its results are in `out`, as NAME.pickle: a dict of arrays by
-name, in the order in which a run makes them. A case is a process, forked after the imports, and so
+and prints the seconds of processors and the name of every case once its results are in `out`, as
+NAME.pickle: a dict of arrays by name, in the order in which a run makes them. A case is a process, forked after the imports, and so
 is each of its commands. JAX must not have started when a process is forked.
 
 It opens a checkout by doors that stay where they are: the scripts in the root, the commands of
@@ -43,15 +43,16 @@ RESULTS += ("characters", "bits_per_character", "unigram_perplexity")  # what is
 
 
 def serve(request: dict) -> None:
-    """Runs the cases, `request["jobs"]` at a time, and prints the name of each when it ends."""
+    """Runs the cases, `request["jobs"]` at a time; prints what each took and its name when it
+    ends."""
     warnings.filterwarnings("ignore", message="os.fork")  # no thread has started
     waiting, running = list(request["cases"]), {}
     while waiting or running:
         while waiting and len(running) < request["jobs"]:
             case = waiting.pop(0)
             running[forked(lambda case=case: run_case(request, case))] = case["name"]
-        done, _ = os.wait()
-        print(running.pop(done), flush=True)
+        done, _, used = os.wait3(0)
+        print(f"{used.ru_utime + used.ru_stime:.0f} {running.pop(done)}", flush=True)
 
 
 def forked(call) -> int:
