@@ -14,12 +14,12 @@ import numpy as np
 FLAGS: dict[str, str | None] = {}
 NAMES: dict[str, str | None] = {}
 
-# Small settings of each class. Without others, updates are not clipped and the rate is constant, so
+# Small settings of each class; what stands here is not compared as a default. Without others, updates are not clipped and the rate is constant, so
 # that parameters move by the sum of 20 gradients.
 FILTERS = ((1, 8), (2, 8), (3, 16))
 LETTERS = {"width": 6, "filters": FILTERS, "length": 8}
 TRANSFORMER = {"layers": 1, "features": 32, "heads": 2, "feed_forward": 64}
-TRANSFORMER |= {"dropout": 0.1, "attention_dropout": 0.1}
+TRANSFORMER |= {"attention_dropout": 0.1}  # the dropout is the default
 GATED = {"features": 32, "blocks": ((1, 3, 32), (2, 1, 12, 3, 12, 1, 32)), "dropout": 0.1}
 LSTM = {"features": 32, "widths": (24, 32), "dropout": 0.2}
 AWD = LSTM | {"input_dropout": 0.3, "hidden_dropout": 0.2, "weight_drop": 0.3}
@@ -43,9 +43,9 @@ PARTS = {
     | {"composed": LETTERS | {"correction": 8}},
     "optimizer": {
         "sgd": {"learning_rate": 0.3, "clip_norm": 1e6},
-        "nag": {"learning_rate": 0.2, "momentum": 0.9, "clip_norm": 0.5},
-        "adam": {"learning_rate": 0.01, "clip_norm": 0.25},
-        "nt_asgd": {"learning_rate": 2.0, "nonmono": 1, "clip_norm": 0.25},
+        "nag": {"learning_rate": 0.5},
+        "adam": {"learning_rate": 0.01},
+        "nt_asgd": {"learning_rate": 2.0, "nonmono": 1},
     },
     "schedule": {
         "constant": {"warmup_steps": 0},
