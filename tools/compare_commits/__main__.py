@@ -115,7 +115,7 @@ def checkout(given: str, scratch: Path) -> Iterator[tuple[Path, str | None]]:
         return
     commit = _said([*git, "rev-parse", "--verify", f"{given}^{{commit}}"])
     place = scratch / commit[:12]
-    _said([*git, "worktree", "add", "--detach", str(place), commit])
+    _said([*git, "worktree", "add", "--force", "--detach", str(place), commit])
     try:
         yield place.resolve(), commit
     finally:

@@ -14,15 +14,15 @@ import numpy as np
 FLAGS: dict[str, str | None] = {}
 NAMES: dict[str, str | None] = {}
 
-# Small settings of each class; what stands here is not compared as a default. Without others, updates are not clipped and the rate is constant, so
-# that parameters move by the sum of 20 gradients.
+# Small settings of each class. The rest is left to the defaults, so that these are compared, too.
+# Unless a case says otherwise, updates are not clipped and the rate is constant, so that parameters
+# move by the sum of 20 gradients.
 FILTERS = ((1, 8), (2, 8), (3, 16))
 LETTERS = {"width": 6, "filters": FILTERS, "length": 8}
 TRANSFORMER = {"layers": 1, "features": 32, "heads": 2, "feed_forward": 64}
-TRANSFORMER |= {"attention_dropout": 0.1}  # the dropout is the default
+TRANSFORMER |= {"attention_dropout": 0.2}
 GATED = {"features": 32, "blocks": ((1, 3, 32), (2, 1, 12, 3, 12, 1, 32)), "dropout": 0.1}
-LSTM = {"features": 32, "widths": (24, 32), "dropout": 0.2}
-AWD = LSTM | {"input_dropout": 0.3, "hidden_dropout": 0.2, "weight_drop": 0.3}
+LSTM = {"features": 32, "widths": (24, 32)}
 PARTS = {
     "input": {
         "lookup": {"width": 0},
@@ -35,7 +35,7 @@ PARTS = {
         "transformer_post_norm": TRANSFORMER,
         "gated_conv": GATED,
         "lstm": LSTM,
-        "awd_lstm": AWD,
+        "awd_lstm": LSTM,
     },
     "output": {"softmax": {}, "adaptive": {}, "hierarchical": {}, "differentiated": {}}
     | {"sampled": {"samples": 24}, "nce": {"samples": 24}},
