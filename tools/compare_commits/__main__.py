@@ -20,6 +20,7 @@ import pickle
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,9 +39,10 @@ ROOT = HERE.parents[1]
 HASTE = "--xla_backend_optimization_level=0"
 if tuple(map(int, importlib.metadata.version("jax").split(".")[:2])) < (0, 11):
     HASTE += " --xla_cpu_use_fusion_emitters=false"
-# Share of the largest entry of an array, for cases on several devices. On one device a commit repeats
-# itself bit for bit. Several sum gradients in an order that the compiler chooses for a program, and
-# another program that computes the same may get another; 1e-6 is 8 times the rounding of float32.
+# Share of the largest entry of an array, for cases on several devices. On one device a commit
+# repeats itself bit for bit. Several sum gradients in an order that the compiler chooses for a
+# program, and another program that computes the same may get another; 1e-6 is 8 times the rounding
+# of float32.
 TOLERANCE = 1e-6
 
 
@@ -130,11 +132,11 @@ def _said(command):
 
 
 def _key(case):
-    """What results depend on besides the commit: the commands, the machine, the libraries."""
+    """What results depend on besides the commit: commands, how they are read, machine, libraries."""
     libraries = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")]
     where = platform.node(), platform.python_version(), libraries
-    text = repr((case, inspect.getsource(write_texts), where))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    how = inspect.getsource(write_texts), (HERE / "worker.py").read_text()
+    return hashlib.sha256(repr((case, how, where)).encode()).hexdigest()[:12]
 
 
 def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) -> Iterator[tuple]:
@@ -156,11 +158,16 @@ def results(root: Path, out: Path, todo: list[dict], places: dict, jobs: int) ->
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        start_new_session=True,
     ) as process:
-        process.stdin.write(json.dumps(request))
-        process.stdin.close()
-        for line in process.stdout:
-            yield line.rstrip("\n").split(" ", 1)
+        try:
+            process.stdin.write(json.dumps(request))
+            process.stdin.close()
+            for line in process.stdout:
+                yield line.rstrip("\n").split(" ", 1)
+        except BaseException:  # such as an interruption, which its processes do not get
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     if process.returncode:
         sys.exit(f"error: cases cannot run in {root}")
 
@@ -246,6 +253,7 @@ def main() -> None:
     parser.add_argument("--wordnet", default=shared / "data" / "wordnet-3.0")
     arguments = parser.parse_args()
     start = time.perf_counter()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an interruption: cleans up
     with contextlib.ExitStack() as stack:
         if arguments.scratch:
             scratch = Path(arguments.scratch).resolve()

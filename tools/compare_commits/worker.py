@@ -2,8 +2,8 @@
 
 Reads one JSON object from stdin, `{"root": checkout, "out": directory, "jobs": 2, "cases": ...}`,
 and prints the seconds of processors and the name of every case once its results are in `out`, as
-NAME.pickle: a dict of arrays by name, in the order in which a run makes them. A case is a process, forked after the imports, and so
-is each of its commands. JAX must not have started when a process is forked.
+NAME.pickle: a dict of arrays by name, in the order in which a run makes them. A case is a process,
+forked after the imports, and so is each of its commands; JAX must not have started before.
 
 It opens a checkout by doors that stay where they are: the scripts in the root, the commands of
 `COMMANDS`, the files of a workdir, and what `adaptive_jax` exports.
@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import runpy
 import shutil
 import signal
@@ -43,8 +44,7 @@ RESULTS += ("characters", "bits_per_character", "unigram_perplexity")  # what is
 
 
 def serve(request: dict) -> None:
-    """Runs the cases, `request["jobs"]` at a time; prints what each took and its name when it
-    ends."""
+    """Runs the cases, `request["jobs"]` at a time."""
     warnings.filterwarnings("ignore", message="os.fork")  # no thread has started
     waiting, running = list(request["cases"]), {}
     while waiting or running:
@@ -96,7 +96,8 @@ def run_case(request: dict, case: dict) -> None:
             pid = forked(lambda step=step, log=log, file=reading: write(read(step, log), file))
             if os.waitpid(pid, 0)[1]:
                 raise RuntimeError(f"{step['label']}: its results cannot be read")
-            values = pickle.loads(reading.read_bytes())
+            if not (values := pickle.loads(reading.read_bytes())):
+                raise RuntimeError(f"{step['label']}: there are no results")
             found |= {f"{step['label']}: {name}": value for name, value in values.items()}
     except Exception as error:
         found[FAILED] = np.array(str(error))
@@ -180,31 +181,35 @@ def run_script(request: dict, argv: list[str], devices: int, log: Path) -> None:
 def read(step: dict, log: Path) -> dict:
     """What a command has made: arrays by name."""
     place = Path(step["place"])
-    if step["read"] == "run":
-        return metrics(place) | parameters(place)
-    if step["read"] == "parameters":
-        return parameters(place)
-    if step["read"] == "evaluation":
-        return evaluations(place)
-    if step["read"] == "arrays":
-        from safetensors.numpy import load_file
+    return {
+        "run": lambda: metrics(place) | parameters(place),
+        "parameters": lambda: parameters(place),
+        "evaluation": lambda: evaluations(place),
+        "arrays": lambda: exported(place),
+        "rows": rows,
+        "output": lambda: lines(log),
+        "file": lambda: lines(place),
+    }[step["read"]]()
 
-        return {
-            f"{file.stem} {name}": array
-            for file in sorted(place.glob("*.safetensors"))
-            for name, array in sorted(load_file(file).items())
-        }
-    if step["read"] == "rows":
-        return rows()
-    if step["read"] in ("output", "file"):
-        lines = (log if step["read"] == "output" else place).read_text().split("\n")
-        return {f"line {n}": np.array(line) for n, line in enumerate(lines)}
-    return {}
+
+def lines(file: Path) -> dict:
+    """The lines of a text, by number."""
+    return {f"line {n}": np.array(line) for n, line in enumerate(file.read_text().split("\n"))}
+
+
+def exported(directory: Path) -> dict:
+    """The arrays of an exported model."""
+    from safetensors.numpy import load_file
+
+    files = sorted(directory.glob("*.safetensors"))
+    arrays = ((file.stem, sorted(load_file(file).items())) for file in files)
+    return {f"{stem} {name}": array for stem, inner in arrays for name, array in inner}
 
 
 def metrics(workdir: Path) -> dict:
     """The numbers of metrics.jsonl, update after update: the loss first, then the norms of groups
-    of parameters, whose first difference says where to look, then the rest."""
+    of parameters, whose first difference says where to look, then the rest.
+    """
     found = {}
     for line in (workdir / "metrics.jsonl").read_text().splitlines():
         line = json.loads(line)
@@ -217,7 +222,8 @@ def metrics(workdir: Path) -> dict:
 
 def parameters(workdir: Path) -> dict:
     """The parameters of all checkpoints, by step and name; not the optimizer's state, whose layout
-    may change."""
+    may change.
+    """
     import jax
     import orbax.checkpoint as ocp
 
@@ -238,9 +244,10 @@ def evaluations(workdir: Path) -> dict:
     found = {}
     for path in sorted((workdir / "eval").glob("*.json")):
         result = json.loads(path.read_text())
+        name = re.sub("-[0-9a-f]{8}", "", path.stem)  # hashes of options and of places
         for key in RESULTS:
             if key in result:
-                found |= flat(f"{result['settings']['context']} {key}", result[key])
+                found |= flat(f"{name} {key}", result[key])
     return found
 
 
