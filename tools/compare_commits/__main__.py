@@ -214,7 +214,10 @@ def compare(arguments, scratch: Path) -> int:
             said = "differs" if found else "equal"
             print(f"{said:<8} {name:<{width}} {seconds:>4} s  {found or ''}".rstrip(), flush=True)
             wrong += [name] if found else []
-    print(f"{len(chosen) - len(wrong)} cases equal, {len(wrong)} differ: {', '.join(wrong)}")
+    print(
+        f"{len(chosen) - len(wrong)} cases equal, {len(wrong)} differ{': ' * bool(wrong)}", end=""
+    )
+    print("; ".join(wrong))
     return len(wrong)
 
 

@@ -45,7 +45,7 @@ PARTS = {
         "sgd": {"learning_rate": 0.3, "clip_norm": 1e6},
         "nag": {"learning_rate": 0.5},
         "adam": {"learning_rate": 0.01},
-        "nt_asgd": {"learning_rate": 2.0, "nonmono": 1},
+        "nt_asgd": {"learning_rate": 20.0, "nonmono": 1},  # takes averages from update 4 on
     },
     "schedule": {
         "constant": {"warmup_steps": 0},
