@@ -132,7 +132,7 @@ def _said(command):
 
 
 def _key(case):
-    """What results depend on besides the commit: commands, how they are read, machine, libraries."""
+    """What results depend on besides the commit: commands, how they are read, the machine."""
     libraries = [importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")]
     where = platform.node(), platform.python_version(), libraries
     how = inspect.getsource(write_texts), (HERE / "worker.py").read_text()
