@@ -1,0 +1,1 @@
+"""Compares the numbers of two commits; see __main__.py."""
