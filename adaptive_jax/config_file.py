@@ -166,7 +166,7 @@ def _value(key, text, default):
         return None
     try:
         if not isinstance(default, tuple):
-            return type(default)(text)
+            return (float if default is None else type(default))(text)
         value = ast.literal_eval(text)
         return value if isinstance(value, tuple | list) else (value,)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -3,6 +3,7 @@ the check of keys and types.
 """
 
 import copy
+import inspect
 import numbers
 from collections.abc import Mapping
 
@@ -10,47 +11,21 @@ from ml_collections import ConfigDict
 
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.layer_defaults import LAYERS
+from adaptive_jax.training.optim import OPTIMIZERS, SCHEDULES, optimizer_named
 
-WARM_UP = {"warmup_from": 1e-7, "warmup_steps": 500}
+
+def _arguments(function):
+    """The arguments of a function that have a default, with it."""
+    parameters = inspect.signature(function).parameters
+    return {key: p.default for key, p in parameters.items() if p.default is not p.empty}
+
+
 # Groups whose key "name" picks a class or function; the other keys are its arguments, and its
 # docstring says what they mean.
 NAMED = LAYERS | {
-    "optimizer": {
-        "nag": {"learning_rate": 1.0, "momentum": 0.99, "clip_norm": 0.1, "decoupled_decay": 0.0},
-        "sgd": {"learning_rate": 1.0, "clip_norm": 0.25, "l2_decay": 0.0},
-        "adam": {
-            "learning_rate": 1e-3,
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "epsilon": 1e-8,
-            "clip_norm": 0.25,
-        }
-        | {"l2_decay": 0.0, "decoupled_decay": 0.0},
-        "nt_asgd": {
-            "learning_rate": 30.0,
-            "nonmono": 5,
-            "form": "paper",
-            "clip_norm": 0.25,
-            "l2_decay": 1.2e-6,
-        },
-    },
-    "schedule": {
-        "cosine_cycles": {
-            "min_learning_rate": 1e-5,
-            **WARM_UP,
-            "cycle_steps": 1_000,
-            "cycles": 3,
-            "shrink": 0.75,
-        },
-        "constant": WARM_UP,
-        "inverse_square_root": WARM_UP,
-        "plateau": WARM_UP | {"factor": 2.0, "patience": 1, "threshold": 1e-4, "divisions": 0},
-    },
+    "optimizer": {name: _arguments(function) for name, function in OPTIMIZERS.items()},
+    "schedule": {name: _arguments(function) for name, function in SCHEDULES.items()},
 }
-BY_LOSS = {
-    "nt_asgd",
-    "plateau",
-}  # optimizers and schedules that go by the validation losses that evaluate_every asks for
 # Keys that belong to no class: the default and the meaning.
 GENERAL = {
     "steps": (7_500, "updates in all"),
@@ -229,8 +204,7 @@ def config(*changes: Mapping[str, object]) -> ConfigDict:
 def _set(settings, key, value):
     group, _, last = key.rpartition(".")
     if last == "name" and group in NAMED:
-        check_known(f"config.{key}={value!r}", value, NAMED[group])
-        key, value = group, {"name": value} | copy.deepcopy(NAMED[group][value])
+        key, value = group, {"name": value} | keys_of(group, value)
     *outer, last = key.split(".")
     for name in outer:
         check_known(f"config.{key}", name, settings)
@@ -275,11 +249,10 @@ def switch(config: dict, group: str, name: str) -> str | None:
     Raises:
         InputError: a name that does not exist.
     """
-    check_known(f"config.{group}.name={name!r}", name, NAMED[group])
-    old = _group(config, group)
+    after, old = keys_of(group, name), _group(config, group)
     if old["name"] == name:
         return None
-    before, after = NAMED[group][old["name"]], copy.deepcopy(NAMED[group][name])
+    before = keys_of(group, old["name"])
     kept = {key: old[key] for key in after if key in old and old[key] != before[key]}
     unused = [key for key in before if key not in after]
     _set(config, f"{group}.name", name)
@@ -300,6 +273,18 @@ def switch(config: dict, group: str, name: str) -> str | None:
     ]
     said = [part for part in parts if part.split(" ")[-1]]
     return f"config.{group}.name={name}" + (f": {'; '.join(said)}" if said else "")
+
+
+def keys_of(group: str, name: str) -> dict:
+    """The keys beside `name` of a group of `NAMED`, with their defaults.
+
+    Raises:
+        InputError: a name that does not exist.
+    """
+    if group == "optimizer":
+        return _arguments(optimizer_named(name))
+    check_known(f"config.{group}.name={name!r}", name, NAMED[group])
+    return copy.deepcopy(NAMED[group][name])
 
 
 def _group(config, path):
@@ -331,7 +316,7 @@ def _checked(path, value, default, optional):
         return {
             key: _checked(f"{path}.{key}", value[key], default[key], optional) for key in default
         }
-    if value is None and path in optional:
+    if value is None and (path in optional or default is None):
         return None
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if isinstance(default, tuple):
@@ -344,7 +329,7 @@ def _checked(path, value, default, optional):
         right, what = isinstance(value, bool), "True or False"
     elif isinstance(default, int):
         right, what = number and isinstance(value, numbers.Integral), "a whole number"
-    elif isinstance(default, float):
+    elif isinstance(default, float) or default is None:
         right, what = number and value == value, "a number"
     else:
         right, what = isinstance(value, str), "text"
@@ -353,7 +338,7 @@ def _checked(path, value, default, optional):
     return (
         tuple(tuple(item) if nested else item for item in value)
         if isinstance(default, tuple)
-        else type(default)(value)
+        else (float if default is None else type(default))(value)
     )
 
 

@@ -111,7 +111,8 @@ def meaning_of(group: str, key: str, name: str | None = None) -> str:
     if path in GENERAL:
         return GENERAL[path][1]
     if group in NAMED and key == "name":
-        return f"which class: {', '.join(NAMED[group])}"
+        others = ", or an optimizer of optax" if group == "optimizer" else ""
+        return f"which class: {', '.join(NAMED[group])}{others}"
     if path == "output.clusters":
         return _documented(model.LanguageModel, key)
     if path == "choose.hours":
@@ -121,6 +122,8 @@ def meaning_of(group: str, key: str, name: str | None = None) -> str:
         )
     if path == "data.corpus":
         return f"one of {', '.join(CORPORA)}"
+    if group == "optimizer":
+        return _documented(optim.optimizer_named(name), key)
     return _documented(GROUPS[group] if group in GROUPS else CHOICES[group][name], key)
 
 

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 
 from adaptive_jax.data.corpora.load import checked_settings
-from adaptive_jax.defaults import BY_LOSS, check_keys
+from adaptive_jax.defaults import check_keys
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.training import optim
 
 POLICIES = ("stop", "skip", "rewind")
 FROM_ZERO = ("fsdp", "log_every", "evaluate_every", "checkpoint_every", "early_stopping")
@@ -54,12 +55,11 @@ def check_settings(config: Mapping) -> None:
                 f"divergence.{key}={divergence[key]} must be above 0 nats a token; inf: never"
             )
     schedule, steps = config["schedule"], config["steps"]
-    for group in "optimizer", "schedule":
-        if (name := config[group]["name"]) in BY_LOSS and config["evaluate_every"] == 0:
-            raise InputError(
-                f"evaluate_every=0 with {group}.name={name!r}, which waits for evaluations: give"
-                " evaluate_every=500"
-            )
+    if config["evaluate_every"] == 0 and (group := optim.waits(config)):
+        raise InputError(
+            f"evaluate_every=0 with {group}.name={config[group]['name']!r}, which waits for"
+            " evaluations: give evaluate_every=500"
+        )
     if "warmup_steps" in schedule and (warmup := schedule["warmup_steps"]) > steps > 0:
         raise InputError(
             f"schedule.warmup_steps={warmup:,} is longer than the run of steps={steps:,}: take "

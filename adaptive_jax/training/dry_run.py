@@ -98,6 +98,6 @@ def check_config(config: Mapping, devices: int | None) -> None:
             f" body.name={config['body']['name']!r} does not: give batches.layout=packed, or a body"
             " such as awd_lstm"
         )
-    sparse.optimizers(config, model)
+    sparse.optimizer(config, model)
     if devices is not None:
         divide_update(config, devices)

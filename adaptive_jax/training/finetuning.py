@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from flax import traverse_util
 from jax.sharding import Mesh
 
@@ -18,7 +19,6 @@ from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.stores import path_of
-from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.parameters import checkpoint_step
 from adaptive_jax.workdir.settings import has_checkpoints, read_config, read_words, with_own_files
@@ -86,7 +86,7 @@ def finetuned(
     config: Mapping,
     state: State,
     model: LanguageModel,
-    optimizer: Optimizer,
+    optimizer: optax.GradientTransformation,
     words: tuple[Vocabulary, Mesh],
 ) -> State:
     """The fresh `state` with the parameters of the run `config["init_from"]`, or the averages that

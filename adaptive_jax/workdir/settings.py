@@ -12,15 +12,16 @@ from adaptive_jax.data.vocabulary.clusters import copy_clusters
 from adaptive_jax.data.vocabulary.entries import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
+from adaptive_jax.defaults import check_keys, defaults_of
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import hosts
 from adaptive_jax.stores import absolute, in_store, names_in, path_of
+from adaptive_jax.training import optim
 from adaptive_jax.workdir.exported import is_exported
 
 # Settings that may change when a run is resumed: none of them changes an update that does not
-# diverge. (evaluate_every: `BY_LOSS`.)
+# diverge. (evaluate_every: unless `optim.waits`.)
 FREE = {
     "steps",
     "hours",
@@ -278,11 +279,7 @@ def check_same_run(workdir: Path, config: dict) -> None:
         given, own = path_of(new["output.clusters"]), _own(workdir, "clusters.txt").read_bytes()
         same = not given.exists() or given.read_bytes() == own
         new["output.clusters"] = old["output.clusters"] if same else f"{given}, with other clusters"
-    free = (
-        FREE - {"evaluate_every"}
-        if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")}
-        else FREE
-    )
+    free = FREE - {"evaluate_every"} if optim.waits(config) else FREE
     differ = [
         f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
         for key in sorted({*old, *new} - free)
