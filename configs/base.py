@@ -175,7 +175,7 @@ THESIS = [
     for method in ("kmeans", "weighted_kmeans", "mixture")
     for vectors in ("pretrained", "glove")
 ]
-LSTM = {  # Grave et al. 2017; their Adagrad is not here
+LSTM = {  # Grave et al. 2017, section 5; accumulators from 0, as in Torch, are ours
     "dtype": "float32",
     "batches.break_mode": "none",
     "batches.layout": "streams",
@@ -184,13 +184,13 @@ LSTM = {  # Grave et al. 2017; their Adagrad is not here
     "body.name": "lstm",
     "output.name": "adaptive",
     "output.table.name": "own",
-    "optimizer.name": "adam",
-    "optimizer.learning_rate": 0.001,
+    "optimizer.name": "adagrad",
+    "optimizer.learning_rate": 0.1,
     "optimizer.clip_norm": 1.0,
-    "schedule.name": "plateau",
+    "optimizer.initial_accumulator_value": 0.0,
+    "optimizer.eps": 1e-10,
+    "schedule.name": "constant",
     "schedule.warmup_steps": 0,
-    "schedule.factor": 2.0,
-    "schedule.patience": 1,
 }
 
 # Pappas et al. 2020, appendix B.1, which names dropout "of hidden units": here after the input and

@@ -50,10 +50,9 @@ def nag(
         InputError: a number out of range.
     """
     _check_share("momentum", momentum, 0.99)
-    _check_clip_norm(clip_norm)
-    clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
+    clipped = _clipped(clip_norm, clip=optax.clip_by_global_norm)
     trace = optax.trace(decay=momentum, nesterov=True)
-    return optax.chain(clip, trace, *_descent(learning_rate, decoupled_decay))
+    return optax.chain(*clipped, trace, *_descent(learning_rate, decoupled_decay))
 
 
 def sgd(
@@ -85,7 +84,9 @@ def adam(
     decoupled_decay: float = 0.0,
 ) -> optax.GradientTransformation:
     """Adam (Kingma & Ba 2015), with weight decay inside the gradient, as PyTorch's Adam has it, or
-    apart from it, as AdamW. Clipping and L2 decay are as those of `sgd`.
+    apart from it, as AdamW.
+
+    Clipping and L2 decay are as those of `sgd`.
 
     Args:
         learning_rate: the highest; the schedule says when.
@@ -116,7 +117,7 @@ def nt_asgd(
     l2_decay: float = 1.2e-6,
 ) -> optax.GradientTransformation:
     """NT-ASGD: gradient descent that takes averages once the validation loss stops falling (Merity
-    et al. 2018, algorithm 1). Clipping and L2 decay are as those of `sgd`.
+    et al. 2018, algorithm 1).
 
     The switch comes after an evaluation whose loss is higher than the lowest of those more than
     `nonmono` evaluations ago. From then on the averages are evaluated and published, while training
@@ -128,6 +129,7 @@ def nt_asgd(
     averages are those after the second update since the switch, and each update takes the learning
     rate of the one before, so the scaling by a window's length comes one update late. The code also
     goes back to the first learning rate at the switch; here the schedule simply goes on.
+    Clipping and L2 decay are as those of `sgd`.
 
     Args:
         learning_rate: the highest; the schedule says when.
@@ -240,24 +242,22 @@ def learning_rate(state: Any) -> jax.Array:
 
 def ended(state: Any) -> bool:
     """Whether training should end after this evaluation."""
-    parts = jax.tree.leaves(state, is_leaf=lambda part: hasattr(part, "ended"))
-    return any(bool(part.ended()) for part in parts if hasattr(part, "ended"))
+    return any(bool(part.ended()) for part in _waiting(state) if hasattr(part, "ended"))
 
 
 def waits(config: Mapping) -> str | None:
     """The group of the config whose choice makes updates go by validation losses, if any."""
     state = jax.eval_shape(from_config(config).init, {"a": jnp.zeros((2, 2))})
     parts = {"optimizer": state.inner, "schedule": state.schedule}
-    found = (group for group, part in parts.items() if any(map(_waits, _leaves(part))))
-    return next(found, None)
+    return next((group for group, part in parts.items() if _waiting(part)), None)
 
 
 def _waits(part):
     return hasattr(part, "after_evaluation")
 
 
-def _leaves(state):
-    return jax.tree.leaves(state, is_leaf=_waits)
+def _waiting(state):
+    return [part for part in jax.tree.leaves(state, is_leaf=_waits) if _waits(part)]
 
 
 def _tell(part, nll):
@@ -271,22 +271,21 @@ def _descent(learning_rate, decay=0.0):
     return *decayed, optax.scale_by_learning_rate(learning_rate)
 
 
-def _clipped(clip_norm, l2_decay):
-    """Clipping as PyTorch does it, then L2 decay."""
-    _check_clip_norm(clip_norm)
-    _check_share("l2_decay", l2_decay, 1.2e-6)
-
+def _clip_as_torch(clip_norm):
     def clip(gradients, params):
         factor = jnp.minimum(1, clip_norm / (optax.global_norm(gradients) + 1e-6))
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
 
-    clipping = [] if clip_norm is None else [optax.stateless(clip)]
-    return *clipping, *([optax.add_decayed_weights(l2_decay)] if l2_decay else [])
+    return optax.stateless(clip)
 
 
-def _check_clip_norm(clip_norm):
+def _clipped(clip_norm, l2_decay=0.0, clip=_clip_as_torch):
+    """Clipping, then L2 decay."""
     right = clip_norm is None or clip_norm > 0
     check(right, "optimizer.clip_norm", clip_norm, "above 0, such as 0.1; none does not clip")
+    _check_share("l2_decay", l2_decay, 1.2e-6)
+    clipping = [] if clip_norm is None else [clip(clip_norm)]
+    return *clipping, *([optax.add_decayed_weights(l2_decay)] if l2_decay else [])
 
 
 def _check_share(key, value, example):

@@ -13,17 +13,18 @@ from tests.parallel.test_sharding import crossing
 
 PROGRAM = """
 import json, sys
-import jax, jax.numpy as jnp, numpy as np, optax
+import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
 from adaptive_jax.model import gradients
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.model.language_model import build
 from adaptive_jax.training.optim import nag
+from adaptive_jax.training.schedules import constant, scheduled
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
 
-optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
+optimizer = scheduled(lambda rate: nag(rate, momentum=0.9, clip_norm=0.5), constant(0.3, warmup_steps=0))
 layers = {"dtype": "float32", "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
     "output": {"name": "adaptive", "tail_dropout": 0.2, "table": {"name": "tied"}},
     "body": {"name": "transformer", "features": 16, "layers": 3, "heads": 2, "feed_forward": 24, "dropout": 0.1,
