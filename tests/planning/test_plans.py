@@ -282,8 +282,8 @@ def test_ways_of_making_rows_are_checked_before_any_long_work(key, value, says):
     "name, copies", [("nag", 2), ("sgd", 1), ("adam", 3), ("nt_asgd", 2), ("lion", 2)]
 )
 def test_the_state_of_every_optimizer_is_counted(config, name, copies):
-    """Parameters and all that the optimizer keeps of them, and on eight devices that share them an
-    eighth of the matrices; a plan that leaves the state out promises memory that is not there.
+    """Parameters and all that the optimizer keeps of them; a plan that leaves the state out
+    promises memory that is not there.
     """
     settings = config() | {"optimizer": {"name": name} | keys_of("optimizer", name)}
     plan = make_plan(settings, 122, 1)
