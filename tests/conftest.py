@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.training.loop import train
 from configs import quickstart
 
@@ -133,7 +134,7 @@ def config(settings):
     def config(**changes):
         config = quickstart.get_config()
         config.update_from_flattened_dict(settings(**changes))
-        return config.to_dict()
+        return resolve(config)
 
     return config
 
@@ -258,7 +259,7 @@ def server(compiled):
 
 @pytest.fixture(scope="session")
 def quick_command(server, tmp_path_factory):
-    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax.score": as `command`,
+    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax", "score": as `command`,
     without the seconds of imports.
 
     A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its

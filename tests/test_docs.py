@@ -21,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import adaptive_jax
 from adaptive_jax import linear_cross_entropy
-from adaptive_jax.layer_defaults import LAYERS
+from adaptive_jax.config.keys import complete
 from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
@@ -35,22 +35,16 @@ CHECKED = {
     "evaluate.py": (
         "of another run than runs/quickstart: needs a corpus, or a model that trains for minutes"
     ),
-    "adaptive_jax.explain": "writes a page of this repository; tests/test_explain.py compares it",
-    "adaptive_jax.convert": "needs a checkpoint; tests/interop has some",
-    "adaptive_jax.fairseq": "another name of adaptive_jax.convert",
-    "adaptive_jax.data.vocabulary": "needs a corpus; tests/data has one",
-    "adaptive_jax.data.clusters": "needs a corpus and vectors; tests/data has them",
-    "adaptive_jax.data.corpora.cut": "needs a corpus; tests/data has one",
-    "adaptive_jax.data.corpora.prepare": "needs a corpus; tests/data has one",
-    "adaptive_jax.evaluation.report": (
-        "of several runs; tests/evaluation/test_report.py reports two"
-    ),
+    "adaptive_jax convert": "needs a checkpoint; tests/convert has some",
+    "adaptive_jax plan": "needs a corpus; tests/data has one",
+    "adaptive_jax clusters": "needs a corpus and vectors; tests/data has them",
+    "adaptive_jax cut": "needs a corpus; tests/data has one",
+    "adaptive_jax prepare": "needs a corpus; tests/data has one",
+    "adaptive_jax report": ("of several runs; tests/evaluation/test_report.py reports two"),
     "benchmarks": "takes minutes; tests/benchmarks runs them in small",
     "-c": "one line of Python, which tests/test_readme.py runs",
 }
-NEEDS = {
-    "adaptive_jax.evaluation.report": "matplotlib"
-}  # programs that run where this is installed
+NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is installed
 OWN_PAGES = {
     "docs/export.md": "needs safetensors and programs that export makes; tests/export runs its code"
 }
@@ -59,8 +53,9 @@ DONE = set()  # a command of several pages runs once
 
 
 def program(words):
-    """The name of a Python command's program: "train.py", "adaptive_jax.convert", "benchmarks"."""
+    """The name of a Python command's program: "train.py", "adaptive_jax convert", "benchmarks"."""
     name = words[2] if words[1] == "-m" else words[1]
+    name = " ".join(words[2:4]) if name == "adaptive_jax" else name
     return name.split(".")[0] if name.startswith("benchmarks") else name
 
 
@@ -68,7 +63,7 @@ def runs(line):
     """Whether a line of shell runs here."""
     words = line.split()
     if any(
-        name in words and not importlib.util.find_spec(package) for name, package in NEEDS.items()
+        name in line and not importlib.util.find_spec(package) for name, package in NEEDS.items()
     ):
         return False
     about = any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
@@ -118,7 +113,7 @@ def place(tmp_path_factory):
             "data.cache": str(place / "cache"),
         }
     )
-    train(config.to_dict(), place / "runs" / "quickstart")
+    train(config, place / "runs" / "quickstart")
     return place
 
 
@@ -260,9 +255,8 @@ def test_a_layer_is_added(monkeypatch):
     that the page gives it.
     """
     monkeypatch.setattr("adaptive_jax.model.language_model.BODIES", dict(BODIES))
-    monkeypatch.setitem(LAYERS, "body", dict(LAYERS["body"]))
     exec("\n".join(python_blocks(PAGES["docs/adding_a_layer.md"])), {})
-    assert LAYERS["body"]["one_gate"] == {"features": 256}
+    assert complete({"body.name": "one_gate"})["body"] == {"name": "one_gate", "features": 256}
     test_contracts.test_body_is_causal_within_segments(("one_gate", {}))
     test_contracts.test_body_with_a_carry_parts_equal_the_whole(("one_gate", {}))
     test_contracts.test_body_continues_rows_of_a_stream(("one_gate", {}))

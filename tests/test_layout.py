@@ -14,13 +14,12 @@ PACKAGE = ROOT / "adaptive_jax"
 # The rooms, from the ground up: folders of the package, or files in its root. A room imports from
 # rooms below it only.
 ROOMS = [
-    *("errors", "object_files", "stores", "files", "layer_defaults", "registry", "optimizers"),
-    *("defaults", "config_file", "command"),
+    *("errors", "object_files", "stores", "files", "classes", "optimizers", "config", "commands"),
     *("numerics", "losses", "parallel"),
     *("inputs", "bodies", "outputs"),
     *("data", "model"),
-    *("planning", "workdir", "evaluation", "training", "explain"),
-    *("text", "interop", "score", "generate", "fairseq", "convert", "export"),
+    *("planning", "workdir", "evaluation", "training"),
+    *("text", "interop"),
 ]
 # What planning and configs ask of optimizers; they know nothing else of training.
 OPTIMIZERS = {"training.optim", "training.schedules", "training.nt_asgd"}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import Header, order, read_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
@@ -117,7 +117,7 @@ def test_clusters_are_a_permutation_by_hand(case, tmp_path):
     """The same parameters with places for ids: loss, gradients, nll; log-probabilities in the
     order of words.
     """
-    config = defaults.config(BODY, CASES[case]).to_dict()
+    config = complete(BODY, CASES[case])
     words = shuffled(WORDS, tmp_path / "clusters.txt", SIZES)
     places, tied = np.argsort(words), "tied" in case
     ids = np.random.default_rng(0).integers(0, len(WORDS), (4, 7))
@@ -210,7 +210,7 @@ def test_a_run_keeps_its_clusters(config, settings, tmp_path):
     other = read_sealed(tmp_path / "whole" / "vocabulary.txt", "").cut(limit=100)
     with pytest.raises(
         InputError,
-        match=r"orders 122 words of another vocabulary .* 100 words.*adaptive_jax.data.clusters",
+        match=r"orders 122 words of another vocabulary .* 100 words.*adaptive_jax clusters",
     ):
         order(other, tmp_path / "whole" / "clusters.txt")
 
@@ -245,4 +245,4 @@ def test_a_file_of_fewer_words_builds_no_model(tmp_path):
     path = tmp_path / "clusters.txt"
     shuffled(WORDS, path, SIZES)
     with pytest.raises(InputError, match=r"orders 41 words, and the vocabulary has 50"):
-        build(defaults.config(BODY, OWN, {"output.clusters": str(path)}).to_dict(), 50)
+        build(complete(BODY, OWN, {"output.clusters": str(path)}), 50)

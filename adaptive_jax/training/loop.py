@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
@@ -83,7 +84,7 @@ def train(
             stays.
         Stopped: the run was told to; its text says what is saved.
     """
-    given = with_origin(settle(config, workdir), workdir)
+    given = with_origin(settle(resolve(config), workdir), workdir)
     check_same_run(workdir, given)
     config = with_own_files(given, workdir)
     accelerators.keep_programs(config["data"]["cache"])

@@ -12,7 +12,6 @@ evaluated in place of the parameters are a field `average`.
 """
 
 import functools
-import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -23,8 +22,8 @@ import jax.numpy as jnp
 import optax
 from optax import tree_utils
 
+from adaptive_jax.classes import find, make
 from adaptive_jax.errors import InputError, check_at_least, check_known, one_line
-from adaptive_jax.registry import make
 from adaptive_jax.training.nt_asgd import FORMS, descend_and_average
 from adaptive_jax.training.schedules import SCHEDULES, check, scheduled
 
@@ -166,9 +165,8 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
     """
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
-    module, _, attribute = name.rpartition(":")
-    if module:
-        return getattr(importlib.import_module(module), attribute)
+    if ":" in name:
+        return find("optimizer", OPTIMIZERS, name)
     function = getattr(optax, name, None) or getattr(optax.contrib, name, None)
     if not _trains(name, function):
         others = (each for place in PLACES for each in inspect.getmembers(place))

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from adaptive_jax.config.keys import NotAllowed, at, check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import copy_clusters
 from adaptive_jax.data.vocabulary.entries import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import check_keys, defaults_of
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel import hosts
@@ -51,19 +51,6 @@ FREE = {
     "input.lexicon",  # the run keeps its own copy
 }
 
-# Keys of later versions, whose defaults compute what runs that lack them computed.
-ADDED = {"input.word_dropout", "input.init_range", "input.init_deviation"}
-ADDED |= {"output.table.bias", "output.table.weight_norm", "output.clusters"}
-ADDED |= {"output.table.own_head", "optimizer.decoupled_decay", "output.table.projected"}
-ADDED |= {
-    f"{group}.{key}"
-    for group in ("input", "output.table")
-    for key in ("strides", "activation", "letters")
-}
-ADDED |= {"input.scaled", "output.table.cutoffs"}
-ADDED |= {"compose_share", "init_from", "init_checkpoint", "init_words", "gradient_sums"}
-ADDED |= {"body.positions", "body.max_positions"}
-
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
@@ -79,7 +66,7 @@ def write_published(workdir: Path, row: Mapping | None, changed: Iterable[str]) 
     """Records what a paper prints of the row of a run, and the keys in which the run differs from
     that row; nothing without a row.
 
-    row: as `config_file.published` returns it.
+    row: as `config.flags.published` returns it.
     changed: keys of the config; those of `FREE` are left out, but for how long the run trains.
     """
     if row is not None and hosts.first():
@@ -105,33 +92,33 @@ def _finite(content):
 
 
 def read_config(workdir: Path) -> dict:
-    """The config that a run was started with, in the keys of today.
+    """The config that a run was started with.
 
     Raises:
-        InputError: `workdir` holds no run, a damaged config, or one of a version that cannot be
-            read any more.
+        InputError: `workdir` holds no run, a damaged config, one of an earlier version, or one that
+            names code which is not allowed, see `check_allowed`.
     """
     path = workdir / "config.json"
     try:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
             raise ValueError("it holds no config")
-        config = config if "batches" in config else _renamed(config)
-        if isinstance(body := config["body"], dict) and isinstance(
-            unroll := body.get("unroll"), bool
-        ):
-            body["unroll"] = "all" if unroll else "none"  # before there was "auto"
-        return check_keys(_completed(config, defaults_of(config)))
+        check_allowed(config, path)
+        for key in "loss", "spike":  # which may be infinite, and JSON has no infinity
+            if at(config, "divergence").get(key, 0) is None:
+                config["divergence"][key] = math.inf
+        whole = resolve(config)
+        if missing := flat(whole).keys() - flat(config).keys():
+            raise ValueError(f"made by an earlier version, it has no {min(missing)}")
+        return whole
     except FileNotFoundError:
         raise InputError(
             f"{workdir} holds no run (no config.json): give the --workdir of a run that train.py"
             " made"
         ) from None
-    except KeyError as error:
-        raise InputError(
-            f"{path} has no {error.args[0]}, so it is of an older version: add it, or train anew"
-        ) from None
-    except (ValueError, TypeError, RecursionError) as error:  # InputErrors among them
+    except NotAllowed:
+        raise
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # InputErrors, too
         raise InputError(
             f"{path} cannot be read ({error}): restore it, or start in a new workdir"
         ) from None
@@ -184,50 +171,6 @@ def _own(workdir, name):
             f"{path} is missing: restore the file of this run, or use another --workdir"
         )
     return path
-
-
-def _completed(config, defaults, prefix=""):
-    """The config with the defaults of those `FREE` and `ADDED` keys that it lacks or cannot
-    state: JSON has no infinity.
-    """
-    filled = dict(config)
-    for key, default in defaults.items():
-        if isinstance(default, dict):
-            group = filled.get(key, {})
-            filled[key] = (
-                _completed(group, default, f"{prefix}{key}.") if isinstance(group, dict) else group
-            )
-        elif f"{prefix}{key}" in FREE | ADDED and filled.get(key) is None:
-            filled[key] = default
-    return {key: value for key, value in filled.items() if value != {}}
-
-
-def _renamed(config):
-    """A config of before the groups `batches` and `schedule` existed."""
-    data, optimizer, output = (
-        dict(config["data"]),
-        dict(config["optimizer"]),
-        dict(config["output"]),
-    )
-    for key in ("break_mode", "rows"):
-        if key not in data:
-            raise KeyError(f"data.{key}")
-    batches = {
-        "sequence_length": data.pop("block"),
-        "break_mode": data.pop("break_mode"),
-        "layout": data.pop("rows"),
-    }
-    kept = {key: optimizer.pop(key) for key in ("learning_rate", "momentum", "clip_norm")}
-    if kept["clip_norm"] == math.inf:
-        kept["clip_norm"] = None
-    new = {
-        "data": data,
-        "batches": batches,
-        "optimizer": {"name": "nag"} | kept,
-        "schedule": {"name": "cosine_cycles"} | optimizer,
-        "output": {"tail_dropout": 0.0} | output,
-    }
-    return {"fsdp": 0} | config | new
 
 
 def has_checkpoints(workdir: Path) -> bool:

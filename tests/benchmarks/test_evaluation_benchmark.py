@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
@@ -42,7 +43,7 @@ def test_a_line(monkeypatch, config):
 def test_how_far_convolutions_see():
     """As the config file says of the papers' models, which a context of 46 covers."""
     for row, tokens in ("gcnn_8", 25), ("gcnn_14", 47):
-        config = wikitext103.get_config(row).to_dict()
+        config = resolve(wikitext103.get_config(row))
         model = build(config, config["data"]["vocabulary_size"])
         assert model.body.receptive_field == tokens
     settings = Windows(4_096, 46, "none", "packed", 4)

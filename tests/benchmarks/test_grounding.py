@@ -8,14 +8,14 @@ from adaptive_jax.errors import InputError
 from benchmarks import grounding
 
 CONFIG = """
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 
 SETTINGS = {"batches.layout": "streams", "batches.sequence_length": 4, "tokens_per_update": 8, "tokens_per_device": 8,
     "body.name": "lstm", "body.features": 8, "body.widths": (8,), "output.name": "softmax", "output.table.name": "tied"}
 GROC = {"input.name": "groc", "input.width": 4, "input.filters": ((2, 6),), "input.strides": (2,), "input.length": 6}
 
 def get_config(row="tied"):
-    return defaults.config({"input.name": "lookup"} | SETTINGS | (GROC if row == "groc" else {}))
+    return complete({"input.name": "lookup"} | SETTINGS | (GROC if row == "groc" else {}))
 """
 
 

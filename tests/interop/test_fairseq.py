@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.bodies.positions import sinusoids
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
@@ -312,7 +313,7 @@ def test_training():
 def conversion(quick_command, tmp_path_factory):
     """The command that converts LEGACY, run to its end, and the workdir that it made."""
     workdir = tmp_path_factory.mktemp("converted") / "new" / "run"
-    return quick_command("-m", "adaptive_jax.convert", LEGACY, DICT, workdir), workdir
+    return quick_command("-m", "adaptive_jax", "convert", LEGACY, DICT, workdir), workdir
 
 
 @pytest.fixture
@@ -344,8 +345,8 @@ def test_the_commands(conversion, quick_command, home):
 
 def test_help(quick_command):
     """--help says what the arguments are."""
-    done = quick_command("-m", "adaptive_jax.convert", "--help")
-    assert "python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR" in done.stdout
+    done = quick_command("-m", "adaptive_jax", "convert", "--help")
+    assert "python -m adaptive_jax convert CHECKPOINT WORDS OUT_WORKDIR" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -448,7 +449,7 @@ def test_the_config_of_the_paper_s_model():
         "momentum": 0.99,
         "clip_norm": 0.1,
     }
-    ours = wikitext103.get_config("adp_t").to_dict()
+    ours = resolve(wikitext103.get_config("adp_t"))
     theirs = config_of(
         options,
         {"decoder.version": np.full(1, 3.0), "decoder.adaptive_softmax.version": np.ones(1)},

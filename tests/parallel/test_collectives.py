@@ -155,13 +155,14 @@ def test_matrices_cross_in_bfloat16(results, grid, kinds):
 COMPILED = """
 import json, sys
 import jax
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.planning.programs import report
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.training.targets import compiled_update
 from configs import quickstart
 config = quickstart.get_config()
 config.update_from_flattened_dict(json.loads(sys.argv[1]))
-config = config.to_dict()
+config = resolve(config)
 shapes = jax.tree.leaves_with_path(parameter_shapes(build(config, config["data"]["vocabulary_size"])))
 vectors = sum(a.size for path, a in shapes if a.ndim - ("blocks" in jax.tree_util.keystr(path)) < 2)
 json.dump({"all": sum(a.size for _, a in shapes), "vectors": vectors,

@@ -121,12 +121,12 @@ def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
 def test_hosts_that_nobody_meets(start, free_port):
     """Each of two that wait at different places says where, for how long, and ends."""
     program = """
-from adaptive_jax import command
+from adaptive_jax import commands
 def main(coordinator, host):
     from adaptive_jax.parallel import hosts
     hosts.MEETING = 1
     hosts.initialize(coordinator, 2, int(host))
-command.run(main, ["COORDINATOR", "HOST"])
+commands.run(main, ["COORDINATOR", "HOST"])
 """
     waiting = [start("-c", program, f"127.0.0.1:{free_port()}", host) for host in (0, 1)]
     for host, process in enumerate(waiting):
@@ -177,20 +177,20 @@ def until(processes, path, step):
 
 
 EVALUATE_AND_TRAIN = """
-from adaptive_jax import command
+from adaptive_jax import commands
 import train
 def main():
     from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training import loop
-    workdir, others = command.workdir()
+    workdir, others = commands.workdir()
     hosts.initialize(*others)
     with hosts.together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
         evaluate(workdir, Request(checkpoint="latest", method="cache"))
         evaluate(workdir, Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}))
-        loop.train(command.config()[0], workdir)
-command.run(main)
+        loop.train(config_flags.config()[0], workdir)
+commands.run(main)
 """
 
 
@@ -280,13 +280,13 @@ def test_an_error_of_all_is_said_once(start_hosts, tmp_path):
 
 ALONE = """
 import errno
-from adaptive_jax import command
-command.define_config()
-command.define_workdir("")
+from adaptive_jax import commands
+config_flags.define()
+commands.define_workdir("")
 def main():
     from adaptive_jax.parallel import hosts
     from adaptive_jax.training import loop, writers
-    workdir, others = command.workdir()
+    workdir, others = commands.workdir()
     hosts.initialize(*others)
     if hosts.first():
         write = writers.JsonLines.write
@@ -296,8 +296,8 @@ def main():
             write(self, step, metrics)
         writers.JsonLines.write = full
     with hosts.together():
-        loop.train(command.config()[0], workdir)
-command.run(main)
+        loop.train(config_flags.config()[0], workdir)
+commands.run(main)
 """
 
 

@@ -319,7 +319,7 @@ from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 from configs import billion_word
-config = billion_word.get_config("very_large").to_dict()
+config = resolve(billion_word.get_config("very_large"))
 plan = make_plan(config, config["data"]["vocabulary_size"], 8, memory=int(16e9))
 mesh = sharding.device_mesh(plan.fsdp)
 model, optimizer = build(config, plan.vocabulary_size), optim.from_config(config)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.streams import rule
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -151,7 +151,7 @@ class Trajectory:
         self.vocabulary = (
             len(known["input"]["spelling"]["places"]) if known else len(params["input"]["table"])
         )
-        config = defaults.config(BODY, layers, ADAM, {"compose_share": share}).to_dict()
+        config = complete(BODY, layers, ADAM, {"compose_share": share})
         self.model, self.known, self.params = build(config, self.vocabulary), known, params
         self.mesh, self.tables = sharding.device_mesh(), {}
         self.ours = optax.with_extra_args_support(optimizer(config, self.model))

@@ -12,8 +12,7 @@ import optax
 import pytest
 from optax.tree_utils import tree_get
 
-from adaptive_jax import defaults
-from adaptive_jax.defaults import keys_of
+from adaptive_jax.config.keys import complete, keys_of
 from adaptive_jax.errors import InputError
 from adaptive_jax.training import optim, schedules
 from adaptive_jax.training.update import _either
@@ -139,9 +138,7 @@ def test_the_inverse_square_root():
 
 
 def config(**changes):
-    return defaults.config(
-        {key.replace("__", "."): value for key, value in changes.items()}
-    ).to_dict()
+    return complete({key.replace("__", "."): value for key, value in changes.items()})
 
 
 @pytest.mark.parametrize(

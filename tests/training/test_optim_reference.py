@@ -16,7 +16,7 @@ import optax
 import pytest
 from optax.tree_utils import tree_get, tree_set
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import build
@@ -161,9 +161,7 @@ class Trajectory:
             self.stored("init"),
             {ours: self.settings[theirs] for theirs, ours in RATES.items()},
         )
-        self.model = build(
-            defaults.config(settings_of(weights), changes).to_dict(), self.settings["ntokens"]
-        )
+        self.model = build(complete(settings_of(weights), changes), self.settings["ntokens"])
         self.params = jax.tree.map(jnp.asarray, parameters_of(weights))
         self.carry = jax.tree.map(
             lambda a: a[None], self.model.body.initial_carry(self.data["train_data"].shape[1])

@@ -13,11 +13,10 @@ import pytest
 from optax.tree_utils import tree_get
 from rich.console import Console
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import check_values, complete
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.parallel.progress import Bar
-from adaptive_jax.planning.checks import check_settings
 from adaptive_jax.training.loop import Stopped, train
 from adaptive_jax.training.optim import params_to_evaluate
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -59,7 +58,7 @@ AVERAGED = RUN | {
 def averaged(settings):
     """`averaged(steps=3)`: the config of a run of nt_asgd and plateau with these changes."""
     small = {key: value for key, value in settings().items() if key.startswith("data.")}
-    return lambda **changes: defaults.config(small | AVERAGED | changes).to_dict()
+    return lambda **changes: complete(small | AVERAGED | changes)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,7 @@ def test_evaluations_that_change_updates_stay(whole, averaged):
         InputError,
         match="evaluate_every=0 with optimizer.name='nt_asgd', which waits for evaluations",
     ):
-        check_settings(averaged(evaluate_every=0))
+        check_values(averaged(evaluate_every=0))
 
 
 def test_a_schedule_that_ends_the_run(averaged, tmp_path, capsys):

@@ -15,9 +15,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from adaptive_jax.config_file import Given, set_values
 from optax.tree_utils import tree_get
 
-from adaptive_jax.config_file import Given, set_values
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary

@@ -13,7 +13,7 @@ import optax
 import pytest
 from optax.tree_utils import tree_get
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -78,10 +78,9 @@ TRAINED = "groc", "composed"  # here; "tied" is trained by a whole run
 
 
 def config_of(name, **changes):
-    config = defaults.config(
+    return complete(
         MODELS[name], BODY, ADAM, {"schedule.name": "constant", "schedule.warmup_steps": 0}, changes
     )
-    return config.to_dict()
 
 
 def batch_of(seed):
@@ -266,13 +265,13 @@ WAYS = {  # to score a text
 }
 ON_HOSTS = """
 import json
-from adaptive_jax import command
-command.define_workdir("")
+from adaptive_jax import commands
+commands.define_workdir("")
 def main():
     from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training.loop import train
-    folder, others = command.workdir()
+    folder, others = commands.workdir()
     hosts.initialize(*others)
     config, tuned, ways = json.loads((folder / "given.json").read_text())
     with hosts.together():
@@ -282,7 +281,7 @@ def main():
         scores = {name: evaluate(folder / "devices", request)["nll"] for name, request in requests.items()}
     if hosts.first():
         (folder / "scores.json").write_text(json.dumps(scores))
-command.run(main)
+commands.run(main)
 """
 
 
@@ -354,8 +353,8 @@ def test_wrong_shares(changes, message):
         | {"output.table.name": "tied"}
         | changes
     )
-    config = defaults.config(
+    config = complete(
         given | {key: value for key, value in (BODY | ADAM).items() if key not in changes}
-    ).to_dict()
+    )
     with pytest.raises(InputError, match=message):
         optimizer(config, build(config, len(WORDS)))

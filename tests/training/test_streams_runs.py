@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
@@ -52,9 +52,9 @@ def streams(settings):
             if not key.startswith(("body.", "input.", "output.", "schedule."))
         }
         lstm = {} if changes.get("body.name", "lstm") == "lstm" else {"body.widths"}
-        return defaults.config(
+        return complete(
             {key: value for key, value in (small | CHANGES | changes).items() if key not in lstm}
-        ).to_dict()
+        )
 
     return streams
 
