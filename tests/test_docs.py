@@ -35,6 +35,7 @@ CHECKED = {
     "evaluate.py": (
         "of another run than runs/quickstart: needs a corpus, or a model that trains for minutes"
     ),
+    "adaptive_jax train": "writes a page here; tests/config/test_explain.py compares it",
     "adaptive_jax convert": "needs a checkpoint; tests/convert has some",
     "adaptive_jax plan": "needs a corpus; tests/data has one",
     "adaptive_jax clusters": "needs a corpus and vectors; tests/data has them",
