@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import json
 import re
-import tarfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
+from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
 from adaptive_jax.interop.checkpoint import Loaded, read
 from adaptive_jax.interop.fairseq import parameters_of
 from adaptive_jax.interop.fairseq_config import config_of
@@ -549,17 +548,3 @@ def test_projections_around_the_body(adaptive):
     close(
         model.apply({"params": params}, hidden, method=lambda m, h: m.output.log_probs(h)), expected
     )
-
-
-def test_a_workdir_converted_before(tmp_path, home):
-    """A workdir from before `batches` and `schedule`, whose checkpoint also has a step and
-    momentum: the same config and loss.
-    """
-    with tarfile.open(FIXTURES / "converted_before.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    config = config_of(*small_model(True), 20)
-    config["body"]["remat"] = "none"  # what runs kept then; it changes no number
-    assert to_json(read_config(tmp_path / "run"), sort_keys=True) == to_json(config, sort_keys=True)
-    result = evaluate(tmp_path / "run", Request(data_path=str(tmp_path)))
-    assert (result["words"], result["step"]) == (27, 7)
-    close(result["nll"], 8.895005)  # as computed before
