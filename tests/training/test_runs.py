@@ -1,5 +1,6 @@
 """Runs from end to end: resuming, what a workdir holds, sub-words, divergence."""
 
+import ast
 import contextlib
 import json
 import math
@@ -15,9 +16,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from adaptive_jax.config_file import Given, set_values
 from optax.tree_utils import tree_get
 
+from adaptive_jax.config.keys import resolve, switch
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
@@ -533,7 +534,7 @@ def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path
     parameters that it chose, and its state is saved; without it none but ours could be used.
     """
     settings = config(steps=4, evaluate_every=2, checkpoint_every=4)
-    settings, _ = set_values(settings, [Given("optimizer.name", "tests.toys:halving")])
+    settings = resolve(switch(settings, {"optimizer.name": "tests.toys:halving"})[0])
     assert settings["optimizer"] == {"name": "tests.toys:halving", "learning_rate": 0.3} | {
         "flip": False,
         "share": 0.5,
@@ -559,9 +560,10 @@ def test_an_optimizer_of_optax_trains_by_name_and_resumes_exactly(
     ends bit for bit as the whole one. Otherwise its state is not what a checkpoint holds.
     """
     changes = {"steps": 24, "evaluate_every": 12, "checkpoint_every": 12, "keep": 9}
-    flags = [Given("optimizer.name", name), Given("optimizer.learning_rate", "0.01")]
-    flags += [Given(f"optimizer.{key}", value) for key, value in (k.split("=") for k in keys)]
-    settings, [said] = set_values(config(**changes), flags)
+    flags = {"optimizer.name": name, "optimizer.learning_rate": 0.01}
+    flags |= {f"optimizer.{k.split('=')[0]}": ast.literal_eval(k.split("=")[1]) for k in keys}
+    settings, [said] = switch(config(**changes), flags)
+    settings = resolve(settings)
     assert said.startswith(f"config.optimizer.name={name}: ")
     train(settings, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
