@@ -89,7 +89,7 @@ def check_reachable(path: Path) -> None:
 
 
 def kvstore(url: str) -> str | dict:
-    """What tensorstore opens for a URL. Unlike Google's, it does not read all of AWS's variables."""
+    """What tensorstore opens for a URL. It reads Google's variables, and some of AWS's."""
     if not url.startswith("s3://"):
         return url
     bucket, _, path = url.removeprefix("s3://").partition("/")

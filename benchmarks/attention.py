@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.bodies.attention import PATHS, Pairs, attention
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.numerics.dropout import row_seeds
@@ -164,4 +164,4 @@ if __name__ == "__main__":
     )
     flags.DEFINE_integer("repeats", 9, "Timed runs of each peer.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -27,7 +27,9 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config import flags as config_flags
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.hlo import read
@@ -46,7 +48,7 @@ PADDING = 256  # columns that a compiler may add to the head's words and cluster
 
 def published() -> dict:
     """The config of `adp_t` in bfloat16."""
-    return wikitext103.get_config("adp_t").to_dict() | {"dtype": "bfloat16"}
+    return resolve(wikitext103.get_config("adp_t")) | {"dtype": "bfloat16"}
 
 
 def of_layers(loops: list[dict], layers: int) -> list[dict]:
@@ -107,7 +109,7 @@ def main(settings) -> None:
     """Prints the counts, and the largest arrays and loops; writes the JSON."""
     check_at_least(1, **{"--rows": settings.rows})
     found = counts(
-        command.config()[0] if settings.config else published(),
+        config_flags.config()[0] if settings.config else published(),
         settings.rows,
         settings.target,
         settings.cublas,
@@ -144,10 +146,10 @@ def main(settings) -> None:
 
 
 if __name__ == "__main__":
-    command.define_config("Config file and row, instead of wikitext103:adp_t in bfloat16")
+    config_flags.define("Config file and row, instead of wikitext103:adp_t in bfloat16")
     flags.DEFINE_string("target", "h100", "The device, as --target of train.py.")
     flags.DEFINE_integer("rows", 64, "Rows of a batch on each device.")
     flags.DEFINE_bool("cublas", False, "Take cuBLAS for all products of a GPU.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     flags.DEFINE_string("text", None, "File for the compiled program, to read.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.bodies.convolution import Convolution
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.products import product
@@ -192,4 +192,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("time", 256, "Tokens of a row.")
     flags.DEFINE_integer("repeats", 9, "Timed runs of each peer.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -32,7 +32,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
@@ -124,7 +125,7 @@ def measure(name: str, context: int, settings) -> dict | None:
     peer; None if it takes no context.
     """
     check_known(f"--models={name}", name, wikitext2.ROWS)
-    config = wikitext2.get_config(name).to_dict() | {"dtype": "float32"}
+    config = resolve(wikitext2.get_config(name)) | {"dtype": "float32"}
     layout = config["batches"]["layout"]
     if context and layout == "streams":
         return None
@@ -212,4 +213,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("tokens", 16_384, "Tokens of the text.")
     flags.DEFINE_integer("repeats", 5, "Times that each peer is measured.")
     flags.DEFINE_string("json", "", "File to write the numbers to.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -30,13 +30,15 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config import rows
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.training.divergence import Diverged
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.settings import check_same_run, write_json
 from benchmarks.tables import RESULTS, write_section
-from configs import base
+from configs import papers
 
 UNITS, ONE_MAP_UNITS = 128, 184  # of activations with two maps for each unit, and with one
 ACTIVATIONS = {
@@ -80,15 +82,21 @@ SETTINGS = {
     "schedule.name": "constant",
     "schedule.warmup_steps": 0,
 }
-LAYERS = base.layers(cutoffs=(2_000,), width=UNITS, narrow=UNITS)
+LAYERS = papers.layers(cutoffs=(2_000,), width=UNITS, narrow=UNITS)
 
 
 def config_of(figure: str, run: str, steps: int, data_path: str) -> dict:
     """The config of a run."""
     sizes = {"steps": steps, "evaluate_every": max(1, steps // 10), "data.path": data_path}
-    return base.config_of(
-        "run", __file__, {"run": base.Row("adp_t", FIGURES[figure][run])}, LAYERS, SETTINGS | sizes
-    ).to_dict()
+    return resolve(
+        rows.config_of(
+            "run",
+            __file__,
+            {"run": rows.Row("adp_t", FIGURES[figure][run])},
+            LAYERS,
+            SETTINGS | sizes,
+        )
+    )
 
 
 def measure(config: dict, workdir: Path) -> dict:
@@ -213,4 +221,4 @@ if __name__ == "__main__":
     )
     flags.DEFINE_integer("steps", 600, "Updates of a run.")
     flags.DEFINE_string("workdir", "runs/figures", "Directory for the runs.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 import adaptive_jax
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.text.generate import Options, Writer
@@ -95,7 +95,7 @@ def main() -> None:
     """Measures and prints both tables."""
     words, repeats = WORDS.value, REPEATS.value
     check_at_least(1, words=words, repeats=repeats)
-    loaded = adaptive_jax.load(command.workdir()[0])
+    loaded = adaptive_jax.load(commands.workdir()[0])
     peers = {
         "cache, tails where they matter": lambda: loaded.generate(words=words),
         "cache, all probabilities": with_all_probabilities(loaded, words),
@@ -113,6 +113,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    command.define_workdir("Directory of a run that train.py made.", several_hosts=False)
-    flags.adopt_module_key_flags(command)
-    command.run(main)
+    commands.define_workdir("Directory of a run that train.py made.", several_hosts=False)
+    flags.adopt_module_key_flags(commands)
+    commands.run(main)

@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.errors import InputError
 
 SMALL = (
@@ -293,4 +293,4 @@ if __name__ == "__main__":
     flags.DEFINE_float("minutes", 50, "Minutes for all of it.")
     flags.DEFINE_list("steps", [], "Numbers of steps, such as 0,1; default: all.")
     flags.DEFINE_bool("tiny", False, "Very small models, as a test.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.bodies.attention import PATHS, Pairs, attention
 from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.errors import InputError, check_known
@@ -359,4 +359,4 @@ if __name__ == "__main__":
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     flags.DEFINE_bool("tiny", False, "Very small sizes, as a test.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    command.run(lambda part: main(part, flags.FLAGS), positional=["PART"])
+    commands.run(lambda part: main(part, flags.FLAGS), positional=["PART"])

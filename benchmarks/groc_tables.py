@@ -2,9 +2,9 @@
 texts of other domains.
 """
 
+from adaptive_jax.config.rows import Paper
 from benchmarks.lines import CORPORA, Line, Table
 from configs import news_crawl, penn_treebank
-from configs.base import Paper
 
 # One epoch of the Penn Treebank: little dropout, and the rate falls once.
 GROC_CPU = {

@@ -24,8 +24,8 @@ import jax
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
-from adaptive_jax.config_file import read
+from adaptive_jax import commands
+from adaptive_jax.config.flags import read
 from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError, check_at_least
@@ -107,10 +107,11 @@ def flops_of(config: dict, words: int) -> dict[str, float]:
 def measure(settings) -> dict:
     """`rows`, one for each of --rows: seconds, ratios to the first, FLOPs and bytes."""
     vocabulary, ids = vocabulary_of(settings.text)
-    given = [("data.path", settings.text), ("data.vocabulary_size", str(len(vocabulary)))]
+    given = {"path": settings.text, "vocabulary_size": len(vocabulary)}
     made, configs = {}, {}
     for row in settings.rows:
-        config, _ = read(f"{settings.config}:{row}", given)
+        config = read(f"{settings.config}:{row}")
+        config["data"] |= given
         if config["input"]["name"] == "groc":
             config["input"]["lexicon"] = settings.lexicon or ""
         configs[row], made[row] = config, update_of(config, vocabulary, ids)
@@ -170,4 +171,4 @@ if __name__ == "__main__":
     flags.DEFINE_list("rows", ROWS, "Rows; ratios are to the first.")
     flags.DEFINE_integer("repeats", 5, "Timed updates of each row.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

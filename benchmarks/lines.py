@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from adaptive_jax.defaults import config
+from adaptive_jax.config.keys import complete
+from adaptive_jax.config.rows import Paper, Row, streams
 from adaptive_jax.evaluation.evaluate import Request
 from configs import europarl, news_crawl, penn_treebank, wikitext2, wikitext103
-from configs.base import Paper, Row, streams
 
 CORPORA = {
     "penn_treebank": penn_treebank,
@@ -120,7 +120,7 @@ def config_of(table: Table, line: Line, size: str) -> dict:
     """The config of a line's model.
 
     Raises:
-        InputError: as `configs.base.config_of`.
+        InputError: as `adaptive_jax.config.rows.config_of`.
     """
     file = CORPORA[line.corpus]
     rows, layers = table.rows.get((size, line.corpus), (file.ROWS, file.LAYERS))
@@ -128,9 +128,9 @@ def config_of(table: Table, line: Line, size: str) -> dict:
     changes = {
         key: value for key, value in row.changes.items() if key not in BUDGET or key not in settings
     }
-    return config(
+    return complete(
         file.SETTINGS, layers[row.layers], settings | changes | tuning(table, line, size)
-    ).to_dict()
+    )
 
 
 def tuning(table: Table, line: Line, size: str) -> dict:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from adaptive_jax.config.keys import complete, resolve
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.defaults import config
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.files import replacing
 from adaptive_jax.training.loop import train
@@ -102,9 +102,7 @@ def models() -> tuple[Model, ...]:
     """An LSTM that reads a stream, and transformers that read windows."""
     lstm = config_of(TABLES["grave_table"](), Line("penn_treebank", "adaptive"), "cpu")
     data = {key: penn_treebank.SETTINGS[key] for key in ("data.corpus", "data.vocabulary_size")}
-    words = config(
-        quickstart.SETTINGS, quickstart.LAYERS["adp_t"], data | {"data.threshold": 1}
-    ).to_dict()
+    words = complete(quickstart.SETTINGS, quickstart.LAYERS["adp_t"], data | {"data.threshold": 1})
     return (
         Model("Penn Treebank, LSTM of width 256", "penn_treebank", lstm, (PLAIN, *OTHERS)),
         Model(
@@ -116,7 +114,7 @@ def models() -> tuple[Model, ...]:
         Model(
             "quickstart (the Bible)",
             "",
-            quickstart.get_config().to_dict(),
+            resolve(quickstart.get_config()),
             (PLAIN, *CONTEXTS, *OTHERS),
         ),
     )

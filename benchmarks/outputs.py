@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band, split_rows
@@ -366,4 +366,4 @@ def _define() -> flags.FlagValues:
 
 if __name__ == "__main__":
     defined = _define()
-    command.run(lambda: main(defined))
+    commands.run(lambda: main(defined))

@@ -2,10 +2,10 @@
 and what differs in small.
 """
 
+from adaptive_jax.config.rows import Paper, Row
 from benchmarks import groc_tables
 from benchmarks.lines import CORPORA, WORDS, Line, Table
-from configs import base, wikitext2, wikitext103
-from configs.base import Paper, Row
+from configs import papers, wikitext2, wikitext103
 
 # Half an epoch is too little to overfit, so dropout is low, and momentum forgets within 10 updates.
 TRANSFORMER_CPU = {
@@ -113,7 +113,7 @@ def _small(rows, tail_dropout=0.0):
         ("cpu", TRANSFORMER_CPU["body.features"], tail_dropout),
         ("gpu", 512, 0.2),
     ):
-        layers = base.layers(cutoffs, features // 2, features // 4, dropout, wikitext2.CHARACTERS)
+        layers = papers.layers(cutoffs, features // 2, features // 4, dropout, wikitext2.CHARACTERS)
         found[size, "wikitext2"] = _in_small(rows, features), layers
     return found
 
@@ -275,13 +275,13 @@ def _grave():
             ),
             "adaptive": {"output.name": "adaptive"} | bands,
         }
-        epochs = base.streams(20, WORDS[corpus], epochs=5, window=20)
+        epochs = rows.streams(20, WORDS[corpus], epochs=5, window=20)
         for size, width in (
             ("cpu", 195),
             ("gpu", 390),
             ("full", 390),
         ):  # slices of width, width / 4 and / 16 fill the hidden state
-            layers = {name: base.LSTM | epochs | changes for name, changes in outputs.items()}
+            layers = {name: papers.LSTM | epochs | changes for name, changes in outputs.items()}
             layers["d_softmax"] |= {"output.table.width": width}
             rows[size, corpus] = {name: Row(name) for name in outputs}, layers
         lines += tuple(Line(corpus, name, published.get(name, Paper())) for name in outputs)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
@@ -29,7 +30,7 @@ def measure(row: str, settings) -> list[float | None]:
     """Trains a row, or resumes its run, and returns the perplexity on every window; None where
     it cannot read so many tokens.
     """
-    config, workdir = quickstart.get_config(row).to_dict(), Path(settings.workdir) / row
+    config, workdir = resolve(quickstart.get_config(row)), Path(settings.workdir) / row
     config["steps"] = settings.steps
     train(config, workdir)
     found = []
@@ -71,4 +72,4 @@ if __name__ == "__main__":
     flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Split to evaluate on.")
     flags.DEFINE_string("workdir", "runs/positions", "Directory for the runs.")
     flags.DEFINE_integer("steps", quickstart.SETTINGS["steps"], "Updates of each run.")
-    command.run(lambda: main(flags.FLAGS), stopped="stopped: the same command resumes")
+    commands.run(lambda: main(flags.FLAGS), stopped="stopped: the same command resumes")

@@ -38,7 +38,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
@@ -257,4 +257,4 @@ if __name__ == "__main__":  # its worker processes import this file, too
         "peer", None, [OURS, PLAIN], "Run only this peer, in this process, and measure nothing."
     )
     flags.DEFINE_string("directory", None, "Where that peer writes.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -29,7 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -55,12 +56,12 @@ SEQUENCES, LENGTH = 750, 20
 def config_of(name: str) -> dict:
     """The config of a model."""
     row = name if name in PAPER else "lstm_2048"
-    config = billion_word.get_config(row).to_dict() | {"dtype": "float32"}
+    config = resolve(billion_word.get_config(row)) | {"dtype": "float32"}
     if "weight_norm" in config["body"]:
         config["body"]["weight_norm"] = False
     if name == "transformer":
         config["input"]["width"] = config["body"]["features"]
-        config["body"] = billion_word.get_config("adp_t").to_dict()["body"] | TRANSFORMER
+        config["body"] = resolve(billion_word.get_config("adp_t"))["body"] | TRANSFORMER
     return config
 
 
@@ -218,4 +219,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("steps", 100, "Tokens that are read one by one.")
     flags.DEFINE_integer("repeats", 2, "Timed runs, of which the fastest counts.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -11,7 +11,8 @@ devices are gathered in both passes of every microbatch and their gradients scat
 float32; matrices of blocks that are gathered in bfloat16 take half.
 """
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.parallel.accelerators import ACCELERATORS
 from adaptive_jax.planning.plan import make_plan
 from configs import billion_word, wikitext103
@@ -65,7 +66,7 @@ def main():
     )
     print("|---|---|---:|---:|---:|---:|---:|")
     for label, (module, row, fsdp) in rows.items():
-        config = module.get_config(row).to_dict()
+        config = resolve(module.get_config(row))
         for name in LINKS:
             for devices in COUNTS:
                 tokens, arithmetic, communication = costs(config, name, devices, fsdp).values()
@@ -75,4 +76,4 @@ def main():
 
 
 if __name__ == "__main__":
-    command.run(main)
+    commands.run(main)

@@ -16,7 +16,9 @@ import jax
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config import flags as config_flags
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.streams import DEVIATION, draw
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.model.language_model import build
@@ -100,7 +102,9 @@ def main(settings) -> None:
     """Prints both ways."""
     check_at_least(1, repeats=settings.repeats)
     jax.config.update("jax_enable_compilation_cache", False)
-    config = command.config()[0] if settings.config else wikitext2.get_config("awd_small").to_dict()
+    config = (
+        config_flags.config()[0] if settings.config else resolve(wikitext2.get_config("awd_small"))
+    )
     result = measure(config, settings.repeats)
     print(
         f"{machine()}; windows of about {config['batches']['sequence_length']} tokens; median of"
@@ -120,6 +124,6 @@ def main(settings) -> None:
 
 
 if __name__ == "__main__":
-    command.define_config("Config file and row, with layout streams")
+    config_flags.define("Config file and row, with layout streams")
     flags.DEFINE_integer("repeats", 5, "Timed runs of each program.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

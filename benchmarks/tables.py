@@ -28,7 +28,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.evaluate import evaluate
 from adaptive_jax.evaluation.scoring import perplexity
@@ -137,7 +137,8 @@ def _clusters(line, config, workdir, glove):
         make = [
             sys.executable,
             "-m",
-            "adaptive_jax.data.clusters",
+            "adaptive_jax",
+            "clusters",
             f"--vocabulary={trained}",
             f"--method={method}",
         ]
@@ -357,4 +358,4 @@ if __name__ == "__main__":
         "Train and score this one run, such as penn_treebank-awd_sm, and write no table.",
     )
     flags.DEFINE_string("workdir", "runs/tables", "Directory for the runs.")
-    command.run(lambda table: main(table, flags.FLAGS), positional=["TABLE"])
+    commands.run(lambda table: main(table, flags.FLAGS), positional=["TABLE"])

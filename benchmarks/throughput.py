@@ -36,8 +36,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.bodies.attention import PATHS
+from adaptive_jax.config import flags as config_flags
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least
@@ -59,7 +61,7 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.
 
 def laptop() -> dict:
     """The config of the model for a laptop."""
-    config = wikitext2.get_config("adp").to_dict()
+    config = resolve(wikitext2.get_config("adp"))
     config["body"] |= NO_DROPOUT
     config["output"]["tail_dropout"] = 0.0
     return config
@@ -286,7 +288,7 @@ def main(settings) -> None:
     update that take longest.
     """
     check_at_least(1, rows=settings.rows, repeats=settings.repeats, updates=settings.updates)
-    result, peers = measure(command.config()[0] if settings.config else laptop(), settings)
+    result, peers = measure(config_flags.config()[0] if settings.config else laptop(), settings)
     print(
         f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']};"
         f" median of {settings.repeats}"
@@ -321,7 +323,7 @@ def _write(file, result):
 
 
 if __name__ == "__main__":
-    command.define_config("Config file and row, instead of the model for a laptop")
+    config_flags.define("Config file and row, instead of the model for a laptop")
     flags.DEFINE_integer("rows", 8, "Rows of a batch.")
     flags.DEFINE_integer("repeats", 9, "Timed runs of each peer, of several updates each.")
     flags.DEFINE_integer("updates", 3, "Updates in a timed run.")
@@ -341,4 +343,4 @@ if __name__ == "__main__":
         "Directory for a profile of three updates; the longest operations are listed.",
     )
     flags.DEFINE_string("json", None, "File for the numbers.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

@@ -22,7 +22,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.errors import InputError, check_at_least
 from benchmarks import outputs
 
@@ -140,4 +140,4 @@ if __name__ == "__main__":
     flags.DEFINE_list("skip", [], "Peers to leave out; banded always runs.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     flags.DEFINE_string("plot", None, "File for a plot of time and memory, .png.")
-    command.run(lambda: main(flags.FLAGS))
+    commands.run(lambda: main(flags.FLAGS))

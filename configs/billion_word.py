@@ -4,7 +4,7 @@ and of Dauphin et al. 2017.
 `ROWS` holds the published numbers; hours are those of 32 V100 GPUs in Table 4, of 64 in Table 1. To
 print them as a table:
 
-    python -c "from configs import base, billion_word; print(base.table(billion_word.ROWS))"
+    python -c "from configs import billion_word; print(billion_word.rows.table(billion_word.ROWS))"
 
 The text of the paper gives 24.14 where Table 1 has 23.91. None has been trained to the end here
 yet. The commands, with a directory of the corpus' train, valid and test text:
@@ -47,11 +47,13 @@ rate is halved as in fairseq's recipe for WikiText-103, after one of four evalua
 
 LSTMs: `lstm_2048` and `lstm_2048_2`, of 1 and 2 layers (Grave et al. 2017, as listed in Table 2),
 with words of 256 and the output layer of `gcnn_13`. They train on 128 streams of the shuffled
-sentences in windows of about 20 tokens, and by Adam, since Adagrad is not here.
+sentences in windows of about 20 tokens, for 5 epochs, by Adagrad with a step of 0.1 and gradients
+clipped to 1, as in section 5 of that paper.
 """
 
-from configs import base
-from configs.base import Paper, Row
+from adaptive_jax.config import rows
+from adaptive_jax.config.rows import Paper, Row
+from configs import papers
 
 SETTINGS = {
     "steps": 975_000,
@@ -76,7 +78,7 @@ SETTINGS = {
     "schedule.cycle_steps": 137_000,
     "schedule.shrink": 0.6,
 }
-LAYERS = base.layers(
+LAYERS = papers.layers(
     cutoffs=(60_000, 160_000), width=64, narrow=256, characters={"highway_layers": 2}
 )
 BPE = {"data.threshold": 1, "data.codes": 32_000, "data.vocabulary_size": 32_347}
@@ -84,7 +86,7 @@ OWN_PROJECTIONS = {"output.table.share_projections": False}
 MORE_TOKENS = {"tokens_per_update": 131_072}
 LARGE = {"body.layers": 20, "body.feed_forward": 6144}
 VERY_LARGE = {"body.layers": 24, "body.features": 1536, "body.feed_forward": 8192}
-LAYERS |= {"gcnn": base.GCNN, "lstm": base.LSTM}
+LAYERS |= {"gcnn": papers.GCNN, "lstm": papers.LSTM}
 CUTOFFS = (10_000, 40_000, 200_000)
 EPOCH = 48_800  # updates of 16,384 tokens
 
@@ -110,7 +112,7 @@ def _gcnn(blocks, table, test, form="paper", cutoffs=CUTOFFS):
 
 def _lstm(layers, test):
     changes = {
-        **base.streams(128, 799_000_000, epochs=5, window=20),
+        **rows.streams(128, 799_000_000, epochs=5, window=20),
         "body.features": 256,
         "body.widths": (2048,) * layers,
         "output.table.cutoffs": CUTOFFS,
@@ -175,4 +177,4 @@ ROWS = {
 
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
-    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

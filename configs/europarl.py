@@ -16,7 +16,8 @@ trained to the end here yet. The commands:
     --config.data.path=DIR python evaluate.py --workdir=runs/europarl --split=test
 """
 
-from configs import base
+from adaptive_jax.config import rows
+from configs import papers
 
 SETTINGS = {
     "log_every": 100,
@@ -25,7 +26,7 @@ SETTINGS = {
     "data.tokeniser": "moses",
     "data.vocabulary_size": 63_104,
 }
-LAYERS = base.thesis_layers((4_800, 19_200))
+LAYERS = papers.thesis_layers((4_800, 19_200))
 THESIS = {  # perplexity on valid and test, seconds an epoch and in all
     "awd_sm": (41.26, 41.58, 3092.7, 12370),
     "hsm_weighted_kmeans_pretrained": (42.10, 42.31, 1772.4, 12406),
@@ -41,9 +42,9 @@ SETUPS = {  # streams, rate, millions of parameters
     "awd_asm": (512, 0.003, 47.7),
     "awd_air": (512, 0.003, 28.1),
 }
-ROWS = base.thesis_rows("europarl", 57_700_000, SETUPS, "4.5", THESIS, epochs=7)
+ROWS = papers.thesis_rows("europarl", 57_700_000, SETUPS, "4.5", THESIS, epochs=7)
 
 
 def get_config(row="awd_sm"):
     """The config of a row of `ROWS`."""
-    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

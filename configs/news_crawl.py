@@ -15,7 +15,8 @@ words. No row has been trained to the end here yet.
     --vocabulary=union --method=cache --down_weight=0.1
 """
 
-from configs import base
+from adaptive_jax.config import rows
+from configs import papers
 
 SETTINGS = {
     "data.corpus": "text_files",
@@ -24,15 +25,15 @@ SETTINGS = {
     "data.threshold": 2,
     "data.vocabulary_size": 81_000,
 }
-LAYERS = base.groc_layers(300, (16_000, 57_000))
+LAYERS = papers.groc_layers(300, (16_000, 57_000))
 GROC = {  # table, layers, changes, perplexity on valid and test of News Crawl 2007
     "groc_tied": (5, "groc_tied", {}, None, 184.3),
-    "groc": (5, "groc", base.output_network(0, 0.2), None, 158.6),
-    "groc_out": (5, "groc", base.output_network(1, 0.2, "relu")),
+    "groc": (5, "groc", papers.output_network(0, 0.2), None, 158.6),
+    "groc_out": (5, "groc", papers.output_network(1, 0.2, "relu")),
 }
-ROWS = base.groc_rows(2_000_000, GROC)
+ROWS = papers.groc_rows(2_000_000, GROC)
 
 
 def get_config(row="groc"):
     """The config of a row of `ROWS`."""
-    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

@@ -18,19 +18,33 @@ Reproduces: nothing published. It is the model of Baevski & Auli 2019 (ADP-T: ad
 adaptive softmax), from 0.2M to some 700M parameters.
 """
 
-from ml_collections import ConfigDict
-
-from adaptive_jax.defaults import CHOOSE, CHOSEN
-from configs import base
+from adaptive_jax.config import rows
+from configs import papers
 
 SETTINGS = {"data.corpus": "text_files", "schedule.cycles": 1, "early_stopping": 4}
-LAYERS = base.layers(cutoffs=(), width=0, narrow=0)["adp_t"]
+LAYERS = papers.layers(cutoffs=(), width=0, narrow=0)["adp_t"]
+CHOSEN = [
+    "steps",
+    "dtype",
+    "tokens_per_update",
+    "tokens_per_device",
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+    *(f"data.{key}" for key in ("threshold", "limit", "codes", "vocabulary_size")),
+    "batches.sequence_length",
+    "input.cutoffs",
+    *(f"body.{key}" for key in ("layers", "features", "heads", "feed_forward")),
+    "body.dropout",
+    "body.attention_dropout",
+    "optimizer.learning_rate",
+    "schedule.warmup_steps",
+    "schedule.cycle_steps",
+]
 
 
 def get_config():
     """The config: what is None is chosen when training begins. `choose.hours` is the time that
     it may take.
     """
-    config = base.config(SETTINGS, LAYERS, dict.fromkeys(CHOSEN))
-    config.choose = ConfigDict(CHOOSE)
-    return config
+    return rows.config(SETTINGS, LAYERS, dict.fromkeys(CHOSEN), {"choose.hours": 1.0})

@@ -24,19 +24,20 @@ The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
   GTX 1070. The other rows of that table are in docs/rows.md.
 """
 
-from configs import base, wikitext2
-from configs.base import Paper, Row
+from adaptive_jax.config import rows
+from adaptive_jax.config.rows import Paper, Row
+from configs import papers, wikitext2
 
 SETTINGS = wikitext2.SETTINGS | {
     "data.corpus": "penn_treebank",
     "data.vocabulary_size": 10_000,
     "batches.sequence_length": 128,
 }
-LAYERS = base.layers(
+LAYERS = papers.layers(
     cutoffs=(2_000, 5_000), width=128, narrow=64, tail_dropout=0.2, characters=wikitext2.CHARACTERS
 )
 BPE = {"data.codes": 4_000, "data.vocabulary_size": 4_298}
-LAYERS |= {"awd_lstm": base.AWD_LSTM} | base.thesis_layers((1_000, 4_000))
+LAYERS |= {"awd_lstm": papers.AWD_LSTM} | papers.thesis_layers((1_000, 4_000))
 WORDS = 929_589
 ROWS = {name: row for name, row in wikitext2.ROWS.items() if name not in wikitext2.GROC}
 ROWS |= {
@@ -45,7 +46,7 @@ ROWS |= {
     "awd_lstm": Row(
         "awd_lstm",
         {
-            **base.streams(20, WORDS, epochs=500),
+            **rows.streams(20, WORDS, epochs=500),
             "body.input_dropout": 0.4,
             "body.hidden_dropout": 0.25,
         },
@@ -72,10 +73,10 @@ SETUPS = {  # streams, rate, millions of parameters
     "awd_asm": (256, 0.003, 24.9),
     "awd_air": (256, 0.003, 21.9),
 }
-ROWS |= base.thesis_rows("penn_treebank", WORDS, SETUPS, "4.3", THESIS)
+ROWS |= papers.thesis_rows("penn_treebank", WORDS, SETUPS, "4.3", THESIS)
 
-LAYERS |= base.groc_layers(300, (2_000, 7_000))
-NET = base.output_network
+LAYERS |= papers.groc_layers(300, (2_000, 7_000))
+NET = papers.output_network
 GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, millions of parameters
     "groc_lookup": (2, "groc_lookup", {"output.input_dropout": 0.1}, 93.5, 90.8, 13),
     "groc_convolutional": (
@@ -91,9 +92,15 @@ GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, mil
     "groc_deep_residual": (2, "groc_deep_residual", NET(4, 0.5), 84.0, 80.5, 10),
     "groc_adaptive": (2, "groc_adaptive", {"output.table.dropout": 0.3}, 84.0, 79.3, 8),
     "groc": (2, "groc", NET(0, 0.2), 72.5, 69.5, 9),
-    "groc_no_relations": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS, 74.2, 70.8),
-    "groc_no_definitions": (3, "groc", NET(0, 0.2) | base.NO_DEFINITIONS, 74.4, 71.1),
-    "groc_surface": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 76.3, 73.2),
+    "groc_no_relations": (3, "groc", NET(0, 0.3) | papers.NO_RELATIONS, 74.2, 70.8),
+    "groc_no_definitions": (3, "groc", NET(0, 0.2) | papers.NO_DEFINITIONS, 74.4, 71.1),
+    "groc_surface": (
+        3,
+        "groc",
+        NET(0, 0.3) | papers.NO_RELATIONS | papers.NO_DEFINITIONS,
+        76.3,
+        73.2,
+    ),
     "groc_out": (
         3,
         "groc",
@@ -101,12 +108,12 @@ GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, mil
         75.0,
         71.4,
     ),  # Table 8 has no k, activation and r of these four: our choice
-    "groc_out_no_relations": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS, 77.1, 72.7),
-    "groc_out_no_definitions": (3, "groc", NET(1, 0.2) | base.NO_DEFINITIONS, 75.6, 72.0),
+    "groc_out_no_relations": (3, "groc", NET(1, 0.3) | papers.NO_RELATIONS, 77.1, 72.7),
+    "groc_out_no_definitions": (3, "groc", NET(1, 0.2) | papers.NO_DEFINITIONS, 75.6, 72.0),
     "groc_out_surface": (
         3,
         "groc",
-        NET(1, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS,
+        NET(1, 0.3) | papers.NO_RELATIONS | papers.NO_DEFINITIONS,
         79.8,
         75.8,
     ),
@@ -122,9 +129,9 @@ GROC |= {
     f"groc_coverage_{n}": (4, "groc", NET(0, 0.2) | {"input.share": n / 100}, None, ppl)
     for n, ppl in TRAINED.items()
 }
-ROWS |= base.groc_rows(WORDS, GROC)
+ROWS |= papers.groc_rows(WORDS, GROC)
 
 
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
-    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

@@ -12,7 +12,8 @@ The rows `learned` and `alibi` differ in positions alone. `python -m benchmarks.
 them on longer windows than those of training.
 """
 
-from configs import base
+from adaptive_jax.config import rows
+from configs import papers
 
 SETTINGS = {
     "steps": 600,
@@ -35,19 +36,19 @@ SETTINGS = {
     "schedule.cycle_steps": 550,
     "schedule.cycles": 1,
 }
-LAYERS = base.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
-ROWS = {"adp_t": base.Row("adp_t")}
+LAYERS = papers.layers(cutoffs=(1_000, 4_000), width=96, narrow=48)
+ROWS = {"adp_t": rows.Row("adp_t")}
 # How the same model knows the order of its tokens, which decides what it can read beyond the 64
 # that it was trained on.
 ROWS |= {
-    "learned": base.Row(
+    "learned": rows.Row(
         "adp_t",
         {"body.positions": "learned", "body.max_positions": SETTINGS["batches.sequence_length"]},
     ),
-    "alibi": base.Row("adp_t", {"body.positions": "alibi"}),
+    "alibi": rows.Row("adp_t", {"body.positions": "alibi"}),
 }
 
 
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
-    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

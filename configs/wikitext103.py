@@ -4,7 +4,7 @@ and 8; of Dauphin et al. 2017, Table 3; of Apostoae 2019, Table 4.6.
 `ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`. To
 print them as a table:
 
-    python -c "from configs import base, wikitext103; print(base.table(wikitext103.ROWS))"
+    python -c "from configs import wikitext103; print(wikitext103.rows.table(wikitext103.ROWS))"
 
 None has been trained to the end here yet. The commands:
 
@@ -50,8 +50,9 @@ in the 6 hours that it allowed. The other rows of its Table 4.6, and rows `hsm_â
 are in docs/rows.md.
 """
 
-from configs import base
-from configs.base import Paper, Row
+from adaptive_jax.config import rows
+from adaptive_jax.config.rows import Paper, Row
+from configs import papers
 
 SETTINGS = {
     "steps": 286_000,
@@ -76,10 +77,10 @@ SETTINGS = {
     "schedule.cycle_steps": 18_000,
     "schedule.cycles": 4,
 }
-LAYERS = base.layers(cutoffs=(20_000, 60_000), width=512, narrow=64, tail_dropout=0.2)
+LAYERS = papers.layers(cutoffs=(20_000, 60_000), width=512, narrow=64, tail_dropout=0.2)
 BPE = {"data.codes": 32_000, "data.vocabulary_size": 33_337}
 LONG = {"tokens_per_update": 73_728, "batches.sequence_length": 3072}
-LAYERS |= {"gcnn": base.GCNN, "lstm": base.LSTM} | base.thesis_layers((20_000, 80_000))
+LAYERS |= {"gcnn": papers.GCNN, "lstm": papers.LSTM} | papers.thesis_layers((20_000, 80_000))
 WORDS = 103_227_021
 EPOCH = 6_300  # updates of 16,384 tokens
 
@@ -167,7 +168,7 @@ ROWS = {
     "lstm_1024": Row(
         "lstm",
         {
-            **base.streams(128, WORDS, epochs=10, window=20),
+            **rows.streams(128, WORDS, epochs=10, window=20),
             "body.features": 1024,
             "body.widths": (1024,),
             "output.table.cutoffs": (2_000, 10_000, 50_000),
@@ -188,9 +189,9 @@ SETUPS = {  # streams, rate, millions of parameters; those of "awd_hsm" are ours
     "awd_asm": (128, 0.003, 135.6),
     "awd_air": (128, 0.003, 52.7),
 }
-ROWS |= base.thesis_rows("wikitext103", WORDS, SETUPS, "4.6", THESIS)
+ROWS |= papers.thesis_rows("wikitext103", WORDS, SETUPS, "4.6", THESIS)
 
 
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
-    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

@@ -37,8 +37,9 @@ minutes each: 2M parameters in each body, the same adaptive input and tied softm
 times the text, and that of the Penn Treebank 7 to 10 times.
 """
 
-from configs import base
-from configs.base import Paper, Row
+from adaptive_jax.config import rows
+from adaptive_jax.config.rows import Paper, Row
+from configs import papers
 
 SETTINGS = {
     "data.corpus": "wikitext2",
@@ -52,18 +53,18 @@ CHARACTERS = {
     "width": 32,
     "filters": ((1, 32), (2, 64), (3, 96), (4, 128), (5, 128), (6, 128), (7, 128)),
 }
-LAYERS = base.layers(
+LAYERS = papers.layers(
     cutoffs=(2_500, 10_000), width=128, narrow=64, tail_dropout=0.2, characters=CHARACTERS
 )
 BPE = {"data.codes": 8_000, "data.vocabulary_size": 8_389}
 ROWS = {name: Row(name) for name in ("sm", "sm_t", "asm", "cnn", "adp", "adp_t")}
 ROWS |= {"bpe": Row("bpe", BPE), "bpe_t": Row("bpe_t", BPE)}
-LAYERS |= {"awd_lstm": base.AWD_LSTM} | base.thesis_layers((2_500, 10_000))
+LAYERS |= {"awd_lstm": papers.AWD_LSTM} | papers.thesis_layers((2_500, 10_000))
 WORDS = 2_088_628
 ROWS |= {
     "awd_lstm": Row(
         "awd_lstm",
-        base.streams(80, WORDS, epochs=750),
+        rows.streams(80, WORDS, epochs=750),
         Paper(68.6, 65.8, 33.6, table="Merity et al. 2018, Table 2"),
     ),
 }
@@ -87,10 +88,10 @@ SETUPS = {  # streams, rate, millions of parameters
     "awd_asm": (256, 0.003, 33.8),
     "awd_air": (256, 0.003, 24.5),
 }
-ROWS |= base.thesis_rows("wikitext2", WORDS, SETUPS, "4.4", THESIS)
+ROWS |= papers.thesis_rows("wikitext2", WORDS, SETUPS, "4.4", THESIS)
 
-LAYERS |= base.groc_layers(256, (6_000, 21_000))
-NET = base.output_network
+LAYERS |= papers.groc_layers(256, (6_000, 21_000))
+NET = papers.output_network
 CORRECTED = {"output.input_dropout": 0.1, "output.table.correction": 182}
 GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, millions of parameters
     "groc_lookup": (2, "groc_lookup", {"output.input_dropout": 0.2}, 113.8, 108.3, 23),
@@ -100,9 +101,15 @@ GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, mil
     "groc_deep_residual": (2, "groc_deep_residual", NET(1, 0.6), 100.1, 94.7, 15),
     "groc_adaptive": (2, "groc_adaptive", {"output.table.dropout": 0.2}, 95.8, 90.7, 9),
     "groc": (2, "groc", NET(1, 0.2, "relu"), 87.0, 82.5, 9),
-    "groc_no_relations": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS, 90.2, 85.3),
-    "groc_no_definitions": (3, "groc", NET(2, 0.3, "relu") | base.NO_DEFINITIONS, 88.6, 84.3),
-    "groc_surface": (3, "groc", NET(1, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS, 94.3, 89.8),
+    "groc_no_relations": (3, "groc", NET(1, 0.3) | papers.NO_RELATIONS, 90.2, 85.3),
+    "groc_no_definitions": (3, "groc", NET(2, 0.3, "relu") | papers.NO_DEFINITIONS, 88.6, 84.3),
+    "groc_surface": (
+        3,
+        "groc",
+        NET(1, 0.3) | papers.NO_RELATIONS | papers.NO_DEFINITIONS,
+        94.3,
+        89.8,
+    ),
     "groc_plain": (
         3,
         "groc",
@@ -110,17 +117,17 @@ GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, mil
         88.7,
         84.1,
     ),  # without output network; Table 8 has no r of these four: our choice
-    "groc_plain_no_relations": (3, "groc", NET(0, 0.3) | base.NO_RELATIONS, 93.0, 88.0),
-    "groc_plain_no_definitions": (3, "groc", NET(0, 0.3) | base.NO_DEFINITIONS, 87.6, 83.1),
+    "groc_plain_no_relations": (3, "groc", NET(0, 0.3) | papers.NO_RELATIONS, 93.0, 88.0),
+    "groc_plain_no_definitions": (3, "groc", NET(0, 0.3) | papers.NO_DEFINITIONS, 87.6, 83.1),
     "groc_plain_surface": (
         3,
         "groc",
-        NET(0, 0.3) | base.NO_RELATIONS | base.NO_DEFINITIONS,
+        NET(0, 0.3) | papers.NO_RELATIONS | papers.NO_DEFINITIONS,
         94.5,
         89.5,
     ),
 }
-ROWS |= base.groc_rows(WORDS, GROC)
+ROWS |= papers.groc_rows(WORDS, GROC)
 
 WIDE_BANDS = {"input.factor": 2}  # of 200, 100 and 50: words of 50 / 4 would be too narrow
 SMALL = {
@@ -192,4 +199,4 @@ ROWS |= small({"awd_small": 5_000, "gcnn_small": 9_000, "transformer_small": 7_0
 
 def get_config(row="adp_t"):
     """The config of a row of `ROWS`."""
-    return base.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete, resolve
 from adaptive_jax.training.loop import train
 from configs import quickstart
 
@@ -135,7 +135,7 @@ def config(settings):
     def config(**changes):
         config = quickstart.get_config()
         config.update_from_flattened_dict(settings(**changes))
-        return config.to_dict()
+        return resolve(config)
 
     return config
 
@@ -149,7 +149,7 @@ def with_layers(settings):
     def with_layers(changes):
         other = {key.split(".")[0] for key in changes if key.endswith(".name")}
         kept = {k: v for k, v in settings().items() if k.split(".")[0] not in other}
-        return defaults.config(kept | changes).to_dict()
+        return complete(kept | changes)
 
     return with_layers
 
@@ -274,8 +274,8 @@ def server(compiled):
 
 @pytest.fixture(scope="session")
 def quick_command(server, tmp_path_factory):
-    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax.score": as `command`,
-    without the seconds of imports.
+    """`quick_command("train.py", *flags, devices=8)`, or "-m", "adaptive_jax", "score": as
+    `command`, without the seconds of imports.
 
     A fork of `server`. cwd: where it runs. env: variables besides those of the server. given: its
     stdin. until: called while it runs; when it returns, the script is killed.

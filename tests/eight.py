@@ -1,7 +1,7 @@
 """Runs programs one after another in a process of eight CPU devices, where JAX starts once.
 
-A line of stdin is `{"code": ..., "argv": [...], "directory": ...}`: the directory gets the files out
-and err, and stdout gets the exit status. A program puts back what it patches.
+A line of stdin is `{"code": ..., "argv": [...], "directory": ...}`: the directory gets the files
+out and err, and stdout gets the exit status. A program puts back what it patches.
 """
 
 import contextlib

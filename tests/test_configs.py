@@ -9,12 +9,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from optax.tree_utils import tree_get
 
+from adaptive_jax.config import rows
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.load import CORPORA
 from adaptive_jax.data.vocabulary.clusters import cut
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -23,19 +25,19 @@ from adaptive_jax.planning.plan import divide_update
 from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
-from configs import base, wikitext103
+from configs import wikitext103
 from tests.toys import NoBody
 
 NAMES = [
     path.stem
     for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
-    if path.stem not in ("base", "own_text")
+    if path.stem not in ("papers", "own_text")
 ]  # which chooses its sizes: tests/planning/test_choose.py
 FILES = {name: importlib.import_module(f"configs.{name}") for name in NAMES}
 EIGHT = {"sm", "sm_t", "bpe", "bpe_t", "asm", "cnn", "adp", "adp_t"}
 SMALL = {"awd_small", "gcnn_small", "transformer_small"}
 CONFIGS = {
-    f"{name}:{row}": file.get_config(row).to_dict()
+    f"{name}:{row}": resolve(file.get_config(row))
     for name, file in FILES.items()
     for row in file.ROWS
 }
@@ -62,7 +64,7 @@ CUT = {
     if GROC in str(file.ROWS[row].paper.table)
 }
 # The optimizer and schedule of tiny copies, whatever the config has: its momentum is the gradient.
-NAG = {name: DEFAULTS[name] for name in ("optimizer", "schedule")}
+NAG = {name: resolve({})[name] for name in ("optimizer", "schedule")}
 WORDS = Vocabulary.build(
     {"<eos>": 3, "<unk>": 2} | {chr(97 + n % 26) * (n % 5) + str(n): 1 for n in range(95)}
 )
@@ -241,7 +243,7 @@ def test_every_row_of_the_papers_tables_is_there():
         if "Apostoae 2019, Table 4" in str(table)
     }
     assert sizes == {"penn_treebank": 12, "wikitext2": 12, "europarl": 7, "wikitext103": 5}
-    assert all(set(base.THESIS) <= set(FILES[name].ROWS) for name in sizes)
+    assert all(set(papers.THESIS) <= set(FILES[name].ROWS) for name in sizes)
     assert {
         (name, table[-1]): len(rows) for (name, table), rows in tables.items() if GROC in str(table)
     } == {
@@ -308,10 +310,10 @@ def test_counts_of_the_public_code_of_groc(row, treebank, wikitext):
 
 def test_a_row_whose_clusters_are_missing():
     """One line names the file and the command that makes it."""
-    config = FILES["penn_treebank"].get_config("hsm_kmeans_glove").to_dict()
+    config = resolve(FILES["penn_treebank"].get_config("hsm_kmeans_glove"))
     with pytest.raises(
         InputError,
-        match=r"clusters/penn_treebank_hsm_kmeans_glove.txt'.*python -m adaptive_jax.data.clusters",
+        match=r"clusters/penn_treebank_hsm_kmeans_glove.txt'.*python -m adaptive_jax clusters",
     ):
         cut(config)
 
@@ -339,7 +341,7 @@ def test_small_rows_have_the_same_size():
 
 def test_rows_as_a_table():
     """A line for each row, with what differs from the file's settings and the published numbers."""
-    lines = base.table(wikitext103.ROWS).splitlines()
+    lines = rows.table(wikitext103.ROWS).splitlines()
     assert len(lines) == 2 + len(wikitext103.ROWS)
     assert "| `asm_256` | asm | input.width=256 | 23.39 |  | 314.7 |  | Table 7 |" in lines
 
@@ -351,13 +353,13 @@ def test_rows_as_a_table():
             lambda: wikitext103.get_config("adp_s"),
             ["row 'adp_s' of ", "wikitext103.py", 'Did you mean "adp_t"'],
         ),
-        (lambda: base.config({"body.layrs": 3}), ["config.body.layrs", 'Did you mean "layers"']),
+        (lambda: rows.config({"body.layrs": 3}), ["config.body.layrs", 'Did you mean "layers"']),
         (
-            lambda: base.config({"input.name": "adaptve"}),
+            lambda: rows.config({"input.name": "adaptve"}),
             ["config.input.name='adaptve'", 'Did you mean "adaptive"'],
         ),
         (
-            lambda: base.config({"input.name": "lookup", "input.cutoffs": (3,)}),
+            lambda: rows.config({"input.name": "lookup", "input.cutoffs": (3,)}),
             ["config.input.cutoffs", "name, width"],
         ),
     ],
@@ -473,7 +475,7 @@ def test_tiny_copy_takes_a_step_that_moves_every_parameter(config, whole, own_le
     state, metrics = update.compile()(*arguments)
     assert all(np.isfinite(value).all() for value in metrics.values())
     # Momentum, not the parameters, shows the gradient: the first rate of a warm-up is 1e-7.
-    for path, leaf in jax.tree.leaves_with_path(jax.device_get(state.optimizer[1].trace)):
+    for path, leaf in jax.tree.leaves_with_path(jax.device_get(tree_get(state.optimizer, "trace"))):
         name = jax.tree_util.keystr(path)
         assert np.isfinite(leaf).all(), name
         if "query_key_value" in name and "bias" in name:

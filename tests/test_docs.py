@@ -21,16 +21,14 @@ from jax.sharding import AxisType, PartitionSpec
 
 import adaptive_jax
 from adaptive_jax import linear_cross_entropy
-from adaptive_jax.layer_defaults import LAYERS
+from adaptive_jax.config.keys import complete
 from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import test_contracts
 from tests.pages import PAGES, blocks, python_blocks
 
-NEEDS = {
-    "adaptive_jax.evaluation.report": "matplotlib"
-}  # programs that run where this is installed
+NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is installed
 OWN_PAGES = {
     "docs/export.md": "needs safetensors and programs that export makes; tests/export runs its code"
 }
@@ -42,7 +40,7 @@ def runs(line):
     """Whether a line of shell runs here."""
     words = line.split()
     if any(
-        name in words and not importlib.util.find_spec(package) for name, package in NEEDS.items()
+        name in line and not importlib.util.find_spec(package) for name, package in NEEDS.items()
     ):
         return False
     about = any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
@@ -92,7 +90,7 @@ def place(tmp_path_factory):
             "data.cache": str(place / "cache"),
         }
     )
-    train(config.to_dict(), place / "runs" / "quickstart")
+    train(config, place / "runs" / "quickstart")
     return place
 
 
@@ -228,9 +226,8 @@ def test_a_layer_is_added(monkeypatch):
     that the page gives it.
     """
     monkeypatch.setattr("adaptive_jax.model.language_model.BODIES", dict(BODIES))
-    monkeypatch.setitem(LAYERS, "body", dict(LAYERS["body"]))
     exec("\n".join(python_blocks(PAGES["docs/adding_a_layer.md"])), {})
-    assert LAYERS["body"]["one_gate"] == {"features": 256}
+    assert complete({"body.name": "one_gate"})["body"] == {"name": "one_gate", "features": 256}
     test_contracts.test_body_is_causal_within_segments(("one_gate", {}))
     test_contracts.test_body_with_a_carry_parts_equal_the_whole(("one_gate", {}))
     test_contracts.test_body_continues_rows_of_a_stream(("one_gate", {}))

@@ -12,8 +12,9 @@ import pytest
 WORKS = """
 import gc, logging, os, signal, sys, time, warnings
 from absl import logging as absl_logging
-from adaptive_jax import command
-command.define_config()
+from adaptive_jax.config import flags as config_flags
+from adaptive_jax import commands
+config_flags.define()
 def works():
     print("ready", flush=True)
     time.sleep(60)
@@ -52,7 +53,7 @@ def prints():
     print("line", flush=True)
     sys.stdin.read()
     print("line " * 10_000)
-command.run(globals()[sys.argv.pop()], stopped="stopped: here")
+commands.run(globals()[sys.argv.pop()], stopped="stopped: here")
 """
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.clusters import (
     Header,
@@ -60,15 +60,13 @@ def test_a_config_and_its_words_in_clusters(layers, group, tmp_path):
     cut at the clusters; without clusters nothing changes.
     """
     ids = shuffled(WORDS, tmp_path / "c.txt", SIZES)
-    given = defaults.config(BODY, layers, {"output.clusters": str(tmp_path / "c.txt")}).to_dict()
+    given = complete(BODY, layers, {"output.clusters": str(tmp_path / "c.txt")})
     config, words = in_clusters(given, WORDS)
     assert words.words == tuple(WORDS.words[i] for i in ids)
     np.testing.assert_array_equal(words.counts, WORDS.counts[ids])
     np.testing.assert_array_equal(words.ranks, ids)
-    by_hand = defaults.config(
-        BODY, layers, {f"{group}.cutoffs": CUTOFFS, "data.vocabulary_size": 41}
-    )
-    assert config == by_hand.to_dict()
+    by_hand = complete(BODY, layers, {f"{group}.cutoffs": CUTOFFS, "data.vocabulary_size": 41})
+    assert config == by_hand
     model = build(config, len(words))
     bands = jax.eval_shape(
         lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
@@ -192,10 +190,10 @@ def test_layers_that_clusters_do_not_fit(layers, says):
     its widest vectors to the words of the first cluster.
     """
     with pytest.raises(InputError, match=says):
-        cut(defaults.config(BODY, layers, {"output.clusters": "c.txt"}).to_dict())
+        cut(complete(BODY, layers, {"output.clusters": "c.txt"}))
 
 
 def test_a_model_is_not_built_with_clusters_unread():
     """It would be cut in order of frequency without a word."""
     with pytest.raises(InputError, match="'c.txt' is a file, which build does not read"):
-        build(defaults.config(BODY, OWN, {"output.clusters": "c.txt"}).to_dict(), 50)
+        build(complete(BODY, OWN, {"output.clusters": "c.txt"}), 50)

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from adaptive_jax.defaults import CHOOSE, DEFAULTS, NAMED
+from adaptive_jax.__main__ import COMMANDS as NAMES_OF_COMMANDS
+from adaptive_jax.config.keys import NAMES, groups_of, home, keys_of, resolve
 from adaptive_jax.workdir.settings import FREE
 from tests.pages import PAGES, PYTHON, ROOT, commands
 
@@ -17,8 +18,10 @@ MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/", "docs
 
 
 def programs(words):
-    """How a command names its program: ["train.py"] or ["-m", "benchmarks.tables"]."""
-    return words[1:3] if words[1] == "-m" else words[1:2]
+    """How a command names its program: ["train.py"], ["-m", "benchmarks.tables"] or ["-m",
+    "adaptive_jax", "score"].
+    """
+    return words[1 : 4 if words[2] == "adaptive_jax" else 3] if words[1] == "-m" else words[1:2]
 
 
 def arguments_of(script):
@@ -29,18 +32,11 @@ def arguments_of(script):
 
 def keys():
     """Every key of every config, such as "body.layers"."""
-    found = {f"choose.{key}" for key in CHOOSE}
-
-    def add(group, settings):
-        for key, value in settings.items():
-            found.add(f"{group}.{key}".lstrip("."))
-            if isinstance(value, dict):
-                add(f"{group}.{key}".lstrip("."), value)
-
-    add("", DEFAULTS)
-    for group, classes in NAMED.items():
-        for settings in classes.values():
-            add(group, settings)
+    groups = groups_of({"choose": {}})
+    found = {*groups, *(f"{group}.name" for group in NAMES)}
+    for group in groups:
+        for name in home(group) if group in NAMES else [None]:
+            found |= {f"{group}.{key}".lstrip(".") for key in keys_of(group, name)}
     return found
 
 
@@ -153,6 +149,7 @@ def test_paths_modules_and_links():
     for page, words in PYTHON:
         if words[1] == "-m":
             assert words[2] == "venv" or importlib.util.find_spec(words[2]), (page, words)
+            assert words[2] != "adaptive_jax" or {*words[3:4]} <= {*NAMES_OF_COMMANDS}, page
         if words[1] == "-c":
             exec(words[2], {})
 
@@ -161,7 +158,7 @@ def test_config_keys():
     """Keys that pages name exist: those after --config or config, those in code such as
     `body.remat`, and whole groups.
     """
-    known, groups = keys(), {key for key, value in DEFAULTS.items() if isinstance(value, dict)}
+    known, groups = keys(), groups_of({})
     for page, content in PAGES.items():
         named = re.findall(r"--config\.([a-z_.]+)=", content) + re.findall(
             r"`config\.([a-z_.]+)`", content
@@ -183,7 +180,7 @@ def test_settings_that_may_change_when_a_run_is_resumed():
         r"Settings that change no update may change: (.*?), and the groups (.*?)\. ", page
     )
     settings, groups = ({*re.findall(r"`([^`]+)`", part)} for part in named)
-    assert settings | {f"{group}.{key}" for group in groups for key in DEFAULTS[group]} == FREE
+    assert settings | {f"{group}.{key}" for group in groups for key in resolve({})[group]} == FREE
 
 
 def test_every_page_is_listed():

@@ -6,6 +6,7 @@ in_features]`; here a projection is `[width, features]`, so that the input's pro
 transposed and the output's are not.
 """
 
+import functools
 import json
 from pathlib import Path
 
@@ -247,11 +248,8 @@ def test_nesterov(case):
     """Twenty steps under changing rates, clipped and not: parameters after every step."""
     settings, data = CASES["nag"][case], arrays("nag", case)
     rates = jnp.asarray(data["lr"], jnp.float32)
-    optimizer = optim.nag(
-        lambda step: rates[step],
-        momentum=settings["momentum"],
-        clip_norm=settings["clip_norm"] or None,
-    )
+    given = {"momentum": settings["momentum"], "clip_norm": settings["clip_norm"] or None}
+    optimizer = schedules.scheduled(functools.partial(optim.nag, **given), lambda step: rates[step])
     params = [jnp.asarray(data["p0_init"]), jnp.asarray(data["p1_init"])]
     state = optimizer.init(params)
     assert len(rates) == settings["steps"] == 20

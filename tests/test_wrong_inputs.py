@@ -2,7 +2,7 @@
 value, status 2, within bounds.
 
 300 rows are written out in `tests/wrong_inputs.py`; 130 more follow from the keys of
-`adaptive_jax.defaults.DEFAULTS`. With the 134 calls of the public layers in
+`adaptive_jax.config.keys`. With the 134 calls of the public layers in
 `tests/test_wrong_layers.py` they make more than 550 wrong inputs. `tests/forks.py` bounds memory.
 """
 

@@ -2,13 +2,13 @@
 penalties, hooks.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-
-from adaptive_jax.training.optim import Optimizer
 
 
 def random_params(shapes, scale=1.0):
@@ -69,32 +69,42 @@ class Recurrent(nn.Module):
         return jnp.zeros((rows, self.features))
 
 
-class Halving(Optimizer):
-    """Plain descent whose state counts evaluations, and which evaluates half of the parameters."""
+class Heard(NamedTuple):
+    """Validation losses: how many, and the last one."""
 
-    def __init__(self, schedule):
-        super().__init__(optax.chain(optax.identity()), schedule)
+    evaluations: jax.Array
+    last: jax.Array
 
-    def init(self, params):
-        """No evaluations."""
-        return {"evaluations": jnp.zeros(()), "last": jnp.zeros(())}
-
-    def update(self, gradients, state, params, scale=1.0):
-        """Against the gradient."""
-        return jax.tree.map(lambda g: -scale * self.schedule(0) * g, gradients), state
-
-    def rate(self, state, step):
-        """Always the same."""
-        return self.schedule(0)
-
-    def after_evaluation(self, state, nll):
+    def after_evaluation(self, nll):
         """Counts it, and keeps its loss."""
-        return {"evaluations": state["evaluations"] + 1, "last": jnp.full_like(state["last"], nll)}
+        return Heard(self.evaluations + 1, jnp.full_like(self.last, nll))
 
-    def params_to_evaluate(self, state, params):
-        """Half of each."""
-        return jax.tree.map(lambda a: a / 2, params)
 
-    def ended(self, state):
-        """Never."""
-        return False
+class HalvingState(NamedTuple):
+    """Half of the parameters, to be evaluated, and what was heard."""
+
+    average: dict
+    heard: Heard
+
+
+def halving(learning_rate: float = 0.01, *, flip: bool = False, share: float = 0.5):
+    """Plain descent whose state counts evaluations, and which evaluates a share of the parameters.
+
+    Args:
+        learning_rate: of every update.
+        flip: whether to ascend.
+        share: of the parameters, that is evaluated.
+    """
+
+    def halved(params):
+        return jax.tree.map(lambda a: share * a, params)
+
+    def init(params):
+        return HalvingState(halved(params), Heard(jnp.zeros(()), jnp.zeros(())))
+
+    def update(gradients, state, params):
+        rate = learning_rate if flip else -learning_rate
+        changes = jax.tree.map(lambda g: rate * g, gradients)
+        return changes, state._replace(average=halved(optax.apply_updates(params, changes)))
+
+    return optax.GradientTransformation(init, update)

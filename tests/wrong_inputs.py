@@ -4,7 +4,7 @@
 
 from typing import NamedTuple
 
-from adaptive_jax.defaults import DEFAULTS
+from adaptive_jax.config.keys import resolve
 from tests.conftest import ROOT
 
 DIRECTORY, NOTHING, LINK = "a directory in its place", "removed", "a link to nowhere"
@@ -33,12 +33,12 @@ LINES = {
     "own": "train.py --config=configs/own_text.py --workdir={run} --config.data.cache={tmp}/cache",
     "evaluate": "evaluate.py --workdir={trained}",
     "prepare": (
-        "-m adaptive_jax.data.corpora.prepare --config=configs/quickstart.py"
+        "-m adaptive_jax prepare --config=configs/quickstart.py"
         " --config.data.corpus=text_files --config.data.path={text} --config.data.cache={tmp}/cache"
         " --config.data.threshold=1"
     ),
-    "vocabulary": "-m adaptive_jax.data.vocabulary text_files --path={text} --cache={tmp}/cache",
-    "convert": "-m adaptive_jax.convert",
+    "vocabulary": "-m adaptive_jax plan text_files --path={text} --cache={tmp}/cache",
+    "convert": "-m adaptive_jax convert",
     "checkpoint": "tests/fixtures/fairseq/lm_post_norm.pt",
     "fconv_lm": "tests/fixtures/gcnn/plain_full.pt",
     "awd_lstm": "tests/fixtures/awd_lstm/model_save.pt",
@@ -76,31 +76,30 @@ TRAIN_FLAGS = rows(
     ("--split=test", "--split", "--help"),
     ("--window=3", "--window", "--help"),
     ("--steps=5", "--steps", "--help"),
-    ("--config.steps 5 6", "'6'", "--flag=value"),
+    ("--config.steps 5", "'5'", "--flag=value"),
     ("--config-steps=4", "--config-steps"),
     ("--config.steps==5", "config.steps='=5'", "a whole number"),
     ("--conf.steps=4", "--conf.steps"),
     ("--config..steps=5", "config."),
-    ("--config.steps.=5", "config.steps is no group"),
+    ("--config.steps.=5", "config.steps of --config.steps.", "is not one of data"),
     ("--config.Steps=4", "config.Steps", 'Did you mean "steps"'),
     ("--config.body/layers=4", "config.body/layers"),
     ("--config.body.layers=4=5", "config.body.layers='4=5'"),
     ("—dry_run", "'—dry_run' is no flag"),
     ("''", "'' is no flag"),
     ("--config.steps=10k", "config.steps='10k'", "a whole number"),
-    ("--config.steps=1e3", "config.steps='1e3'"),
-    ("--config.steps=0,5", "config.steps='0,5'"),
-    ("--config.steps=0x10", "config.steps='0x10'"),
-    ("--config.optimizer.learning_rate=0,5", "config.optimizer.learning_rate='0,5'", "a number"),
+    ("--config.steps=1e3", "config.steps=1000.0"),
+    ("--config.steps=0,5", "config.steps=(0, 5)"),
+    ("--config.optimizer.learning_rate=0,5", "config.optimizer.learning_rate=(0, 5)", "a number"),
     ("--config.input.cutoffs=5:9", "config.input.cutoffs='5:9'"),
     ("--config.input.cutoffs=none", "config.input.cutoffs=None"),
     ("--config.input.cutoffs=-5 --dry_run", "-5", "increase"),
     ("--config.input.cutoffs=5,5 --dry_run", "(5, 5)", "increase"),
     ("--config.input.cutoffs=10**5", "'10**5'", "whole numbers"),
-    ("--config.input.cutoffs=True", "(True,)", "whole numbers"),
-    ("--config.input.cutoffs=1e5", "(100000.0,)", "whole numbers"),
+    ("--config.input.cutoffs=True", "cutoffs=True", "whole numbers"),
+    ("--config.input.cutoffs=1e5", "100000.0", "whole numbers"),
     ("--flagfile=/nowhere", "/nowhere"),
-    (f"--config.input.cutoffs={HUGE}", f"input.cutoffs={HUGE}", "2,147,483,647"),
+    (f"--config.input.cutoffs={HUGE}", f"input.cutoffs=({HUGE},)", "2,147,483,647"),
     ("--coordinator=localhost:1234", "--hosts=None", "all three"),
     ("--hosts=0", "--hosts=0", "all three"),
     ("--hosts=2", "--hosts=2", "all three"),
@@ -119,12 +118,12 @@ CONFIGS = rows(
     ("", "--config is missing", "--config=configs/NAME.py"),
     ("--config.steps=3", "--config.steps", "--config is missing"),
     ("--config=configs/wikitext103.py:foo", "'foo'", "adp_t"),
-    ("--config=configs/wikitext103.py:adp_t:x", "adp_t", "no such file"),
+    ("--config=configs/wikitext103.py:adp_t:x", "'adp_t:x'", "is not one of"),
     ("'--config=configs/wikitext103.py adp_t'", "configs/wikitext103.py adp_t", "no such file"),
     ("--config configs/quickstart.py adp_t", "'adp_t'", "--flag=value"),
     ("--config=configs/", "configs/", "Is a directory"),
     ("--config=.", "--config=.", "Is a directory"),
-    ("--config=/dev/null", "/dev/null has no function get_config"),
+    ("--config=/dev/null", "/dev/null must have a function get_config"),
     ("--config=README.md", "README.md, line ", "Error: "),
     ("--config=configs/quickstart", "no such file"),
     ("--config=quickstart", "no such file", "--config=configs/NAME.py"),
@@ -144,7 +143,7 @@ OWN = rows(
     ("--config.data.path=", "--config.data.path=DIR"),
     ("--hours=-1", "--hours=1.5", "-1.0"),
     ("--hours=0", "0.0", "--hours=1.5"),
-    ("--hours=nan", "nan", "--hours=1.5"),
+    ("--hours=nan", "choose.hours=nan", "a number"),
     ("--hours=inf", "inf", "--hours=1.5"),
     ("--config.choose.hours=ten", "'ten'", "a number"),
     ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
@@ -316,7 +315,7 @@ VOCABULARY = rows(
 
 OTHERS = [
     *rows(
-        "-m adaptive_jax.data.vocabulary",
+        "-m adaptive_jax plan",
         ("", "CORPUS is missing"),
         ("ptb", "'ptb'", 'Did you mean "penn_treebank"?'),
     ),
@@ -326,12 +325,15 @@ OTHERS = [
         ("--split=test", "--workdir is missing"),
     ),
     *rows(
-        "-m adaptive_jax.data.corpora.prepare",
+        "-m adaptive_jax prepare",
         ("", "--config is missing"),
         ("--config.data.lower", "--config.data.lower"),
     ),
     *rows(
-        "-m adaptive_jax.explain", ("x", "'x' is no flag"), ("--config=x", "--config is no flag")
+        "-m adaptive_jax",
+        ("trian", "'trian'", 'Did you mean "train"?'),
+        ("--workdir=x", "'--workdir=x'", "train, evaluate"),
+        ("train --config=configs/quickstart.py", "--workdir is missing"),
     ),
     *rows(
         "-m benchmarks.throughput",
@@ -547,7 +549,7 @@ GENERATED = [
         f"{{train}} --dry_run --config.{key}={value}",
         (f"{key.split('.')[-1]}=", value.removesuffix("e30")[:2]),
     )
-    for key, default in keys(DEFAULTS)
+    for key, default in keys(resolve({}))
     for value in WRONG_VALUES[type(default)]
     if key not in ANY_TEXT and (key, value) not in ACCEPTED and not key.startswith(OWN_TABLE)
 ]

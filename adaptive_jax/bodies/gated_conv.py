@@ -183,8 +183,8 @@ class GatedConv(nn.Module):
             number that is out of range.
     """
 
-    features: int
-    blocks: tuple[tuple[int, ...], ...]
+    features: int = 256
+    blocks: tuple[tuple[int, ...], ...] = ((8, 4, 256),)
     form: str = "paper"
     activation: str = "glu"
     weight_norm: bool = True

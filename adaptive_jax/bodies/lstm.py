@@ -43,9 +43,9 @@ class LSTM(nn.Module):
         InputError: no widths, an unknown path, or a number that is out of range.
     """
 
-    features: int
-    widths: Sequence[int]
-    dropout: float = 0.0
+    features: int = 256
+    widths: Sequence[int] = (512, 256)
+    dropout: float = 0.1
     biases: int = 1
     path: str = "auto"
     dtype: jnp.dtype = jnp.float32
@@ -188,11 +188,15 @@ class AWDLSTM(LSTM):
             of one token has none.
     """
 
-    input_dropout: float = 0.0
-    hidden_dropout: float = 0.0
-    weight_drop: float = 0.0
-    ar: float = 0.0
-    tar: float = 0.0
+    features: int = 400
+    widths: Sequence[int] = (1150, 1150, 400)
+    dropout: float = 0.4
+    biases: int = 2
+    input_dropout: float = 0.65
+    hidden_dropout: float = 0.3
+    weight_drop: float = 0.5
+    ar: float = 2.0
+    tar: float = 1.0
 
     locked: ClassVar[bool] = True
 

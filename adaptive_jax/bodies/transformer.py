@@ -187,12 +187,12 @@ class Transformer(nn.Module):
             name, or a number that is out of range.
     """
 
-    features: int
-    layers: int
-    heads: int
-    feed_forward: int
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+    features: int = 256
+    layers: int = 6
+    heads: int = 8
+    feed_forward: int = 1024
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
     activation_dropout: float = 0.0
     final_norm: bool = True
     positions: str = "sinusoidal"

@@ -1,9 +1,10 @@
 """Puts the words of a vocabulary into clusters, for config.output.clusters; docs/clusters.md says
 more.
 
-python -m adaptive_jax.data.clusters --config=configs/penn_treebank.py:hsm_kmeans_glove
---method=kmeans --embeddings=glove.txt python -m adaptive_jax.data.clusters --vocabulary=runs/awd_sm
---method=mixture --embeddings=runs/awd_sm --output=mixture.txt
+    python -m adaptive_jax clusters --config=configs/penn_treebank.py:hsm_kmeans_glove
+        --method=kmeans --embeddings=glove.txt
+    python -m adaptive_jax clusters --vocabulary=runs/awd_sm --method=mixture
+        --embeddings=runs/awd_sm --output=mixture.txt
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
+from adaptive_jax.config import flags as config_flags
 from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
@@ -194,11 +196,18 @@ def _vocabulary(path):
         )
     from adaptive_jax.data.corpora.load import load
 
-    return load(command.config()[0]["data"], splits=()).vocabulary
+    return load(config_flags.config()[0]["data"], splits=()).vocabulary
 
 
-def _main(given):
-    output = given.output or (command.config()[0]["output"]["clusters"] if given.config else "")
+STOPPED = "stopped: nothing was written"
+
+
+def main() -> None:
+    """Writes the clusters that the flags ask for."""
+    given = flags.FLAGS
+    output = given.output or (
+        config_flags.config()[0]["output"]["clusters"] if given.config else ""
+    )
     if not output:
         raise InputError("--output is missing: give --output=FILE")
     cutoffs = given.cutoffs or []
@@ -220,8 +229,12 @@ def _main(given):
     print("\n".join([*lines, f"written to {output}: train with --config.output.clusters={output}"]))
 
 
-def _define():
-    command.define_config()
+def define_flags() -> None:
+    """Defines the flags of the command."""
+    config_flags.define()
+    commands.define_allow()
+    flags.adopt_module_key_flags(config_flags)
+    flags.adopt_module_key_flags(commands)
     flags.DEFINE_string(
         "vocabulary",
         "",
@@ -247,9 +260,3 @@ def _define():
     )
     flags.DEFINE_integer("seed", 0, "Of k-means, mixture or autoencoder.")
     flags.DEFINE_string("output", "", "The file to write; default: output.clusters of --config.")
-    return flags.FLAGS
-
-
-if __name__ == "__main__":
-    defined = _define()
-    command.run(lambda: _main(defined), stopped="stopped: nothing was written")

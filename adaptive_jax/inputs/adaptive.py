@@ -43,7 +43,7 @@ class AdaptiveInput(nn.Module):
 
     vocabulary_size: int
     features: int
-    cutoffs: Sequence[int]
+    cutoffs: Sequence[int] = ()
     factor: int = 4
     width: int = 0
     word_dropout: float = 0.0

@@ -18,6 +18,7 @@ from adaptive_jax.numerics.bands import Band
 # See `Reader`.
 CHUNK = 256
 SHORT = (8, 16)
+FILTERS = ((1, 128), (2, 256), (3, 384), (4, 512), (5, 512), (6, 512), (7, 512))
 LETTERS = {"bytes": 256, "elmo": 262}  # letters that there are, without the padding of "bytes"
 
 
@@ -62,10 +63,10 @@ class CharacterCNN(nn.Module):
 
     vocabulary_size: int
     features: int
-    width: int
-    filters: Sequence[Sequence[int]]
-    highway_layers: int
-    length: int
+    width: int = 128
+    filters: Sequence[Sequence[int]] = FILTERS
+    highway_layers: int = 1
+    length: int = 50
     strides: Sequence[int] = ()
     activation: str = "relu"
     letters: str = "bytes"

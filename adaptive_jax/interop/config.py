@@ -4,7 +4,7 @@ import ast
 import math
 from collections.abc import Mapping
 
-from adaptive_jax import defaults
+from adaptive_jax.config import keys, rows
 from adaptive_jax.errors import InputError
 from adaptive_jax.workdir.settings import flat
 
@@ -42,7 +42,7 @@ def completed(config: Mapping) -> dict:
     The corpus is `text_files` without a path, because a checkpoint does not contain its training
     text.
     """
-    return defaults.config({"data.corpus": "text_files"} | flat(config)).to_dict()
+    return keys.resolve(rows.config({"data.corpus": "text_files"} | flat(config)))
 
 
 def fairseq_run(options: dict, vocabulary_size: int) -> dict:

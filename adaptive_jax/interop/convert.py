@@ -1,20 +1,4 @@
-"""Converts a language model that was trained with other code into a workdir for evaluate.py.
-
-    python -m adaptive_jax.convert CHECKPOINT WORDS OUT_WORKDIR
-    python evaluate.py --workdir=OUT_WORKDIR --data_path=DIRECTORY --window=512 --context=480
-
-CHECKPOINT is one of these; no code in it is run:
-    a .pt file of fairseq's `transformer_lm` or `fconv_lm`, with `args` (until 2020) or `cfg`;
-    the model.pt of AWD-LSTM (salesforce/awd-lstm-lm), or the state dict of its model.
-WORDS says what the ids mean: for fairseq, the dict.txt that the model was trained with; for
-AWD-LSTM, the directory of the train.txt, valid.txt and test.txt it was trained with, or a file with
-one word a line in the order of the ids. OUT_WORKDIR is a new directory. DIRECTORY has a test.txt,
-tokenised like the training text.
-
-The command uses every tensor of the checkpoint exactly once, or writes nothing. train.py cannot
-resume the workdir, because the checkpoint has no corpus; the config keeps the training settings as
-a record.
-"""
+"""Converts a checkpoint of other code into a workdir; `convert_command` is its command."""
 
 import os
 import shlex
@@ -27,7 +11,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax import command
 from adaptive_jax.data.corpora.load import home_of
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
@@ -108,8 +91,3 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
         " that holds test.txt",
         flush=True,
     )
-
-
-if __name__ == "__main__":
-    stopped = "stopped: nothing was written; the same command converts the checkpoint anew"
-    command.run(convert, positional=("CHECKPOINT", "WORDS", "OUT_WORKDIR"), stopped=stopped)

@@ -1,8 +1,7 @@
 """Exports a trained model for other programs.
 
-    python -m adaptive_jax.export --workdir=runs/quickstart --output=exported
-    python -m adaptive_jax.export --workdir=runs/quickstart --output=scorer --format=stablehlo
-    --rows=16 --window=64
+    python -m adaptive_jax export --workdir=runs/quickstart --output=exported
+    python -m adaptive_jax export --workdir=runs/quickstart --output=scorer --format=stablehlo
 
 safetensors: the parameters with the config and the words, for programs that compute the model
     themselves. It is a workdir, too: evaluate.py and every other command that opens a trained run
@@ -16,7 +15,7 @@ files.
 
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.errors import InputError
 
 OUTPUT = flags.DEFINE_string("output", None, "New directory to write.")
@@ -28,14 +27,17 @@ ROWS = flags.DEFINE_integer(
 WINDOW = flags.DEFINE_integer(
     "window", None, "Of --format=stablehlo: tokens of a row. Default: as in training."
 )
-command.define_workdir("Directory of a run that train.py made.")
-flags.adopt_module_key_flags(command)  # --help shows them
+commands.define_workdir("Directory of a run that train.py made.")
+flags.adopt_module_key_flags(commands)  # --help shows them
+STOPPED = "stopped: nothing was written; the same command exports anew"
 
 
 def main():
     """Exports what the flags say."""
     from adaptive_jax.interop.export import Shape, export
-    from adaptive_jax.parallel import hosts
+    from adaptive_jax.parallel import (
+        hosts,
+    )  # after the flags: --help and their errors should not wait for jax
 
     if not OUTPUT.value:
         raise InputError("--output is missing: give --output=DIRECTORY")
@@ -46,11 +48,7 @@ def main():
             " --format=stablehlo"
         )
     shape = Shape(**given) if FORMAT.value == "stablehlo" else None
-    workdir, others = command.workdir()
+    workdir, others = commands.workdir()
     hosts.initialize(*others)
     with hosts.together():
         export(workdir, OUTPUT.value, CHECKPOINT.value, shape)
-
-
-if __name__ == "__main__":
-    command.run(main, stopped="stopped: nothing was written; the same command exports anew")

@@ -1,7 +1,8 @@
 """The language model: input → body → output, three independent choices."""
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,12 @@ from flax import linen as nn
 from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
+from adaptive_jax.classes import make
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
-from adaptive_jax.layer_defaults import CHAR_CNN
 from adaptive_jax.numerics.arrays import ids
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
@@ -24,7 +25,6 @@ from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
-from adaptive_jax.registry import make
 
 INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN, "groc": GroC}
 BODIES = {
@@ -34,11 +34,49 @@ BODIES = {
     "lstm": LSTM,
     "awd_lstm": AWDLSTM,
 }
+
+
+def composed_table(
+    *,
+    vocabulary_size: int,
+    features: int,
+    dtype: jnp.dtype = jnp.float32,
+    correction: int = ComposedTable.correction,
+    bias: str = ComposedTable.bias,
+    width: int = CharacterCNN.width,
+    filters: Sequence[Sequence[int]] = CharacterCNN.filters,
+    highway_layers: int = CharacterCNN.highway_layers,
+    length: int = CharacterCNN.length,
+    strides: Sequence[int] = CharacterCNN.strides,
+    activation: str = CharacterCNN.activation,
+    letters: str = CharacterCNN.letters,
+) -> ComposedTable:
+    """A `ComposedTable` over a `CharacterCNN` of its own, whose attributes are arguments, too."""
+    cnn = CharacterCNN(
+        vocabulary_size,
+        features,
+        width,
+        filters,
+        highway_layers,
+        length,
+        strides,
+        activation,
+        letters,
+        dtype,
+    )
+    return ComposedTable(cnn, features, correction, bias)
+
+
+composed_table.__doc__ = "\n\n".join(
+    inspect.getdoc(each) for each in (composed_table, ComposedTable, CharacterCNN)
+)
+
+
 TABLES = {
     "own": OwnTable,
     "tied": TiedTable,
     "mapped": MappedTable,
-    "composed": ComposedTable,
+    "composed": composed_table,
     "assembled": AssembledTable,
 }
 OUTPUTS = {
@@ -168,35 +206,16 @@ def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
     check_known(f"config.dtype={config['dtype']!r}", config["dtype"], ("float32", "bfloat16"))
     dtype = jnp.dtype(config["dtype"])
     body = make("body", BODIES, config["body"], dtype=dtype)
-    source = make(
-        "input",
-        INPUTS,
-        config["input"],
-        vocabulary_size=vocabulary_size,
-        features=body.features,
-        dtype=dtype,
-    )
+    words = {"vocabulary_size": vocabulary_size, "dtype": dtype}
+    source = make("input", INPUTS, config["input"], features=body.features, **words)
     settings = dict(config["output"])
     if clusters := settings.pop("clusters", ""):
         raise InputError(
             f"config.output.clusters={clusters!r} is a file, which build does not read: give it the"
             " config and the number of words that data.vocabulary.clusters.in_clusters returns"
         )
-    table = dict(settings.pop("table"))
-    words = {"vocabulary_size": vocabulary_size, "features": output_features(body)}
-    given = {"own": words}.get(table["name"], {"source": source})
-    if table["name"] == "composed":
-        cnn = {key: table.pop(key) for key in CHAR_CNN if key in table}
-        given = {
-            "cnn": make(
-                "output.table",
-                {"composed": CharacterCNN},
-                cnn | {"name": "composed"},
-                dtype=dtype,
-                **words,
-            )
-        }
-    table = make("output.table", TABLES, table, **given | {"features": words["features"]})
+    words |= {"features": output_features(body), "source": source}
+    table = make("output.table", TABLES, settings.pop("table"), **words)
     model = LanguageModel(source, body, make("output", OUTPUTS, settings, table=table))
     _check(model, config["output"]["name"])
     return model

@@ -1,9 +1,9 @@
 """Settings for a text of one's own: from its word counts, its length and the time there is to
 train.
 
-    read = tokens_to_read(config, words.counts, speed)                # words: all words of the train split
+    read = tokens_to_read(config, words.counts, speed)    # words: all words of the train split
     data, why = choose_vocabulary(config["data"], words, read)
-    config, lines = choose(config, counts, tokens, speed, devices)    # lines: what was chosen, and why
+    config, lines = choose(config, counts, tokens, speed, devices)    # lines: what was chosen
 
 Only settings that are None are chosen; the others stay as they are given. The rules are rules of
 thumb, for a start; the sources of those that have one stand with them.
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config.keys import keys_of
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
-from adaptive_jax.defaults import NAMED
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.parallel.progress import clock
 from adaptive_jax.planning import cutoffs
@@ -222,7 +222,9 @@ def choose(
         EVALUATING * 3 * steps * batch / max(1, tokens["validation"])
     )  # one takes a third of training's work
     evaluations = min(max(evaluations, 1), EVALUATIONS)
-    rate = NAMED["optimizer"][config["optimizer"]["name"]]["learning_rate"]  # of nag, the paper's
+    rate = keys_of("optimizer", config["optimizer"]["name"])[
+        "learning_rate"
+    ].default  # nag: the paper's
     chosen = {
         "steps": steps,
         "tokens_per_update": batch,

@@ -22,13 +22,8 @@ from adaptive_jax.losses.banded import chunk_size
 from adaptive_jax.model.language_model import build, output_features
 from adaptive_jax.parallel.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 from adaptive_jax.planning import traced
+from adaptive_jax.training import optim
 
-COPIES = {
-    "nag": 2,
-    "sgd": 1,
-    "adam": 3,
-    "nt_asgd": 2,
-}  # arrays of each parameter's size in the state: itself, momentum, averages …
 MARGIN = 1.4  # memory that a device should have for each byte of the estimate; see `_memory`
 TOKENS = 4_096  # that a device holds at a time where nothing says how many it can hold
 
@@ -91,13 +86,14 @@ def make_plan(
         config = config | {"body": config["body"] | {"path": "scan"}}
     model = build(config, vocabulary_size)
     shapes = traced.variables(model)["params"]
+    state = jax.eval_shape(optim.from_config(config).init, shapes)
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     composed = config["compose_share"] * traced.composed_flops(model)
     forward = traced.forward_flops(model, length) + composed / (rows * length)
 
     def uses(fsdp):
-        state = COPIES[config["optimizer"]["name"]] * _parameter_bytes(model, devices, fsdp)[0]
-        return {"state": state} | _memory(
+        mesh = AbstractMesh((devices // fsdp, fsdp), (DATA, FSDP))
+        return {"state": _held_bytes((shapes, state), mesh)} | _memory(
             model, longest, (rows // devices, per_device), (devices, fsdp)
         )
 
@@ -360,6 +356,19 @@ def _parameter_bytes(model, devices, fsdp):
     )
     block = blocks // model.body.layers * jnp.dtype(model.body.dtype).itemsize if blocks else 0
     return 4 * (_count(shapes) - total * (fsdp - 1) // fsdp), 4 * (total - blocks) + block
+
+
+def _held_bytes(tree, mesh):
+    """Bytes of one device's share of parameters, or of a state that has their structure."""
+    specs = parameter_specs(tree, mesh)
+    sizes = jax.tree.map(
+        lambda a, spec: (
+            math.prod(a.shape) * a.dtype.itemsize // (mesh.shape[FSDP] if FSDP in spec else 1)
+        ),
+        tree,
+        specs,
+    )
+    return sum(jax.tree.leaves(sizes))
 
 
 def _composed_bytes(model, tokens):

@@ -1,9 +1,8 @@
 """Size and coverage of a corpus's vocabulary at several thresholds and sizes, and the work of an
 adaptive softmax over its bands.
 
-    python -m adaptive_jax.data.vocabulary penn_treebank
-    python -m adaptive_jax.data.vocabulary text_files --path=my_corpus --threshold=3 --width=512
-    --bands=3
+    python -m adaptive_jax plan penn_treebank
+    python -m adaptive_jax plan text_files --path=my_corpus --threshold=3 --width=512 --bands=3
 
 Prints two tables. The first folds rare words into <unk>, below a count or beyond a size: how many
 words remain, and which share of the tokens of each split becomes <unk>. The second divides the
@@ -17,17 +16,17 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax.config.keys import LARGEST
 from adaptive_jax.data.corpora.load import load, splits_of
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError
 from adaptive_jax.planning import cutoffs
-from adaptive_jax.planning.checks import LARGEST
 from adaptive_jax.planning.cutoffs import Workload
 
 THRESHOLDS = (1, 2, 3, 5, 10, 20, 50, 100)
 LIMITS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 BANDS = (2, 3, 4, 5)
+POSITIONAL = ["CORPUS"]
 STOPPED = "stopped: what was prepared is kept; the same command goes on"
 DEFAULTS = Workload()
 RANGES = {  # of the flags that are numbers, beside those that `check_cut` knows
@@ -176,6 +175,11 @@ def _table(header, rows):
     )
 
 
+def main(corpus: str) -> None:
+    """Prints what the flags ask for."""
+    print_report(corpus, flags.FLAGS)
+
+
 def print_report(corpus: str, flag: flags.FlagValues) -> None:
     """Prints both tables for a corpus and the flags of the command. Raises InputError before
     anything is printed.
@@ -222,7 +226,8 @@ def print_report(corpus: str, flag: flags.FlagValues) -> None:
     print(f"\n{planned}\n{NOTE.format(smallest)}")
 
 
-def _define() -> flags.FlagValues:
+def define_flags() -> None:
+    """Defines the flags of the command."""
     flags.DEFINE_string(
         "path",
         "",
@@ -252,12 +257,4 @@ def _define() -> flags.FlagValues:
         "least_rows",
         DEFAULTS.least_rows,
         "Matrix products of fewer rows count as one of this many.",
-    )
-    return flags.FLAGS
-
-
-if __name__ == "__main__":
-    defined = _define()
-    command.run(
-        lambda corpus: print_report(corpus, defined), positional=["CORPUS"], stopped=STOPPED
     )

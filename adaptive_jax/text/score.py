@@ -1,4 +1,4 @@
-"""The command `python -m adaptive_jax.score`: reads lines, scores them, and prints what was
+"""The command `python -m adaptive_jax score`: reads lines, scores them, and prints what was
 asked for.
 """
 

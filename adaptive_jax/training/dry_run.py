@@ -7,11 +7,12 @@ from pathlib import Path
 
 import jax
 
+from adaptive_jax.config.keys import check_values, resolve
+from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.speed import gain_of_bfloat16
-from adaptive_jax.planning.checks import check_settings
 from adaptive_jax.planning.plan import describe, divide_update, dry_run_lines
 from adaptive_jax.planning.targets import topology
 from adaptive_jax.training import sparse, targets, writers
@@ -39,7 +40,7 @@ def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None)
     memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them. target: devices to
     compile the update for, see `adaptive_jax.planning.targets`; the plan is then for them.
     """
-    config = at_clusters(with_origin(settle(config, workdir), workdir), workdir)
+    config = at_clusters(with_origin(settle(resolve(config), workdir), workdir), workdir)
     check_same_run(workdir, config)
     check_config(
         config := with_own_files(config, workdir), jax.device_count() if target is None else None
@@ -84,7 +85,8 @@ def check_config(config: Mapping, devices: int | None) -> None:
 
     devices: that share an update; None leaves that unchecked.
     """
-    check_settings(config)
+    checked_settings(config["data"])
+    check_values(config)
     writers.check(config["metrics"])
     cutoffs = *config["input"].get("cutoffs", ()), *config["output"]["table"].get("cutoffs", ())
     words = config["data"]["vocabulary_size"]
@@ -98,6 +100,6 @@ def check_config(config: Mapping, devices: int | None) -> None:
             f" body.name={config['body']['name']!r} does not: give batches.layout=packed, or a body"
             " such as awd_lstm"
         )
-    sparse.optimizers(config, model)
+    sparse.optimizer(config, model)
     if devices is not None:
         divide_update(config, devices)

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from flax import traverse_util
 from jax.sharding import Mesh
 
+from adaptive_jax.config.keys import General
 from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.files import path_of
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.training.optimizer import Optimizer
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.parameters import checkpoint_step
 from adaptive_jax.workdir.settings import has_checkpoints, read_config, read_words, with_own_files
@@ -45,7 +45,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
             vocabulary, or a checkpoint of no run.
     """
     for key in "init_checkpoint", "init_words":
-        if not config["init_from"] and (given := config[key]) != DEFAULTS[key]:
+        if not config["init_from"] and (given := config[key]) != getattr(General, key):
             raise InputError(
                 f"{key}={given} means nothing without init_from: give --init_from=RUN, too"
             )
@@ -98,7 +98,7 @@ def finetuned(
     config: Mapping,
     state: State,
     model: LanguageModel,
-    optimizer: Optimizer,
+    optimizer: optax.GradientTransformation,
     words: tuple[Vocabulary, Mesh],
 ) -> State:
     """The fresh `state` with the parameters of the run `config["init_from"]`, or the averages that

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import optax
 
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
@@ -60,7 +62,7 @@ class Job(NamedTuple):
     run: Run  # the model; its parameters are None, as those of the state change
     corpus: Corpus
     batches: TrainingBatches
-    optimizer: optim.Optimizer
+    optimizer: optax.GradientTransformationExtraArgs
     rewinds: Rewinds
     stop: hosts.Stop
 
@@ -83,7 +85,7 @@ def train(
             stays.
         Stopped: the run was told to; its text says what is saved.
     """
-    given = at_clusters(with_origin(settle(config, workdir), workdir), workdir)
+    given = at_clusters(with_origin(settle(resolve(config), workdir), workdir), workdir)
     check_same_run(workdir, given)
     config = with_own_files(given, workdir)
     accelerators.keep_programs(config["data"]["cache"])
@@ -108,7 +110,7 @@ def train(
     hosts.say(f"rows         {batches}")
     hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
     model = build(config, len(vocabulary))
-    optimizer = sparse.optimizers(config, model)[0]
+    optimizer = sparse.optimizer(config, model)
     check_fits(given, workdir, model)
     run = Run(
         model,
@@ -191,13 +193,10 @@ def _run(job: Job, workdir: Path) -> None:
     clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
     metrics = open_metrics(workdir, step or 0, config, clock.left())
     extras = Extras.from_config(config)
+    of = job.run.model, job.optimizer, mesh, config["seed"], shapes
     updates = [
-        make_update(
-            job.run.model, optimizer, mesh, config["seed"], shapes, extras._replace(stored=stored)
-        )
-        for stored, optimizer in zip(
-            (False, True), sparse.optimizers(config, job.run.model), strict=False
-        )
+        make_update(*of, extras._replace(stored=stored))
+        for stored in ((False, True) if how["sparse"] else (False,))
     ]
     loop(job, updates, state, Record(checkpoints, metrics, losses, clock))
 
@@ -232,12 +231,10 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
         """
         if not due(step, config["evaluate_every"]):
             return state
-        return state._replace(optimizer=job.optimizer.after_evaluation(state.optimizer, nll))
+        return state._replace(optimizer=optim.after_evaluation(state.optimizer, nll))
 
     def why(state, step, late):
-        return reason(
-            config, step, list(losses.values()), late, job.optimizer.ended(state.optimizer)
-        )
+        return reason(config, step, list(losses.values()), late, optim.ended(state.optimizer))
 
     def end(step, state):
         checkpoints.save(step, state.items(), None, clock.hours())

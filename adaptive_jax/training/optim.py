@@ -1,21 +1,40 @@
-"""Optimizers and schedules, by name; any optimizer goes with any schedule."""
+"""Optimizers by name, as one transformation of optax: those below, and any of optax.
 
-from collections.abc import Mapping
+    optimizer = from_config(config)
+    state = optimizer.init(params)
+    changes, state = optimizer.update(gradients, state, params, scale=0.5)
+    state = after_evaluation(state, nll)
+
+An optimizer is a function from a learning rate and settings to a `GradientTransformation`; the
+schedule calls it with the rate of each update. A part of the state that goes by validation losses
+has a method `after_evaluation(nll)`, one that can end a run a method `ended()`; averages that are
+evaluated in place of the parameters are a field `average`.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from optax import tree_utils
 
-from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.registry import make
-from adaptive_jax.training.nt_asgd import FORMS, NtAsgd
-from adaptive_jax.training.optimizer import Optimizer
-from adaptive_jax.training.schedules import SCHEDULES, Schedule
+from adaptive_jax.classes import find, make
+from adaptive_jax.errors import InputError, check_at_least, check_known, one_line
+from adaptive_jax.training.nt_asgd import FORMS, descend_and_average
+from adaptive_jax.training.schedules import SCHEDULES, check, scheduled
 
 
 def nag(
-    schedule: Schedule, *, momentum: float, clip_norm: float | None, decoupled_decay: float = 0.0
-) -> Optimizer:
+    learning_rate: float = 1.0,
+    *,
+    momentum: float = 0.99,
+    clip_norm: float | None = 0.1,
+    decoupled_decay: float = 0.0,
+) -> optax.GradientTransformation:
     """Nesterov's accelerated gradient of gradients clipped to a global norm (Baevski & Auli 2019,
     section 4.5).
 
@@ -29,19 +48,15 @@ def nag(
     Raises:
         InputError: a number out of range.
     """
-    if not 0 <= momentum < 1:
-        raise InputError(
-            f"optimizer.momentum={momentum} must be from 0 to less than 1, such as 0.99"
-        )
-    _check_clip_norm(clip_norm)
-    _check_decay(decoupled_decay=decoupled_decay)
-    clip = optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm)
-    return Optimizer(
-        optax.chain(clip, optax.trace(decay=momentum, nesterov=True)), schedule, decoupled_decay
-    )
+    _check_share("momentum", momentum, 0.99)
+    clipped = _clipped(clip_norm, clip=optax.clip_by_global_norm)
+    trace = optax.trace(decay=momentum, nesterov=True)
+    return optax.chain(*clipped, trace, *_descent(learning_rate, decoupled_decay))
 
 
-def sgd(schedule: Schedule, *, clip_norm: float | None, l2_decay: float) -> Optimizer:
+def sgd(
+    learning_rate: float = 1.0, *, clip_norm: float | None = 0.25, l2_decay: float = 0.0
+) -> optax.GradientTransformation:
     """Gradient descent.
 
     Args:
@@ -54,54 +69,52 @@ def sgd(schedule: Schedule, *, clip_norm: float | None, l2_decay: float) -> Opti
     Raises:
         InputError: a number out of range.
     """
-    return Optimizer(_clipped(clip_norm, l2_decay), schedule)
+    return optax.chain(*_clipped(clip_norm, l2_decay), *_descent(learning_rate))
 
 
 def adam(
-    schedule: Schedule,
+    learning_rate: float = 1e-3,
     *,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    clip_norm: float | None,
-    l2_decay: float,
-    decoupled_decay: float,
-) -> Optimizer:
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    clip_norm: float | None = 0.25,
+    l2_decay: float = 0.0,
+    decoupled_decay: float = 0.0,
+) -> optax.GradientTransformation:
     """Adam (Kingma & Ba 2015), with weight decay inside the gradient, as PyTorch's Adam has it, or
     apart from it, as AdamW.
+
+    Clipping and L2 decay are as those of `sgd`.
 
     Args:
         learning_rate: the highest; the schedule says when.
         beta1: share of the mean gradient that an update keeps.
         beta2: share of the mean squared gradient that an update keeps.
         epsilon: added to the root of the mean squared gradient.
-        clip_norm: the largest norm of all gradients together, as PyTorch clips: 1e-6 is added to
-            the norm; None does not clip.
-        l2_decay: share of every parameter that is added to its gradient after clipping, as
-            PyTorch's Adam does.
         decoupled_decay: an update shrinks every parameter by this share times the learning rate
             (Loshchilov & Hutter 2019).
 
     Raises:
         InputError: a number out of range.
     """
-    for name, beta in ("beta1", beta1), ("beta2", beta2):
-        if not 0 <= beta < 1:
-            raise InputError(f"optimizer.{name}={beta} must be from 0 to less than 1, such as 0.9")
-    if not 0 < epsilon < 1:
-        raise InputError(
-            f"optimizer.epsilon={epsilon} must be above 0 and less than 1, such as 1e-8"
-        )
-    _check_decay(decoupled_decay=decoupled_decay)
-    direction = optax.chain(
-        _clipped(clip_norm, l2_decay), optax.scale_by_adam(beta1, beta2, epsilon)
+    _check_share("beta1", beta1, 0.9)
+    _check_share("beta2", beta2, 0.9)
+    check(0 < epsilon < 1, "optimizer.epsilon", epsilon, "above 0 and less than 1, such as 1e-8")
+    scale = optax.scale_by_adam(beta1, beta2, epsilon)
+    return optax.chain(
+        *_clipped(clip_norm, l2_decay), scale, *_descent(learning_rate, decoupled_decay)
     )
-    return Optimizer(direction, schedule, decoupled_decay)
 
 
 def nt_asgd(
-    schedule: Schedule, *, nonmono: int, form: str, clip_norm: float | None, l2_decay: float
-) -> Optimizer:
+    learning_rate: float = 30.0,
+    *,
+    nonmono: int = 5,
+    form: str = "paper",
+    clip_norm: float | None = 0.25,
+    l2_decay: float = 1.2e-6,
+) -> optax.GradientTransformation:
     """NT-ASGD: gradient descent that takes averages once the validation loss stops falling (Merity
     et al. 2018, algorithm 1).
 
@@ -115,6 +128,7 @@ def nt_asgd(
     averages are those after the second update since the switch, and each update takes the learning
     rate of the one before, so the scaling by a window's length comes one update late. The code also
     goes back to the first learning rate at the switch; here the schedule simply goes on.
+    Clipping and L2 decay are as those of `sgd`.
 
     Args:
         learning_rate: the highest; the schedule says when.
@@ -122,60 +136,179 @@ def nt_asgd(
             averages from the first update on, as the public code finetunes.
         form: "paper", or "torch" for the trajectories of the public code: a rate that lags, and
             averages from the second update.
-        clip_norm: the largest norm of all gradients together, as PyTorch clips: 1e-6 is added to
-            the norm; None does not clip.
-        l2_decay: share of every parameter that is added to its gradient after clipping, as PyTorch
-            does.
 
     Raises:
         InputError: a number out of range, or an unknown form.
     """
     check_at_least(0, **{"optimizer.nonmono": nonmono})
     check_known(f"optimizer.form={form!r}", form, FORMS)
-    return NtAsgd(_clipped(clip_norm, l2_decay), schedule, nonmono, form)
-
-
-def _clipped(clip_norm, l2_decay):
-    """Clipping as PyTorch does it, then L2 decay."""
-    _check_clip_norm(clip_norm)
-    _check_decay(l2_decay=l2_decay)
-
-    def clip(gradients, params):
-        factor = jnp.minimum(1, clip_norm / (optax.global_norm(gradients) + 1e-6))
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
-
-    clipping = optax.identity() if clip_norm is None else optax.stateless(clip)
     return optax.chain(
-        clipping, optax.add_decayed_weights(l2_decay) if l2_decay else optax.identity()
+        *_clipped(clip_norm, l2_decay), descend_and_average(learning_rate, nonmono, form)
     )
 
 
-def _check_clip_norm(clip_norm):
-    if clip_norm is not None and not clip_norm > 0:
-        raise InputError(
-            f"optimizer.clip_norm={clip_norm} must be above 0, such as 0.1; none does not clip"
-        )
-
-
-def _check_decay(**decays):
-    for name, decay in decays.items():
-        if not 0 <= decay < 1:
-            raise InputError(
-                f"optimizer.{name}={decay} must be from 0 (none) to less than 1, such as 1.2e-6"
-            )
-
-
 OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd}
+PLACES = optax, optax.contrib  # of others
+# Parts of optimizers, and those whose parameters to evaluate optax knows otherwise than by a field
+PARTS = "_", "scale_by", "schedule_free"
 
 
-def from_config(config: Mapping) -> Optimizer:
+def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
+    """The function that `optimizer.name` means: one of `OPTIMIZERS`, `package.module:function`, or
+    else one of optax or optax.contrib.
+
+    Those of optax have their own arguments as far as these are numbers or text, and `clip_norm` and
+    `l2_decay` as `sgd`, by default without effect. A `learning_rate` without a default has 1e-3.
+
+    Raises:
+        InputError: no such function, or no optimizer.
+    """
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    if ":" in name:
+        return find("optimizer", OPTIMIZERS, name)
+    function = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+    if not _trains(name, function):
+        others = (each for place in PLACES for each in inspect.getmembers(place))
+        known = [*OPTIMIZERS, *(each[0] for each in others if _trains(*each))]
+        check_known(f"config.optimizer.name={name!r}", name, known)
+    keys = [_key(parameter) for parameter in inspect.signature(function).parameters.values()]
+
+    @functools.wraps(function)
+    def optimizer(*, clip_norm=None, l2_decay=0.0, **settings):
+        return optax.chain(*_clipped(clip_norm, l2_decay), function(**settings))
+
+    common = [inspect.signature(sgd).parameters[key] for key in ("clip_norm", "l2_decay")]
+    keys = [*filter(None, keys), common[0].replace(default=None), common[1]]
+    optimizer.__signature__ = inspect.Signature(keys)
+    optimizer.__doc__ += f"\nClipping and L2 decay are as those of `{__name__}.sgd`."
+    return optimizer
+
+
+def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
     """The optimizer that a config's groups `optimizer` and `schedule` describe;
     `optimizer.learning_rate` is the schedule's.
 
     Raises:
-        InputError: a name or a key that does not exist or is missing, or a value out of range.
+        InputError: a name or a key that does not exist or is missing, a value out of range, or an
+            optimizer that asks for more than gradients.
     """
     settings = dict(config["optimizer"])
     rate = {"learning_rate": settings.pop("learning_rate")} if "learning_rate" in settings else {}
     schedule = make("schedule", SCHEDULES, config["schedule"], **rate)
-    return make("optimizer", OPTIMIZERS, settings, schedule=schedule)
+    name = settings.get("name", "nag")
+    known = OPTIMIZERS | {name: optimizer_named(name)}
+    optimizer = scheduled(
+        lambda rate: make("optimizer", known, settings, learning_rate=rate), schedule
+    )
+    params = {"a": jnp.zeros((2, 2))}
+    try:
+        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        wrong = f"optimizer.name={name!r} cannot train a language model: {one_line(error)}"
+        raise InputError(wrong) from error
+    return optimizer
+
+
+def after_evaluation(state: Any, nll: float) -> Any:
+    """The next state, given the validation loss in nats a word, for the parts that wait for one.
+
+    Training calls it once for each evaluation that is due by `evaluate_every`. It computes where
+    the state lies, which several hosts may share.
+    """
+
+    def tell(part):
+        if not _waits(part):
+            return part
+        shardings = jax.tree.map(lambda a: a.sharding, part)
+        return jax.jit(_tell, out_shardings=shardings)(part, nll)
+
+    return jax.tree.map(tell, state, is_leaf=_waits)
+
+
+def params_to_evaluate(state: Any, params: Any) -> Any:
+    """The parameters to score and to publish: the averages, if the optimizer takes them."""
+    return tree_utils.tree_get(state, "average", params)
+
+
+def learning_rate(state: Any) -> jax.Array:
+    """The learning rate of the last update, times its scale."""
+    return tree_utils.tree_get(state, "learning_rate")
+
+
+def ended(state: Any) -> bool:
+    """Whether training should end after this evaluation."""
+    return any(bool(part.ended()) for part in _waiting(state) if hasattr(part, "ended"))
+
+
+def waits(config: Mapping) -> str | None:
+    """The group of the config whose choice makes updates go by validation losses, if any."""
+    state = jax.eval_shape(from_config(config).init, {"a": jnp.zeros((2, 2))})
+    parts = {"optimizer": state.inner, "schedule": state.schedule}
+    return next((group for group, part in parts.items() if _waiting(part)), None)
+
+
+def _waits(part):
+    return hasattr(part, "after_evaluation")
+
+
+def _waiting(state):
+    return [part for part in jax.tree.leaves(state, is_leaf=_waits) if _waits(part)]
+
+
+def _tell(part, nll):
+    return part.after_evaluation(nll)
+
+
+def _descent(learning_rate, decay=0.0):
+    """Decoupled weight decay, then a step against the direction."""
+    _check_share("decoupled_decay", decay, 1.2e-6)
+    decayed = [optax.add_decayed_weights(decay)] if decay else []
+    return *decayed, optax.scale_by_learning_rate(learning_rate)
+
+
+def _clip_as_torch(clip_norm):
+    def clip(gradients, params):
+        factor = jnp.minimum(1, clip_norm / (optax.global_norm(gradients) + 1e-6))
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+
+    return optax.stateless(clip)
+
+
+def _clipped(clip_norm, l2_decay=0.0, clip=_clip_as_torch):
+    """Clipping, then L2 decay."""
+    right = clip_norm is None or clip_norm > 0
+    check(right, "optimizer.clip_norm", clip_norm, "above 0, such as 0.1; none does not clip")
+    _check_share("l2_decay", l2_decay, 1.2e-6)
+    clipping = [] if clip_norm is None else [clip(clip_norm)]
+    return *clipping, *([optax.add_decayed_weights(l2_decay)] if l2_decay else [])
+
+
+def _check_share(key, value, example):
+    check(0 <= value < 1, f"optimizer.{key}", value, f"from 0 to less than 1, such as {example}")
+
+
+def _trains(name, function):
+    if not inspect.isfunction(function) or name.startswith(PARTS):
+        return False
+    return "learning_rate" in inspect.signature(function).parameters
+
+
+def _key(parameter):
+    """An argument of an optimizer of optax as a key of a config, which is a number or text; None if
+    it is neither.
+    """
+    default, kinds = parameter.default, typing.get_args(parameter.annotation)
+    if parameter.name == "learning_rate":
+        default = default if isinstance(default, float) else 1e-3
+    if default is None and (kind := next((k for k in (float, int) if k in kinds), None)):
+        annotation = kind | None
+    elif isinstance(default, bool | int | float | str):
+        annotation = type(default)
+    else:
+        return None
+    return inspect.Parameter(
+        parameter.name, parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )

@@ -1,11 +1,13 @@
-"""Schedules: the learning rate of each update, by updates done and, for `plateau`, by
-validation losses.
+"""Schedules: the learning rate of each update, by updates done and, for `plateau`, by validation
+losses; and `scheduled`, which gives any optimizer of optax these rates.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -14,114 +16,22 @@ from adaptive_jax.errors import InputError, check_at_least
 LAST = 2**31 - 1  # updates that a schedule can count
 
 
-class ScheduleState(NamedTuple):
-    """What a schedule remembers: the updates done."""
-
-    count: jnp.ndarray
-
-
-class Schedule:
-    """A learning rate that depends on updates done.
-
-    Args:
-        function: from the number of updates done to the rate of the next one.
-    """
-
-    def __init__(self, function: Callable):
-        self.function = function
-
-    def __call__(self, count):
-        """The rate after `count` updates, divisions by validation losses left out."""
-        return self.function(count)
-
-    def init(self) -> ScheduleState:
-        """The state before the first update."""
-        return ScheduleState(jnp.zeros((), jnp.int32))
-
-    def rate(self, state: ScheduleState):
-        """The rate of the next update."""
-        return self.function(state.count)
-
-    def advance(self, state: ScheduleState) -> ScheduleState:
-        """The state after one more update."""
-        return state._replace(count=optax.safe_increment(state.count))
-
-    def after_evaluation(self, state: ScheduleState, nll) -> ScheduleState:
-        """The state, given the validation loss in nats a word."""
-        return state
-
-    def ended(self, state: ScheduleState):
-        """Whether training should end."""
-        return False
-
-
-class PlateauState(NamedTuple):
-    """What `plateau` remembers."""
-
-    count: jnp.ndarray  # updates done
-    best: jnp.ndarray  # the validation loss to be improved on
-    waited: jnp.ndarray  # evaluations in a row that have not
-    divided: jnp.ndarray  # times that the rate was divided
-
-
-class Plateau(Schedule):
-    """The schedule that `plateau` makes, which has the arguments."""
-
-    def __init__(
-        self,
-        warmed_up: Callable,
-        warmup_steps: int,
-        when: tuple[int, float],
-        factor: float,
-        divisions: int,
-    ):
-        super().__init__(warmed_up)
-        self.warmup_steps, (self.patience, self.threshold) = warmup_steps, when
-        self.factor, self.divisions = factor, divisions
-
-    def init(self) -> PlateauState:
-        """No loss is known, and any is an improvement."""
-        zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]
-        return PlateauState(zeros[0], jnp.asarray(math.inf), *zeros[1:])
-
-    def rate(self, state: PlateauState):
-        """The rate of the next update."""
-        return self.function(state.count) / jnp.asarray(self.factor, float) ** state.divided
-
-    def after_evaluation(self, state: PlateauState, nll) -> PlateauState:
-        """Divides the rate if it is time to; a loss of the warm-up counts for nothing."""
-        better = nll < state.best * (1 - self.threshold)
-        waited = jnp.where(better, 0, state.waited + 1)
-        divide = waited >= self.patience
-        after = PlateauState(
-            state.count,
-            jnp.where(better, nll, state.best),
-            jnp.where(divide, 0, waited),
-            state.divided + divide,
-        )
-        warm = state.count > self.warmup_steps
-        return PlateauState(
-            *(
-                jnp.where(warm, new, old).astype(old.dtype)
-                for new, old in zip(after, state, strict=True)
-            )
-        )
-
-    def ended(self, state: PlateauState):
-        """Whether the rate was divided as often as it may be."""
-        return self.divisions > 0 and state.divided >= self.divisions
+def check(right: bool, key: str, value: object, must: str) -> None:
+    """Raises InputError, `KEY=VALUE must be MUST`, unless `right`."""
+    if not right:
+        raise InputError(f"{key}={value} must be {must}")
 
 
 def cosine_cycles(
-    *,
     learning_rate: float,
-    min_learning_rate: float,
-    warmup_from: float,
-    warmup_steps: int,
-    cycle_steps: int,
-    cycles: int,
-    shrink: float,
-) -> Schedule:
+    *,
+    min_learning_rate: float = 1e-5,
+    warmup_from: float = 1e-7,
+    warmup_steps: int = 500,
+    cycle_steps: int = 1_000,
+    cycles: int = 3,
+    shrink: float = 0.75,
+) -> optax.Schedule:
     """Linear warm-up, then cosine cycles, each twice as long as the one before (Loshchilov & Hutter
     2016).
 
@@ -143,44 +53,37 @@ def cosine_cycles(
     Raises:
         InputError: a rate out of range, no cycle, or a cycle of no length.
     """
+    given = f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}"
     if cycles < 1 or cycle_steps < 1:
-        raise InputError(
-            f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: both must be 1 or"
-            " more"
-        )
+        raise InputError(f"{given}: both must be 1 or more")
     if cycles > 30 or warmup_steps + cycle_steps * (2**cycles - 1) > LAST:
-        raise InputError(
-            f"schedule.cycles={cycles} of schedule.cycle_steps={cycle_steps:,}: take fewer, at most"
-            f" {LAST:,} updates"
-        )
+        raise InputError(f"{given}: take fewer, at most {LAST:,} updates")
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
-    if not 0 <= min_learning_rate <= learning_rate:
-        raise InputError(
-            f"schedule.min_learning_rate={min_learning_rate} must be from 0 to"
-            f" optimizer.learning_rate={learning_rate}"
-        )
-    if not 0 < shrink <= 1:
-        raise InputError(
-            f"schedule.shrink={shrink} must be above 0 and at most 1, which leaves all cycles as"
-            " high"
-        )
-    return Schedule(
-        optax.sgdr_schedule(
-            [
-                dict(
-                    init_value=warmup_from if c == 0 else learning_rate * shrink**c,
-                    peak_value=learning_rate * shrink**c,
-                    warmup_steps=warmup_steps if c == 0 else 0,
-                    decay_steps=cycle_steps * 2**c + (warmup_steps if c == 0 else 0),
-                    end_value=min_learning_rate * shrink**c,
-                )
-                for c in range(cycles)
-            ]
-        )
+    check(
+        0 <= min_learning_rate <= learning_rate,
+        "schedule.min_learning_rate",
+        min_learning_rate,
+        f"from 0 to optimizer.learning_rate={learning_rate}",
+    )
+    leaves = "above 0 and at most 1, which leaves all cycles as high"
+    check(0 < shrink <= 1, "schedule.shrink", shrink, leaves)
+    return optax.sgdr_schedule(
+        [
+            dict(
+                init_value=warmup_from if c == 0 else learning_rate * shrink**c,
+                peak_value=learning_rate * shrink**c,
+                warmup_steps=warmup_steps if c == 0 else 0,
+                decay_steps=cycle_steps * 2**c + (warmup_steps if c == 0 else 0),
+                end_value=min_learning_rate * shrink**c,
+            )
+            for c in range(cycles)
+        ]
     )
 
 
-def constant(*, learning_rate: float, warmup_from: float, warmup_steps: int) -> Schedule:
+def constant(
+    learning_rate: float, *, warmup_from: float = 1e-7, warmup_steps: int = 500
+) -> optax.Schedule:
     """Linear warm-up, then one rate to the end.
 
     Args:
@@ -192,10 +95,16 @@ def constant(*, learning_rate: float, warmup_from: float, warmup_steps: int) -> 
         InputError: a number out of range.
     """
     _check_warm_up(learning_rate, warmup_from, warmup_steps)
-    return Schedule(_warmed_up(learning_rate, warmup_from, warmup_steps))
+    if not warmup_steps:
+        return lambda count: jnp.asarray(learning_rate, float)
+    rising = optax.linear_schedule(warmup_from, learning_rate, warmup_steps)
+    # JAX would divide a whole number in float32 where float64 is on.
+    return lambda count: rising(jnp.asarray(count, float))
 
 
-def inverse_square_root(*, learning_rate: float, warmup_from: float, warmup_steps: int) -> Schedule:
+def inverse_square_root(
+    learning_rate: float, *, warmup_from: float = 1e-7, warmup_steps: int = 500
+) -> optax.Schedule:
     """Linear warm-up, then a rate proportional to 1 / √(updates done) (Vaswani et al. 2017,
     equation 3).
 
@@ -208,25 +117,16 @@ def inverse_square_root(*, learning_rate: float, warmup_from: float, warmup_step
         InputError: a number out of range.
     """
     check_at_least(1, **{"schedule.warmup_steps": warmup_steps})
-    _check_warm_up(learning_rate, warmup_from, warmup_steps)
-    rising = _warmed_up(learning_rate, warmup_from, warmup_steps)
-    return Schedule(
-        lambda count: (
-            rising(count) * jnp.sqrt(warmup_steps / jnp.maximum(_float(count), warmup_steps))
-        )
+    rising = constant(learning_rate, warmup_from=warmup_from, warmup_steps=warmup_steps)
+    return lambda count: (
+        rising(count)
+        * jnp.sqrt(warmup_steps / jnp.maximum(jnp.asarray(count, float), warmup_steps))
     )
 
 
-def plateau(
-    *,
-    learning_rate: float,
-    warmup_from: float,
-    warmup_steps: int,
-    factor: float,
-    patience: int,
-    threshold: float,
-    divisions: int,
-) -> Schedule:
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Plateau:
     """Linear warm-up, then a rate that is divided by `factor` when the validation loss no longer
     falls.
 
@@ -251,48 +151,121 @@ def plateau(
     Raises:
         InputError: a number out of range.
     """
-    _check_warm_up(learning_rate, warmup_from, warmup_steps)
-    if not 1 < factor < math.inf:
-        raise InputError(
-            f"schedule.factor={factor} must be above 1 and finite: the rate is divided by it, such"
-            " as 2.0"
+
+    learning_rate: float
+    warmup_from: float = 1e-7
+    warmup_steps: int = 500
+    factor: float = 2.0
+    patience: int = 1
+    threshold: float = 1e-4
+    divisions: int = 0
+
+    def __post_init__(self):
+        _check_warm_up(self.learning_rate, self.warmup_from, self.warmup_steps)
+        divides = "above 1 and finite: the rate is divided by it, such as 2.0"
+        check(1 < self.factor < math.inf, "schedule.factor", self.factor, divides)
+        check_at_least(1, **{"schedule.patience": self.patience})
+        share = "from 0 to less than 1: a share of the loss, such as 1e-4"
+        check(0 <= self.threshold < 1, "schedule.threshold", self.threshold, share)
+        check_at_least(0, **{"schedule.divisions": self.divisions})
+
+    def __call__(self, count):
+        """The rate after `count` updates, divisions left out."""
+        warm_up = {"warmup_from": self.warmup_from, "warmup_steps": self.warmup_steps}
+        return constant(self.learning_rate, **warm_up)(count)
+
+    def init(self) -> "PlateauState":
+        """No loss is known, and any is an improvement."""
+        zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]
+        return PlateauState(self, zeros[0], jnp.asarray(math.inf), *zeros[1:])
+
+
+class PlateauState(NamedTuple):
+    """What `plateau` remembers."""
+
+    plateau: Plateau  # its settings; no array
+    step: jax.Array  # updates done
+    best: jax.Array  # the validation loss to be improved on
+    waited: jax.Array  # evaluations in a row that have not
+    divided: jax.Array  # times that the rate was divided
+
+    def after_evaluation(self, nll) -> "PlateauState":
+        """Divides the rate if it is time to; a loss of the warm-up counts for nothing."""
+        better = nll < self.best * (1 - self.plateau.threshold)
+        waited = jnp.where(better, 0, self.waited + 1)
+        divide = waited >= self.plateau.patience
+        after = self._replace(
+            best=jnp.where(better, nll, self.best),
+            waited=jnp.where(divide, 0, waited),
+            divided=self.divided + divide,
         )
-    check_at_least(1, **{"schedule.patience": patience})
-    if not 0 <= threshold < 1:
-        raise InputError(
-            f"schedule.threshold={threshold} must be from 0 to less than 1: a share of the loss,"
-            " such as 1e-4"
+        warm = self.step > self.plateau.warmup_steps
+        return jax.tree.map(
+            lambda new, old: jnp.where(warm, new, old).astype(old.dtype), after, self
         )
-    check_at_least(0, **{"schedule.divisions": divisions})
-    rising = _warmed_up(learning_rate, warmup_from, warmup_steps)
-    return Plateau(rising, warmup_steps, (patience, threshold), factor, divisions)
+
+    def ended(self):
+        """Whether the rate was divided as often as it may be."""
+        return self.plateau.divisions > 0 and self.divided >= self.plateau.divisions
+
+
+class ScheduleState(NamedTuple):
+    """What a schedule that goes by updates alone remembers."""
+
+    step: jax.Array  # updates done
+
+
+class ScheduledState(NamedTuple):
+    """The state of `scheduled`."""
+
+    schedule: ScheduleState | PlateauState
+    learning_rate: jax.Array  # of the last update
+    inner: Any  # the optimizer's
+
+
+def scheduled(
+    optimizer: Callable[..., optax.GradientTransformation], schedule: optax.Schedule | Plateau
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer whose every update has the learning rate of a schedule.
+
+    `update(gradients, state, params, scale=0.5)` multiplies the rate of this update: streams scale
+    it by the length of the window. Other extra arguments go to the optimizer.
+
+    Args:
+        optimizer: from a learning rate to the optimizer, as `optax.lion` is. Its state must not
+            depend on the rate.
+        schedule: from updates done to the rate of the next one; or `Plateau`.
+    """
+    waits = isinstance(schedule, Plateau)
+
+    def init(params):
+        first = schedule.init() if waits else ScheduleState(jnp.zeros((), jnp.int32))
+        rate = jnp.asarray(schedule(0), float)
+        return ScheduledState(first, jnp.zeros_like(rate), optimizer(rate).init(params))
+
+    def update(gradients, state, params=None, *, scale=1.0, **extra):
+        rate = schedule(state.schedule.step)
+        if waits:
+            rate = rate / jnp.asarray(schedule.factor, float) ** state.schedule.divided
+        rate = jnp.asarray(rate * scale, state.learning_rate.dtype)
+        now = optax.with_extra_args_support(optimizer(rate))
+        changes, inner = now.update(gradients, state.inner, params, **extra)
+        done = state.schedule._replace(step=optax.safe_increment(state.schedule.step))
+        return changes, ScheduledState(done, rate, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _check_warm_up(learning_rate, warmup_from, warmup_steps):
     check_at_least(0, **{"schedule.warmup_steps": warmup_steps})
-    if not 0 < learning_rate < math.inf:
-        raise InputError(
-            f"optimizer.learning_rate={learning_rate} must be above 0 and finite, such as 1.0"
-        )
-    if not 0 <= warmup_from < math.inf:
-        raise InputError(f"schedule.warmup_from={warmup_from} must be 0 or more, and finite")
-
-
-def _warmed_up(learning_rate, warmup_from, warmup_steps):
-    if not warmup_steps:
-        return lambda count: jnp.asarray(learning_rate, float)
-    rising = optax.linear_schedule(warmup_from, learning_rate, warmup_steps)
-    return lambda count: rising(_float(count))
-
-
-def _float(count):
-    # JAX would divide a whole number in float32 where float64 is on.
-    return jnp.asarray(count, float)
+    finite = "above 0 and finite, such as 1.0"
+    check(0 < learning_rate < math.inf, "optimizer.learning_rate", learning_rate, finite)
+    check(0 <= warmup_from < math.inf, "schedule.warmup_from", warmup_from, "0 or more, and finite")
 
 
 SCHEDULES = {
     "cosine_cycles": cosine_cycles,
     "constant": constant,
     "inverse_square_root": inverse_square_root,
-    "plateau": plateau,
+    "plateau": Plateau,
 }

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from optax.tree_utils import tree_get, tree_set
 
 from adaptive_jax.model.composition import encoded_shapes
 from adaptive_jax.model.language_model import LanguageModel, init_params, parameter_shapes
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training.nt_asgd import NtAsgdState
-from adaptive_jax.training.optim import Optimizer
 
 
 class State(NamedTuple):
@@ -34,16 +34,14 @@ class State(NamedTuple):
 
         The averages of an optimizer are an item of their own, for evaluation to read them alone.
         """
-        averages, optimizer = (), self.optimizer
-        if isinstance(optimizer, NtAsgdState):
-            averages, optimizer = optimizer.average, optimizer._replace(average=())
-        items = {
+        averages = tree_get(self.optimizer, "average", ())
+        return {
             "params": self.params,
             "averages": averages,
-            "optimizer": optimizer,
+            "optimizer": tree_set(self.optimizer, average=()) if averages else self.optimizer,
             "carry": {"rows": _by_row(self.carry)},
+            "tables": self.tables,
         }
-        return items | {"tables": self.tables}
 
 
 def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) -> State:
@@ -58,15 +56,14 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
         layout.carry,
     )
     done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
-    optimizer = items["optimizer"]
-    if isinstance(layout.optimizer, NtAsgdState):
-        optimizer = optimizer._replace(average=items["averages"])
+    optimizer, averages = items["optimizer"], items["averages"]
+    optimizer = tree_set(optimizer, average=averages) if averages else optimizer
     return State(done, items["params"], optimizer, carry, items["tables"])
 
 
 def shape_of_state(
     model: LanguageModel,
-    optimizer: Optimizer,
+    optimizer: optax.GradientTransformation,
     mesh: Mesh,
     rows: tuple[int, int] | None = None,
     *,
@@ -97,7 +94,7 @@ def shape_of_state(
 
 def initial_state(
     model: LanguageModel,
-    optimizer: Optimizer,
+    optimizer: optax.GradientTransformation,
     seed: int,
     mesh: Mesh,
     rows: tuple[int, int] | None = None,

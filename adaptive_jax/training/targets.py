@@ -58,7 +58,7 @@ def compile_for(
     )
     rows, streams = plan.rows_per_device * plan.devices, config["batches"]["layout"] == "streams"
     carried = (plan.accumulation, rows) if streams else None
-    optimizer = sparse.optimizers(config, model)[0]
+    optimizer = sparse.optimizer(config, model)
     state = shape_of_state(model, optimizer, mesh, carried, sparse=config["compose_share"] < 1)
     whole, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
     words = variable_shapes(model).get("lexicon", {})

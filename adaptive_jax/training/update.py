@@ -12,7 +12,7 @@ from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
 from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training.optim import Optimizer
+from adaptive_jax.training import optim
 from adaptive_jax.training.state import State
 
 
@@ -46,7 +46,7 @@ class Extras(NamedTuple):
 
 def make_update(
     model: LanguageModel,
-    optimizer: Optimizer,
+    optimizer: optax.GradientTransformation,
     mesh: Mesh,
     seed: int,
     layout: State,
@@ -54,6 +54,7 @@ def make_update(
 ) -> Callable:
     """Compiles one update.
 
+    optimizer: of `optim.from_config`, or another with a field `learning_rate` in its state.
     layout: shapes and shardings of the state, see `shape_of_state`.
 
     Returns:
@@ -65,7 +66,7 @@ def make_update(
         `[parameters]`, the sum of the squared gradient of each, in the order of `jax.tree.leaves`.
         With extras: `change_squares`, likewise, and `skipped`.
     """
-    extras = extras or Extras()
+    extras, optimizer = extras or Extras(), optax.with_extra_args_support(optimizer)
     gradients_of = (make_sparse_gradients if layout.tables else make_gradients)(
         model, mesh, seed, extras.sums
     )
@@ -78,12 +79,14 @@ def make_update(
         tables = tables[0] if tables else ()
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         scale = batch.inputs.shape[-1] / extras.window if extras.window else 1.0
-        changes, optimizer_state = optimizer.update(gradients, state.optimizer, state.params, scale)
+        changes, optimizer_state = optimizer.update(
+            gradients, state.optimizer, state.params, scale=scale, stored=extras.stored
+        )
         squares = _squares(gradients)
         metrics = {
             "nll": sums.nll / sums.tokens,
             "loss": sums.loss / sums.tokens,
-            "learning_rate": scale * optimizer.rate(state.optimizer, state.step),
+            "learning_rate": optim.learning_rate(optimizer_state),
             "gradient_norm": jnp.sqrt(sum(squares)),
             "tokens": sums.tokens,
             "gradient_squares": jnp.stack(squares),

@@ -7,6 +7,7 @@ from adaptive_jax.data.batches.training import Layout
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.training.divergence import Diverged
+from adaptive_jax.training.optim import params_to_evaluate
 
 
 def validation_nll(job, state, step, metrics) -> float | None:
@@ -20,7 +21,7 @@ def validation_nll(job, state, step, metrics) -> float | None:
     """
     ids, vocabulary = job.corpus.ids["validation"], job.corpus.vocabulary
     length, break_mode, layout = Layout(**job.config["batches"])
-    params = job.optimizer.params_to_evaluate(state.optimizer, state.params)
+    params = params_to_evaluate(state.optimizer, state.params)
     # As many rows of a stream begin anew, so their number may not depend on the devices.
     rows = job.plan.rows_per_update if layout == "streams" else job.batches.per_microbatch
     settings = Windows(length, 0, break_mode, layout, rows)

@@ -1,4 +1,4 @@
-"""One training at a time in a workdir: a lock of the system on a disk, a lease in object storage."""
+"""One training at a time in a workdir: a lock on a disk, a lease in object storage."""
 
 import contextlib
 import errno

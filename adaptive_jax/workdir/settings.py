@@ -8,18 +8,19 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from adaptive_jax.config.keys import NotAllowed, at, check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.entries import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import BY_LOSS, check_keys, defaults_of
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
 from adaptive_jax.parallel import hosts
+from adaptive_jax.training import optim
 from adaptive_jax.workdir.exported import is_exported
 
 # Settings that may change when a run is resumed: none of them changes an update that does not
-# diverge. (evaluate_every: `BY_LOSS`.)
+# diverge. (evaluate_every: unless `optim.waits`.)
 FREE = {
     "steps",
     "hours",
@@ -64,7 +65,7 @@ def write_published(workdir: Path, row: Mapping | None, changed: Iterable[str]) 
     """Records what a paper prints of the row of a run, and the keys in which the run differs from
     that row; nothing without a row.
 
-    row: as `config_file.published` returns it.
+    row: as `config.flags.published` returns it.
     changed: keys of the config; those of `FREE` are left out, but for how long the run trains.
     """
     if row is not None and hosts.first():
@@ -93,8 +94,8 @@ def read_config(workdir: Path) -> dict:
     """The config that a run was started with.
 
     Raises:
-        InputError: `workdir` holds no run, a damaged config, or one with other keys than this
-            version has.
+        InputError: `workdir` holds no run, a damaged config, one of an earlier version, or one that
+            names code which is not allowed, see `check_allowed`.
     """
     path = workdir / "config.json"
     try:
@@ -111,8 +112,17 @@ def read_config(workdir: Path) -> dict:
             f"{path} cannot be read ({error}): restore it, or start in a new workdir"
         ) from None
     try:
-        return check_keys(_stated(config, defaults_of(config)))
-    except InputError as error:
+        check_allowed(config, path)
+        for key in "loss", "spike":  # which may be infinite, and JSON has no infinity
+            if at(config, "divergence").get(key, 0) is None:
+                config["divergence"][key] = math.inf
+        whole = resolve(config)
+        if missing := flat(whole).keys() - flat(config).keys():
+            raise InputError(f"config.{min(missing)} is missing")
+        return whole
+    except NotAllowed:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
             f"{workdir} was made by an earlier version of adaptive_jax, or its config.json was"
             f" changed ({error}): train it again, or use that version"
@@ -181,18 +191,6 @@ def _own(workdir, name):
     return path
 
 
-def _stated(config, defaults, prefix=""):
-    """The config with the defaults of those `FREE` keys that it cannot state: JSON has no
-    infinity.
-    """
-    if not isinstance(config, dict) or not isinstance(defaults, dict):
-        return defaults if config is None and prefix in FREE else config
-    return {
-        key: _stated(value, defaults.get(key), f"{prefix}.{key}".lstrip("."))
-        for key, value in config.items()
-    }
-
-
 def has_checkpoints(workdir: Path) -> bool:
     """Whether something has been saved there, damaged or not."""
     return any(name[0].isdigit() for name in names_in(workdir / "checkpoints"))
@@ -239,11 +237,7 @@ def check_same_run(workdir: Path, config: dict) -> None:
     if old.get("output.clusters") and new.get("output.clusters"):
         # Wherever the file is now: cutoffs and vocabulary say whether its clusters are the same.
         new["output.clusters"] = old["output.clusters"]
-    free = (
-        FREE - {"evaluate_every"}
-        if BY_LOSS & {config[group]["name"] for group in ("optimizer", "schedule")}
-        else FREE
-    )
+    free = FREE - {"evaluate_every"} if optim.waits(config) else FREE
     differ = [
         f"{key} was {old.get(key, 'absent')} and is now {new.get(key, 'absent')}"
         for key in sorted({*old, *new} - free)

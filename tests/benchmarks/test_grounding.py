@@ -5,7 +5,7 @@ import types
 from benchmarks import grounding
 
 CONFIG = """
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 
 SETTINGS = {
     "batches.layout": "streams",
@@ -27,7 +27,7 @@ GROC = {
 }
 
 def get_config(row="tied"):
-    return defaults.config({"input.name": "lookup"} | SETTINGS | (GROC if row == "groc" else {}))
+    return complete({"input.name": "lookup"} | SETTINGS | (GROC if row == "groc" else {}))
 """
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from adaptive_jax.config.rows import Paper, Row
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.plan import divide_update
@@ -15,7 +16,6 @@ from benchmarks import tables
 from benchmarks.lines import Line, Table, config_of
 from benchmarks.paper_tables import TABLES
 from configs import quickstart
-from configs.base import Paper, Row
 
 NUMBERS = {
     "test": {"0": 119.96, "480": 110.04},

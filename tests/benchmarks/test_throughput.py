@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.planning.plan import make_plan
 from benchmarks import scaling, throughput
 from configs import billion_word, wikitext103
@@ -50,11 +51,11 @@ def test_what_the_paper_counts():
     """Arithmetic halves with twice the devices, sums of gradients do not, and sharding
     parameters costs three more passes.
     """
-    config = wikitext103.get_config("adp_t").to_dict()
+    config = resolve(wikitext103.get_config("adp_t"))
     eight, sixteen = (scaling.costs(config, "H200", devices, 1) for devices in (8, 16))
     assert eight["arithmetic"] == pytest.approx(2 * sixteen["arithmetic"])
     assert eight["communication"] == pytest.approx(2 * 4 * 246.9e6 * 7 / 8 / 450e9, rel=1e-3)
-    config = billion_word.get_config("very_large").to_dict() | {"tokens_per_device": 16_384}
+    config = resolve(billion_word.get_config("very_large")) | {"tokens_per_device": 16_384}
     assert scaling.costs(config, "H200", 8, 8)["communication"] == pytest.approx(
         3 * 4 * 1026.2e6 * 7 / 8 / 450e9, rel=1e-3
     )

@@ -14,7 +14,7 @@ import pytest
 from flax import linen as nn
 
 from adaptive_jax.bodies.recurrence import State, Weights, lstm
-from adaptive_jax.defaults import config
+from adaptive_jax.config.keys import complete
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
 from adaptive_jax.interop.awd_lstm_config import config_of
@@ -149,7 +149,7 @@ def check_model(file, case, given):
     arrays, settings = part(file, f"{case}/"), settings_in(file)[case]
     weights = part(file, f"{case}/weight/")
     changes = {key: settings.get(name, 0.0) for name, key in RATES.items()}
-    model = build(config(settings_of(weights), changes).to_dict(), settings["ntoken"])
+    model = build(complete(settings_of(weights), changes), settings["ntoken"])
     params = parameters_of(weights)
     layers = len(model.body.widths)
     carry = tuple(State(arrays[f"init_h{i}"], arrays[f"init_c{i}"]) for i in range(layers))
@@ -353,9 +353,7 @@ def test_counts_init_weights():
         name: np.broadcast_to(np.float32(0), each["shape"])
         for name, each in theirs["parameters"].items()
     }
-    model = build(
-        config(settings_of(shapes), {"input.init_range": 0.1}).to_dict(), theirs["ntoken"]
-    )
+    model = build(complete(settings_of(shapes), {"input.init_range": 0.1}), theirs["ntoken"])
     ours = hurried(lambda: init_params(model, 0))
 
     def expected(statistic):

@@ -177,7 +177,8 @@ def test_the_command(method, tmp_path, quick_command):
     read = [f"--embeddings={tmp_path / 'vectors.txt'}"] if method != "frequency" else []
     done = quick_command(
         "-m",
-        "adaptive_jax.evaluation.clusters",
+        "adaptive_jax",
+        "clusters",
         f"--vocabulary={tmp_path / 'vocabulary.txt'}",
         "--seed=2",
         f"--method={method}",
@@ -209,7 +210,7 @@ def test_the_command(method, tmp_path, quick_command):
 )
 def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
     """One line, status 2."""
-    done = quick_command("-m", "adaptive_jax.evaluation.clusters", *flags)
+    done = quick_command("-m", "adaptive_jax", "clusters", *flags)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and says in done.stderr, (
         done.stderr
     )

@@ -176,14 +176,14 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
         f"--cache={tmp_path / 'cache'}",
         "--lines=3,2,1",
     )
-    done = quick_command("-m", "adaptive_jax.data.corpora.cut", *arguments, cwd=tmp_path)
+    done = quick_command("-m", "adaptive_jax", "cut", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (
         0,
         "out: train 15 words, validation 10 words, test 5 words\n",
     ), done.stderr
     assert (tmp_path / "cache" / "downloads" / "news.2007.en.shuffled.gz").exists()
     done = quick_command(
-        "-m", "adaptive_jax.data.corpora.cut", "news_crawl_2006", "--output=out", cwd=tmp_path
+        "-m", "adaptive_jax", "cut", "news_crawl_2006", "--output=out", cwd=tmp_path
     )
     assert done.returncode == 2 and "TEXT=news_crawl_2006 is not one of" in done.stderr
 
@@ -200,7 +200,7 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
 def test_wrong_commands(quick_command, text, tmp_path, arguments, says):
     """One line, status 2."""
     given = [str(text) if each == "TEXT" else each for each in arguments]
-    done = quick_command("-m", "adaptive_jax.data.corpora.cut", *given, cwd=tmp_path)
+    done = quick_command("-m", "adaptive_jax", "cut", *given, cwd=tmp_path)
     assert (
         done.returncode == 2
         and says in done.stderr
@@ -212,7 +212,7 @@ def test_wrong_commands(quick_command, text, tmp_path, arguments, says):
 def test_the_command_says_what_it_wrote(quick_command, text, tmp_path):
     """Words of each part."""
     done = quick_command(
-        "-m", "adaptive_jax.data.corpora.cut", text, "--output=out", "--lines=3,2,1", cwd=tmp_path
+        "-m", "adaptive_jax", "cut", text, "--output=out", "--lines=3,2,1", cwd=tmp_path
     )
     assert (done.returncode, done.stdout) == (
         0,

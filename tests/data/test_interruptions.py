@@ -28,7 +28,8 @@ def line(tmp_path_factory):
     return [
         sys.executable,
         "-m",
-        "adaptive_jax.data.corpora.prepare",
+        "adaptive_jax",
+        "prepare",
         "--config=configs/quickstart.py",
         "--config.data.corpus=text_files",
         f"--config.data.path={text}",
@@ -84,7 +85,8 @@ def test_the_line_of_vocabulary(line, tmp_path):
     call = [
         sys.executable,
         "-m",
-        "adaptive_jax.data.vocabulary",
+        "adaptive_jax",
+        "plan",
         "text_files",
         f"--path={text}",
         f"--cache={tmp_path}",

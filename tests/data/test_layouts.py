@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches import examples as breaking
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
 from adaptive_jax.data.batches.layouts import Packed, Similar, pack
@@ -202,7 +203,7 @@ def test_packed_sentences_cost_and_teach_what_they_do_alone():
             "body.dropout": 0.0,
         }
     )
-    model = build(config.to_dict(), WORDS)
+    model = build(resolve(config), WORDS)
     bits = np.random.Generator(np.random.Philox(7))
     lengths = [1, 24, 2, *bits.integers(1, 14, 17)]  # one of a single token, one as long as a row
     ids = bits.integers(1, WORDS, sum(lengths), dtype=np.int32)

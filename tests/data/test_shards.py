@@ -510,7 +510,7 @@ def test_the_command(text, tmp_path):
         f"--to=file://{tmp_path / 'copy'}",
     ]
     run = subprocess.run(
-        [sys.executable, "-m", "adaptive_jax.data.corpora.prepare", *line],
+        [sys.executable, "-m", "adaptive_jax", "prepare", *line],
         cwd=ROOT,
         capture_output=True,
         text=True,

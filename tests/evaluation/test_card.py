@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_jax import config_file
+from adaptive_jax.config.flags import published_of
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -218,7 +218,7 @@ def test_the_command(workdir, quick_command):
 
 CONFIG = """
 from configs import quickstart
-from configs.base import Paper, Row
+from adaptive_jax.config.rows import Paper, Row
 
 ROWS = {"small": Row("adp_t", paper=Paper(18.1, None, table="Table 7")), "own": Row("adp_t")}
 
@@ -258,14 +258,14 @@ def test_published_numbers(quick_command, flags, tmp_path):
 
 def test_rows_with_and_without_numbers(tmp_path):
     """Of the paper's files, of a row without numbers, and of a file without rows."""
-    assert config_file.published("configs/wikitext103.py:adp_t") == {
+    assert published_of("configs/wikitext103.py:adp_t") == {
         "validation": 19.79,
         "test": 20.51,
         "table": "Table 3",
         "row": "wikitext103.py:adp_t",
     }
-    assert config_file.published("configs/wikitext103.py")["row"] == "wikitext103.py:adp_t"
+    assert published_of("configs/wikitext103.py")["row"] == "wikitext103.py:adp_t"
     (tmp_path / "mine.py").write_text(CONFIG)
-    assert config_file.published(f"{tmp_path / 'mine.py'}:own") is None
+    assert published_of(f"{tmp_path / 'mine.py'}:own") is None
     (tmp_path / "mine.py").write_text("def get_config():\n    return {}\n")
-    assert config_file.published(str(tmp_path / "mine.py")) is None
+    assert published_of(str(tmp_path / "mine.py")) is None

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import config as defaults
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.dynamic import Dynamic, dynamic, without_noise
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -46,7 +46,7 @@ def quiet(batches, count):
 
 @pytest.fixture(scope="module")
 def run():
-    config = defaults(NOISY).to_dict()
+    config = complete(NOISY)
     model = build(config, len(WORDS))
     return Run(
         model,
@@ -145,8 +145,8 @@ def test_steps_that_are_too_large(run):
 
 def test_quiet_models():
     """Every kind of dropout and regularisation is off, and nothing else is changed."""
-    noisy = defaults(NOISY).to_dict()
-    quiet, kept = without_noise(noisy), defaults(NOISY).to_dict()
+    noisy = complete(NOISY)
+    quiet, kept = without_noise(noisy), complete(NOISY)
     assert noisy == kept
     changed = {
         key

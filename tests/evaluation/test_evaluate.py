@@ -322,7 +322,8 @@ def test_an_interrupted_conversion(start, tmp_path):
     pipes = []
     with start(
         "-m",
-        "adaptive_jax.convert",
+        "adaptive_jax",
+        "convert",
         FIXTURES / "lm_post_norm.pt",
         tmp_path / "dict.txt",
         tmp_path / "run",

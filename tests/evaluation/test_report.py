@@ -403,7 +403,7 @@ def test_bad_input(made, quick_command, tmp_path, arguments, says):
         if any("--output" in each for each in given)
         else [f"--output={tmp_path / 'report.html'}"]
     )
-    done = quick_command("-m", "adaptive_jax.evaluation.report", *given)
+    done = quick_command("-m", "adaptive_jax", "report", *given)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert says in done.stderr
@@ -438,7 +438,7 @@ def test_the_command(made, quick_command, tmp_path):
     output = tmp_path / "deep" / "page.html"
     runs = directory / "one", directory / "two"
     done = quick_command(
-        "-m", "adaptive_jax.evaluation.report", *runs, f"--output={output}", "--sample_words=0"
+        "-m", "adaptive_jax", "report", *runs, f"--output={output}", "--sample_words=0"
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{output}\n")
     assert (

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.windows import WindowBatch, Windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import config as defaults
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.cache import Cache, log_chances, mixed
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -58,11 +58,7 @@ GROC = COMPOSED | {
     "output.table.depth": 0,
     "output.table.bias": "predicted",
 }
-BODY = {
-    "body": (
-        defaults({"body.name": "lstm", "body.features": 8, "body.widths": (8,)}).to_dict()["body"]
-    )
-}
+BODY = {"body": (complete({"body.name": "lstm", "body.features": 8, "body.widths": (8,)})["body"])}
 WINDOWS = Windows(1, 0, "none", "packed", 64)
 
 
@@ -72,7 +68,7 @@ def quiet(batches, count):
 
 def layers(changes):
     """The groups `input` and `output` of a config with these changes."""
-    whole = defaults(changes).to_dict()
+    whole = complete(changes)
     return {group: whole[group] for group in ("input", "output")}
 
 
@@ -98,7 +94,7 @@ def test_cross_domain_of_a_tied_model():
     assert len(words) == len(about["d_eval"]) == 47
     ids = np.array([words.index(word) for word in about["d_eval"]], np.int32)
     model = build(
-        defaults(
+        complete(
             {
                 "input.name": "lookup",
                 "body.name": "lstm",
@@ -109,7 +105,7 @@ def test_cross_domain_of_a_tied_model():
                 "output.table.name": "tied",
                 "output.table.bias": True,
             }
-        ).to_dict(),
+        ),
         len(own),
     )
     params = jax.tree.map(jnp.asarray, parameters_of(renamed))
@@ -158,7 +154,7 @@ def test_cross_domain_of_composed_models(name, as_the_code):
     )
     whole = name == "groc"
     model = build(
-        defaults(
+        complete(
             {
                 "input.name": "groc",
                 "input.lexicon": str(SHARED / "data" / "wordnet-3.0"),
@@ -176,7 +172,7 @@ def test_cross_domain_of_composed_models(name, as_the_code):
                 "output.table.activation": "relu",
                 "output.table.bias": "predicted" if whole else "none",
             }
-        ).to_dict(),
+        ),
         47,
     )
     body = parameters_of(

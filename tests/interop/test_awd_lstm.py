@@ -229,7 +229,7 @@ def test_model_pt(quick_command, tmp_path):
     its first word to its last.
     """
     corpus = write_corpus(tmp_path / "corpus")
-    done = quick_command("-m", "adaptive_jax.convert", SAVED, corpus, tmp_path / "run")
+    done = quick_command("-m", "adaptive_jax", "convert", SAVED, corpus, tmp_path / "run")
     assert (done.returncode, done.stderr) == (0, "") and "2,291 parameters, 37 words" in done.stdout
     done = quick_command(
         "evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={corpus}", "--window=4"

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report.history import hours
 from adaptive_jax.evaluation.report.scores import Wanted, scores_of, subject
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.interop.export import Shape, export
-from adaptive_jax.layer_defaults import LAYERS, TABLES
 from adaptive_jax.model.composition import make_compose
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -40,7 +40,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {"features": 16, "heads": 2, "feed_forward": 24, "layers": 2}
 LETTERS = {
     "input": {"name": "char_cnn", "filters": ((1, 4), (2, 4)), "width": 4, "length": 6},
-    "output": {"name": "softmax", "table": {"name": "assembled"} | TABLES["assembled"]},
+    "output": {"name": "softmax", "table": {"name": "assembled"}},
 }
 MODELS = {
     "transformer": {"body": SMALL},
@@ -74,10 +74,10 @@ def untrained(exported, config, tmp_path_factory):
         )
         for group, given in changes.items():
             if isinstance(given, dict):
-                name = given.get("name", settings[group]["name"])
-                rest = settings[group] if name == settings[group]["name"] else LAYERS[group][name]
-                given = {**rest, "name": name, **given}
+                same = given.get("name", settings[group]["name"]) == settings[group]["name"]
+                given = {**(settings[group] if same else {}), **given}
             settings[group] = given
+        settings = resolve(settings)
         shapes = traverse_util.flatten_dict(parameter_shapes(build(settings, len(words))), sep=".")
         bits = np.random.default_rng(0)
         arrays = {
@@ -158,13 +158,9 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     "changes",
     [
         {"body": SMALL},
+        {"output": {"table": {"name": "own", "cutoffs": (40, 100), "factor": 2}}},
         {
-            "output": {
-                "table": {"name": "own"} | TABLES["own"] | {"cutoffs": (40, 100), "factor": 2}
-            }
-        },
-        {
-            "output": {"table": {"name": "tied"} | TABLES["tied"] | {"share_projections": False}},
+            "output": {"table": {"name": "tied", "share_projections": False}},
             "body": {"final_norm": False},
         },
     ],
@@ -192,7 +188,7 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, name, ch
         {"body": {"name": "transformer_post_norm"}},
         {"input": {"scaled": True}},
         MODELS["lstm of letters"],
-        {"output": {"table": {"name": "tied"} | TABLES["tied"] | {"bias": True}}},
+        {"output": {"table": {"name": "tied", "bias": True}}},
     ],
 )
 def test_examples_refuse_models_that_they_would_misread(untrained, changes):
@@ -258,7 +254,8 @@ def test_examples_score_lines(exported, quick_command, tmp_path):
     text = "the t1w0 the t1w2\n\nthe t3w1\n"
     asked = [
         "-m",
-        "adaptive_jax.export",
+        "adaptive_jax",
+        "export",
         f"--workdir={exported}",
         f"--output={tmp_path / 'x'}",
         "--format=stablehlo",
@@ -339,7 +336,8 @@ def test_wrong_requests(trained, exported, config, tmp_path, quick_command, monk
         check_fits(config(init_from=str(exported), init_checkpoint="3"), tmp_path, model)
     done = quick_command(
         "-m",
-        "adaptive_jax.export",
+        "adaptive_jax",
+        "export",
         f"--workdir={exported}",
         f"--output={tmp_path / 'x'}",
         "--rows=0",

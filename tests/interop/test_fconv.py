@@ -102,7 +102,7 @@ def test_plain_full(quick_command, tmp_path):
     ]
     (tmp_path / "test.txt").write_text(" ".join(words[i] for i in targets[0, :-1]) + "\n")
     done = quick_command(
-        "-m", "adaptive_jax.convert", FIXTURES / "plain_full_legacy.pt", DICT, tmp_path / "run"
+        "-m", "adaptive_jax", "convert", FIXTURES / "plain_full_legacy.pt", DICT, tmp_path / "run"
     )
     assert (done.returncode, done.stderr) == (
         0,

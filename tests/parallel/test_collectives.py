@@ -13,17 +13,20 @@ from tests.parallel.test_sharding import crossing
 
 PROGRAM = """
 import json, sys
-import jax, jax.numpy as jnp, numpy as np, optax
+import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec
 from adaptive_jax.model import gradients
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.model.language_model import build
 from adaptive_jax.training.optim import nag
+from adaptive_jax.training.schedules import constant, scheduled
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
 
-optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
+optimizer = scheduled(
+    lambda rate: nag(rate, momentum=0.9, clip_norm=0.5), constant(0.3, warmup_steps=0)
+)
 layers = {
     "dtype": "float32",
     "input": {"name": "adaptive", "cutoffs": (16, 48), "factor": 2},
@@ -194,13 +197,14 @@ def test_matrices_cross_in_bfloat16(results, grid, kinds):
 COMPILED = """
 import json, sys
 import jax
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.planning.programs import report
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.training.targets import compiled_update
 from configs import quickstart
 config = quickstart.get_config()
 config.update_from_flattened_dict(json.loads(sys.argv[1]))
-config = config.to_dict()
+config = resolve(config)
 shapes = jax.tree.leaves_with_path(
     parameter_shapes(build(config, config["data"]["vocabulary_size"]))
 )

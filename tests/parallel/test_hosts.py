@@ -121,12 +121,12 @@ def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
 def test_hosts_that_nobody_meets(quick_command, free_port):
     """Each of two that wait at different places says where, for how long, and ends."""
     program = """
-from adaptive_jax import command
+from adaptive_jax import commands
 def main(coordinator, host):
     from adaptive_jax.parallel import hosts
     hosts.MEETING = 1
     hosts.initialize(coordinator, 2, int(host))
-command.run(main, ["COORDINATOR", "HOST"])
+commands.run(main, ["COORDINATOR", "HOST"])
 """
     for host in 0, 1:
         done = quick_command("-c", program, f"127.0.0.1:{free_port()}", host)
@@ -174,27 +174,29 @@ def until(processes, path, step):
 
 
 TRAIN_AND_FAIL = """
-from adaptive_jax import command
-import train
+from adaptive_jax import commands
+from adaptive_jax.config import flags as config_flags
+from adaptive_jax.training import command
 def main():
     from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training import loop
-    workdir, others = command.workdir()
+    workdir, others = commands.workdir()
     hosts.initialize(*others)
     with hosts.together():
-        loop.train(command.config()[0], workdir)
+        loop.train(config_flags.config()[0], workdir)
         evaluate(workdir.with_name("none"), Request())
-command.run(main)
+commands.run(main)
 """
 EVALUATE_AND_TRAIN = """
-from adaptive_jax import command
-import train
+from adaptive_jax import commands
+from adaptive_jax.config import flags as config_flags
+from adaptive_jax.training import command
 def main():
     from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
     from adaptive_jax.training import loop
-    workdir, others = command.workdir()
+    workdir, others = commands.workdir()
     hosts.initialize(*others)
     with hosts.together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
@@ -203,8 +205,8 @@ def main():
             workdir,
             Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}),
         )
-        loop.train(command.config()[0], workdir)
-command.run(main)
+        loop.train(config_flags.config()[0], workdir)
+commands.run(main)
 """
 
 
@@ -286,13 +288,14 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
 
 ALONE = """
 import errno
-from adaptive_jax import command
-command.define_config()
-command.define_workdir("")
+from adaptive_jax import commands
+from adaptive_jax.config import flags as config_flags
+config_flags.define()
+commands.define_workdir("")
 def main():
     from adaptive_jax.parallel import hosts
     from adaptive_jax.training import loop, writers
-    workdir, others = command.workdir()
+    workdir, others = commands.workdir()
     hosts.initialize(*others)
     if hosts.first():
         write = writers.JsonLines.write
@@ -302,8 +305,8 @@ def main():
             write(self, step, metrics)
         writers.JsonLines.write = full
     with hosts.together():
-        loop.train(command.config()[0], workdir)
-command.run(main)
+        loop.train(config_flags.config()[0], workdir)
+commands.run(main)
 """
 
 

@@ -72,13 +72,14 @@ GRIDS = {  # devices, fsdp, microbatches of an update
 
 PROGRAM = """
 import json, pathlib, sys
-import jax, numpy as np, optax
+import jax, numpy as np
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.parallel import sharding
 from adaptive_jax.model.language_model import build
 from adaptive_jax.training.optim import nag
+from adaptive_jax.training.schedules import constant, scheduled
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 
@@ -86,7 +87,9 @@ layers, grids, updates, out = json.loads(sys.argv[1])
 words = Vocabulary.build(
     {chr(97 + n % 26) * (n % 7) + str(n): 1 for n in range(102)} | {"<eos>": 2}
 )
-optimizer = nag(optax.constant_schedule(0.3), momentum=0.9, clip_norm=0.5)
+optimizer = scheduled(
+    lambda rate: nag(rate, momentum=0.9, clip_norm=0.5), constant(0.3, warmup_steps=0)
+)
 
 def lowered(dtype, devices, fsdp, parts):
     model = build({"dtype": dtype} | layers, len(words))
@@ -327,7 +330,7 @@ from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 from configs import billion_word
-config = billion_word.get_config("very_large").to_dict()
+config = resolve(billion_word.get_config("very_large"))
 plan = make_plan(config, config["data"]["vocabulary_size"], 8, memory=int(16e9))
 mesh = sharding.device_mesh(plan.fsdp)
 model, optimizer = build(config, plan.vocabulary_size), optim.from_config(config)

@@ -11,10 +11,10 @@ import shutil
 import numpy as np
 import pytest
 
-from adaptive_jax import explain
+from adaptive_jax.config import explain
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import check_keys
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import build
@@ -40,7 +40,7 @@ CPU, GPU = 1e11, 8e14
 
 def request(hours=1.0, **changes):
     """The config as the command line gives it."""
-    config = own_text.get_config().to_dict()
+    config = resolve(own_text.get_config())
     config["choose"]["hours"] = hours
     for key, value in changes.items():
         *groups, last = key.split(".")
@@ -89,7 +89,7 @@ def test_settings_for_a_text_and_a_time(text, hours, speed):
     """
     words, tokens = TEXTS[text]
     config, lines = chosen(request(hours), words, tokens, speed)
-    check_keys({key: value for key, value in config.items() if key != "choose"})  # nothing is None
+    resolve({key: value for key, value in config.items() if key != "choose"})  # nothing is None
     assert config["body"]["features"] == FEATURES[text, hours, speed]
     assert bool(config["input"]["cutoffs"]) == (words > 4_000)
     assert config["batches"]["sequence_length"] <= tokens // 18 + 40
@@ -396,10 +396,8 @@ def test_own_text_in_one_line(book, tmp_path, capsys):
 def test_explain_says_what_is_chosen():
     """Of this config, and of no other."""
     assert "  --config.steps=None" in explain.config(request())
-    assert explain.config(request(2.5)).endswith(
-        "  --config.choose.hours=2.5\n      hours that training may take; --hours sets it"
-    )
-    assert "choose.hours" not in explain.config(quickstart.get_config().to_dict())
+    assert "  --config.choose.hours=2.5  (default 1.0)" in explain.config(request(2.5))
+    assert "choose.hours" not in explain.config(resolve(quickstart.get_config()))
 
 
 @pytest.mark.parametrize("config, key", [("own_text", "choose.hours"), ("quickstart", "hours")])

@@ -351,7 +351,7 @@ def test_the_command(quick_command, text, tmp_path):
     """
     (tmp_path / "train.txt").write_text((text / "train.txt").read_text())
     (tmp_path / "test.txt").write_text("the zebra the\n")
-    name = "-m", "adaptive_jax.data.vocabulary"
+    name = "-m", "adaptive_jax", "plan"
     done = quick_command(
         *name, "text_files", f"--path={tmp_path}", f"--cache={tmp_path / 'cache'}", "--width=64"
     )
@@ -368,7 +368,7 @@ def test_the_command(quick_command, text, tmp_path):
     assert re.fullmatch(r"error: CORPUS is missing.+\n", done.stderr)
     done = quick_command(*name, "--help")
     assert "Traceback" not in done.stdout + done.stderr
-    assert "python -m adaptive_jax.data.vocabulary penn_treebank" in done.stdout
+    assert "python -m adaptive_jax plan penn_treebank" in done.stdout
     assert all(
         f"  --{name}:" in done.stdout
         for name in ("path", "threshold", "limit", "width", "bands", "batch", "least_rows")

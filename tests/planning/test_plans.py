@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.defaults import NAMED
+from adaptive_jax.config.keys import complete, resolve
 from adaptive_jax.errors import InputError
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.model.language_model import LanguageModel, build
@@ -19,19 +19,16 @@ from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning import cutoffs, traced
 from adaptive_jax.planning.flops import softmax_flops, zipf_visits
 from adaptive_jax.planning.plan import (
-    COPIES,
     choose_fsdp,
     describe,
     dry_run_lines,
     make_plan,
     scale,
 )
-from adaptive_jax.training import optim
-from adaptive_jax.training.optim import OPTIMIZERS
-from configs import base, billion_word, quickstart, wikitext103
+from configs import billion_word, papers, quickstart, wikitext103
 
-VERY_LARGE = billion_word.get_config("very_large").to_dict()
-LAYERS = base.layers(
+VERY_LARGE = resolve(billion_word.get_config("very_large"))
+LAYERS = papers.layers(
     cutoffs=(20, 60),
     width=16,
     narrow=8,
@@ -40,7 +37,7 @@ LAYERS = base.layers(
 
 
 def small(layers="adp_t", **changes):
-    """The quickstart's config with 122 words, as `base.config` changes it."""
+    """The quickstart's config with 122 words, as `rows.config` changes it."""
     body = {
         "body.attention_dropout": 0.1,
         "body.features": 32,
@@ -48,7 +45,7 @@ def small(layers="adp_t", **changes):
         "body.feed_forward": 64,
     }
     words = {"data.vocabulary_size": 122, "tokens_per_update": 4096, "tokens_per_device": 512}
-    return base.config(quickstart.SETTINGS, LAYERS[layers], body | words, changes).to_dict()
+    return complete(quickstart.SETTINGS, LAYERS[layers], body | words, changes)
 
 
 @pytest.fixture
@@ -237,7 +234,7 @@ def test_plans_for_many_accelerators():
     )
     assert (
         "cannot share the 24 rows"
-        in scale(wikitext103.get_config("best").to_dict(), int(80e9), counts=(32,))[0]
+        in scale(resolve(wikitext103.get_config("best")), int(80e9), counts=(32,))[0]
     )
     with pytest.raises(InputError, match=r"fsdp=3 does not divide the 8 device\(s\)"):
         make_plan(VERY_LARGE | {"fsdp": 3}, 793_471, 8)
@@ -281,13 +278,14 @@ def test_ways_of_making_rows_are_checked_before_any_long_work(key, value, says):
         make_plan(config, 122, 1)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_state_of_every_optimizer_is_counted(config, name):
-    """As many copies of the parameters as its state really has."""
-    settings = config() | {"optimizer": {"name": name} | NAMED["optimizer"][name]}
-    params = {"a": jnp.zeros((300, 7)), "b": jnp.zeros(40_000)}
-    state = jax.eval_shape(optim.from_config(settings).init, params)
-    arrays = [a.size for a in jax.tree.leaves((params, state)) if a.size in (2_100, 40_000)]
-    assert sum(arrays) == COPIES[name] * 42_100
+@pytest.mark.parametrize(
+    "name, copies", [("nag", 2), ("sgd", 1), ("adam", 3), ("nt_asgd", 2), ("lion", 2)]
+)
+def test_the_state_of_every_optimizer_is_counted(config, name, copies):
+    """Parameters and all that the optimizer keeps of them; a plan that leaves the state out
+    promises memory that is not there.
+    """
+    settings = config() | {"optimizer": complete({"optimizer.name": name})["optimizer"]}
     plan = make_plan(settings, 122, 1)
-    assert plan.memory_per_device["state"] == 4 * COPIES[name] * plan.parameters["total"]
+    state = plan.memory_per_device["state"] - 4 * copies * plan.parameters["total"]
+    assert 0 < state < 100  # counts and rates

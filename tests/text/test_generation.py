@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import adaptive_jax
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import config as settings
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.model.language_model import build, parameter_shapes
@@ -56,9 +56,7 @@ def fresh(vocabulary=WORDS, scale=3.0, **changes):
     """A model with random parameters, larger than usual, so that words differ in probability."""
     drop = [key for key in TINY if key.startswith("body.") and "body.name" in changes]
     drop += [key for key in TINY if key.startswith("input.") and "input.name" in changes]
-    config = settings(
-        {key: value for key, value in TINY.items() if key not in drop} | changes
-    ).to_dict()
+    config = complete({key: value for key, value in TINY.items() if key not in drop} | changes)
     config, vocabulary = in_clusters(config, vocabulary)
     model, mesh = build(config, len(vocabulary)), sharding.device_mesh()
     params = random_params(parameter_shapes(model), scale)
@@ -283,7 +281,7 @@ def test_the_command(quick_command, trained, model, tmp_path):
     """Prompts from flags, a file and stdin; text and JSON; what it says of tails; bad input in
     one line.
     """
-    run = "-m", "adaptive_jax.generate", f"--workdir={trained}", "--words=5"
+    run = "-m", "adaptive_jax", "generate", f"--workdir={trained}", "--words=5"
     done = quick_command(*run, "--prompt=the t1w0", "--seed=2")
     assert done.returncode == 0
     assert done.stdout.removesuffix("\n") == "the t1w0" + model.generate(

@@ -1,4 +1,4 @@
-"""python -m adaptive_jax.score as a Unix user meets it: files and pipes, columns and JSON,
+"""python -m adaptive_jax score as a Unix user meets it: files and pipes, columns and JSON,
 n-best lists, one line for bad input.
 """
 
@@ -24,7 +24,7 @@ LINES = "the t1w1 the t1w2\n\nthe t5w0\nt3w3 <eos> the\n"
 def score(quick_command, trained):
     """`score(*flags, given=text)`: the command on the small run."""
     return lambda *flags, **given: quick_command(
-        "-m", "adaptive_jax.score", f"--workdir={trained}", *flags, **given
+        "-m", "adaptive_jax", "score", f"--workdir={trained}", *flags, **given
     )
 
 
@@ -169,7 +169,7 @@ def test_nbest_lists(score, model, tmp_path):
 def test_a_reader_that_has_read_enough(compiled, trained, start):
     """`yes the | score | head -1` ends, without a traceback."""
     with start(
-        "-m", "adaptive_jax.score", f"--workdir={trained}", stdin=subprocess.PIPE
+        "-m", "adaptive_jax", "score", f"--workdir={trained}", stdin=subprocess.PIPE
     ) as process:
         endless = [sys.executable, "-c", "while True: print('the t1w1')"]
         feed = subprocess.Popen(endless, stdout=process.stdin, stderr=subprocess.DEVNULL)

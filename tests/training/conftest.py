@@ -32,7 +32,8 @@ RUNS = {
         "schedule.name": "constant",
         "schedule.warmup_steps": 0,
     },
-    # Composes all words anew in updates 1, 4 and 6: a stop after 4 falls between two that share tables.
+    # Composes all words anew in updates 1, 4 and 6: a stop after 4 falls between two that share
+    # tables.
     "sparse": {
         "seed": 7,
         "compose_share": 0.3,

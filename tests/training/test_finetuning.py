@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -91,7 +91,7 @@ BANDED = "bands", "weight norm", "clusters"  # whose vectors depend on the band
 
 def config_of(name, clusters="", **changes):
     more = {"output.clusters": clusters} if clusters else {}
-    return defaults.config({} if name == "groc" else BODY, MODELS[name], more, changes).to_dict()
+    return complete({} if name == "groc" else BODY, MODELS[name], more, changes)
 
 
 def saved_run(workdir, config, vocabulary):

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.streams import rule
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -23,7 +23,7 @@ from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training.sparse import optimizers
+from adaptive_jax.training.sparse import optimizer
 from tests.inputs import test_groc
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
@@ -151,14 +151,11 @@ class Trajectory:
         self.vocabulary = (
             len(known["input"]["spelling"]["places"]) if known else len(params["input"]["table"])
         )
-        config = defaults.config(BODY, layers, ADAM, {"compose_share": share}).to_dict()
+        config = complete(BODY, layers, ADAM, {"compose_share": share})
         self.model, self.known, self.params = build(config, self.vocabulary), known, params
-        self.mesh, self.tables, self.ours = (
-            sharding.device_mesh(),
-            {},
-            optimizers(config, self.model),
-        )
-        self.state, self.programs = self.ours[0].init(params), {}
+        self.mesh, self.tables = sharding.device_mesh(), {}
+        self.ours = optax.with_extra_args_support(optimizer(config, self.model))
+        self.state, self.programs = self.ours.init(params), {}
         sparse = make_sparse_gradients(self.model, self.mesh, 0) if known else None
         plain = make_gradients(self.model, self.mesh, 0)
         self.gradients = sparse or (lambda *given: (*plain(*given[:-1]), {}))
@@ -208,21 +205,21 @@ class Trajectory:
         return carry, jnp.sum(nll) / jnp.sum(batch.weights)
 
     def anew(self, *given):
-        return self._update(0, *given[:-1], {})
+        return self._update(False, *given[:-1], {})
 
     def zeros(self, *given):
-        return self._update(0, *given)
+        return self._update(False, *given)
 
     def still(self, *given):
-        return self._update(1, *given)
+        return self._update(True, *given)
 
-    def _update(self, which, params, state, carry, batch, scale, tables):
+    def _update(self, stored, params, state, carry, batch, scale, tables):
         carry = jax.tree.map(lambda a: a[None], carry)
         gradients, _, sums, tables = self.gradients(
             params, self.known, jnp.zeros((), jnp.int32), batch, carry, tables
         )
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
-        changes, state = self.ours[which].update(gradients, state, params, scale)
+        changes, state = self.ours.update(gradients, state, params, scale=scale, stored=stored)
         return changes, state, (sums.nll / sums.tokens, optax.global_norm(gradients)), tables
 
     def advance(self, source, start, rows, rate, tables=None, still=True):

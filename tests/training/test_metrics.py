@@ -21,10 +21,10 @@ from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training import intervals as module
-from adaptive_jax.training import optim
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.metrics import Metrics
+from adaptive_jax.training.schedules import SCHEDULES
 from adaptive_jax.training.writers import check
 
 
@@ -124,7 +124,8 @@ def test_tensorboard_holds_the_metrics(trained):
 
 def test_the_logged_rate_is_the_schedule(trained, config):
     """The rate logged after update n is the one that update used, `schedule(n - 1)`."""
-    rate = optim.from_config(config()).schedule
+    settings = dict(config()["schedule"])
+    rate = SCHEDULES[settings.pop("name")](config()["optimizer"]["learning_rate"], **settings)
     logged = {
         line["step"]: line["train/learning_rate"]
         for line in metrics(trained)

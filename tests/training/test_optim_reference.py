@@ -5,6 +5,7 @@ Each test is named after the file of `tests/fixtures` that it matches.
 """
 
 import contextlib
+import functools
 import json
 from pathlib import Path
 
@@ -13,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax.tree_utils import tree_get, tree_set
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training import optim, schedules
-from adaptive_jax.training.nt_asgd import NtAsgd
+from adaptive_jax.training.nt_asgd import descend_and_average
 from tests.bodies import test_lstm_reference
 from tests.bodies.test_lstm_reference import RATES, masks_of
 
@@ -41,28 +43,27 @@ def arrays(file, case):
         }
 
 
-def constant(rate):
-    return schedules.constant(learning_rate=rate, warmup_from=0.0, warmup_steps=0)
+def at(rate, optimizer, **settings):
+    """The optimizer at one rate, or at those of a schedule."""
+    schedule = rate if callable(rate) else schedules.constant(rate, warmup_steps=0)
+    return schedules.scheduled(functools.partial(optimizer, **settings), schedule)
 
 
 def optimizer_of(settings):
     """Ours with the settings of a case."""
-    rate, name = settings["lr"], settings["optimizer"]
+    rate, name, decay = settings["lr"], settings["optimizer"], settings.get("lambd")
     shared = {"clip_norm": settings["clip"], "l2_decay": settings["weight_decay"]}
-    if name == "adam":
-        return optim.adam(
-            constant(rate), beta1=0.9, beta2=0.999, epsilon=1e-8, decoupled_decay=0.0, **shared
-        )
-    if name == "sgd":
-        return optim.sgd(constant(rate), **shared)
-    if not settings["lambd"]:
-        return optim.nt_asgd(constant(rate), nonmono=0, form="torch", **shared)
+    if name in ("adam", "sgd"):
+        return at(rate, optim.OPTIMIZERS[name], **shared)
+    if not decay:
+        return at(rate, optim.nt_asgd, nonmono=0, form="torch", **shared)
+
     # PyTorch's lambd is a decoupled decay, with a rate that falls by a power of the updates done;
     # after `t0` updates and one more, it averages as the paper says.
-    falling = schedules.Schedule(
-        lambda count: rate / (1 + settings["lambd"] * rate * jnp.asarray(count, float)) ** 0.75
-    )
-    return NtAsgd(optax.chain(optax.identity()), falling, 1, "paper", decay=settings["lambd"])
+    def decayed(rate):
+        return optax.chain(optax.add_decayed_weights(decay), descend_and_average(rate, 1, "paper"))
+
+    return at(lambda count: rate / (1 + decay * rate * jnp.asarray(count, float)) ** 0.75, decayed)
 
 
 @pytest.mark.parametrize("case", OPTIM)
@@ -77,17 +78,17 @@ def test_optim(case):
         update = jax.jit(optimizer.update)
         for step in range(settings["steps"]):
             if switch and step == switch:
-                state = state._replace(switched=jnp.asarray(True))
+                state = tree_set(state, switched=jnp.asarray(True))
             gradients = [jnp.asarray(data[name][step], settings["dtype"]) for name in ("g0", "g1")]
             changes, state = update(
-                gradients, state, params, jnp.asarray(data["seq_len"][step] / settings["bptt"])
+                gradients, state, params, scale=data["seq_len"][step] / settings["bptt"]
             )
             params = optax.apply_updates(params, changes)
             compared = {"p": params}
             if settings["optimizer"] == "asgd":
-                compared["ax"] = optimizer.params_to_evaluate(state, params)
+                compared["ax"] = optim.params_to_evaluate(state, params)
             if settings["optimizer"] == "adam":
-                compared |= {"exp_avg": state[1].mu, "exp_avg_sq": state[1].nu}
+                compared |= {"exp_avg": tree_get(state, "mu"), "exp_avg_sq": tree_get(state, "nu")}
             for name, ours in compared.items():
                 for number, array in enumerate(ours):
                     np.testing.assert_allclose(
@@ -99,14 +100,12 @@ def test_optim(case):
 def test_nt_trigger(case):
     """Averages begin after the same evaluation of the same history; none after it is compared."""
     settings = TRIGGER[case]
-    optimizer = optim.nt_asgd(
-        constant(1.0), nonmono=settings["nonmono"], form="paper", clip_norm=None, l2_decay=0.0
-    )
-    state, switches = optimizer.init([jnp.zeros(2)]), []
-    for epoch, nll in enumerate(settings["val_losses"], start=1):
-        before, state = bool(state.switched), optimizer.after_evaluation(state, nll)
-        if bool(state.switched) != before:
-            switches.append(epoch)
+    state = optim.nt_asgd(1.0, nonmono=settings["nonmono"]).init([jnp.zeros(2)])
+    seen = [False]
+    for nll in settings["val_losses"]:
+        state = optim.after_evaluation(state, nll)
+        seen.append(bool(tree_get(state, "switched")))
+    switches = [epoch for epoch in range(1, len(seen)) if seen[epoch] != seen[epoch - 1]]
     assert switches == [settings["switch_at_end_of_epoch"]] * (
         settings["switch_at_end_of_epoch"] is not None
     )
@@ -117,27 +116,27 @@ def test_plateau_lr(case):
     """The rate of every update, to 1e-12 in float64; fairseq's patience counts one less."""
     settings = PLATEAU[case]
     with jax.enable_x64(True):
-        schedule = schedules.plateau(
+        schedule = schedules.Plateau(
             learning_rate=settings["lr"],
             warmup_from=max(settings["warmup_init_lr"], 0.0),
             warmup_steps=settings["warmup_updates"],
             factor=1 / settings["lr_shrink"],
             patience=settings["lr_patience"] + 1,
             threshold=settings["lr_threshold"],
-            divisions=0,
         )
-        state, advance, told = (
-            schedule.init(),
-            jax.jit(schedule.advance),
-            jax.jit(schedule.after_evaluation),
-        )
-        rates, at_ends = [], [float(schedule.rate(state))]
+        optimizer, nothing = at(schedule, optax.sgd), jnp.zeros(1)
+        state, update = optimizer.init(nothing), jax.jit(optimizer.update)
+
+        def following(state):
+            return float(optim.learning_rate(update(nothing, state)[1]))
+
+        rates, at_ends = [], [following(state)]
         for nll in settings["valid_loss"]:
             for _ in range(settings["updates_per_epoch"]):
-                state = advance(state)
-                rates.append(float(schedule.rate(state)))
-            state = told(state, nll)
-            at_ends.append(float(schedule.rate(state)))
+                _, state = update(nothing, state)
+                rates.append(following(state))
+            state = optim.after_evaluation(state, nll)
+            at_ends.append(following(state))
     assert rates == pytest.approx(settings["lr_after_each_update"], rel=1e-12)
     assert at_ends == pytest.approx(settings["lr_at_start_then_after_each_epoch"], rel=1e-12)
 
@@ -162,9 +161,7 @@ class Trajectory:
             self.stored("init"),
             {ours: self.settings[theirs] for theirs, ours in RATES.items()},
         )
-        self.model = build(
-            defaults.config(settings_of(weights), changes).to_dict(), self.settings["ntokens"]
-        )
+        self.model = build(complete(settings_of(weights), changes), self.settings["ntokens"])
         self.params = jax.tree.map(jnp.asarray, parameters_of(weights))
         self.carry = jax.tree.map(
             lambda a: a[None], self.model.body.initial_carry(self.data["train_data"].shape[1])
@@ -186,15 +183,11 @@ class Trajectory:
             {"clip_norm": self.settings["clip"], "l2_decay": self.settings["wdecay"]},
         )
         if "optimizer" not in self.settings:
-            return optim.nt_asgd(
-                constant(rate), nonmono=self.settings["nonmono"], form="torch", **shared
-            )
+            nonmono = self.settings["nonmono"]
+            return at(rate, optim.nt_asgd, nonmono=nonmono, form="torch", **shared)
         # main.py divides the rate by 10 after the epoch that --when names.
         first = int(np.sum(self.data["epoch"] <= self.settings["when"]))
-        divided = schedules.Schedule(lambda count: jnp.where(count < first, rate, rate / 10))
-        return optim.adam(
-            divided, beta1=0.9, beta2=0.999, epsilon=1e-8, decoupled_decay=0.0, **shared
-        )
+        return at(lambda count: jnp.where(count < first, rate, rate / 10), optim.adam, **shared)
 
     def stored(self, place):
         return {
@@ -207,7 +200,7 @@ class Trajectory:
         with self.given(masks) if masks else contextlib.nullcontext():
             gradients, _, sums = self.gradients(params, {}, jnp.zeros((), jnp.int32), batch, carry)
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
-        changes, state = self.optimizer.update(gradients, state, params, scale)
+        changes, state = self.optimizer.update(gradients, state, params, scale=scale)
         numbers = {"loss": sums.loss, "ce_loss": sums.nll}
         numbers = {name: total / sums.tokens for name, total in numbers.items()} | {
             "grad_norm": optax.global_norm(gradients)
@@ -249,11 +242,11 @@ class Trajectory:
         source = self.data["valid_data"]
         batch = jax.tree.map(lambda a: a[0], window(source, 0, len(source) - 1, len(source) - 1))
         nll = (
-            float(self.nll(self.optimizer.params_to_evaluate(self.state, self.params), batch))
+            float(self.nll(optim.params_to_evaluate(self.state, self.params), batch))
             * (len(source) - 1)
             / len(source)
         )
-        self.state = self.optimizer.after_evaluation(self.state, nll)
+        self.state = optim.after_evaluation(self.state, nll)
         return nll
 
     def check(self, place):
@@ -270,7 +263,7 @@ class Trajectory:
         )
         if averages:
             close_to_largest(
-                self.optimizer.params_to_evaluate(self.state, self.params), parameters_of(averages)
+                optim.params_to_evaluate(self.state, self.params), parameters_of(averages)
             )
 
 
@@ -329,7 +322,7 @@ def test_train_trajectory(case, given):
             ours.check(place)
         if number + 1 < updates and epochs[number + 1] > epochs[number]:
             losses.append(ours.validate())
-            if switched is None and getattr(ours.state, "switched", False):
+            if switched is None and tree_get(ours.state, "switched", False):
                 switched = number + 1
     ours.check("after_final")
     assert losses == pytest.approx(ours.settings["val_losses"], rel=1e-4)

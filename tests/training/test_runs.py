@@ -1,5 +1,6 @@
 """Runs from end to end: devices, what a workdir holds, sub-words, divergence."""
 
+import ast
 import json
 import math
 import os
@@ -12,7 +13,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from optax.tree_utils import tree_get
 
+from adaptive_jax.config.keys import resolve, switch
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
@@ -25,7 +28,6 @@ from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import restored_state, shape_of_state
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from configs import penn_treebank
-from tests.toys import Halving
 from tests.training.test_metrics import metrics
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +192,7 @@ def test_bfloat16_trains_on_float32_parameters(trained, config, tmp_path):
     settings = config(dtype="bfloat16", steps=80)
     train(settings, tmp_path / "run")
     state = state_of(tmp_path / "run", settings)
-    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer[1]))} == {
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, state.optimizer.inner[1]))} == {
         np.dtype("float32")
     }
     half, full = (
@@ -362,18 +364,51 @@ def test_a_wrong_setting_is_found_before_the_corpus_is_prepared(config, tmp_path
             train(settings | {group: settings[group] | {"name": name}}, tmp_path / "run")
 
 
-def test_the_optimizer_hears_of_each_evaluation(config, tmp_path, monkeypatch):
-    """`after_evaluation` is given the validation loss, of the parameters that the optimizer
-    chose; its state is saved.
+def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path):
+    """A function by name has the keys of its arguments, learns of each validation loss, of the
+    parameters that it chose, and its state is saved; without it none but ours could be used.
     """
-    monkeypatch.setattr(optim, "from_config", lambda config: Halving(lambda step: 0.01))
     settings = config(steps=4, evaluate_every=2, checkpoint_every=4)
+    settings = resolve(switch(settings, {"optimizer.name": "tests.toys:halving"})[0])
+    assert settings["optimizer"] == {"name": "tests.toys:halving", "learning_rate": 0.3} | {
+        "flip": False,
+        "share": 0.5,
+    }
     train(settings, tmp_path / "run")
-    state = state_of(tmp_path / "run", settings)
+    heard = tree_get(state_of(tmp_path / "run", settings).optimizer, "heard")
     losses = [
         line["validation/nll"] for line in metrics(tmp_path / "run") if "validation/nll" in line
     ]
-    assert (float(state.optimizer["evaluations"]), len(losses)) == (2, 2)
-    assert float(state.optimizer["last"]) == pytest.approx(losses[-1], rel=1e-6)
+    assert (float(heard.evaluations), len(losses)) == (2, 2)
+    assert float(heard.last) == pytest.approx(losses[-1], rel=1e-6)
     own = evaluate(tmp_path / "run", Request("validation", checkpoint="latest"))
-    assert own["nll"] != pytest.approx(losses[-1], rel=1e-3)
+    assert own["nll"] == pytest.approx(losses[-1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name, keys", [("lion", ["b1=0.8", "clip_norm=1"]), ("adagrad", ["eps=1e-6"])]
+)
+def test_an_optimizer_of_optax_trains_by_name_and_resumes_exactly(
+    config, tmp_path, monkeypatch, name, keys
+):
+    """From flags alone, with its own arguments and ours; the loss falls, and a run that was stopped
+    ends bit for bit as the whole one. Otherwise its state is not what a checkpoint holds.
+    """
+    changes = {"steps": 24, "evaluate_every": 12, "checkpoint_every": 12, "keep": 9}
+    flags = {"optimizer.name": name, "optimizer.learning_rate": 0.01}
+    flags |= {f"optimizer.{k.split('=')[0]}": ast.literal_eval(k.split("=")[1]) for k in keys}
+    settings, [said] = switch(config(**changes), flags)
+    settings = resolve(settings)
+    assert said.startswith(f"config.optimizer.name={name}: ")
+    train(settings, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "24")
+    train(settings, tmp_path / "stopped")
+    whole, resumed = (state_of(tmp_path / run, settings) for run in ("whole", "stopped"))
+    assert_close(resumed, whole, 0)
+    nll = [
+        line["validation/nll"] for line in metrics(tmp_path / "whole") if "validation/nll" in line
+    ]
+    assert nll[1] < nll[0] < np.log(122)
+    arrays = {a.shape for a in jax.tree.leaves(whole.params)}
+    assert {a.shape for a in jax.tree.leaves(whole.optimizer.inner) if a.ndim} == arrays - {()}

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from adaptive_jax import defaults
+from adaptive_jax.config.keys import complete
 from adaptive_jax.workdir.settings import flat, read_config
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of
@@ -75,7 +75,7 @@ def test_a_run_killed_again_and_again(quick_command, flags, body, tmp_path):
     """
     changes = RUN | RUNS[body] | {"body.name": body, "data.cache": str(tmp_path / "cache")}
     whole, killed, moved = (tmp_path / name for name in ("whole", "killed", "moved"))
-    known = flat(defaults.config(changes).to_dict()) | {"body.name": body}
+    known = flat(complete(changes)) | {"body.name": body}
 
     def flags_of(workdir, **more):  # without what the small run sets of other classes
         every = flags(workdir, **changes | more)

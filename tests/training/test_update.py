@@ -10,7 +10,7 @@ from adaptive_jax.model.language_model import BODIES, build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training import optim
-from adaptive_jax.training.optim import Optimizer
+from adaptive_jax.training.schedules import constant, scheduled
 from adaptive_jax.training.state import initial_state, restored_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -51,7 +51,7 @@ def start_update(config, optimizer=None, rows=None):
 
 
 def descent(rate):
-    return Optimizer(optax.chain(optax.identity()), lambda step: rate)
+    return scheduled(optax.sgd, constant(rate, warmup_steps=0))
 
 
 def test_one_batch_is_learned_by_heart(config):

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.defaults import config as defaults
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import open_run
@@ -37,7 +37,7 @@ def grounded(config, tmp_path_factory):
     has been deleted since.
     """
     directory = tmp_path_factory.mktemp("grounded")
-    path, whole = directory / "words.jsonl", defaults(CHANGES).to_dict()
+    path, whole = directory / "words.jsonl", complete(CHANGES)
     words = [(f"t{i}w{j}", f"t{i}w0") for i in range(12) for j in range(6)]
     entries = [
         {"word": word, "relations": [first, "zebra"], "definition": "the zebra"}

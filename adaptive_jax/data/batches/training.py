@@ -25,9 +25,9 @@ class Layout(NamedTuple):
         update, see `streams`.
     """
 
-    sequence_length: int
-    break_mode: str
-    layout: str
+    sequence_length: int = 256
+    break_mode: str = "none"
+    layout: str = "packed"
 
 
 class TrainingBatches:

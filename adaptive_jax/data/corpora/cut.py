@@ -1,11 +1,10 @@
 """Cuts texts as Grave et al. 2017 and Pappas et al. 2020 (section C.2) do: 2 million words to
 train, 2 million, and 10 million.
 
-    python -m adaptive_jax.data.corpora.cut news_crawl_2007 --output=news_2007
-    python -m adaptive_jax.data.corpora.cut news.2007.en.shuffled.gz --output=news_2007
-    python -m adaptive_jax.data.corpora.cut commoncrawl.de-en.en --output=common_crawl \\
-        --shuffle_seed=1
-    python -m adaptive_jax.data.corpora.cut wikitext-103-raw --output=wikitext103_raw
+    python -m adaptive_jax cut news_crawl_2007 --output=news_2007
+    python -m adaptive_jax cut news.2007.en.shuffled.gz --output=news_2007
+    python -m adaptive_jax cut commoncrawl.de-en.en --output=common_crawl --shuffle_seed=1
+    python -m adaptive_jax cut wikitext-103-raw --output=wikitext103_raw
 
 The first downloads a year's file; the address of another file does, too. One file is cut into parts
 that follow each other; of a directory with train, valid and test, the beginning of each is taken.
@@ -22,16 +21,15 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import command
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.download import fetched
-from adaptive_jax.data.corpora.kept import cache_of
+from adaptive_jax.data.corpora.kept import CACHE, cache_of
 from adaptive_jax.data.corpora.split import lines_of
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
-from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
 
+POSITIONAL = ["TEXT"]
 WORDS = (2_000_000, 2_000_000, 10_000_000)
 ADDRESS = "https://www.statmt.org/wmt14/training-monolingual-news-crawl/news.{}.en.shuffled.gz"
 NEWS_CRAWL = {f"news_crawl_{year}": ADDRESS.format(year) for year in range(2007, 2012)}
@@ -92,8 +90,9 @@ def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
             return
 
 
-def main(source: str, settings) -> None:
+def main(source: str) -> None:
     """Cuts the text, downloaded where it is not here, and says how many words each part has."""
+    settings = flags.FLAGS
     sizes = [list(map(int, given)) for given in (settings.words, settings.lines)]
     if len(sizes[0]) != 3 or len(sizes[1]) not in (0, 3) or min(sizes[0] + sizes[1]) < 1:
         raise InputError(
@@ -122,7 +121,8 @@ def _text(source, cache):
     return fetched(NEWS_CRAWL.get(source, source), cache_of(cache) / "downloads")
 
 
-if __name__ == "__main__":
+def define_flags() -> None:
+    """Defines the flags of the command."""
     flags.DEFINE_string(
         "output", None, "Directory for train.txt, valid.txt and test.txt.", required=True
     )
@@ -131,5 +131,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer(
         "shuffle_seed", 0, "Seed to shuffle the lines of each part by; 0: they stay in order."
     )
-    flags.DEFINE_string("cache", DEFAULTS["data"]["cache"], "Directory for downloads.")
-    command.run(lambda source: main(source, flags.FLAGS), positional=["TEXT"])
+    flags.DEFINE_string("cache", CACHE, "Directory for downloads.")

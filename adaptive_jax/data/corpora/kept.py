@@ -13,9 +13,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from adaptive_jax.defaults import DEFAULTS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import in_store, path_of, replacing
+
+CACHE = "~/.cache/adaptive_jax"
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def cache_of(cache: str) -> Path:
     """
     if in_store(cache):
         path_of(cache)
-        cache = DEFAULTS["data"]["cache"]
+        cache = CACHE
     return home_of(cache, "data.cache")
 
 

@@ -93,9 +93,9 @@ class Settings(NamedTuple):
         Not used to load it.
     """
 
-    corpus: str
+    corpus: str = ""
     path: str = ""
-    cache: str = "~/.cache/adaptive_jax"
+    cache: str = kept.CACHE
     threshold: int = 1
     limit: int = 0
     codes: int = 0

@@ -1,9 +1,7 @@
 """Prepares the corpus of a config ahead of a run; otherwise train.py does it at its start.
 
-    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py \\
-        --config.data.path=DIR
-    python -m adaptive_jax.data.corpora.prepare --config=configs/billion_word.py \\
-        --to=gs://my-bucket/billion_word
+    python -m adaptive_jax prepare --config=configs/billion_word.py --config.data.path=DIR
+    python -m adaptive_jax prepare --config=configs/billion_word.py --to=gs://my-bucket/billion_word
 
 Parallel processes count and encode. After an interruption the same command resumes. --to also
 copies vocabulary and ids to object storage, where runs read them with
@@ -14,10 +12,12 @@ import time
 
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax.config import flags as config_flags
 from adaptive_jax.errors import InputError
 
-command.define_config()
+config_flags.define()
+flags.adopt_module_key_flags(config_flags)
+STOPPED = "stopped: the same command resumes the preparation"
 TO = flags.DEFINE_string(
     "to", None, "URL to copy vocabulary and ids to: gs://..., s3://..., file:///..."
 )
@@ -25,8 +25,8 @@ TO = flags.DEFINE_string(
 
 def main():
     """Prepares the corpus and prints its sizes."""
-    config, _ = command.config()
-    from adaptive_jax.data.corpora import stored
+    config, _ = config_flags.config()
+    from adaptive_jax.data.corpora import stored  # after the flags: their errors should not wait
     from adaptive_jax.data.corpora.load import load
 
     if "choose" in config:
@@ -45,7 +45,3 @@ def main():
     if TO.value:
         stored.copy(corpus, TO.value)
         print(f"copied to {TO.value}")
-
-
-if __name__ == "__main__":
-    command.run(main, stopped="stopped: the same command resumes the preparation")

@@ -22,7 +22,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of, replacing
 
-COMMAND = "python -m adaptive_jax.data.clusters"
+COMMAND = "python -m adaptive_jax clusters"
 HEADER = re.compile(
     r"# clusters: method=(\w+) seed=(\d+) vocabulary=([0-9a-f]+) sizes=([1-9]\d*(?:,[1-9]\d*)*)"
 )

@@ -1,8 +1,9 @@
-"""How the scripts start and end: they parse flags, and print one line for an error that a user
-can fix.
+"""How commands start and end: they parse flags, and print one line for an error that a user can
+fix.
 """
 
 import errno
+import importlib
 import logging as standard_logging
 import os
 import re
@@ -17,8 +18,8 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 
-from adaptive_jax import config_file
-from adaptive_jax.defaults import DEFAULTS
+from adaptive_jax.config import flags as config_flags
+from adaptive_jax.config import keys
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import check_reachable, path_of
 
@@ -33,44 +34,11 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, o
 INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
 
-_config: tuple[dict, list[str]] = ({}, [])
-_changed: list[str] = []
-
-
-def define_config(what: str = "Config file, with :row where it has rows") -> None:
-    """Defines the flag --config, and --config.KEY=VALUE for every key; `config` has their
-    result.
-    """
-    keys = [key for key, value in DEFAULTS.items() if not isinstance(value, dict)]
-    groups = [key for key in DEFAULTS if key not in keys]
-    flags.DEFINE_string(
-        "config",
-        None,
-        f"{what}. --config.KEY=VALUE changes a setting: KEY is {', '.join(keys)}; or GROUP.KEY of"
-        f" the groups {', '.join(groups)}. docs/configuration.md explains all, and so does train.py"
-        " --explain.",
-    )
-
-
-def config() -> tuple[dict, list[str]]:
-    """The config that --config and the flags --config.KEY describe, and lines that say which
-    classes the flags switched.
-    """
-    if not _config[0]:
-        raise InputError(f"--config is missing: {config_file.CURE}")
-    return _config
-
-
-def published() -> tuple[dict | None, list[str]]:
-    """What a paper prints of the row that --config names, see `config_file.published`, and the
-    keys of the flags --config.KEY.
-    """
-    return config_file.published(flags.FLAGS["config"].value), _changed
-
 
 def define_workdir(what: str, several_hosts: bool = True) -> None:
     """Defines the required flag --workdir, and the flags by which several hosts find each other."""
     flags.DEFINE_string("workdir", None, what)
+    define_allow()
     if not several_hosts:
         return
     flags.DEFINE_string(
@@ -81,6 +49,16 @@ def define_workdir(what: str, several_hosts: bool = True) -> None:
     )
     flags.DEFINE_integer(
         "host", None, "Number of this host, from 0; not on TPU pods and under SLURM."
+    )
+
+
+def define_allow() -> None:
+    """Defines the flag --allow, for commands that open runs."""
+    flags.DEFINE_list(
+        "allow",
+        [],
+        "Modules of other packages whose classes the config of a run may name, such as"
+        " my_package.layers: they are imported, so their code runs.",
     )
 
 
@@ -102,6 +80,21 @@ def workdir() -> tuple[Path, tuple]:
         raise InputError(
             f"--workdir={given.workdir} is in the home of an unknown user: give another directory"
         ) from None
+
+
+def run_module(name: str) -> None:
+    """Runs a command as `run` does: `main` of its module, which defines its flags when imported, or
+    in `define_flags` if others import it, too; `POSITIONAL` and `STOPPED` are arguments of `run`.
+    """
+    try:
+        command = importlib.import_module(name)
+        getattr(command, "define_flags", lambda: None)()
+    except flags.Error as error:  # of a --flagfile, which is read when a config is defined
+        fail(one_line(error))
+    sys.modules["__main__"].__doc__ = command.__doc__  # what --help shows
+    for flag in flags.FLAGS.get_key_flags_for_module(command):
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    run(command.main, getattr(command, "POSITIONAL", ()), getattr(command, "STOPPED", "stopped"))
 
 
 def run(
@@ -204,14 +197,12 @@ def _leave(*_):
 
 
 def _parse(argv, positional):
-    global _config, _changed
     try:
-        given, argv = [], flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
-        if "config" in flags.FLAGS:
-            argv, given = config_file.split(argv)
-        rest = flags.FLAGS(argv)
+        argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+        rest = config_flags.parse(argv) if "config" in flags.FLAGS else flags.FLAGS(argv)
     except flags.Error as error:
-        _fail(_told(one_line(error)))
+        fail(_told(one_line(error)))
+    keys.allow(flags.FLAGS.allow if "allow" in flags.FLAGS else [])
     last = "".join(positional[-1:])
     found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
     if found < needed:
@@ -221,15 +212,6 @@ def _parse(argv, positional):
     if found > needed and not last.endswith(("...", "...]")):
         raise InputError(
             f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags"
-        )
-    if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
-        _config, _changed = (
-            config_file.read(flags.FLAGS["config"].value, given),
-            [key for key, _ in given],
-        )
-    elif given:
-        raise InputError(
-            f"--config.{given[0].key} changes a config, and --config is missing: {config_file.CURE}"
         )
     return rest
 
@@ -269,35 +251,35 @@ def _guarded(call, stopped):
         sys.stdout.flush()
         return result
     except InputError as error:
-        _fail(one_line(error))
+        fail(one_line(error))
     except BrokenPipeError:
         os._exit(141)  # as others do whose reader, such as `head`, has read enough
     except OSError as error:
         name, reason = error.filename or "a file", os.strerror(error.errno or 0)
         if error.errno in DENIED and not _readable(name):
-            _fail(
+            fail(
                 f"cannot read {name}: {reason}; give yourself permission to read it, or choose"
                 " another place"
             )
         if error.errno in OCCUPIED:
-            _fail(f"cannot use {name}: {reason}; choose another place")
+            fail(f"cannot use {name}: {reason}; choose another place")
         if error.errno == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES):
-            _fail(f"cannot write {name}: {reason}; choose another place")
+            fail(f"cannot write {name}: {reason}; choose another place")
         if error.errno not in UNWRITABLE:
             raise
-        _fail(
+        fail(
             f"cannot write {name}: {reason}; what was saved before is intact. "
             "Make room or choose another place, then run the same command to resume"
         )
     except Exception as error:
         if str(error).startswith("Unable to initialize backend"):
-            _fail(
+            fail(
                 f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')} has no devices here: unset"
                 " it, or install JAX for them"
             )
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        _fail(
+        fail(
             "out of memory: make the model or tokens_per_device smaller, or set body.remat=all,"
             " then run the same command"
         )
@@ -316,7 +298,8 @@ def _readable(name):
     return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
 
 
-def _fail(message) -> NoReturn:
+def fail(message: object) -> NoReturn:
+    """Prints an error in one line and ends the process with status 2."""
     print(f"error: {message}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()

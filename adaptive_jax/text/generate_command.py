@@ -1,10 +1,9 @@
 """Writes text with a trained model, after prompts.
 
-    python -m adaptive_jax.generate --workdir=runs/quickstart --prompt="And the king said"
-    --words=40 --top_p=0.9 python -m adaptive_jax.generate --workdir=runs/quickstart --prompt="In
-    the beginning" --lines=1 --beams=5 --samples=3 python -m adaptive_jax.generate
-    --workdir=runs/quickstart --prompts=- --format=jsonl < prompts.txt python -m
-    adaptive_jax.generate --workdir=runs/quickstart
+    python -m adaptive_jax generate --workdir=runs/quickstart --prompt="And the king" --top_p=0.9
+    python -m adaptive_jax generate --workdir=runs/quickstart --prompt=Noah --beams=5 --samples=3
+    python -m adaptive_jax generate --workdir=runs/quickstart --prompts=- --format=jsonl < FILE
+    python -m adaptive_jax generate --workdir=runs/quickstart
 
 Prompts are those of --prompt, or the lines of a file or of stdin. With neither, on a terminal, the
 command asks for prompts; words appear as they are drawn, and Ctrl-D ends it. docs/generating.md
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 from adaptive_jax.errors import InputError
 
 PROMPT = flags.DEFINE_multi_string(
@@ -51,8 +50,8 @@ OPTIONS = (
     ),
     flags.DEFINE_list("avoid", ["<unk>"], "Words that are never written; --avoid= for none."),
 )
-command.define_workdir("Directory of a run that train.py made.", several_hosts=False)
-flags.adopt_module_key_flags(command)  # --help shows them
+commands.define_workdir("Directory of a run that train.py made.", several_hosts=False)
+flags.adopt_module_key_flags(commands)  # --help shows them
 
 
 def prompts(model) -> Iterator[str]:
@@ -95,7 +94,7 @@ def main() -> None:
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
     from adaptive_jax.text.generate import Options, Writer
 
-    workdir, _ = command.workdir()
+    workdir, _ = commands.workdir()
     options = Options(**{flag.name: flag.value for flag in OPTIONS})
     options = options._replace(avoid=[word for word in options.avoid if word])
     options.check()
@@ -159,7 +158,3 @@ def show(writer, prompt: str, samples: int, tails: int) -> None:
     else:
         for one in writer.continuations():
             print(prompt + one.text.removesuffix("\n"), end="\n\n", flush=True)
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -1,17 +1,16 @@
 """Scores text with a trained model: the log-probability of each line, or the surprisal of each
 word.
 
-    echo "In the beginning God created the heavens." | python -m adaptive_jax.score
-    --workdir=runs/quickstart python -m adaptive_jax.score --workdir=runs/quickstart --words --bits
-    --context_from=previous text.txt > words.tsv python -m adaptive_jax.score
-    --workdir=runs/quickstart --nbest --weight=0.5 lists.txt
+    python -m adaptive_jax score --workdir=runs/quickstart < text.txt
+    python -m adaptive_jax score --workdir=runs/quickstart --words --bits text.txt > words.tsv
+    python -m adaptive_jax score --workdir=runs/quickstart --nbest --weight=0.5 lists.txt
 
 Reads files, also .gz and .xz, or standard input. docs/scoring.md says more.
 """
 
 from absl import flags
 
-from adaptive_jax import command
+from adaptive_jax import commands
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 WORDS = flags.DEFINE_boolean(
@@ -59,15 +58,16 @@ REFERENCES = flags.DEFINE_string(
 METRIC = flags.DEFINE_enum(
     "metric", "wer", ["wer", "bleu"], "Of --references: word error rate, or BLEU."
 )
-command.define_workdir("Directory of a run that train.py made.", several_hosts=False)
-flags.adopt_module_key_flags(command)  # --help shows them
+commands.define_workdir("Directory of a run that train.py made.", several_hosts=False)
+flags.adopt_module_key_flags(commands)  # --help shows them
+POSITIONAL = ["[FILE...]"]
 
 
 def main(*files: str) -> None:
     """Scores these files, or standard input."""
     from adaptive_jax.text import score as printing
 
-    workdir, _ = command.workdir()
+    workdir, _ = commands.workdir()
     read = printing.Asked(
         files,
         CHECKPOINT.value,
@@ -87,7 +87,3 @@ def main(*files: str) -> None:
     printing.score(
         workdir, read, printing.Form(WORDS.value, columns, BITS.value, FORMAT.value), nbest
     )
-
-
-if __name__ == "__main__":
-    command.run(main, positional=["[FILE...]"], stopped="stopped")

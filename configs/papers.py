@@ -1,61 +1,10 @@
-"""What the config files share: rows of a paper's table, and their layers. adaptive_jax/defaults.py
-has every key.
-
-A config file states what differs from the defaults, by dotted keys, and has a row for each model
-(see `config_of`):
-
-    SETTINGS = {"steps": 600, "data.corpus": "embedded", "body.layers": 2}
-    LAYERS = base.layers(cutoffs=(1_000, 4_000), width=128, narrow=64)
-    ROWS = {"adp_t": Row("adp_t"), "adp": Row("adp", {"body.dropout": 0.2}, paper=Paper(valid=20.95,
-    table="Table 3"))}
+"""Layers and training of the papers' models, which the files of several corpora share: settings by
+dotted key, for the `LAYERS` of a file. Its rows add sizes.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
-from adaptive_jax.defaults import config
-from adaptive_jax.errors import check_known
-
-
-class Paper(NamedTuple):
-    """Published numbers of a row, None where the paper gives none.
-
-    valid, test: perplexity. parameters: millions, to the last digit printed. hours: training time,
-    on the devices that the file's docstring names. table: where they are printed.
-    """
-
-    valid: float | None = None
-    test: float | None = None
-    parameters: float | None = None
-    hours: float | None = None
-    table: str | None = None
-
-
-class Row(NamedTuple):
-    """A model: the name of its settings in `layers`, the other settings that differ, the published
-    numbers.
-
-    The settings in `layers` are those of input and output; for models of other papers than the
-    file's, of body and training, too.
-    """
-
-    layers: str
-    changes: Mapping[str, object] = {}
-    paper: Paper = Paper()
-
-
-def config_of(
-    row: str, file: str, rows: Mapping[str, Row], layers: Mapping[str, dict], settings: dict
-) -> ConfigDict:
-    """The config of a row of a file: the file's settings, the row's layers, the row's changes.
-
-    Raises:
-        InputError: the file has no such row; or as `config`.
-    """
-    check_known(f"row {row!r} of {file}", row, rows)
-    return config(settings, layers[rows[row].layers], rows[row].changes)
+from adaptive_jax.config.rows import Paper, Row, streams
 
 
 def layers(
@@ -96,7 +45,6 @@ def layers(
     }
 
 
-# Layers and training of the other papers' models, for the `layers` of a file. Their rows add sizes.
 # Dauphin et al. 2017, section 4.2 and 4.3; the division of the rate is that of fairseq's recipe
 GCNN = {
     "input.name": "lookup",
@@ -175,7 +123,7 @@ THESIS = [
     for method in ("kmeans", "weighted_kmeans", "mixture")
     for vectors in ("pretrained", "glove")
 ]
-LSTM = {  # Grave et al. 2017; their Adagrad is not here
+LSTM = {  # Grave et al. 2017, section 5; accumulators from 0, as in Torch, are ours
     "dtype": "float32",
     "batches.break_mode": "none",
     "batches.layout": "streams",
@@ -184,13 +132,13 @@ LSTM = {  # Grave et al. 2017; their Adagrad is not here
     "body.name": "lstm",
     "output.name": "adaptive",
     "output.table.name": "own",
-    "optimizer.name": "adam",
-    "optimizer.learning_rate": 0.001,
+    "optimizer.name": "adagrad",
+    "optimizer.learning_rate": 0.1,
     "optimizer.clip_norm": 1.0,
-    "schedule.name": "plateau",
+    "optimizer.initial_accumulator_value": 0.0,
+    "optimizer.eps": 1e-10,
+    "schedule.name": "constant",
     "schedule.warmup_steps": 0,
-    "schedule.factor": 2.0,
-    "schedule.patience": 1,
 }
 
 # Pappas et al. 2020, appendix B.1, which names dropout "of hidden units": here after the input and
@@ -229,19 +177,6 @@ GROC_CNN = {
     "length": 20,
 }
 GROC_CNN |= {"strides": (1, 1, 2, 3, 4, 5), "activation": "selu", "letters": "elmo"}
-
-
-def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, int]:
-    """Settings of a run that reads a text in `count` parallel streams, and evaluates after every
-    epoch.
-
-    words: of the text, `<eos>` included.
-    window: words that an update reads of each stream; 0.975 times that on average, less half a
-        word: 1 window in 20 is half as long and lengths are cut to whole words.
-    """
-    updates, tokens = round(words / count / (0.975 * window - 0.5)), window * count
-    runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
-    return runs | {"tokens_per_update": tokens, "tokens_per_device": tokens}
 
 
 def thesis_layers(cutoffs) -> dict[str, dict]:
@@ -338,20 +273,3 @@ def output_network(depth: int, rate: float, activation: str = "selu") -> dict[st
         "output.table.activation": activation,
         "output.table.layer_dropout": rate,
     }
-
-
-def table(rows: Mapping[str, Row]) -> str:
-    """The rows as a Markdown table: layers, changes and published numbers."""
-    lines = [["row", "layers", "changes", *Paper._fields]]
-    lines.append(["---"] * len(lines[0]))
-    for name, row in rows.items():
-        changes = ", ".join(f"{key}={value}" for key, value in row.changes.items())
-        lines.append(
-            [
-                f"`{name}`",
-                row.layers,
-                changes,
-                *("" if value is None else str(value) for value in row.paper),
-            ]
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

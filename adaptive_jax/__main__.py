@@ -1,0 +1,50 @@
+"""Language models with very large vocabularies: one command for each thing to do.
+
+python -m adaptive_jax COMMAND --help
+"""
+
+import os
+import sys
+
+COMMANDS = {  # by the module that has its flags and its `main`
+    "train": ("training.command", "trains a language model"),
+    "evaluate": ("evaluation.command", "measures perplexity on a split"),
+    "score": ("text.score_command", "gives log-probabilities of lines, or of words"),
+    "generate": ("text.generate_command", "writes text after prompts"),
+    "report": ("evaluation.report.command", "makes a page of figures of trained runs"),
+    "convert": (
+        "interop.convert_command",
+        "reads a model that fairseq or the AWD-LSTM code trained",
+    ),
+    "export": ("interop.export_command", "writes a model for PyTorch, NumPy or StableHLO"),
+    "prepare": ("data.corpora.prepare", "prepares the corpus of a config ahead of a run"),
+    "cut": ("data.corpora.cut", "cuts a long text into train, validation and test text"),
+    "clusters": ("evaluation.clusters", "groups words for a hierarchical or adaptive softmax"),
+    "plan": ("planning.report", "proposes vocabularies and cutoffs for a corpus"),
+}
+
+
+def main(name: str | None = None) -> None:
+    """Runs the command `name`, or that of the first argument, with the other arguments."""
+    from adaptive_jax import commands
+    from adaptive_jax.errors import InputError, check_known
+
+    if name is None:
+        if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
+            width = max(map(len, COMMANDS))
+            lines = [f"    {key:{width}}  {about}" for key, (_, about) in COMMANDS.items()]
+            print("\n".join([__doc__.strip(), "", *lines]))
+            return
+        name = sys.argv.pop(1)
+        try:
+            check_known(f"command {name!r}", name, COMMANDS)
+        except InputError as error:
+            commands.fail(error)
+        sys.argv[0] = f"python -m adaptive_jax {name}"
+    if os.getcwd() not in sys.path:  # as `python -m` has it: where classes of one's own may lie
+        sys.path.append(os.getcwd())
+    commands.run_module(f"adaptive_jax.{COMMANDS[name][0]}")
+
+
+if __name__ == "__main__":
+    main()

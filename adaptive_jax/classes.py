@@ -1,0 +1,61 @@
+"""Objects from groups of a config: the key `name` chooses a class or a function, the other keys are
+its arguments.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+
+from adaptive_jax.errors import InputError, check_known, one_line
+
+
+def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
+    """The class or function that `name` chooses: a key of `known`, or "package.module:Class" of
+    somebody else's package, which is imported.
+
+    group: the group's name in the config, for messages.
+
+    Raises:
+        InputError: no such name, module or class.
+    """
+    what = f"config.{group}.name={name!r}"
+    module, colon, inner = str(name).partition(":")
+    if not colon:
+        check_known(what, name, known)
+        return known[name]
+    try:
+        found = getattr(importlib.import_module(module), inner)
+    except Exception as error:
+        raise InputError(
+            f"{what} cannot be imported ({type(error).__name__}: {one_line(error)}): put the"
+            " directory of its package on PYTHONPATH"
+        ) from None
+    if not callable(found):
+        raise InputError(f"{what} is {found!r}: name a class, or a function that makes an object")
+    return found
+
+
+def make(group: str, known: Mapping[str, Callable], settings: Mapping, **given):
+    """An object of the class that `settings["name"]` chooses, see `find`, with the other settings
+    as its arguments, and with those of `given` that it takes.
+
+    Lists become tuples: JSON knows lists only, and flax modules must be hashable.
+
+    Raises:
+        InputError: a name or key that does not exist, or a key that is missing.
+    """
+    settings = {key: _tuples(value) for key, value in settings.items()}
+    name = settings.pop("name")
+    maker = find(group, known, name)
+    parameters = inspect.signature(maker).parameters
+    for key in settings:
+        check_known(f"config.{group}.{key}, for {name!r},", key, parameters)
+    settings |= {key: value for key, value in given.items() if key in parameters}
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in settings:
+            raise InputError(f"config.{group}.{key} is missing, and {name!r} has no default for it")
+    return maker(**settings)
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,84 @@
+"""Every key of a config with its value and its default, above the docstring of the class that uses
+it.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+
+from adaptive_jax.config.keys import NAMES, Key, at, groups_of, home, keys_of, maker
+
+TITLES = {
+    "": "the run",
+    "choose": "keys that are None, which are chosen for the text",
+    "divergence": "a loss that is not finite",
+    "metrics": "what is logged",
+    "data": "the corpus",
+    "batches": "rows of an update",
+    "input": "from token ids to vectors",
+    "body": "from vectors to hidden states",
+    "output": "from hidden states to the loss",
+    "output.table": "the words' vectors in the output",
+    "optimizer": "from gradients to changes of the parameters",
+    "schedule": "the learning rate",
+}
+HEAD = """# Configuration
+
+Every key of a config with its default, and what its class says of it. Written by
+`python -m adaptive_jax train --explain > docs/configuration.md`.
+
+A config file states what differs from these defaults; `--config.KEY=VALUE` changes a key on the
+command line, and `python train.py --config=FILE --explain` prints this for a config. A group's
+`name` chooses a class, or is `package.module:Class` of your own. A flag that changes the name keeps
+what the file states if the new class has the key, and says what it drops.
+"""
+
+
+def config(settings: Mapping) -> str:
+    """Every key of a whole config by group, with its default if it has another value."""
+    lines = []
+    for group in groups_of(settings):
+        stated = at(settings, group)
+        name = stated.get("name") if group in NAMES else None
+        prefix = f"  --config.{group}." if group else "  --config."
+        lines += [f"{group or 'config'}: {TITLES[group]}"]
+        lines += [f"{prefix}name={name!r}"] if name else []
+        for key, (default, *_) in keys_of(group, name).items():
+            other = "" if stated[key] == default else f"  (default {default!r})"
+            lines.append(f"{prefix}{key}={stated[key]!r}{other}")
+        said = [*_of_the_model(group), *meanings(group, name)]
+        lines += ["", *(f"    {line}".rstrip() for line in said), ""]
+    return "\n".join(lines).rstrip()
+
+
+def page() -> str:
+    """Every key of every class, as Markdown."""
+    lines = [HEAD]
+    for group in groups_of({"choose": {}}):
+        lines.append(f"## {f'`{group}`: ' * bool(group)}{TITLES[group]}\n")
+        if said := _of_the_model(group):
+            lines += ["```text", *said[:-1], "```\n"]
+        for name in home(group) if group in NAMES else [None]:
+            if name:
+                default = " (the default)" * (name == NAMES[group])
+                lines.append(f"### `{group}.name={name}`{default}\n")
+            lines += [*_table(group, keys_of(group, name)), ""]
+            lines += ["```text", *meanings(group, name), "```\n"]
+    return "\n".join(lines).rstrip()
+
+
+def _table(group: str, keys: Mapping[str, Key]) -> Iterable[str]:
+    yield "| key | default |"
+    yield "| --- | --- |"
+    for key, (default, *_) in keys.items():
+        yield f"| `{f'{group}.{key}'.lstrip('.')}` | `{default!r}` |"
+
+
+def _of_the_model(group):
+    """The docstring of the language model, whose argument `output.clusters` is."""
+    model = home("output.clusters") if group == "output" else None
+    return [*inspect.getdoc(model).splitlines(), ""] if model else []
+
+
+def meanings(group: str, name: str | None = None) -> list[str]:
+    """The docstring of the class whose arguments are the keys of a group, line by line."""
+    return (inspect.getdoc(maker(group, name)) or "It has no docstring.").splitlines()

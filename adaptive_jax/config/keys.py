@@ -1,0 +1,454 @@
+"""The keys of a config: each has its default, its type and its meaning in the class that uses it.
+
+    config = resolve({"steps": 100, "body": {"name": "lstm", "widths": (512, 256)}})
+    config["body"]["dropout"]           # the default of the class LSTM
+
+A group whose key `name` chooses a class, or a function, takes its arguments as keys. The name may
+be "package.module:Class" of somebody else's package.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from adaptive_jax.classes import find
+from adaptive_jax.config import rows
+from adaptive_jax.errors import InputError, check_at_least, check_known
+
+LARGEST = 2**31 - 1  # of any number but the seed: JAX counts in 32 bits
+SEEDS = 2**32
+NAMES = {  # the default classes of groups with a key `name`, outer groups before inner ones
+    "input": "adaptive",
+    "body": "transformer",
+    "output": "adaptive",
+    "output.table": "own",
+    "optimizer": "nag",
+    "schedule": "cosine_cycles",
+}
+HOMES = {  # where keys stand: not imported before a command has parsed its flags
+    "input": "adaptive_jax.model.language_model:INPUTS",
+    "body": "adaptive_jax.model.language_model:BODIES",
+    "output": "adaptive_jax.model.language_model:OUTPUTS",
+    "output.table": "adaptive_jax.model.language_model:TABLES",
+    "output.clusters": "adaptive_jax.data.vocabulary.clusters:cut",
+    "optimizer": "adaptive_jax.training.optim:OPTIMIZERS",
+    "optimizer.waits": "adaptive_jax.training.optim:waits",
+    "optimizer.name": "adaptive_jax.training.optim:optimizer_named",  # those of optax, too
+    "schedule": "adaptive_jax.training.schedules:SCHEDULES",
+    "data": "adaptive_jax.data.corpora.load:Settings",
+    "batches": "adaptive_jax.data.batches.training:Layout",
+}
+GIVEN = {  # arguments that the program gives, never a config
+    "input": {"vocabulary_size", "features"},
+    "output": {"table"},
+    "output.table": {"vocabulary_size", "features", "source"},
+    "schedule": {"learning_rate"},
+}
+_allowed: set[str] = set()  # modules of other packages that this process may import
+
+
+@dataclasses.dataclass(frozen=True)
+class General:
+    """The keys that belong to no group.
+
+    Attributes:
+        steps: updates in all.
+        seed: of the initial parameters, the order of the examples and dropout.
+        dtype: of activations and matrix products: float32 or bfloat16; parameters are float32.
+        tokens_per_update: tokens of an update, over all devices; a multiple of
+            batches.sequence_length.
+        tokens_per_device: tokens that a device holds at a time, at most; an update accumulates
+            gradients over as many microbatches as it needs. 0: as many as its memory holds, by an
+            estimate, and 4,096 where memory is not known, as on CPUs.
+        compose_share: share of updates that compose word vectors anew, the first one among them;
+            the others use those of the last such update and train the rest of the model.
+        init_from: workdir of a run whose parameters this one starts from; empty: fresh parameters.
+        init_checkpoint: with init_from: best by validation, latest, or the number of updates.
+        init_words: with init_from: the vocabulary: new, words of the new corpus alone; both, those
+            of that run, too.
+        gradient_sums: dtype in which gradients are summed over devices: float32, or bfloat16, which
+            moves half the bytes and rounds to 8 bits.
+        fsdp: devices that share one copy of the parameters; 0: as few as hold the model.
+        log_every: updates between two lines of metrics; 0: only at the end.
+        evaluate_every: updates between two evaluations on the validation split; 0: only with
+            checkpoints.
+        checkpoint_every: updates between two checkpoints; 0: only at the end.
+        keep: latest checkpoints that are kept; the best one is kept beside them.
+        keep_every_hours: hours of training after which one more checkpoint is kept for good; 0:
+            none.
+        hours: hours of training, over all starts of the run, after which it evaluates, saves and
+            ends; 0: no limit.
+        early_stopping: evaluations in a row without a lower validation loss that end training; 0:
+            never.
+    """
+
+    steps: int = 7_500
+    seed: int = 0
+    dtype: str = "float32"
+    tokens_per_update: int = 8_192
+    tokens_per_device: int = 8_192
+    compose_share: float = 1.0
+    init_from: str = ""
+    init_checkpoint: str = "best"
+    init_words: str = "new"
+    gradient_sums: str = "float32"
+    fsdp: int = 0
+    log_every: int = 50
+    evaluate_every: int = 500
+    checkpoint_every: int = 500
+    keep: int = 1
+    keep_every_hours: float = 0.0
+    hours: float = 0.0
+    early_stopping: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+    """What training does when a loss is not finite.
+
+    Attributes:
+        policy: after an update that is not finite: stop, skip (leave it out) or rewind (to the last
+            checkpoint, for other batches).
+        loss: nats a token, from which a loss counts as not finite; inf: never.
+        spike: nats a token above the recent mean, from which a loss is reported; inf: never.
+        rewinds: times that a run rewinds, at most; then it stops.
+    """
+
+    policy: str = "stop"
+    loss: float = 100.0
+    spike: float = 2.0
+    rewinds: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """What is logged, besides metrics.jsonl.
+
+    Attributes:
+        tensorboard: whether to write files for TensorBoard.
+        wandb: whether to log to Weights & Biases; needs the package wandb.
+        norms: whether to log norms of gradients and changes, by group of parameters.
+    """
+
+    tensorboard: bool = True
+    wandb: bool = False
+    norms: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Choose:
+    """What a config that leaves keys open is given: keys that are None are chosen for the text when
+    training begins.
+
+    Attributes:
+        hours: hours that training may take; --hours sets it.
+    """
+
+    hours: float = 1.0
+
+
+class NotAllowed(InputError):
+    """A config names code that this process may not import, see `allow`."""
+
+
+class Key(NamedTuple):
+    """A key of a config.
+
+    default: its value where a config does not state it; `inspect.Parameter.empty` if it must.
+    kind: the type of its values: bool, int, float, str, tuple; None: any.
+    optional: whether it may be None.
+    """
+
+    default: object
+    kind: type | None
+    optional: bool
+
+
+def home(place: str) -> Any:
+    """The object of `HOMES` that has the keys of a group, or the classes that its name chooses."""
+    module, _, name = HOMES[place].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def maker(group: str, name: str | None = None) -> Callable:
+    """The class or function whose arguments are the keys of a group, "" for the outermost.
+
+    Raises:
+        InputError: a name that does not exist.
+    """
+    if group not in NAMES:
+        own = {"": General, "divergence": Divergence, "metrics": Metrics, "choose": Choose}
+        return own.get(group) or home(group)
+    name = name or NAMES[group]
+    if not isinstance(name, str):
+        raise InputError(f"config.{group}.name={name!r} must be text, such as {NAMES[group]!r}")
+    found = home("optimizer.name")(name) if group == "optimizer" else find(group, home(group), name)
+    if ":" in name:
+        _allowed.add(name.partition(":")[0])
+    return found
+
+
+def keys_of(group: str, name: str | None = None) -> dict[str, Key]:
+    """The keys of a group, `name` and inner groups left out, see `maker`."""
+    made = maker(group, name)
+    try:
+        parameters = inspect.signature(made, eval_str=True).parameters
+    except NameError:  # an annotation in quotes whose name is known to type checkers alone
+        parameters = inspect.signature(made).parameters
+    taken = GIVEN.get(group, set()) | {"parent", "name"}
+    keys = {key: _key(p) for key, p in parameters.items() if key not in taken and _is_key(p)}
+    if group == "output":
+        keys = {"clusters": Key("", str, False)} | keys  # whose file the data rooms read
+    return keys
+
+
+def _is_key(parameter):
+    """Whether a value that JSON knows can be given for a parameter."""
+    plain = bool | int | float | str | tuple | list | None
+    named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return named and (parameter.default is parameter.empty or isinstance(parameter.default, plain))
+
+
+def _key(parameter):
+    default, hint = parameter.default, parameter.annotation
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    hints = typing.get_args(hint) if union else (hint,)
+    optional = default is None or types.NoneType in hints
+    if default is None or default is parameter.empty:
+        known = {typing.get_origin(hint) or hint for hint in hints}
+        sequence = known & {tuple, list, Sequence}
+        kinds = [kind for kind in (str, bool, float, int) if kind in known]
+        kind = tuple if sequence else (kinds or [None])[0]
+    else:
+        kind = tuple if isinstance(default, list) else type(default)
+    return Key(default, kind, optional)
+
+
+def groups_of(config: Mapping) -> list[str]:
+    """The groups of a config, "" for the outermost, in the order in which they are written."""
+    groups = ["", *(["choose"] if "choose" in config else []), "divergence", "metrics", "data"]
+    return [*groups, "batches", *NAMES]
+
+
+def at(config: Mapping, group: str) -> Mapping:
+    """A group of a config, `{}` if it does not state one."""
+    for name in filter(None, group.split(".")):
+        config = config.get(name, {})
+    return config
+
+
+def resolve(config: Mapping) -> dict:
+    """The whole config as plain values: what `config` states, lists as tuples, and the defaults of
+    all other keys.
+
+    A config with the group `choose` may leave any key None: it is chosen when training begins.
+
+    Raises:
+        InputError: names the first unknown key or name and the closest known one, a value of
+            another type, or a key that is missing and has no default.
+    """
+    config = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(config, Mapping):
+        raise InputError(f"a config must be a mapping of keys to values, got {_short(config)}")
+    groups = groups_of(config)
+    whole: dict = {}
+    for group in groups:
+        stated = at(config, group)
+        if not isinstance(stated, Mapping):
+            raise InputError(f"config.{group}={stated!r} must be a group of keys")
+        name = {"name": stated.get("name", NAMES[group])} if group in NAMES else {}
+        keys = keys_of(group, name.get("name"))
+        prefix = f"{group}." if group else ""
+        inner = [inner for inner in groups if inner and inner.rpartition(".")[0] == group]
+        known = [*name, *keys, *(inner.removeprefix(prefix) for inner in inner)]
+        for key in stated:
+            check_known(f"config.{prefix}{key}", key, known)
+        values = name | {
+            key: _value(f"config.{prefix}{key}", stated.get(key, found.default), found, config)
+            for key, found in keys.items()
+        }
+        at(whole, group.rpartition(".")[0]).update(
+            {group.rpartition(".")[2]: values} if group else values
+        )
+    return whole
+
+
+def _value(path, value, key, config):
+    """`value` as the type of its key."""
+    if value is inspect.Parameter.empty:
+        raise InputError(f"{path} is missing, and it has no default")
+    if isinstance(value, str) and value.lower() == "none" and key.kind is not str:
+        value = None
+    if value is None and (key.optional or "choose" in config):
+        return None
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if key.kind is bool and (isinstance(value, bool) or (whole and value in (0, 1))):
+        return bool(value)
+    if key.kind is str and (isinstance(value, str) or whole):
+        return str(value)  # a flag's value that is digits, such as a directory called 2007
+    if key.kind is float and value in ("inf", "-inf"):
+        value = float(value)
+    if key.kind in (int, float) and (whole or (key.kind is float and isinstance(value, float))):
+        if math.isnan(value):
+            raise InputError(f"{path}={value!r} must be a number, such as {key.default!r}")
+        value = key.kind(value)
+    elif key.kind is tuple:
+        value = _tuple(path, value, key.default)
+    elif key.kind is not None:
+        kinds = {bool: "True or False", int: "a whole number", float: "a number"}
+        text = (
+            f"text: write {path}=\"'{value}'\""
+            if isinstance(value, float | tuple | bool)
+            else "text"
+        )
+        raise InputError(
+            f"{path}={_short(value)} must be {kinds.get(key.kind, text)}, such as {key.default!r}"
+        )
+    if path != "config.seed":
+        _check_size(path, value)
+    return value
+
+
+def _tuple(path, value, default):
+    """A tuple of whole numbers, or of such tuples if its default is one."""
+    nested = any(isinstance(item, tuple) for item in default or ())
+    found = value if isinstance(value, list | tuple) else (value,)
+    rows = found if nested else [found]
+    right = all(isinstance(row, list | tuple) for row in rows) and all(
+        isinstance(item, int) and not isinstance(item, bool) for row in rows for item in row
+    )
+    if not right:
+        what = f"a tuple {'of pairs ' if nested else ''}of whole numbers, such as {default!r}"
+        raise InputError(f"{path}={_short(value)} must be {what}")
+    return tuple(map(tuple, found)) if nested else tuple(found)
+
+
+def _check_size(path, value):
+    for number in value if isinstance(value, tuple) else [value]:
+        if isinstance(number, tuple):
+            _check_size(path, number)
+        elif isinstance(number, int | float) and LARGEST < number < math.inf:
+            raise InputError(f"{path}={value} is too large: give at most {LARGEST:,}")
+
+
+def _short(value):
+    text = " ".join(repr(value).split())
+    return text if len(text) < 90 else f"{text[:90]}…"
+
+
+def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str]]:
+    """The config of a file with the values of flags, by dotted key; and a line for each class that
+    a flag switches.
+
+    What the file states for the other class stays if the new one has the key. The full softmax,
+    which has no bands, loses the cutoffs of its table.
+
+    Raises:
+        InputError: a name that does not exist, or a key inside of one that is no group.
+    """
+    config, lines = _copy(stated), []
+    for group, default in NAMES.items():
+        name, settings = flags.get(f"{group}.name"), at(config, group)
+        if not isinstance(name, str) or name == settings.get("name", default):
+            continue
+        known = {*keys_of(group, name), "name", "table"}
+        drops = [key for key in settings if key not in known]
+        keeps = [f"{key}={v}" for key, v in settings.items() if key in known - {"name", "table"}]
+        for key in drops:
+            del settings[key]
+        if name == "softmax" and settings.get("table", {}).pop("cutoffs", ()):
+            drops.append("table.cutoffs")
+        parts = [("keeps", keeps), ("drops", drops)]
+        said = "; ".join(f"{verb} {', '.join(keys)}" for verb, keys in parts if keys)
+        lines.append(f"config.{group}.name={name}" + (f": {said}" if said else ""))
+    for key, value in flags.items():
+        *outer, last = key.split(".")
+        inner = config
+        for name in outer:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise InputError(f"--config.{key}: config.{name} is no group, but {inner!r}")
+        inner[last] = value
+    return config, lines
+
+
+def _copy(config):
+    return {key: _copy(v) if isinstance(v, Mapping) else v for key, v in config.items()}
+
+
+def allow(modules: Iterable[str]) -> None:
+    """Lets the configs of workdirs name classes of these modules, which are imported: their code
+    runs.
+    """
+    _allowed.update(modules)
+
+
+def check_allowed(config: Mapping, file: object) -> None:
+    """Checks that a config that somebody may have made, in `file`, names no class of a module that
+    the user of this process has not named.
+
+    Raises:
+        NotAllowed: it does; the message says how to allow it.
+    """
+    for group in NAMES:
+        stated = at(config, group)
+        name = str(stated.get("name", "")) if isinstance(stated, Mapping) else ""
+        module, colon, _ = name.partition(":")
+        if colon and module not in _allowed:
+            raise NotAllowed(
+                f"{file} has {group}.name={name!r}, code that is not part of adaptive_jax: give"
+                f" --allow={module} to import and run it, if you trust it"
+            )
+
+
+def check_values(config: Mapping) -> None:
+    """Checks the values that belong to no layer, optimizer, schedule, corpus or division of an
+    update.
+
+    Raises:
+        InputError: names the key and its value.
+    """
+    zero = ("fsdp", "log_every", "evaluate_every", "checkpoint_every", "early_stopping")
+    check_at_least(0, **{key: config[key] for key in zero})
+    check_at_least(0, **{"data.vocabulary_size": config["data"]["vocabulary_size"]})
+    for key, none in ("keep_every_hours", "keep none"), ("hours", "no limit"):
+        if not 0 <= config[key] < math.inf:
+            raise InputError(f"{key}={config[key]} must be 0 ({none}) or more, and finite")
+    if not 0 <= config["seed"] < SEEDS:
+        raise InputError(f"seed={config['seed']} must be from 0 to {SEEDS - 1:,}")
+    divergence = config["divergence"]
+    for key, value, known in (
+        ("gradient_sums", config["gradient_sums"], ("float32", "bfloat16")),
+        ("init_words", config["init_words"], ("new", "both")),
+        ("divergence.policy", divergence["policy"], ("stop", "skip", "rewind")),
+    ):
+        check_known(f"{key}={value!r}", value, known)
+    check_at_least(0, **{"divergence.rewinds": divergence["rewinds"]})
+    for key in "loss", "spike":
+        if divergence[key] <= 0:
+            raise InputError(
+                f"divergence.{key}={divergence[key]} must be above 0 nats a token; inf: never"
+            )
+    if config["evaluate_every"] == 0 and (group := home("optimizer.waits")(config)):
+        raise InputError(
+            f"evaluate_every=0 with {group}.name={config[group]['name']!r}, which waits for"
+            " evaluations: give evaluate_every=500"
+        )
+    steps, warmup = config["steps"], config["schedule"].get("warmup_steps", 0)
+    if warmup > steps > 0:
+        raise InputError(
+            f"schedule.warmup_steps={warmup:,} is longer than the run of steps={steps:,}: take"
+            f" schedule.warmup_steps={steps // 10:,}, or more steps"
+        )
+
+
+def complete(*changes: Mapping[str, object]) -> dict:
+    """The whole config with these settings by dotted key, later ones last: `rows.config`,
+    resolved.
+    """
+    return resolve(rows.config(*changes))

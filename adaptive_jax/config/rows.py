@@ -1,0 +1,131 @@
+"""What a config file is made of: rows of a paper's table, each a model with published numbers.
+
+A config file states what differs from the defaults, by dotted keys, and has a row for each model:
+
+    from adaptive_jax.config import rows
+    from adaptive_jax.config.rows import Paper, Row
+
+    SETTINGS = {"steps": 600, "data.corpus": "embedded", "body.layers": 2}
+    LAYERS = {"lookup": {"input.name": "lookup", "output.name": "softmax"}}
+    ROWS = {
+        "sm": Row("lookup"),
+        "sm_wide": Row("lookup", {"body.features": 512}, Paper(valid=20.95, table="Table 3")),
+    }
+
+    def get_config(row="sm"):
+        return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)
+
+`adaptive_jax.config.keys` has every key; `keys.resolve` completes the config.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import FieldReference
+
+from adaptive_jax.errors import check_known
+
+GROUPS = [
+    "data",
+    "batches",
+    "input",
+    "body",
+    "output",
+    "output.table",
+    "optimizer",
+    "schedule",
+    "divergence",
+    "metrics",
+]
+
+
+class Paper(NamedTuple):
+    """Published numbers of a row, None where the paper gives none.
+
+    valid, test: perplexity. parameters: millions, to the last digit printed. hours: training time,
+    on the devices that the file's docstring names. table: where they are printed.
+    """
+
+    valid: float | None = None
+    test: float | None = None
+    parameters: float | None = None
+    hours: float | None = None
+    table: str | None = None
+
+
+class Row(NamedTuple):
+    """A model: the name of its settings in `layers`, the other settings that differ, the published
+    numbers.
+
+    The settings in `layers` are those of input and output; for models of other papers than the
+    file's, of body and training, too.
+    """
+
+    layers: str
+    changes: Mapping[str, object] = {}
+    paper: Paper = Paper()
+
+
+def config(*changes: Mapping[str, object]) -> ConfigDict:
+    """The settings by dotted key, later ones last, as groups: what differs from the defaults.
+
+    Setting a group's `name` forgets what was set in the group before: those were keys of another
+    class. Values have no type yet, so that flags can change any of them into any other.
+    """
+    merged: dict[str, object] = {}
+    for flat in changes:
+        for group in [key.removesuffix("name") for key in flat if key.endswith(".name")]:
+            merged = {key: value for key, value in merged.items() if not key.startswith(group)}
+        merged |= flat
+    stated = nested(merged, GROUPS, lambda value: FieldReference(value, object))
+    return ConfigDict(stated, type_safe=False)
+
+
+def config_of(
+    row: str, file: str, rows: Mapping[str, Row], layers: Mapping[str, dict], settings: dict
+) -> ConfigDict:
+    """The config of a row of a file: the file's settings, the row's layers, the row's changes.
+
+    Raises:
+        InputError: the file has no such row.
+    """
+    check_known(f"row {row!r} of {file}", row, rows)
+    return config(settings, layers[rows[row].layers], rows[row].changes)
+
+
+def nested(flat: Mapping[str, object], groups: Iterable[str] = (), value=lambda value: value):
+    """`{"body.layers": 8}` as `{"body": {"layers": 8}}`, with these groups at least."""
+    settings: dict = {}
+    for key in [*(f"{group}." for group in groups), *flat]:
+        *outer, last = key.split(".")
+        group = settings
+        for name in outer:
+            group = group.setdefault(name, {})
+        if last:
+            group[last] = value(flat[key])
+    return settings
+
+
+def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, int]:
+    """Settings of a run that reads a text in `count` parallel streams, and evaluates after every
+    epoch.
+
+    words: of the text, `<eos>` included.
+    window: words that an update reads of each stream; 0.975 times that on average, less half a
+        word: 1 window in 20 is half as long and lengths are cut to whole words.
+    """
+    updates, tokens = round(words / count / (0.975 * window - 0.5)), window * count
+    runs = {"steps": epochs * updates, "evaluate_every": updates, "checkpoint_every": updates}
+    return runs | {"tokens_per_update": tokens, "tokens_per_device": tokens}
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    """The rows as a Markdown table: layers, changes and published numbers."""
+    lines = [["row", "layers", "changes", *Paper._fields]]
+    lines.append(["---"] * len(lines[0]))
+    for name, row in rows.items():
+        changes = ", ".join(f"{key}={value}" for key, value in row.changes.items())
+        numbers = ["" if value is None else str(value) for value in row.paper]
+        lines.append([f"`{name}`", row.layers, changes, *numbers])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

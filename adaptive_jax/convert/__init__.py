@@ -1,1 +1,0 @@
-"""Models trained with other code."""

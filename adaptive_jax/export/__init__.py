@@ -1,3 +1,0 @@
-"""Trained models for other programs: a file of safetensors, or a program of StableHLO that
-scores text.
-"""

@@ -1,0 +1,130 @@
+"""Layers and optimizers of other packages, named `package.module:Class` in a config."""
+
+import json
+import shutil
+
+import pytest
+
+from adaptive_jax.config.keys import _allowed
+from adaptive_jax.errors import InputError
+from adaptive_jax.workdir.settings import read_config
+from tests.conftest import ROOT
+
+TOYS = '''
+"""Layers that this project has never seen."""
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.outputs.softmax import Softmax
+
+class Input(nn.Module):
+    """Vectors, scaled.
+
+    Attributes:
+        scale: factor of every vector.
+    """
+    vocabulary_size: int
+    features: int
+    scale: float = 1.0
+
+    def setup(self):
+        shape = self.vocabulary_size, self.features
+        self.table = self.param("table", nn.initializers.normal(0.1), shape)
+
+    def __call__(self, tokens, batch=None, *, train=False):
+        return self.scale * self.table[tokens]
+
+    def bands(self):
+        return [Band(self.table)]
+
+class Body(nn.Module):
+    """A gate on every vector; hidden states know only their own token."""
+    features: int = 8
+    gates: tuple[int, ...] = (1,)
+
+    @nn.compact
+    def __call__(self, vectors, carry=(), batch=None, *, train=False):
+        for _ in self.gates:
+            vectors = vectors * nn.sigmoid(nn.Dense(self.features)(vectors))
+        return vectors, carry
+
+    def initial_carry(self, rows):
+        return ()
+
+class Output(Softmax):
+    """A softmax whose smoothing has another default."""
+    label_smoothing: float = 0.1
+
+def signs(learning_rate: float = 0.01, *, momentum: float | None = None):
+    """Steps by the sign of every gradient."""
+    return optax.chain(optax.scale_by_sign(), optax.scale_by_learning_rate(learning_rate))
+'''
+NAMES = {
+    "input.name": "my_toys.layers:Input",
+    "input.scale": 2,
+    "body.name": "my_toys.layers:Body",
+    "body.gates": "1,1",
+    "output.name": "my_toys.layers:Output",
+    "optimizer.name": "my_toys.layers:signs",
+    "optimizer.learning_rate": 0.001,
+    "schedule.name": "constant",
+}
+
+
+@pytest.fixture(scope="module")
+def run(quick_command, flags, tmp_path_factory):
+    """A run of toys that lie outside of this repository, of three updates; and the variables by
+    which Python finds them.
+    """
+    place = tmp_path_factory.mktemp("outside")
+    (place / "my_toys").mkdir()
+    (place / "my_toys" / "layers.py").write_text(TOYS)
+    # The small run without what another class has no key for.
+    gone = "input.cutoffs", "optimizer.clip_norm", "optimizer.momentum", "schedule.cycle_steps"
+    line = [
+        flag.replace("--config=", f"--config={ROOT}/")
+        for flag in flags(place / "run", steps=3, evaluate_every=3, checkpoint_every=3)
+        if not flag.startswith((*(f"--config.{key}=" for key in gone), "--config.body."))
+    ]
+    names = [f"--config.{key}={value}" for key, value in NAMES.items()]
+    done = quick_command("-m", "adaptive_jax", "train", *line, *names, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "drops" in done.stdout and "config.input.name=my_toys.layers:Input" in done.stdout
+    return place
+
+
+def test_keys_come_from_the_fields(run):
+    """Each with the default of its field, or the value of a flag in the field's type."""
+    config = json.loads((run / "run" / "config.json").read_text())
+    assert config["input"] == {"name": NAMES["input.name"], "scale": 2.0}
+    assert config["body"] == {"name": NAMES["body.name"], "features": 192, "gates": [1, 1]}
+    assert config["output"]["label_smoothing"] == 0.1
+    assert (config["optimizer"]["learning_rate"], config["optimizer"]["momentum"]) == (0.001, None)
+
+
+@pytest.mark.parametrize(
+    "line", [["evaluate", "--workdir=run"], ["score", "--workdir=run"], ["report", "run"]]
+)
+def test_code_of_a_workdir_runs_only_if_allowed(run, quick_command, line):
+    """A workdir may be anybody's: without --allow none of its code is imported, and one line says
+    how to; with it the run is read.
+    """
+    (run / "my_toys" / "__init__.py").write_text("print('imported')\n")
+    done = quick_command("-m", "adaptive_jax", *line, cwd=run, given="the t0w0\n")
+    assert done.returncode == 2 and "imported" not in done.stdout
+    assert done.stderr.endswith(
+        "give --allow=my_toys.layers to import and run it, if you trust it\n"
+    )
+    if line[0] != "report":
+        line = [*line, "--allow=my_toys.layers"]
+        done = quick_command("-m", "adaptive_jax", *line, cwd=run, given="the t0w0\n")
+        assert done.returncode == 0 and "imported" in done.stdout, done.stderr
+
+
+def test_resuming_needs_no_flag_more(run, quick_command, flags):
+    """The command that began the run names its classes, so it may read them in the workdir."""
+    _allowed.discard("my_toys.layers")
+    other = shutil.copytree(run / "run", run / "other")
+    with pytest.raises(InputError, match="--allow=my_toys.layers"):
+        read_config(other)
