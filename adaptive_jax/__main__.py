@@ -26,7 +26,7 @@ COMMANDS = {  # by the module that has its flags and its `main`
 
 def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
-    from adaptive_jax import commands
+    from adaptive_jax.config import commands
     from adaptive_jax.errors import InputError, check_known
 
     if name is None:

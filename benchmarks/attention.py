@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
 from adaptive_jax.bodies.attention import PATHS, Pairs, attention
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks.outputs import machine, torch_memory

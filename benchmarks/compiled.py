@@ -27,7 +27,7 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import check_at_least

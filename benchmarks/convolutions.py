@@ -25,8 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
 from adaptive_jax.bodies.convolution import Convolution
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.products import product
 from benchmarks.outputs import machine

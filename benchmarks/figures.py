@@ -30,8 +30,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax import commands
-from adaptive_jax.config import rows
+from adaptive_jax.config import commands, rows
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.training.divergence import Diverged

@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 import adaptive_jax
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.text.generate import Options, Writer

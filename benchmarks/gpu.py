@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
 
 SMALL = (

@@ -33,9 +33,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
 from adaptive_jax.bodies.attention import PATHS, Pairs, attention
 from adaptive_jax.bodies.flash import Blocks, flash
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band

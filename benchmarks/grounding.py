@@ -24,16 +24,16 @@ import jax
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config.flags import read
 from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning import traced
-from adaptive_jax.training import optim
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from benchmarks.outputs import machine

@@ -31,8 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
 from adaptive_jax.bodies.recurrence import PATHS, State, Weights, lstm, zero_state
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least
 from benchmarks.outputs import machine, torch_memory
 from benchmarks.timing import interleaved, torch_device

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band, split_rows

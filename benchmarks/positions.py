@@ -15,7 +15,7 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.evaluation.evaluate import Request, evaluate

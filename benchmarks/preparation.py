@@ -38,7 +38,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts

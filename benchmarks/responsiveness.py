@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.model.language_model import build, parameter_shapes

@@ -11,7 +11,7 @@ devices are gathered in both passes of every microbatch and their gradients scat
 float32; matrices of blocks that are gathered in bfloat16 take half.
 """
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.parallel.accelerators import ACCELERATORS
 from adaptive_jax.planning.plan import make_plan

@@ -16,15 +16,15 @@ import jax
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.streams import DEVIATION, draw
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from benchmarks.outputs import machine

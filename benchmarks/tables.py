@@ -28,7 +28,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.evaluate import evaluate
 from adaptive_jax.evaluation.scoring import perplexity

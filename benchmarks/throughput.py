@@ -36,8 +36,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
 from adaptive_jax.bodies.attention import PATHS
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.vocabulary.lexicon import lexicon
@@ -46,9 +46,9 @@ from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.products import product
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import make_plan
-from adaptive_jax.training import optim
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from benchmarks.timing import first_line, interleaved, torch_device

@@ -22,7 +22,7 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least
 from benchmarks import outputs
 

@@ -223,7 +223,7 @@ def test_an_error_in_a_config_file(quick_command, tmp_path, line, says):
 
 PERMISSIONS = """
 import os, sys
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 def main(path, mode):
     if os.getuid() == 0:
         os.setuid(65534)  # root may read and write everything

@@ -20,9 +20,9 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import divide_update
-from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 from configs import wikitext103

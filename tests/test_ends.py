@@ -13,7 +13,7 @@ WORKS = """
 import gc, logging, os, signal, sys, time, warnings
 from absl import logging as absl_logging
 from adaptive_jax.config import flags as config_flags
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 config_flags.define()
 def works():
     print("ready", flush=True)

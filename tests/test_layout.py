@@ -14,15 +14,12 @@ PACKAGE = ROOT / "adaptive_jax"
 # The rooms, from the ground up: folders of the package, or files in its root. A room imports from
 # rooms below it only.
 ROOMS = [
-    *("errors", "files", "classes", "optimizers", "config", "commands"),
+    *("errors", "files"),
     *("numerics", "losses", "parallel"),
-    *("inputs", "bodies", "outputs"),
-    *("data", "model"),
-    *("planning", "workdir", "evaluation", "training"),
+    *("inputs", "bodies", "outputs", "model", "optimizers"),
+    *("config", "data", "planning", "workdir", "evaluation", "training"),
     *("text", "interop"),
 ]
-# What planning and configs ask of optimizers; they know nothing else of training.
-OPTIMIZERS = {"training.optim", "training.schedules", "training.nt_asgd"}
 APART = {"inputs", "bodies", "data"}, {"model", "data"}  # these know nothing of each other
 FOLDERS = "*.py", "configs/*.py", "benchmarks/*.py", "adaptive_jax/**/*.py"
 FILES = {
@@ -79,7 +76,7 @@ def functions(path):
 
 
 def room_of(name):
-    return "optimizers" if name in OPTIMIZERS else name.split(".")[0]
+    return name.split(".")[0]
 
 
 def test_imports_go_one_way():
@@ -117,7 +114,7 @@ def third_parties(room):
 def test_losses_need_jax_alone_and_layers_flax():
     """Strangers import losses and layers into programs of their own, and install nothing else."""
     assert third_parties("losses") <= {"jax", "numpy"}
-    for room in "numerics", "inputs", "bodies", "outputs", "model":
+    for room in "numerics", "inputs", "bodies", "outputs", "model", "optimizers":
         assert third_parties(room) <= {"jax", "numpy", "flax", "optax"}, room
 
 

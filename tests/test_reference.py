@@ -20,7 +20,7 @@ from flax import linen as nn
 from adaptive_jax import AdaptiveInput, Band, OwnTable, Softmax, TiedTable
 from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.losses import banded
-from adaptive_jax.training import optim, schedules
+from adaptive_jax.optimizers import optim, schedules
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = json.loads((FIXTURES / "reference.json").read_text())

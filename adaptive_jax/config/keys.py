@@ -16,9 +16,9 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from adaptive_jax.classes import find
 from adaptive_jax.config import rows
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.model.classes import find
 
 LARGEST = 2**31 - 1  # of any number but the seed: JAX counts in 32 bits
 SEEDS = 2**32
@@ -36,10 +36,10 @@ HOMES = {  # where keys stand: not imported before a command has parsed its flag
     "output": "adaptive_jax.model.language_model:OUTPUTS",
     "output.table": "adaptive_jax.model.language_model:TABLES",
     "output.clusters": "adaptive_jax.data.vocabulary.clusters:cut",
-    "optimizer": "adaptive_jax.training.optim:OPTIMIZERS",
-    "optimizer.waits": "adaptive_jax.training.optim:waits",
-    "optimizer.name": "adaptive_jax.training.optim:optimizer_named",  # those of optax, too
-    "schedule": "adaptive_jax.training.schedules:SCHEDULES",
+    "optimizer": "adaptive_jax.optimizers.optim:OPTIMIZERS",
+    "optimizer.waits": "adaptive_jax.optimizers.optim:waits",
+    "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # those of optax, too
+    "schedule": "adaptive_jax.optimizers.schedules:SCHEDULES",
     "data": "adaptive_jax.data.corpora.load:Settings",
     "batches": "adaptive_jax.data.batches.training:Layout",
 }

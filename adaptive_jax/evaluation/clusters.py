@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.data.vocabulary import clustering
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters

@@ -14,7 +14,7 @@ import sys
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
 
 SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Split to score.")

@@ -15,7 +15,7 @@ files.
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
 
 OUTPUT = flags.DEFINE_string("output", None, "New directory to write.")

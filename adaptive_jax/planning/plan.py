@@ -20,9 +20,9 @@ from adaptive_jax.data.batches.streams import DEVIATION, lattice
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.losses.banded import chunk_size
 from adaptive_jax.model.language_model import build, output_features
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
 from adaptive_jax.planning import traced
-from adaptive_jax.training import optim
 
 MARGIN = 1.4  # memory that a device should have for each byte of the estimate; see `_memory`
 TOKENS = 4_096  # that a device holds at a time where nothing says how many it can hold

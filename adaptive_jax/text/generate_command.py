@@ -17,7 +17,7 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
 
 PROMPT = flags.DEFINE_multi_string(

@@ -10,7 +10,7 @@ Reads files, also .gz and .xz, or standard input. docs/scoring.md says more.
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 WORDS = flags.DEFINE_boolean(

@@ -14,7 +14,7 @@ import os
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.errors import InputError
 

@@ -22,9 +22,10 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model.language_model import build
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe, make_plan
-from adaptive_jax.training import optim, sparse, writers
+from adaptive_jax.training import sparse, writers
 from adaptive_jax.training.choice import settle
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
 from adaptive_jax.training.dry_run import check_config

@@ -14,7 +14,7 @@ from adaptive_jax.data.batches.rows import bits
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes, encoders
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
-from adaptive_jax.training import optim
+from adaptive_jax.optimizers import optim
 
 STREAM = 5  # of random bits, see `bits`
 

@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding
 from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
 from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim
 from adaptive_jax.training.state import State
 
 

@@ -6,8 +6,8 @@ import math
 from adaptive_jax.data.batches.training import Layout
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.evaluation.scoring import plain, summary
+from adaptive_jax.optimizers.optim import params_to_evaluate
 from adaptive_jax.training.divergence import Diverged
-from adaptive_jax.training.optim import params_to_evaluate
 
 
 def validation_nll(job, state, step, metrics) -> float | None:

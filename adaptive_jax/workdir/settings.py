@@ -15,8 +15,8 @@ from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts
-from adaptive_jax.training import optim
 from adaptive_jax.workdir.exported import is_exported
 
 # Settings that may change when a run is resumed: none of them changes an update that does not

@@ -27,7 +27,7 @@ from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout_layers import Dropout
-from adaptive_jax.training import optim
+from adaptive_jax.optimizers import optim
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
 CASES = ["plain_full", "plain_adaptive", "wiki_adaptive", "bottleneck_adaptive", "bottleneck_full"]

@@ -27,10 +27,10 @@ from adaptive_jax.interop.fairseq_config import config_of
 from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim
 from adaptive_jax.outputs.softmax import Loss, Softmax
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import make_plan
-from adaptive_jax.training import optim
 from adaptive_jax.training.state import State, shape_of_state
 from adaptive_jax.training.update import make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints

@@ -11,8 +11,8 @@ import pytest
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics import products
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 

@@ -19,8 +19,8 @@ from adaptive_jax.model import gradients
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.model.language_model import build
-from adaptive_jax.training.optim import nag
-from adaptive_jax.training.schedules import constant, scheduled
+from adaptive_jax.optimizers.optim import nag
+from adaptive_jax.optimizers.schedules import constant, scheduled
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
 

@@ -121,7 +121,7 @@ def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
 def test_hosts_that_nobody_meets(quick_command, free_port):
     """Each of two that wait at different places says where, for how long, and ends."""
     program = """
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 def main(coordinator, host):
     from adaptive_jax.parallel import hosts
     hosts.MEETING = 1
@@ -174,7 +174,7 @@ def until(processes, path, step):
 
 
 TRAIN_AND_FAIL = """
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.training import command
 def main():
@@ -189,7 +189,7 @@ def main():
 commands.run(main)
 """
 EVALUATE_AND_TRAIN = """
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.training import command
 def main():
@@ -288,7 +288,7 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
 
 ALONE = """
 import errno
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 config_flags.define()
 commands.define_workdir("")

@@ -78,8 +78,8 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.parallel import sharding
 from adaptive_jax.model.language_model import build
-from adaptive_jax.training.optim import nag
-from adaptive_jax.training.schedules import constant, scheduled
+from adaptive_jax.optimizers.optim import nag
+from adaptive_jax.optimizers.schedules import constant, scheduled
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 
@@ -326,7 +326,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.model.language_model import build
 from adaptive_jax.planning.plan import make_plan
-from adaptive_jax.training import optim
+from adaptive_jax.optimizers import optim
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
 from configs import billion_word

@@ -18,6 +18,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import build
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel.speed import product_speed
 from adaptive_jax.planning import choose as rules
 from adaptive_jax.planning import traced
@@ -30,7 +31,6 @@ from adaptive_jax.planning.choose import (
     training_flops,
 )
 from adaptive_jax.planning.plan import divide_update
-from adaptive_jax.training import optim
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 from configs import own_text, quickstart

@@ -11,8 +11,8 @@ import pytest
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim
 from adaptive_jax.training.divergence import LEAST, SKIPPED, Diverged, Rewinds, Watch
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import initial_state, parameter_names, shape_of_state

@@ -15,8 +15,8 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
 from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim
 from adaptive_jax.training.finetuning import SMALLEST, check_fits, finetuned
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state

@@ -19,12 +19,12 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
+from adaptive_jax.optimizers.schedules import SCHEDULES
 from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training import intervals as module
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.metrics import Metrics
-from adaptive_jax.training.schedules import SCHEDULES
 from adaptive_jax.training.writers import check
 
 

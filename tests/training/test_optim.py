@@ -14,7 +14,7 @@ from optax.tree_utils import tree_get
 
 from adaptive_jax.config.keys import complete, keys_of
 from adaptive_jax.errors import InputError
-from adaptive_jax.training import optim, schedules
+from adaptive_jax.optimizers import optim, schedules
 from adaptive_jax.training.update import _either
 
 PAPER = {  # Baevski & Auli 2019, section 4.5: warm-up, first cycle, cycles, M, updates in all

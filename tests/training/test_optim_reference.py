@@ -21,9 +21,9 @@ from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim, schedules
+from adaptive_jax.optimizers.nt_asgd import descend_and_average
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim, schedules
-from adaptive_jax.training.nt_asgd import descend_and_average
 from tests.bodies import test_lstm_reference
 from tests.bodies.test_lstm_reference import RATES, masks_of
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from adaptive_jax.config.keys import check_values, complete
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.optimizers.optim import params_to_evaluate
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.training.loop import Stopped, train
-from adaptive_jax.training.optim import params_to_evaluate
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import assert_close, state_of

@@ -22,8 +22,8 @@ from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import build, init_params
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import restored_state, shape_of_state
 from adaptive_jax.workdir.checkpoints import Checkpoints

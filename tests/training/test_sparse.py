@@ -265,7 +265,7 @@ WAYS = {  # to score a text
 }
 ON_HOSTS = """
 import json
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 commands.define_workdir("")
 def main():
     from adaptive_jax.parallel import hosts

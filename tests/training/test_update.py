@@ -8,9 +8,9 @@ import pytest
 
 from adaptive_jax.model.language_model import BODIES, build
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.optimizers import optim
+from adaptive_jax.optimizers.schedules import constant, scheduled
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training import optim
-from adaptive_jax.training.schedules import constant, scheduled
 from adaptive_jax.training.state import initial_state, restored_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints

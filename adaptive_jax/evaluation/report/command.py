@@ -13,7 +13,7 @@ from pathlib import Path
 
 from absl import flags
 
-from adaptive_jax import commands
+from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of
 

@@ -1,0 +1,1 @@
+"""Optimizers and schedules: optax transformations whose arguments are the keys of a config."""
