@@ -1,7 +1,7 @@
 """Attention's forward and backward pass: every path that runs here, and torch's, in one run.
 
     python -m benchmarks.attention [--times=512,3072] [--rows=4] [--heads=16] [--width=64]
-    [--repeats=9] [--json=FILE]
+        [--repeats=9] [--json=FILE]
 
 Each peer computes attention and the gradients of queries, keys and values, with dropout 0.1 on the
 weights and without:

@@ -2,8 +2,8 @@
 of the output's head.
 
     python -m benchmarks.compiled [--target=h100] [--rows=64] [--json=FILE]
-    python -m benchmarks.compiled --config=configs/wikitext103.py:adp --target=v5e:2x2
-    --config.dtype=bfloat16
+    python -m benchmarks.compiled --config=configs/wikitext103.py:adp --target=v5e:2x2 \\
+        --config.dtype=bfloat16
 
 The default is `configs/wikitext103.py:adp_t` in bfloat16, 64 rows of 512 tokens in one batch.
 Nothing is timed. docs/hosts.md says what must be installed; the compiler takes minutes.

@@ -2,7 +2,7 @@
 compute the same, in one run.
 
     python -m benchmarks.convolutions [--layers=6x850x1700,5x256x512] [--rows=4] [--time=256]
-    [--repeats=9] [--json=FILE]
+        [--repeats=9] [--json=FILE]
 
 A layer is kernel x inputs x outputs; a layer that is gated has twice as many outputs as units.
 Peers:

@@ -2,7 +2,7 @@
 what is not scored.
 
     python -m benchmarks.evaluation [--models=transformer_small,gcnn_small,awd_small] [--window=256]
-    [--context=0,192]
+        [--context=0,192]
                                     [--tokens=16384] [--repeats=5] [--json=FILE]
 
 Models are rows of configs/wikitext2.py with random parameters, and the text is random words of

@@ -2,7 +2,7 @@
 and clipping do.
 
     python -m benchmarks.figures [--figures=activations,training] [--data_path=DIR] [--steps=600]
-    [--workdir=runs/figures]
+        [--workdir=runs/figures]
 
 Each run trains a network of 4 convolutions of width 4 on the Penn Treebank, by Nesterov's momentum
 of 0.99 at a constant rate.

@@ -2,7 +2,7 @@
 the same run.
 
     python -m benchmarks.grounding --text=DIR --lexicon=DIR [--config=configs/wikitext2.py]
-    [--repeats=5] [--json=FILE]
+        [--repeats=5] [--json=FILE]
 
 --text is a directory with the corpus's train.txt, valid.txt and test.txt: the words of all three
 are the vocabulary, as in GroC's public code. --lexicon is a directory of WordNet or a .jsonl file.

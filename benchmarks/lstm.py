@@ -2,7 +2,7 @@
 loop, and torch's, in one run.
 
     python -m benchmarks.lstm [--rows=20,80] [--time=70] [--sizes=400,1150,1150,400] [--repeats=9]
-    [--json=FILE]
+        [--json=FILE]
 
 The layers are those of AWD-LSTM: the first number of --sizes is the width of their input. Each peer
 computes the hidden states of all rows and the gradients of input and parameters, without dropout,

@@ -2,7 +2,7 @@
 tokens.
 
     python -m benchmarks.positions [--windows=64,128,256,512] [--split=test]
-    [--workdir=runs/positions] [--steps=600]
+        [--workdir=runs/positions] [--steps=600]
 
 Trains the quickstart on windows of 64 tokens with sinusoidal and learned positions and with ALiBi
 (Press, Smith & Lewis 2022, whose Figure 1 this is in small), and evaluates each model on every

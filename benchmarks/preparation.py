@@ -2,7 +2,7 @@
 run.
 
     python -m benchmarks.preparation --path=DIR [--corpus=text_files] [--tokeniser=moses]
-    [--threshold=3] [--repeats=3]
+        [--threshold=3] [--repeats=3]
 
 Each peer counts the words of the train split and then writes files with the ids of every split:
 

@@ -1,9 +1,9 @@
 """Runs a script with letters read as GroC's public code reads them, to see which reading predicts
 better.
 
-    python -m benchmarks.reading train.py --config=configs/penn_treebank.py:groc
-    --workdir=runs/misread --config.input.lexicon=DIR python -m benchmarks.reading evaluate.py
-    --workdir=runs/misread
+    python -m benchmarks.reading train.py --config=configs/penn_treebank.py:groc \\
+        --workdir=runs/misread --config.input.lexicon=DIR
+    python -m benchmarks.reading evaluate.py --workdir=runs/misread
 
 The public code takes the `[20, 16]` numbers of a word's letters for `[16, 20]` ones, without
 transposing them. So its filters see no n-grams of letters, and padding is no longer at the end. A

@@ -2,7 +2,7 @@
 perplexity on Billion Word.
 
     python -m benchmarks.responsiveness [--models=lstm_2048,gcnn_9,gcnn_8b,transformer]
-    [--tokens=15000] [--steps=100] [--json=FILE]
+        [--tokens=15000] [--steps=100] [--json=FILE]
 
 - throughput: many sequences at a time, 750 of 20 tokens, each from its beginning.
 - responsiveness: one sequence of 15,000 contiguous tokens. All are known, so convolutions and

@@ -2,7 +2,7 @@
 writes a table and a figure.
 
     python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE]
-    [--lexicon=DIR]
+        [--lexicon=DIR]
 
 `cpu` takes at most two hours on 2 cores, GroC's tables 2 and 3 some four, and has the paper's
 corpus where that is small, else WikiText-2; `gpu` has not been run; `full` is the paper's own

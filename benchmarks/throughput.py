@@ -3,7 +3,7 @@ same run.
 
     python -m benchmarks.throughput [--repeats=9] [--json=FILE]
     python -m benchmarks.throughput --config=configs/wikitext103.py:adp --rows=32 --parts
-    [--profile=DIR]
+        [--profile=DIR]
 
 The default is a model for a laptop: `configs/wikitext2.py:adp` without dropout, which has 6 blocks
 of width 256, adaptive input and adaptive softmax over 33,278 words; 8 rows of 256 Zipf-distributed

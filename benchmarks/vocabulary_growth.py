@@ -2,7 +2,7 @@
 million, against its peers.
 
     python -m benchmarks.vocabulary_growth [--tokens=2048] [--repeats=5] [--json=FILE]
-    [--plot=FILE.png]
+        [--plot=FILE.png]
 
 The peers are those of `benchmarks.outputs`, at d 256. All adaptive ones have the same cutoffs: the
 head has 10,000 words, the smallest size that Baevski & Auli (2019, Table 8) found no worse, and

@@ -12,8 +12,9 @@ docs/rows.md has the arithmetic, and the other rows of Table 4.5.
 The 4 epochs are what the thesis did in the 3 hours that it allowed, on a P100. It has not been
 trained to the end here yet. The commands:
 
-    python train.py --config=configs/europarl.py:awd_sm --workdir=runs/europarl
-    --config.data.path=DIR python evaluate.py --workdir=runs/europarl --split=test
+    python train.py --config=configs/europarl.py:awd_sm --workdir=runs/europarl \\
+        --config.data.path=DIR
+    python evaluate.py --workdir=runs/europarl --split=test
 """
 
 from adaptive_jax.config import rows

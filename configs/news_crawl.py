@@ -9,10 +9,11 @@ settings of these models, so they are those of the Penn Treebank in Table 8; the
 has once become `<unk>`, which stands for unseen words in validation; the paper's vocabulary has all
 words. No row has been trained to the end here yet.
 
-    python train.py --config=configs/news_crawl.py:groc --workdir=runs/news --config.data.path=DIR
-    --config.input.lexicon=DIR python evaluate.py --workdir=runs/news --split=test --data_path=OTHER
-    --vocabulary=union python evaluate.py --workdir=runs/news --split=test --data_path=OTHER
-    --vocabulary=union --method=cache --down_weight=0.1
+    python train.py --config=configs/news_crawl.py:groc --workdir=runs/news \\
+        --config.data.path=DIR --config.input.lexicon=DIR
+    python evaluate.py --workdir=runs/news --split=test --data_path=OTHER --vocabulary=union
+    python evaluate.py --workdir=runs/news --split=test --data_path=OTHER --vocabulary=union \\
+        --method=cache --down_weight=0.1
 """
 
 from adaptive_jax.config import rows

@@ -1,8 +1,9 @@
 """Your own text: the vocabulary, the model and the training are chosen for the text, for this
 machine and for the time you have.
 
-    python train.py --config=configs/own_text.py --config.data.path=DIR --workdir=runs/mine
-    --hours=1 python evaluate.py --workdir=runs/mine --split=test
+    python train.py --config=configs/own_text.py --config.data.path=DIR --workdir=runs/mine \\
+        --hours=1
+    python evaluate.py --workdir=runs/mine --split=test
 
 DIR holds train.txt, valid.txt and test.txt, or one text file, or is that file: of one file, the
 last tenth of the lines (at most 10,000 + 10,000) is split into validation and test text. The copies

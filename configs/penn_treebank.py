@@ -4,9 +4,9 @@ on the smallest published corpus here. The models are those of configs/wikitext2
 No numbers are published for these models of 5 to 8M parameters, and none has been trained to the
 end here yet. The commands, with a download or with a local copy of the corpus:
 
-    python train.py --config=configs/penn_treebank.py:adp_t --workdir=runs/ptb
-    [--config.data.path=DIR] python evaluate.py --workdir=runs/ptb --split=test --window=128
-    --context=64
+    python train.py --config=configs/penn_treebank.py:adp_t --workdir=runs/ptb \\
+        [--config.data.path=DIR]
+    python evaluate.py --workdir=runs/ptb --split=test --window=128 --context=64
 
 The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
 
@@ -17,8 +17,8 @@ The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
 - `groc_…`: the output layers of Pappas et al. 2020 over an LSTM of 2 layers. `groc` reads WordNet,
   see docs/lexicon.md:
 
-      python train.py --config=configs/penn_treebank.py:groc --workdir=runs/groc
-      --config.input.lexicon=DIR
+      python train.py --config=configs/penn_treebank.py:groc --workdir=runs/groc \\
+          --config.input.lexicon=DIR
 
 - `awd_sm`: as Apostoae 2019 did (Table 4.3). The 83 epochs are what it did in its 45 minutes on a
   GTX 1070. The other rows of that table are in docs/rows.md.
