@@ -2,8 +2,7 @@
 what is not scored.
 
     python -m benchmarks.evaluation [--models=transformer_small,gcnn_small,awd_small] [--window=256]
-        [--context=0,192]
-                                    [--tokens=16384] [--repeats=5] [--json=FILE]
+        [--context=0,192] [--tokens=16384] [--repeats=5] [--json=FILE]
 
 Models are rows of configs/wikitext2.py with random parameters, and the text is random words of
 their vocabulary, as frequent as words are by Zipf's law. For each model and context:

@@ -5,7 +5,7 @@ No numbers are published for these models of 6 to 13M parameters, and none has b
 end here yet. `python -m benchmarks.tables adaptive_inputs_3` compares all eight in small
 (benchmarks/RESULTS.md). The commands, with a download or with a local copy of the corpus:
 
-    python train.py --config=configs/wikitext2.py:adp_t --workdir=runs/wikitext2 \\
+    python train.py --config=configs/wikitext2.py:adp_t --workdir=runs/wikitext2 \
         [--config.data.path=DIR]
     python evaluate.py --workdir=runs/wikitext2 --split=test --window=256 --context=128
 
@@ -17,7 +17,7 @@ words; 33.6M parameters.
   68.7 / 65.6 without it. Finetuning is a second run, from the averages of the first, that takes
   averages from its first update:
 
-      python train.py --config=configs/wikitext2.py:awd_lstm --workdir=runs/finetuned \\
+      python train.py --config=configs/wikitext2.py:awd_lstm --workdir=runs/finetuned \
           --init_from=runs/awd_lstm --config.optimizer.nonmono=0 --config.early_stopping=5
 - `awd_sm`: as Apostoae 2019 did, by Adam (Tables 4.1, 4.2 and 4.4). 45 epochs are what it did in
   its 1.5 hours on a GTX 1070. Its alpha is 1 and its beta 2, those of Merity et al. 2 and 1. It
