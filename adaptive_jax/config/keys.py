@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from adaptive_jax.config import rows
+from adaptive_jax.config.classes import find
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.model.classes import find
 
 LARGEST = 2**31 - 1  # of any number but the seed: JAX counts in 32 bits
 SEEDS = 2**32

@@ -11,12 +11,12 @@ from flax import linen as nn
 from adaptive_jax.bodies.gated_conv import GatedConv
 from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
 from adaptive_jax.bodies.transformer import PostNormTransformer, Transformer
+from adaptive_jax.config.classes import make
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
-from adaptive_jax.model.classes import make
 from adaptive_jax.numerics.arrays import ids
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable

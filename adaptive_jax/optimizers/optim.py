@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import optax
 from optax import tree_utils
 
+from adaptive_jax.config.classes import find, make
 from adaptive_jax.errors import InputError, check_at_least, check_known, one_line
-from adaptive_jax.model.classes import find, make
 from adaptive_jax.optimizers.nt_asgd import FORMS, descend_and_average
 from adaptive_jax.optimizers.schedules import SCHEDULES, check, scheduled
 
