@@ -2,7 +2,7 @@
 and what differs in small.
 """
 
-from adaptive_jax.config.rows import Paper, Row
+from adaptive_jax.config.rows import Paper, Row, streams
 from benchmarks import groc_tables
 from benchmarks.lines import CORPORA, WORDS, Line, Table
 from configs import papers, wikitext2, wikitext103
@@ -275,7 +275,7 @@ def _grave():
             ),
             "adaptive": {"output.name": "adaptive"} | bands,
         }
-        epochs = rows.streams(20, WORDS[corpus], epochs=5, window=20)
+        epochs = streams(20, WORDS[corpus], epochs=5, window=20)
         for size, width in (
             ("cpu", 195),
             ("gpu", 390),

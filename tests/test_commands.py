@@ -308,10 +308,11 @@ def test_evaluation_without_a_run(quick_command, trained, tmp_path):
     assert not (tmp_path / "none").exists()
     started = tmp_path / "started"
     started.mkdir()
-    for name in "config.json", "vocabulary.txt":
+    for name in "config.json", "vocabulary.txt", "vocabulary.sha256":
         shutil.copy(trained / name, started)
+    there = {path.name for path in started.iterdir()}
     assert "no checkpoint yet" in refusal(evaluate, started, Request())
-    assert {path.name for path in started.iterdir()} == {"config.json", "vocabulary.txt"}
+    assert {path.name for path in started.iterdir()} == there
 
 
 def test_a_damaged_checkpoint(config, trained, tmp_path, capsys, caplog):

@@ -12,7 +12,7 @@ import pytest
 from optax.tree_utils import tree_get
 
 from adaptive_jax.config import rows
-from adaptive_jax.config.keys import resolve
+from adaptive_jax.config.keys import complete, resolve
 from adaptive_jax.data.corpora.load import CORPORA
 from adaptive_jax.data.vocabulary.clusters import cut
 from adaptive_jax.data.vocabulary.lexicon import lexicon
@@ -25,7 +25,7 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import divide_update
 from adaptive_jax.training.state import shape_of_state
 from adaptive_jax.training.update import make_update
-from configs import wikitext103
+from configs import papers, wikitext103
 from tests.toys import NoBody
 
 NAMES = [
@@ -203,10 +203,10 @@ def test_every_row_of_the_papers_tables_is_there():
     }
     assert set(wikitext["Table 3"]) == EIGHT
     for table in ("Table 2", "Table 3", "Table 6", "Table 7", "Table 8"):
-        papers = wikitext[table].values()
+        of_table = wikitext[table].values()
         assert all(
             paper.valid and bool(paper.parameters) == (table not in ("Table 6", "Table 8"))
-            for paper in papers
+            for paper in of_table
         )
     assert {table: len(rows) for table, rows in billion.items()} == {
         "Table 1": 4,
@@ -353,13 +353,13 @@ def test_rows_as_a_table():
             lambda: wikitext103.get_config("adp_s"),
             ["row 'adp_s' of ", "wikitext103.py", 'Did you mean "adp_t"'],
         ),
-        (lambda: rows.config({"body.layrs": 3}), ["config.body.layrs", 'Did you mean "layers"']),
+        (lambda: complete({"body.layrs": 3}), ["config.body.layrs", 'Did you mean "layers"']),
         (
-            lambda: rows.config({"input.name": "adaptve"}),
+            lambda: complete({"input.name": "adaptve"}),
             ["config.input.name='adaptve'", 'Did you mean "adaptive"'],
         ),
         (
-            lambda: rows.config({"input.name": "lookup", "input.cutoffs": (3,)}),
+            lambda: complete({"input.name": "lookup", "input.cutoffs": (3,)}),
             ["config.input.cutoffs", "name, width"],
         ),
     ],

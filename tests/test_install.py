@@ -59,7 +59,7 @@ def test_a_script_beside_the_clone(clone):
     assert Path(path) == clone
     (clone.parent / "my.py").write_text(
         "from adaptive_jax import InputError\nimport adaptive_jax,"
-        " configs.base\nprint(adaptive_jax.__file__)\n"
+        " configs.papers\nprint(adaptive_jax.__file__)\n"
     )
     # Where a .pth file's line comes on the path: after the script's directory and the standard
     # library.

@@ -124,8 +124,8 @@ def read_config(workdir: Path) -> dict:
         raise
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{workdir} was made by an earlier version of adaptive_jax, or its config.json was"
-            f" changed ({error}): train it again, or use that version"
+            f"{path} was written by an earlier version of adaptive_jax, or changed ({error}): train"
+            " again, or use that version"
         ) from None
 
 

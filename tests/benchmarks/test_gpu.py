@@ -26,9 +26,9 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     scripts = {
         "hungry": "print('RESOURCE_EXHAUSTED: 90 GB'); exit(1)",
         "told": (
-            "from absl import flags\nfrom adaptive_jax import command\nflags.DEFINE_string('json',"
+            "from absl import flags\nfrom adaptive_jax.config import commands\nflags.DEFINE_string('json',"
             " None, '')\ndef main():\n    raise RuntimeError('RESOURCE_EXHAUSTED: 90"
-            " GB')\ncommand.run(main)"
+            " GB')\ncommands.run(main)"
         ),
         "bare": "import no_such_package",
         "slow": "print('begun', flush=True)\nimport time; time.sleep(60)",

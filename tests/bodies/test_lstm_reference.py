@@ -19,7 +19,7 @@ from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
 from adaptive_jax.interop.awd_lstm_config import config_of
 from adaptive_jax.model.language_model import build, init_params, parameter_shapes
-from adaptive_jax.numerics import dropout
+from adaptive_jax.numerics import dropout, dropout_layers
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout_layers import Dropout, WeightDropout, WordDropout
 
@@ -79,6 +79,7 @@ def given(monkeypatch):
             return jnp.asarray(masks[asked[0]] > 0).reshape(*seeds.shape[:-1], -1)[..., positions]
 
         monkeypatch.setattr(dropout, "keep_mask", look_up)
+        monkeypatch.setattr(dropout_layers, "keep_mask", look_up)
         with nn.intercept_methods(name_of):
             yield
         assert not left

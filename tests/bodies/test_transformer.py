@@ -21,7 +21,9 @@ VECTORS = np.random.default_rng(0).standard_normal((ROWS, TIME, FEATURES), np.fl
 
 def make(kind=Transformer, **fields):
     return kind(
-        **{"features": FEATURES, "layers": LAYERS, "heads": HEADS, "feed_forward": 24} | fields
+        **{"features": FEATURES, "layers": LAYERS, "heads": HEADS, "feed_forward": 24}
+        | {"dropout": 0.0, "attention_dropout": 0.0}
+        | fields
     )
 
 

@@ -18,6 +18,7 @@ import pytest
 from flax import traverse_util
 
 from adaptive_jax.config.keys import resolve
+from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report.history import hours
@@ -84,7 +85,7 @@ def untrained(exported, config, tmp_path_factory):
             name: 0.3 * bits.standard_normal(shape.shape, np.float32)
             for name, shape in shapes.items()
         }
-        words.write(folder / "vocabulary.txt")
+        write_sealed(words, folder / "vocabulary.txt")
         write_json(folder / "config.json", settings)
         write_tensors(folder / FILE, arrays, {"step": "7"})
         return folder

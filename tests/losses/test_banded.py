@@ -490,7 +490,7 @@ PROGRAM = """
 import sys
 import jax, numpy as np
 from jax.sharding import AxisType, PartitionSpec
-from tests.outputs.test_banded import TOKENS, Settings, arrays, banded, dropout
+from tests.losses.test_banded import TOKENS, Settings, arrays, banded, dropout
 hidden, targets, weights, *softmax = arrays("groups among others")
 targets = np.sort(targets)  # every device has other bands
 def loss(softmax, hidden, targets, weights, seeds):

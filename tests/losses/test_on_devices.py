@@ -6,7 +6,6 @@ PROGRAM = """
 import json, pathlib, sys
 import jax, jax.numpy as jnp, numpy as np
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.parallel import sharding
@@ -21,10 +20,6 @@ one = {"name": "own", "bias": True}
 mapped = {"name": "mapped", "dropout": 0.3, "layer_dropout": 0.2}
 letters = {"width": 2, "filters": ((1, 4),), "highway_layers": 0, "length": 5}
 composed = letters | {"name": "composed", "correction": 2, "bias": "predicted"}
-ordered = [words.words[i] for i in np.random.default_rng(2).permutation(len(words))]
-write_clusters(
-    pathlib.Path(sys.argv[1]), Header("kmeans", 3, words.digest, (11, 19, len(words) - 30)), ordered
-)
 OUTPUTS = {
     "hierarchical": {"name": "hierarchical", "table": cut},
     "sampled": {"name": "sampled", "table": one, "samples": 9, "proposal": "unigram"},
@@ -36,11 +31,6 @@ OUTPUTS = {
     },
     "mapped": {"name": "softmax", "table": mapped},
     "composed": {"name": "softmax", "table": composed},
-    "clusters": {
-        "name": "adaptive",
-        "table": {"name": "tied", "bias": True},
-        "clusters": sys.argv[1],
-    },
     "groc": {
         "name": "softmax",
         "table": {"name": "mapped", "depth": 0, "dropout": 0.3, "bias": "predicted"},
@@ -54,8 +44,8 @@ lines = [
     }
     for n in range(2, 50)
 ]
-pathlib.Path(sys.argv[2]).write_text("".join(json.dumps(line) + "\\n" for line in lines))
-INPUTS = {"groc": letters | {"name": "groc", "lexicon": sys.argv[2], "strides": (1,)}}
+pathlib.Path(sys.argv[1]).write_text("".join(json.dumps(line) + "\\n" for line in lines))
+INPUTS = {"groc": letters | {"name": "groc", "lexicon": sys.argv[1], "strides": (1,)}}
 ids = np.random.default_rng(0).integers(0, len(words), (16, 4)).astype(np.int32)
 batch = Batch(
     ids[:, :-1],
@@ -118,13 +108,12 @@ print(
 
 
 def test_outputs_on_eight_devices(eight, tmp_path):
-    """Two microbatches on each of 8 devices: candidates and masks are those of one device, and so
-    is the order of clusters.
+    """Two microbatches on each of 8 devices: candidates and masks are those of one device.
 
     Of 57 words, each of 8 devices reads the letters of 8, though every word's relations and
     definition are words of any device.
     """
-    done = eight(PROGRAM, tmp_path / "clusters.txt", tmp_path / "lexicon.jsonl")
+    done = eight(PROGRAM, tmp_path / "lexicon.jsonl")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert results.pop("read") == [[57], [8]]

@@ -9,7 +9,7 @@ import pytest
 from adaptive_jax.model.language_model import BODIES, build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
-from adaptive_jax.optimizers.schedules import constant, scheduled
+from adaptive_jax.optimizers.schedules import scheduled
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.state import initial_state, restored_state, shape_of_state
 from adaptive_jax.training.update import Extras, make_update
@@ -51,7 +51,7 @@ def start_update(config, optimizer=None, rows=None):
 
 
 def descent(rate):
-    return scheduled(optax.sgd, constant(rate, warmup_steps=0))
+    return scheduled(optax.sgd, optax.constant_schedule(rate))
 
 
 def test_one_batch_is_learned_by_heart(config):

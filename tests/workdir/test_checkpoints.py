@@ -95,8 +95,8 @@ def test_a_run_of_an_earlier_version_is_told_in_one_line(tmp_path):
     with pytest.raises(
         InputError,
         match=(
-            rf"^{tmp_path} was made by an earlier version of adaptive_jax, or .*"
-            r"\(config\.body\.positions .*\): train it again, or use that version$"
+            rf"^{tmp_path}/config.json was written by an earlier version of adaptive_jax, or "
+            r"changed \(config\.body\.positions .*\): train again, or use that version$"
         ),
     ):
         read_config(tmp_path)
