@@ -26,7 +26,8 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     scripts = {
         "hungry": "print('RESOURCE_EXHAUSTED: 90 GB'); exit(1)",
         "told": (
-            "from absl import flags\nfrom adaptive_jax.config import commands\nflags.DEFINE_string('json',"
+            "from absl import flags\nfrom adaptive_jax.config import commands\n"
+            "flags.DEFINE_string('json',"
             " None, '')\ndef main():\n    raise RuntimeError('RESOURCE_EXHAUSTED: 90"
             " GB')\ncommands.run(main)"
         ),
