@@ -264,8 +264,8 @@ class ComposedTable(ComputedTable):
 
         CNN(letters of w) + M correction_w         (Józefowicz et al. 2016, section 3.2)
 
-    Attributes: in a config, for the CNN, as those of `adaptive_jax.inputs.char_cnn.CharacterCNN`;
-        and cnn: the CNN, which makes vectors of words.
+    Attributes: as those of `adaptive_jax.inputs.char_cnn.CharacterCNN`, in a config, and
+        cnn: the CNN, which makes vectors of words.
         features: width of the hidden states, and of the CNN's vectors.
         correction: width of a word's own correction (the paper: 128), mapped by a matrix M that all
             words share; 0: none.

@@ -322,6 +322,7 @@ def test_a_grid_that_does_not_divide():
 
 VERY_LARGE = """
 import json, jax, jax.numpy as jnp
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.model.language_model import build
