@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import logging
+import operator
 import os
 import pickle
 import re
@@ -266,6 +267,10 @@ def rows() -> dict:
 
     from adaptive_jax import Batch, build
 
+    try:  # a row may state no more than what differs from the defaults
+        from adaptive_jax.config.keys import resolve as whole
+    except ImportError:
+        whole = operator.methodcaller("to_dict")
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     weights = jax.ShapeDtypeStruct((1, 2), jnp.float32)
     batch = Batch(ids, ids, weights, jax.ShapeDtypeStruct((1,), jnp.int32))
@@ -273,8 +278,8 @@ def rows() -> dict:
     for path in sorted(Path("configs").glob("*.py")):
         module = importlib.import_module(f"configs.{path.stem}")
         for row in getattr(module, "ROWS", ()):
-            config = module.get_config(row).to_dict()
-            config["output"]["clusters"] = ""  # a file that users make
+            config = whole(module.get_config(row))
+            config["output"] |= {"clusters": ""}  # a file that users make
             what = {key: config[key] for key in ("dtype", "input", "body", "output")}
             words = config["data"]["vocabulary_size"]
             if (key := repr((words, what))) not in shapes:
