@@ -16,8 +16,9 @@ With one band it is the full softmax. Everything here is a pure function of arra
   have no words, a table `[0, width]`: the head chooses among the tails alone (a hierarchical
   softmax of two levels).
 
-How it stays fast with static shapes: tokens are sorted by band once, then every softmax runs over
-its own tokens only, `chunk` tokens at a time, in a loop whose trip count is read off the data.
+How it stays fast with static shapes: tokens are sorted by band once, those of weight 0 last, then
+every softmax runs over its own tokens only, `chunk` tokens at a time, in a loop whose trip count is
+read off the data. A token of weight 0 costs nothing and changes nothing, whatever its hidden state.
 While the logits of a chunk are alive, `softmax - onehot` gives the chunk's share of every gradient
 (`adaptive_jax.losses.chunks`), so logits are computed once, `[tokens, vocabulary]` never exists,
 and the backward pass only scales. Many tails that are alike share one loop
@@ -61,7 +62,9 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
         hidden: `[..., features]`, any float dtype: matrix products run in it, sums and logarithms
             in float32.
         targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1.
-        weights: `[...]`, 0 for padding; None: all 1.
+        weights: `[...]`, 0 for padding; None: all 1. Tokens of weight 0 are not computed: their
+            hidden states may be NaN, all their results are 0, and so is the gradient of their
+            weights. Time is in proportion to the other tokens.
         bands, clusters: see the module.
         settings: see `Settings`.
         seeds: uint32 `[tokens, 2]`, see `dropout.row_seeds`, needed when `tail_dropout > 0`. A
@@ -71,8 +74,8 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
     Returns:
         `(loss, nll)`: the scalar `sum(weights · regularised nll)` in nats, differentiable once, and
         `nll [...]`, the plain negative log-likelihood of every token in the order given, a report
-        without gradient. With tail dropout both see the same mask. The nll of a target that does
-        not exist is 0 where its weight is 0; elsewhere it is NaN, as are loss and gradients.
+        without gradient. With tail dropout both see the same mask. The nll is 0 where the weight
+        is 0; elsewhere that of a target that does not exist is NaN, as are loss and gradients.
 
     Raises:
         InputError: a target that is known outside `jax.jit` and does not exist; shapes that do not
@@ -81,6 +84,7 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
     settings.check()
     hidden, bands, clusters = given(hidden, bands, clusters)
     shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
+    masked = weights is not None
     targets, weights, exist = _targets(targets, weights, shape, sum(words))
     if not settings.tail_dropout:
         seeds = None
@@ -99,7 +103,7 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
         weights.ravel(),
         targets.ravel(),
     )
-    total, each = _loss((settings, sizes, words), *flat, seeds)
+    total, each = _loss(_Static(settings, sizes, words, masked), *flat, seeds)
     return total, lax.stop_gradient(jnp.where(exist, each.reshape(shape), 0 * weights))
 
 
@@ -117,10 +121,12 @@ def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = 
     hidden, bands, clusters = given(hidden, bands, clusters)
     shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
     hidden = hidden.reshape(-1, hidden.shape[-1])
+    masked = weights is not None
     targets, weights, _ = _targets(targets, weights, shape, sum(words))
     sizes, softmax = _laid_out(settings, words, bands, clusters)
-    flat = same_axes(settings.axis_name, hidden, softmax, targets.ravel())
-    return weights * _losses((settings, sizes, words), *flat).reshape(shape)
+    counted = (weights != 0).astype(jnp.float32).ravel()
+    flat = same_axes(settings.axis_name, hidden, softmax, counted, targets.ravel())
+    return weights * _losses(_Static(settings, sizes, words, masked), *flat).reshape(shape)
 
 
 def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
@@ -152,6 +158,15 @@ def _laid_out(settings, words, bands, clusters):
     if settings.axis_name is None:
         sizes, groups, clusters = tiled(words, groups, sizes, clusters)
     return sizes, (groups, clusters)
+
+
+class _Static(NamedTuple):
+    """What is known of a loss when it is traced."""
+
+    settings: Settings
+    sizes: tuple[tuple[int, ...], ...]  # rows of each band, by group
+    words: tuple[int, ...]  # of each band, on all devices
+    masked: bool  # whether weights may be 0
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -187,14 +202,14 @@ _loss.defvjp(_loss_forward, _loss_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(static, hidden, softmax, targets):
-    tokens = Tokens(hidden, targets, jnp.ones_like(targets, jnp.float32), None)
+def _losses(static, hidden, softmax, counted, targets):
+    tokens = Tokens(hidden, targets, counted, None)
     return _one_pass(static, tokens, softmax, with_gradients=False).loss
 
 
-def _losses_forward(static, hidden, softmax, targets):
+def _losses_forward(static, hidden, softmax, counted, targets):
     hidden, softmax = _differentiated_once((hidden, softmax))
-    return _losses(static, hidden, softmax, targets), (hidden, softmax, targets)
+    return _losses(static, hidden, softmax, counted, targets), (hidden, softmax, targets)
 
 
 def _losses_backward(static, residuals, cotangent):
@@ -202,7 +217,7 @@ def _losses_backward(static, residuals, cotangent):
     report = _one_pass(
         static, Tokens(hidden, targets, cotangent, None), softmax, with_gradients=True
     )
-    return *report.gradients, None
+    return *report.gradients, None, None
 
 
 _losses.defvjp(_losses_forward, _losses_backward)
@@ -230,10 +245,13 @@ class _Report(NamedTuple):
 
 def _one_pass(static, tokens, softmax, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens; `tokens.column`
-    holds word ids.
+    holds word ids. Those of weight 0 visit nothing, if `static.masked`.
     """
-    settings, sizes, all_words = static
+    settings, sizes, all_words, masked = static
     groups, clusters = softmax
+    live = tokens.weight != 0 if masked else None
+    if masked:  # 0 · NaN is NaN
+        tokens = tokens._replace(hidden=jnp.where(live[:, None], tokens.hidden, 0))
     targets, count, axis_name = tokens.column, len(tokens.column), settings.axis_name
     chunks = [
         (
@@ -251,13 +269,13 @@ def _one_pass(static, tokens, softmax, with_gradients):
     exist = present(axis_name, rows, columns)
     starts = jnp.cumsum(jnp.array([0, *all_words]))
     band = jnp.searchsorted(starts[1:-1], targets, side="right")
-    order = jnp.argsort(band, stable=True)
-    ends = jnp.searchsorted(band[order], jnp.arange(len(starts) - 1), side="right")
+    order, back, ends = _sorted(band, live, len(all_words))
 
     def in_order(
         array,
     ):  # with room for one chunk behind, so that a slice of one chunk is always in bounds
-        return jnp.pad(array[order], [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
+        array = array if order is None else array[order]
+        return jnp.pad(array, [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
 
     head_column = jnp.where(band == 0, targets, first_cluster + band - 1)
     tail_column = targets - starts[band]
@@ -279,7 +297,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
             in_dtype(group, tokens.hidden.dtype),
             None if first else in_dtype(clusters, tokens.hidden.dtype),
         )
-        queue, spans = in_head, ([0], [count])
+        queue, spans = in_head, ([0], [ends[-1] if masked else count])
         own = settings._replace(chunk=chunk)
         if first:
             end = first + len(words)
@@ -299,8 +317,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
         gradients.append(gradient)
         first += len(words)
 
-    back = jnp.argsort(order)
-    loss_, nll_, d_hidden = jax.tree.map(lambda a: a[back], outcome)
+    loss_, nll_, d_hidden = jax.tree.map(lambda a: a[:count] if back is None else a[back], outcome)
     if not with_gradients:
         return _Report(loss_, nll_, None)
     d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1]
@@ -308,6 +325,25 @@ def _one_pass(static, tokens, softmax, with_gradients):
         lambda g, of: g.astype(of.dtype), (d_hidden, d_softmax), (tokens.hidden, softmax)
     )
     return _Report(loss_, nll_, like)
+
+
+def _sorted(band, live, bands):
+    """Tokens by band, those that are not live behind all: `order`, its inverse, and the end of each
+    band.
+
+    live: bool `[tokens]`; None: all. Order and inverse are None where tokens stay where they are.
+    """
+    at = jnp.arange(len(band))
+    if bands > 1:
+        key = band if live is None else jnp.where(live, band, bands)
+        order = jnp.argsort(key, stable=True)
+        ends = jnp.searchsorted(key[order], jnp.arange(bands), side="right")
+        return order, jnp.argsort(order), ends
+    if live is None:
+        return None, None, None
+    done = jnp.cumsum(live)
+    back = jnp.where(live, done - 1, done[-1] + at - done)
+    return jnp.zeros_like(back).at[back].set(at, unique_indices=True), back, done[-1:]
 
 
 def _visit(static, softmax, queue, spans, outcome, with_gradients):

@@ -48,7 +48,7 @@ def settings(options):
 
 def reduced(each, weights, reduction):
     weights = jnp.ones_like(each) if weights is None else weights
-    each = weights * each
+    each = weights * jnp.where(weights == 0, 0.0, each)  # where the weight is 0, so is its gradient
     return (
         each
         if reduction == "none"
@@ -442,6 +442,7 @@ keep("rows", jax.jit(run)(values, targets), values)
 # Padding that a target of weight 0 points to, in a table of 12 rows on 4 devices.
 values, targets = arrays(9, ALL)
 hidden, table, bias, weights = values
+hidden = np.where(weights[:, None] == 0, np.nan, hidden)  # what nobody computes may be anything
 cut, specs = (
     (hidden, padded(table, 4), padded(bias, 4), weights),
     (P("rows"), P("words"), P("words"), P("rows")),
