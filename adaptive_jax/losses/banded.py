@@ -36,14 +36,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.losses import flash_tails
-from adaptive_jax.losses.chunks import PLAIN, Settings, Tokens, chunk_size, one_chunk, rows_of_chunk
+from adaptive_jax.losses import flash_tails, long_tables, reports
+from adaptive_jax.losses.calls import Call
+from adaptive_jax.losses.chunks import chunk_size, one_chunk, rows_of_chunk
 from adaptive_jax.losses.distribution import in_dtype, log_probs
-from adaptive_jax.losses.given import given
-from adaptive_jax.losses.groups import Member, join, trips
-from adaptive_jax.losses.sharded import columns_here, present, same_axes, words_of
-from adaptive_jax.losses.tiles import tiled
-from adaptive_jax.numerics.arrays import exists, floats, ids, whole_numbers
+from adaptive_jax.losses.groups import Member, trips
+from adaptive_jax.losses.reports import DIFFERENTIABLE
+from adaptive_jax.losses.settings import PLAIN, Settings, Tokens
+from adaptive_jax.losses.sharded import columns_here, present
+from adaptive_jax.numerics.arrays import whole_numbers
 from adaptive_jax.numerics.products import halved
 
 __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "nll"]
@@ -81,11 +82,36 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
         InputError: a target that is known outside `jax.jit` and does not exist; shapes that do not
             fit; settings out of range; tail dropout without seeds.
     """
-    settings.check()
-    hidden, bands, clusters = given(hidden, bands, clusters)
-    shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
-    masked = weights is not None
-    targets, weights, exist = _targets(targets, weights, shape, sum(words))
+    total, report, _ = loss_and_report(
+        hidden, targets, weights, bands, clusters, _with_nll(settings), seeds
+    )
+    return total, report.nll
+
+
+def loss_and_report(
+    hidden,
+    targets,
+    weights,
+    bands,
+    clusters=None,
+    settings: Settings = PLAIN,
+    seeds=None,
+    probs=None,
+):
+    """The loss, what `settings.reports` asks for of each token, and the sum of the weights.
+
+    Args:
+        probs: `[..., k]`, probabilities of as many targets `[..., k]`, for one band; see
+            `adaptive_jax.losses.cross_entropy.linear_cross_entropy`.
+
+    Returns:
+        `(loss, report, count)`: as `loss`, a `reports.Report` without gradient, and the sum of the
+        weights of targets that are not ignored, an int where all are 1.
+
+    Raises:
+        InputError: as `loss`.
+    """
+    call = Call(hidden, targets, weights, bands, clusters, settings, probs)
     if not settings.tail_dropout:
         seeds = None
     elif seeds is None:
@@ -94,17 +120,14 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
             " of the tokens)"
         )
     else:
-        seeds = whole_numbers("seeds", seeds, targets.size, 2)
-    sizes, softmax = _laid_out(settings, words, bands, clusters)
-    flat = same_axes(
-        settings.axis_name,
-        hidden.reshape(-1, hidden.shape[-1]),
-        softmax,
-        weights.ravel(),
-        targets.ravel(),
-    )
-    total, each = _loss(_Static(settings, sizes, words, masked), *flat, seeds)
-    return total, lax.stop_gradient(jnp.where(exist, each.reshape(shape), 0 * weights))
+        seeds = whole_numbers("seeds", seeds, call.weights.size, 2)
+    total, each, reported = _loss(call.static, *call.arrays(call.weights), seeds)
+    report = lax.stop_gradient(call.report(each, reported))
+    return total, report, call.count
+
+
+def _with_nll(settings):
+    return settings._replace(reports=("nll",))
 
 
 def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN):
@@ -117,16 +140,25 @@ def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = 
     Raises:
         InputError: as `loss`.
     """
-    settings.check()
-    hidden, bands, clusters = given(hidden, bands, clusters)
-    shape, words = hidden.shape[:-1], words_of(bands, settings.words, settings.axis_name)
-    hidden = hidden.reshape(-1, hidden.shape[-1])
-    masked = weights is not None
-    targets, weights, _ = _targets(targets, weights, shape, sum(words))
-    sizes, softmax = _laid_out(settings, words, bands, clusters)
-    counted = (weights != 0).astype(jnp.float32).ravel()
-    flat = same_axes(settings.axis_name, hidden, softmax, counted, targets.ravel())
-    return weights * _losses(_Static(settings, sizes, words, masked), *flat).reshape(shape)
+    return losses_and_report(hidden, targets, weights, bands, clusters, settings)[0]
+
+
+def losses_and_report(
+    hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN, probs=None
+):
+    """`(losses, report)`, as `losses` and `loss_and_report`; nll, logsumexp and entropy are
+    differentiable for any cotangent too, by the same second pass.
+
+    Raises:
+        InputError: as `loss`.
+    """
+    call = Call(hidden, targets, weights, bands, clusters, settings, probs)
+    counted = (call.weights != 0).astype(call.weights.dtype)
+    each, nll, reported = _losses(call.static, *call.arrays(counted))
+    report = call.report(nll, reported)
+    fixed = {name for name in report._fields if name not in DIFFERENTIABLE}
+    report = report._replace(**{name: lax.stop_gradient(getattr(report, name)) for name in fixed})
+    return call.weights.reshape(call.shape) * each.reshape(call.shape), report
 
 
 def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
@@ -136,63 +168,31 @@ def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
     return losses(hidden, targets, None, bands, clusters, Settings(chunk=chunk))
 
 
-def _targets(targets, weights, shape, words):
-    """Targets, weights and which targets exist. A target that does not exist becomes 0, and its
-    weight NaN if it is not 0.
-    """
-    targets = ids(
-        "targets", targets, words, *shape, weights=weights
-    )  # before weights that are known become an array of JAX
-    weights = (
-        jnp.ones(shape, jnp.float32) if weights is None else floats("weights", weights, *shape)
-    )
-    exist = exists(targets, words)
-    return jnp.where(exist, targets, 0), jnp.where(exist | (weights == 0), weights, jnp.nan), exist
-
-
-def _laid_out(settings, words, bands, clusters):
-    """Rows of each band by group, and `(groups, clusters)`: clusters are None where they stand
-    in the head, behind its words.
-    """
-    sizes, groups = join(bands)
-    if settings.axis_name is None:
-        sizes, groups, clusters = tiled(words, groups, sizes, clusters)
-    return sizes, (groups, clusters)
-
-
-class _Static(NamedTuple):
-    """What is known of a loss when it is traced."""
-
-    settings: Settings
-    sizes: tuple[tuple[int, ...], ...]  # rows of each band, by group
-    words: tuple[int, ...]  # of each band, on all devices
-    masked: bool  # whether weights may be 0
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(static, hidden, softmax, weights, targets, seeds):
-    report = _one_pass(
-        static, Tokens(hidden, targets, weights, seeds), softmax, with_gradients=False
-    )
-    return jnp.sum(weights * report.loss), report.nll
+def _loss(static, hidden, softmax, weights, targets, probs, seeds):
+    tokens = Tokens(hidden, targets, weights, seeds, probs)
+    report = _one_pass(static, tokens, softmax, with_gradients=False)
+    return jnp.sum(weights * report.loss), report.nll, report.reported
 
 
-def _loss_forward(static, hidden, softmax, weights, targets, seeds):
-    hidden, softmax, weights = _differentiated_once((hidden, softmax, weights))
-    report = _one_pass(
-        static, Tokens(hidden, targets, weights, seeds), softmax, with_gradients=True
-    )
-    return (jnp.sum(weights * report.loss), report.nll), (
-        report.loss.astype(weights.dtype),
+def _loss_forward(static, hidden, softmax, weights, targets, probs, seeds):
+    hidden, softmax, weights, probs = _differentiated_once((hidden, softmax, weights, probs))
+    tokens = Tokens(hidden, targets, weights, seeds, probs)
+    report = _one_pass(static, tokens, softmax, with_gradients=True)
+    return (jnp.sum(weights * report.loss), report.nll, report.reported), (
+        report.loss,
         report.gradients,
     )
 
 
 def _loss_backward(static, residuals, cotangents):
     d_weights, (d_hidden, d_softmax) = residuals
-    scale, _ = cotangents
+    scale, *_ = cotangents
     return (
-        *jax.tree.map(lambda g: (scale * g).astype(g.dtype), (d_hidden, d_softmax, d_weights)),
+        *jax.tree.map(
+            functools.partial(long_tables.times, scale), (d_hidden, d_softmax, d_weights)
+        ),
+        None,
         None,
         None,
     )
@@ -202,22 +202,30 @@ _loss.defvjp(_loss_forward, _loss_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _losses(static, hidden, softmax, counted, targets):
-    tokens = Tokens(hidden, targets, counted, None)
-    return _one_pass(static, tokens, softmax, with_gradients=False).loss
+def _losses(static, hidden, softmax, counted, targets, probs):
+    tokens = Tokens(hidden, targets, counted, None, probs)
+    report = _one_pass(static, tokens, softmax, with_gradients=False)
+    return report.loss, report.nll, report.reported
 
 
-def _losses_forward(static, hidden, softmax, counted, targets):
-    hidden, softmax = _differentiated_once((hidden, softmax))
-    return _losses(static, hidden, softmax, counted, targets), (hidden, softmax, targets)
+def _losses_forward(static, hidden, softmax, counted, targets, probs):
+    hidden, softmax, probs = _differentiated_once((hidden, softmax, probs))
+    residuals = hidden, softmax, counted, targets, probs
+    return _losses(static, *residuals), residuals
 
 
-def _losses_backward(static, residuals, cotangent):
-    hidden, softmax, targets = residuals
-    report = _one_pass(
-        static, Tokens(hidden, targets, cotangent, None), softmax, with_gradients=True
-    )
-    return *report.gradients, None, None
+def _losses_backward(static, residuals, cotangents):
+    hidden, softmax, counted, targets, probs = residuals
+    weight, of_nll, of_reported = cotangents
+    tokens = Tokens(hidden, targets, weight, None, probs)
+    if static.pulled:
+        none = jnp.zeros_like(weight)
+        pulls = [weight, of_nll, *(of_reported.get(name, none) for name in DIFFERENTIABLE[1:])]
+        pulls = jnp.where(counted[:, None] != 0, jnp.stack(pulls, axis=1), 0.0)
+        live = jnp.any(pulls != 0, axis=1).astype(weight.dtype)
+        tokens = tokens._replace(weight=live, pulls=pulls)
+    report = _one_pass(static, tokens, softmax, with_gradients=True)
+    return *report.gradients, None, None, None
 
 
 _losses.defvjp(_losses_forward, _losses_backward)
@@ -240,6 +248,7 @@ def _refuse(primals, tangents):
 class _Report(NamedTuple):
     loss: jax.Array  # [tokens], regularised
     nll: jax.Array  # [tokens]
+    reported: dict  # of arrays [tokens, ...], see `reports.observed`
     gradients: tuple | None  # of (hidden, softmax), each of the shape and dtype of its array
 
 
@@ -247,35 +256,34 @@ def _one_pass(static, tokens, softmax, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens; `tokens.column`
     holds word ids. Those of weight 0 visit nothing, if `static.masked`.
     """
-    settings, sizes, all_words, masked = static
-    groups, clusters = softmax
+    settings, sizes, all_words, masked, _ = static
+    groups, clusters, numbers = softmax
+    settings = settings._replace(**{k: v for k, v in numbers.items() if v is not None})
+    dtype = jnp.promote_types(tokens.hidden.dtype, jnp.float32)
     live = tokens.weight != 0 if masked else None
     if masked:  # 0 · NaN is NaN
         tokens = tokens._replace(hidden=jnp.where(live[:, None], tokens.hidden, 0))
     targets, count, axis_name = tokens.column, len(tokens.column), settings.axis_name
-    chunks = [
-        (
-            min(count, settings.chunk)
-            if settings.chunk
-            else _chunk_of_group(i, words, group.table.shape[1], count)
-        )
+    plans = [
+        _plan_of_group(settings.chunk, i, words, group.table.shape[1], count)
         for i, (words, group) in enumerate(zip(sizes, groups, strict=True))
     ]
+    most = max(plan.tokens for plan in plans)
     rows = [*itertools.chain(*sizes)]
     tails, first_cluster = len(rows) - 1, rows[0]
     columns = all_words
     if clusters is None and tails:  # they stand in the head, see `_laid_out`
         first_cluster, columns = all_words[0], (all_words[0] + tails, *all_words[1:])
     exist = present(axis_name, rows, columns)
-    starts = jnp.cumsum(jnp.array([0, *all_words]))
-    band = jnp.searchsorted(starts[1:-1], targets, side="right")
+    starts = jnp.cumsum(jnp.array([0, *all_words], targets.dtype), dtype=targets.dtype)
+    band = jnp.searchsorted(starts[1:-1], targets, side="right").astype(targets.dtype)
     order, back, ends = _sorted(band, live, len(all_words))
 
     def in_order(
         array,
     ):  # with room for one chunk behind, so that a slice of one chunk is always in bounds
         array = array if order is None else array[order]
-        return jnp.pad(array, [(0, max(chunks))] + [(0, 0)] * (array.ndim - 1))
+        return jnp.pad(array, [(0, most)] + [(0, 0)] * (array.ndim - 1))
 
     head_column = jnp.where(band == 0, targets, first_cluster + band - 1)
     tail_column = targets - starts[band]
@@ -285,20 +293,22 @@ def _one_pass(static, tokens, softmax, with_gradients):
         )
     in_head = jax.tree.map(in_order, tokens._replace(column=head_column))
     in_tail = in_head._replace(column=in_order(tail_column))
-    zeros = jnp.zeros_like(in_head.weight, jnp.float32)
+    zeros = jnp.zeros_like(in_head.weight, dtype)
     outcome = (
         zeros,
         zeros,
-        jnp.zeros_like(in_head.hidden, jnp.float32) if with_gradients else None,
+        jnp.zeros_like(in_head.hidden, dtype) if with_gradients else None,
     )
+    if settings.reports:
+        outcome += (reports.empty(settings, in_head.hidden),)
     first, gradients = 0, []
-    for group, words, chunk in zip(groups, sizes, chunks, strict=True):
+    for group, words, plan in zip(groups, sizes, plans, strict=True):
         here = (
             in_dtype(group, tokens.hidden.dtype),
             None if first else in_dtype(clusters, tokens.hidden.dtype),
         )
         queue, spans = in_head, ([0], [ends[-1] if masked else count])
-        own = settings._replace(chunk=chunk)
+        own = settings
         if first:
             end = first + len(words)
             spans = (
@@ -310,21 +320,30 @@ def _one_pass(static, tokens, softmax, with_gradients):
         else:  # the paper drops units after the first projection of every cluster but the head
             own = own._replace(tail_dropout=0.0)
         own_words = None if exist is None else exist[first : first + len(words)]
-        run = flash_tails.visit if first and flash_tails.fits(own, here[0], len(words)) else _visit
-        outcome, gradient = run(
-            (own, words), here, queue, (*spans, own_words), outcome, with_gradients
-        )
+        spans = *spans, own_words
+        if first and flash_tails.fits(own, here[0], len(words)):
+            outcome, gradient = flash_tails.visit(
+                (own, words), here, queue, spans, outcome, with_gradients
+            )
+        else:
+            outcome, gradient = _visit(
+                (own, words, plan), here, queue, spans, outcome, with_gradients
+            )
         gradients.append(gradient)
         first += len(words)
 
-    loss_, nll_, d_hidden = jax.tree.map(lambda a: a[:count] if back is None else a[back], outcome)
+    loss_, nll_, d_hidden, *reported = jax.tree.map(
+        lambda a: a[:count] if back is None else a[back], outcome
+    )
+    reported = reported[0] if reported else {}
     if not with_gradients:
-        return _Report(loss_, nll_, None)
-    d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1]
+        return _Report(loss_, nll_, reported, None)
+    zeros = jax.tree.map(jnp.zeros_like, numbers)
+    d_softmax = tuple(d_group for d_group, _ in gradients), gradients[0][1], zeros
     like = jax.tree.map(
         lambda g, of: g.astype(of.dtype), (d_hidden, d_softmax), (tokens.hidden, softmax)
     )
-    return _Report(loss_, nll_, like)
+    return _Report(loss_, nll_, reported, like)
 
 
 def _sorted(band, live, bands):
@@ -354,8 +373,8 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
     padding, or exist is None. Adds loss, nll and gradient of the hidden states to `outcome`, and
     returns it with the gradient of `softmax`.
     """
-    settings, sizes = static
-    chunk, (begins, ends, exist) = settings.chunk, spans
+    settings, sizes, plan = static
+    chunk, (begins, ends, exist) = plan.tokens, spans
     narrow = (softmax[0].table.shape[1] < NARROW or halved(softmax[0].table)) and len(sizes) == 1
     total, which = trips(begins, ends, chunk)
 
@@ -367,8 +386,29 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
         inside = at + jnp.arange(chunk) < ends[number]
         part = jax.tree.map(cut, queue)
         part = part._replace(weight=jnp.where(inside, part.weight, 0.0))
+        if part.pulls is not None:
+            part = part._replace(pulls=jnp.where(inside[:, None], part.pulls, 0.0))
         member = Member(softmax[0], sizes, number, exist)
         part = part._replace(column=part.column + member.shift)
+
+        # Rows behind the band's last token belong to the next band: they get 0 here and their own
+        # chunk's result there.
+        def put(whole, result):
+            result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0)
+            return lax.dynamic_update_slice_in_dim(whole, cut(whole) + result, at, 0)
+
+        if plan.words:
+            results, sums = long_tables.one_chunk(
+                settings,
+                softmax,
+                part,
+                member.own,
+                (d_group, d_clusters),
+                plan,
+                narrow=narrow,
+                with_gradients=with_gradients,
+            )
+            return jax.tree.map(put, outcome, results), sums
         band = member.read(softmax[0])
         results, gradient = one_chunk(
             settings,
@@ -378,12 +418,6 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
             narrow=narrow,
             with_gradients=with_gradients,
         )
-
-        # Rows behind the band's last token belong to the next band: they get 0 here and their own
-        # chunk's result there.
-        def put(whole, result):
-            result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0.0)
-            return lax.dynamic_update_slice_in_dim(whole, cut(whole) + result, at, 0)
 
         outcome = jax.tree.map(put, outcome, results)
         if not with_gradients:
@@ -396,11 +430,15 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
     def transposed(gradient):
         band, clusters = gradient
         return (
-            (band._replace(table=band.table.T), clusters) if with_gradients and narrow else gradient
+            (band._replace(table=band.table.T), clusters)
+            if with_gradients and narrow and not plan.words
+            else gradient
         )
 
     zeros = (
-        jax.tree.map(lambda a: jnp.zeros_like(a, jnp.float32), softmax)
+        jax.tree.map(
+            lambda a: jnp.zeros_like(a, jnp.promote_types(queue.hidden.dtype, jnp.float32)), softmax
+        )
         if with_gradients
         else (None, None)
     )
@@ -408,15 +446,17 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
     return outcome, transposed(sums)
 
 
-def _chunk_of_group(index, sizes, width, tokens):
-    """`chunk_size`, shared evenly by the tokens that all visit the head; about twice the tokens
-    that a band of a group gets.
+def _plan_of_group(chunk, index, sizes, width, tokens):
+    """`long_tables.plan`, its chunks shared evenly by the tokens that all visit the head; about
+    twice the tokens that a band of a group gets, whose bands are never long.
     """
-    most = chunk_size(index, max(1, *sizes), width)
+    plan = long_tables.plan(index, max(1, *sizes), width)
+    if chunk:
+        return long_tables.Plan(min(tokens, chunk), plan.words)
     if index == 0:
-        return rows_of_chunk(tokens, most)
-    return (
-        min(tokens, most)
-        if len(sizes) == 1
-        else min(tokens, most, max(8, 2 ** math.ceil(math.log2(2 * tokens / len(sizes)))))
-    )
+        return plan._replace(tokens=rows_of_chunk(tokens, plan.tokens))
+    if len(sizes) == 1:
+        return plan._replace(tokens=min(tokens, plan.tokens))
+    most = chunk_size(index, max(sizes), width)
+    share = max(8, 2 ** math.ceil(math.log2(2 * tokens / len(sizes))))
+    return long_tables.Plan(min(tokens, most, share))

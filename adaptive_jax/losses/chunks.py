@@ -4,7 +4,6 @@
 
 import functools
 import math
-import numbers
 import operator
 from typing import NamedTuple
 
@@ -12,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.losses import reports
+from adaptive_jax.losses.settings import Tokens, used
 from adaptive_jax.losses.sharded import is_first, sum_over
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
@@ -38,79 +38,9 @@ FAST_TAIL_CHUNK = 512
 FAST_CHUNK_LOGITS = 2**26
 TILE = 128  # rows and columns of a matrix unit
 
-TAILS = ("auto", "chunks")
-
-
-class Settings(NamedTuple):
-    """Static settings of the core. The defaults give the plain negative log-likelihood.
-
-    Attributes:
-        tail_dropout: rate of dropout after the projection of every tail (Baevski & Auli 2019,
-            section 5.4).
-        label_smoothing: share of the target's probability that is spread evenly over the columns of
-            each softmax the token visits (the head, and the tail of its word), hence over the whole
-            vocabulary for a full softmax.
-        z_loss: weight of the squared log-normaliser of each softmax the token visits.
-        chunk: tokens whose logits are alive at a time; None chooses a size for each softmax.
-        soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2);
-            None: it stays.
-        axis_name: the axis of `jax.shard_map` that cuts the words of every band, see
-            `adaptive_jax.losses.sharded`; None: none.
-        words: words of every band, whose table may have rows behind them, on all devices, that are
-            padding; None: no padding.
-        tails: "auto" computes a tail by kernels where they run
-            (`adaptive_jax.losses.flash_tails`); "chunks" nowhere.
-    """
-
-    tail_dropout: float = 0.0
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    chunk: int | None = None
-    soft_cap: float | None = None
-    axis_name: str | None = None
-    words: tuple[int, ...] | None = None
-    tails: str = "auto"
-
-    def check(self) -> None:
-        """Checks the ranges of all settings.
-
-        Raises:
-            InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
-                infinite, a chunk of no token, a soft_cap that is not above 0, or an unknown way for
-                tails.
-        """
-        check_rates(self, "tail_dropout", "label_smoothing")
-        if not isinstance(self.z_loss, numbers.Real) or not 0 <= self.z_loss < math.inf:
-            raise InputError(f"z_loss={self.z_loss!r} is no weight: give 0 or more")
-        check_known(f"tails={self.tails!r}", self.tails, TAILS)
-        if self.chunk is not None:
-            check_at_least(1, chunk=self.chunk)
-        cap = self.soft_cap
-        if cap is not None and (
-            isinstance(cap, bool) or not isinstance(cap, numbers.Real) or not 0 < cap < math.inf
-        ):
-            raise InputError(
-                f"soft_cap={cap!r} is no cap: give a number above 0, or None for no cap"
-            )
-
-
-PLAIN = Settings()
-
-
-class Tokens(NamedTuple):
-    """Tokens that wait for a softmax, or a chunk of them.
-
-    Attributes:
-        hidden: `[tokens, features]`.
-        column: `[tokens]`, the column of the target in the softmax.
-        weight: `[tokens]`.
-        seeds: uint32 `[tokens, 2]`, the seeds of each token's tail dropout, or None.
-    """
-
-    hidden: jax.Array
-    column: jax.Array
-    weight: jax.Array
-    seeds: jax.Array | None
+# Smoothed differences of probabilities times this keep their 11 bits in float16, from 2^-24 on; the
+# largest number of float16 is 64 times as large.
+LIFT = 1024
 
 
 def chunk_size(band: int, words: int, width: int, backend: str | None = None) -> int:
@@ -150,9 +80,9 @@ def project(hidden: jax.Array, projection: jax.Array | None) -> jax.Array:
 
 
 def logits_of(x: jax.Array, band: Band) -> jax.Array:
-    """Float32 logits `[tokens, words]` of states `[tokens, width]` that are already projected."""
+    """Logits `[tokens, words]`, float32 or wider, of projected states `[tokens, width]`."""
     logits = wide(x, band.table.T)
-    return logits if band.bias is None else logits + band.bias[None].astype(jnp.float32)
+    return logits if band.bias is None else logits + band.bias[None].astype(logits.dtype)
 
 
 def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradients=True):
@@ -166,58 +96,131 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
         narrow: return the gradient of the band's table as its transpose.
 
     Returns:
-        `((loss, nll [tokens], d_hidden), d_softmax)`: gradients are weighted and in float32, or
-        None if not asked for.
+        `((loss, nll [tokens], d_hidden, *reported), d_softmax)`: gradients are weighted and in
+        float32, or wider, or None if not asked for; `reported` is empty, or what
+        `reports.observed` gives.
     """
-    hidden, column, weight, seeds = tokens
     band, _ = softmax
-    mask = (
-        _scaled_mask(settings.tail_dropout, seeds, band.table.shape[1])
-        if settings.tail_dropout
-        else 1.0
-    )
-    x = (project(hidden, band.projection) * mask).astype(hidden.dtype)
+    x, mask = states(settings, tokens, band)
     parts = _parts(settings, x, softmax, own)
-    loss, nll, found = _losses(settings, parts, column)
+    loss, nll, found = _losses(settings, parts, tokens.column, tokens.probs)
+    reported = ()
+    if settings.reports:
+        stats = reports.start(settings, x)
+        for part in parts:
+            stats = reports.merge(stats, part.logits, part.first)
+        columns = sum(len(part.band.table) for part in parts)
+        reported = (reports.observed(settings, stats, found, tokens.column, columns),)
+        found = found._replace(entropy=reported[0].get("entropy"))
     if not with_gradients:
-        return (loss, nll, None), None
+        return (loss, nll, None, *reported), None
 
     # softmax - target times the sum of the powers: factors of a whole token are multiplied into its
     # vectors, which are short.
-    scale = weight / found.total
-    scaled = (x * scale[:, None]).astype(x.dtype)
     overwrites = platform() == "gpu" and not (
-        settings.label_smoothing or settings.z_loss or settings.soft_cap
+        settings.label_smoothing
+        or used(settings.z_loss)
+        or used(settings.soft_cap)
+        or x.dtype == jnp.float16
+        or tokens.probs is not None
+        or tokens.pulls is not None
     )
+    tokens, found, factors = factored(x.dtype, tokens, found)
+    scaled = factors.times(x)
     d_x, d_parts = 0.0, []
     for power, part in zip(found.powers, parts, strict=True):
         rows = part.band
         if overwrites and rows.bias is None:
-            d_logits = _overwritten(power.astype(x.dtype), power, column - part.first, found.total)
+            d_logits = _overwritten(
+                power.astype(x.dtype), power, tokens.column - part.first, found.total
+            )
         else:
-            exact = _scaled_d_logits(settings, power, part, column, found)
+            exact = scaled_d_logits(settings, power, part, tokens.column, found, tokens)
+            exact = factors.lifted(exact)
             d_logits = exact.astype(x.dtype)
         d_x += wide(d_logits, rows.table)
         left, right = (scaled, d_logits) if narrow and rows is band else (d_logits, scaled)
-        d_table = wide(left.T, right)
+        d_table = factors.lowered(wide(left.T, right))
         d_parts.append(
             Band(
                 d_table,
                 None,
-                None if rows.bias is None else jnp.sum(exact * scale[:, None], axis=0),
+                None
+                if rows.bias is None
+                else factors.lowered(jnp.sum(exact * factors.scale[:, None], axis=0)),
             )
         )
-    d_x = d_x * scale[:, None] * mask
     d_band, d_clusters = (*d_parts, None)[:2]
+    d_hidden, d_projection = through_projection(
+        factors.lowered(d_x * factors.scale[:, None]) * mask, x, tokens.hidden, band
+    )
+    return (loss, nll, d_hidden, *reported), (
+        d_band._replace(projection=d_projection),
+        d_clusters,
+    )
+
+
+def states(settings, tokens: Tokens, band: Band) -> tuple:
+    """What meets the table, `[tokens, width]`: hidden states, projected and dropped out; and the
+    factors of dropout, or 1.
+    """
+    x = project(tokens.hidden, band.projection)
+    if not settings.tail_dropout:
+        return x, 1.0
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    mask = _scaled_mask(settings.tail_dropout, tokens.seeds, band.table.shape[1]).astype(dtype)
+    return (x.astype(dtype) * mask).astype(x.dtype), mask
+
+
+def through_projection(d_x, x, hidden, band: Band) -> tuple:
+    """The gradients of hidden states and projection, from that of the states that meet the
+    table.
+    """
     if band.projection is None:
-        return (loss, nll, d_x), (d_band, d_clusters)
+        return d_x, None
     d_x = d_x.astype(x.dtype)
-    d_hidden = wide(d_x, band.projection)
-    d_projection = wide(d_x.T, hidden)
-    return (loss, nll, d_hidden), (d_band._replace(projection=d_projection), d_clusters)
+    return wide(d_x, band.projection), wide(d_x.T, hidden)
 
 
-class _Part(NamedTuple):
+class Factors(NamedTuple):
+    """What gradients of logits are multiplied by, after the products: in float16 they are lifted
+    before, see `LIFT`.
+    """
+
+    scale: jax.Array  # [tokens]
+    common: jax.Array | None  # of all tokens, in float16
+
+    def times(self, x):
+        """The states times their token's factor, in their dtype."""
+        return (x.astype(self.scale.dtype) * self.scale[:, None]).astype(x.dtype)
+
+    def lifted(self, d_logits):
+        return d_logits if self.common is None else d_logits * LIFT
+
+    def lowered(self, product):
+        return product if self.common is None else product * self.common
+
+
+def factored(dtype, tokens: Tokens, found: "Normaliser") -> tuple:
+    """Tokens, normaliser and `Factors` for gradients of logits that are cast to `dtype`.
+
+    In float16 a sum of powers may be infinite and a small weight 0, so powers become probabilities,
+    and weights at most 1.
+    """
+    by_token = tokens.weight if tokens.pulls is None else tokens.pulls
+    common = None
+    if dtype == jnp.float16:
+        powers = [power / found.total[:, None] for power in found.powers]
+        found = found._replace(powers=powers, total=jnp.ones_like(found.total))
+        largest = jnp.max(jnp.abs(by_token))
+        largest = jnp.where(largest == 0, 1.0, largest)
+        by_token, common = by_token / largest, largest / LIFT
+    if tokens.pulls is not None:
+        return tokens._replace(pulls=by_token), found, Factors(1 / found.total, common)
+    return tokens, found, Factors(by_token / found.total, common)
+
+
+class Part(NamedTuple):
     """Columns of a softmax: the words of a band, or the head's clusters."""
 
     logits: jax.Array  # [tokens, columns]
@@ -226,36 +229,43 @@ class _Part(NamedTuple):
     own: jax.Array | None  # bool [columns], those that exist; None: all
 
 
-class _Normaliser(NamedTuple):
+class Normaliser(NamedTuple):
     """The sum over all columns, on all devices, of the powers of one softmax."""
 
     powers: list[jax.Array]  # of each part, divided by the power of the largest logit
     total: jax.Array  # [tokens]
     logsumexp: jax.Array  # [tokens]
     columns: jax.Array | int  # how many there are
+    entropy: jax.Array | None = None  # [tokens]
 
 
 def _parts(settings, x, softmax, own):
+    further = part_of_clusters(settings, x, softmax)
+    return [part_of(settings, x, softmax[0], 0, own), *([] if further is None else [further])]
+
+
+def part_of_clusters(settings, x, softmax) -> "Part | None":
+    """The columns behind the band's words, those of the clusters, if there are any."""
     band, clusters = softmax
-    parts = [_Part(logits_of(x, band), band, 0, own)]
-    if clusters is not None:
-        first = (
-            None
-            if settings.axis_name is None
-            else jnp.full(len(clusters.table), is_first(settings.axis_name))
-        )
-        parts.append(_Part(logits_of(x, clusters), clusters, len(band.table), first))
-    if settings.soft_cap:
-        parts = [
-            part._replace(logits=settings.soft_cap * jnp.tanh(part.logits / settings.soft_cap))
-            for part in parts
-        ]
-    return [part._replace(logits=_where(part.own, part.logits, -jnp.inf)) for part in parts]
+    if clusters is None:
+        return None
+    first = None
+    if settings.axis_name is not None:
+        first = jnp.full(len(clusters.table), is_first(settings.axis_name))
+    return part_of(settings, x, clusters, len(band.table), first)
 
 
-def _losses(settings, parts, column):
+def part_of(settings, x, band: Band, first, own) -> Part:
+    """The columns of a band, from `first` on; the logits of those that do not exist are -inf."""
+    logits = logits_of(x, band)
+    if used(settings.soft_cap):
+        logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
+    return Part(_where(own, logits, -jnp.inf), band, first, own)
+
+
+def _losses(settings, parts, column, probs=None):
     """Loss and nll `[tokens]`, and the normaliser."""
-    scored = sum(_at(part.logits, column - part.first) for part in parts)
+    scored = sum(scored_in(part.logits, column - part.first, probs) for part in parts)
     peak = functools.reduce(
         jnp.maximum, [part.logits.max(axis=1) for part in parts if part.logits.size]
     )
@@ -271,35 +281,72 @@ def _losses(settings, parts, column):
         )
     total, scored, *smoothed = sum_over(settings.axis_name, total, scored, *mine)
     logsumexp = peak + jnp.log(total)
-    loss = nll = logsumexp - scored
+    columns, average = 1, None
     if share:
         sums, columns = smoothed
         columns = (
             columns if settings.axis_name is None else columns[0]
         )  # it was summed beside vectors of tokens
-        loss = logsumexp - (1 - share) * scored - share * (sums / columns)
-    if settings.z_loss:
-        loss = loss + settings.z_loss * logsumexp**2
-    return loss, nll, _Normaliser(powers, total, logsumexp, columns)
+        average = sums / columns
+    loss, nll = regularised(settings, logsumexp, scored, average, probs)
+    return loss, nll, Normaliser(powers, total, logsumexp, columns)
 
 
-def _scaled_d_logits(settings, power, part, column, found):
-    """The gradient of a part's logits `[tokens, columns]`, times the sum of the powers."""
+def regularised(settings, logsumexp, scored, average, probs):
+    """Loss and nll `[tokens]` from the log-normaliser, the logit of the target, or the expected one
+    of soft targets, and, for smoothing, the average logit.
+    """
+    loss = nll = (logsumexp if probs is None else logsumexp * jnp.sum(probs, axis=1)) - scored
     share = settings.label_smoothing
-    hit = column[:, None] == part.first + jnp.arange(len(part.band.table))[None]
-    target = (1 - share) * hit + share / found.columns
     if share:
-        target = _where(part.own, target, 0.0)
-    if settings.z_loss:
-        power = power * (1 + 2 * settings.z_loss * found.logsumexp)[:, None]
-    exact = power - found.total[:, None] * target
-    if settings.soft_cap:
+        loss = logsumexp - (1 - share) * scored - share * average
+    if used(settings.z_loss):
+        loss = loss + settings.z_loss * logsumexp**2
+    return loss, nll
+
+
+def scaled_d_logits(settings, power, part, column, found, tokens=None):
+    """The gradient of a part's logits `[tokens, columns]`, times the sum of the powers; by
+    cotangents, if the tokens have them.
+    """
+    share = settings.label_smoothing
+    probs, pulls = (None, None) if tokens is None else (tokens.probs, tokens.pulls)
+    raised = power
+    if used(settings.z_loss):
+        raised = power * (1 + 2 * settings.z_loss * found.logsumexp)[:, None]
+    if probs is None:
+        hit = column[:, None] == part.first + jnp.arange(power.shape[1], dtype=column.dtype)[None]
+        target = (1 - share) * hit.astype(power.dtype) + share / found.columns
+        if share:
+            target = _where(part.own, target, 0.0)
+        exact = raised - found.total[:, None] * target
+        if pulls is not None:
+            plain = power - jnp.where(hit, found.total[:, None], 0.0)
+            exact = pulls[:, :1] * exact + pulls[:, 1:2] * plain
+    else:
+        mass = jnp.sum(probs, axis=1)[:, None]
+        each = probs * found.total[:, None]
+        exact = raised + (mass - 1) * power
+        if pulls is not None:
+            exact = pulls[:, :1] * exact + pulls[:, 1:2] * mass * power
+            each = each * (pulls[:, :1] + pulls[:, 1:2])
+        at = (
+            jnp.arange(len(column))[:, None],
+            jnp.where(column < part.first, power.shape[1], column - part.first),
+        )
+        exact = exact.at[at].add(-each, mode="drop")
+    if pulls is not None:
+        exact = exact + pulls[:, 2:3] * power
+        if found.entropy is not None:
+            away = part.logits - (found.logsumexp - found.entropy)[:, None]
+            exact = exact - pulls[:, 3:] * jnp.where(power > 0, power * away, 0.0)
+    if used(settings.soft_cap):
         exact = exact * _where(part.own, 1 - (part.logits / settings.soft_cap) ** 2, 0.0)
     return exact
 
 
 def _overwritten(rounded, power, column, total):
-    """`_scaled_d_logits` of a plain softmax, from rounded powers in which only the targets' are
+    """`scaled_d_logits` of a plain softmax, from rounded powers in which only the targets' are
     written anew.
 
     On a GPU the pass that sums the powers writes them rounded, too, so none reads the logits once
@@ -319,9 +366,18 @@ def _where(own, values, other):
     return values if own is None else jnp.where(own[None], values, other)
 
 
+def scored_in(logits, column, probs):
+    """The logit `[tokens]` of each row's column, or the sum of those of several times their
+    probabilities; 0 where a column lies outside.
+    """
+    if probs is None:
+        return _at(logits, column[:, None])[:, 0]
+    return jnp.sum(jnp.where(probs == 0, 0.0, probs * _at(logits, column)), axis=1)
+
+
 def _at(logits, column):
-    """`logits[i, column[i]]` for every row i, 0 where the column lies outside."""
-    picked = jnp.take_along_axis(logits, column[:, None], axis=1, mode="fill", fill_value=0.0)[:, 0]
+    """`logits[i, column[i, j]]` for every row i, 0 where the column lies outside."""
+    picked = jnp.take_along_axis(logits, column, axis=1, mode="fill", fill_value=0.0)
     return jnp.where(
         column < 0, 0.0, picked
     )  # take_along_axis counts a negative column from the end

@@ -4,18 +4,26 @@ on the core of this library.
 Logits of all tokens never exist at once. Loss and gradients are computed in one pass, chunk by
 chunk of tokens, see `adaptive_jax.losses.banded`. Both functions run under `jax.jit`, `jax.grad`,
 `jax.vmap`, `jax.lax.scan`, `jax.checkpoint` and `jax.shard_map`. They have first derivatives only.
+
+Tokens of weight 0 are not computed: their hidden states may be NaN, and time is in proportion to
+the others.
 """
 
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from adaptive_jax.errors import check_known
+from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
+from adaptive_jax.losses.reports import Report
+from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.varying import axes_of
 
 REDUCTIONS = "mean", "sum", "none"
+ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # what the pass knows, which visits one tail a token
 
 
 def linear_cross_entropy(
@@ -25,47 +33,90 @@ def linear_cross_entropy(
     *,
     bias: jax.Array | None = None,
     weights: jax.Array | None = None,
-    soft_cap: float | None = None,
+    ignore_index: int | None = -100,
+    target_probs: jax.Array | None = None,
+    logit_scale: float | jax.Array | None = None,
+    soft_cap: float | jax.Array | None = None,
     label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    z_loss: float | jax.Array = 0.0,
     reduction: str = "mean",
+    token_axes: str | Sequence[str] = (),
     axis_name: str | None = None,
     words: int | None = None,
-) -> jax.Array:
+    reports: Sequence[str] = (),
+    top_k: int = 0,
+) -> jax.Array | tuple[jax.Array, Report]:
     """Cross-entropy, in nats, of the softmax over `hidden @ table.T + bias`, without the logits
     `[..., words]`.
 
     It is exact and has exact gradients for hidden, table, bias and weights. Matrix products run in
-    the dtype of hidden, sums and logarithms in float32.
+    the dtype of hidden, sums and logarithms in float32, or in float64 where hidden is.
 
     Args:
-        hidden: `[..., width]`, float32 or bfloat16.
+        hidden: `[..., width]`, float32, bfloat16, float16, or float64 under x64.
         table: `[words, width]`: the output matrix of a language model; transpose a kernel `[width,
             words]`.
         targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1. Any
             other id outside the vocabulary gives NaN under jit.
         bias: `[words]`, added to the logits.
-        weights: `[...]`, such as a mask, 0 for padding; None: all 1.
+        weights: `[...]`, such as a mask, 0 for padding; None: all 1. The loss of a token of weight
+            0 counts as 0, so its weight has no gradient but that of the mean's denominator.
+        ignore_index: a target that counts as one of weight 0, as in torch. None: no target does;
+            then, without weights, the program is a plain loop over tokens, which `jax.vmap`
+            batches best.
+        target_probs: `[..., k]`: then targets are `[..., k]`, such as a teacher's k best words, and
+            the loss is `-sum_i target_probs_i · log p(target_i)`. The probabilities need not sum to
+            1 and have no gradient: what is missing counts nowhere, and is not put on other words.
+            A target of probability 0 may be any number.
+        logit_scale: logits become `logit_scale · (hidden @ table.T + bias)`, before the soft cap: a
+            number, or an array `[]` with a gradient. Hidden states and bias are multiplied by it,
+            in their dtypes.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.
+            An array `[]` may change from update to update, must be above 0 and has no gradient:
+            differentiating it is an error.
         label_smoothing: share of the target's probability that is spread evenly over all words.
-        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4).
+        z_loss: adds `z_loss · logsumexp(logits)²` for each token (PaLM, section 5: 1e-4). A number,
+            or an array `[]` as for soft_cap.
         reduction: "mean": sum of weights · loss over the sum of weights, of the tokens on this
-            device, 0 without weights; "sum"; or "none": weights · loss of every token `[...]`,
-            whose gradient needs a second pass over the logits.
+            device if not for `token_axes`, 0 without weights; "sum"; or "none": weights · loss of
+            every token `[...]`, whose gradient needs a second pass over the logits.
+        token_axes: the axis, or axes, of `jax.shard_map` over which tokens are cut: "mean" and
+            "sum" are then those of all devices, the same on each, and so are their gradients,
+            whether `jax.grad` stands inside or outside `shard_map`. Without it, a mean inside
+            `shard_map` is that of the device's own tokens; the mean of such means weighs a token by
+            how few its device has. Needs `check_vma` of `shard_map`, which is on by default.
         axis_name: an axis of `jax.shard_map` over which table and bias are cut by words: device i
             holds rows `i · rows` to `(i + 1) · rows - 1`. Hidden, targets and weights must be the
             same on each of its devices, and the loss is. Gradients of rows stay on their device,
             that of hidden is summed. Needs `check_vma` of `shard_map`, which is on by default.
         words: words of the vocabulary, where the table, on all devices, has more rows: those behind
             are padding. None: all rows.
+        reports: names of `adaptive_jax.losses.reports.Report` to return beside the loss, from the
+            same pass, without another matrix product. With reduction="none", nll, logsumexp and
+            entropy have gradients of their own; all others, and all under "mean" and "sum", have
+            none.
+        top_k: how many words the report "top_k" has.
+
+    Returns:
+        The loss; with `reports`, `(loss, Report)`.
 
     Raises:
         InputError: shapes that do not fit, a setting out of range, a target that is known and does
             not exist, a second derivative.
     """
+    if target_probs is not None and (label_smoothing or "correct" in reports):
+        raise InputError(
+            "target_probs takes no label_smoothing and no report 'correct', which need one target a"
+            " token: smooth target_probs instead, or compare the report 'predicted'"
+        )
     given = None if words is None else (words,)
-    settings = banded.Settings(0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given)
-    return _reduced(reduction, hidden, targets, weights, [Band(table, None, bias)], None, settings)
+    settings = banded.Settings(
+        0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given, "auto", ignore_index
+    )._replace(reports=tuple(reports), top_k=top_k)
+    hidden, [band], _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
+    return _reduced(
+        reduction, token_axes, hidden, targets, weights, [band], None, settings, target_probs
+    )
 
 
 def adaptive_cross_entropy(
@@ -75,18 +126,22 @@ def adaptive_cross_entropy(
     targets: jax.Array,
     *,
     weights: jax.Array | None = None,
-    soft_cap: float | None = None,
+    ignore_index: int | None = -100,
+    logit_scale: float | jax.Array | None = None,
+    soft_cap: float | jax.Array | None = None,
     label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    z_loss: float | jax.Array = 0.0,
     reduction: str = "mean",
+    token_axes: str | Sequence[str] = (),
     axis_name: str | None = None,
     words: Sequence[int] | None = None,
-) -> jax.Array:
+    reports: Sequence[str] = (),
+) -> jax.Array | tuple[jax.Array, Report]:
     """Cross-entropy, in nats, of the adaptive softmax (Grave et al. 2017) with these bands.
 
-    A word of band 0 costs the head alone, a word of another band the head and that band. Soft cap,
-    label smoothing and z-loss act in each softmax that a token visits; all else is as in
-    `linear_cross_entropy`.
+    A word of band 0 costs the head alone, a word of another band the head and that band. Logit
+    scale, soft cap, label smoothing and z-loss act in each softmax that a token visits; all else is
+    as in `linear_cross_entropy`.
 
     Args:
         bands: a `Band(table, projection, bias)` for each range of words, frequent words first. The
@@ -97,21 +152,72 @@ def adaptive_cross_entropy(
         axis_name: each band is cut by rows, table and bias; projections and clusters are whole on
             every device.
         words: words of each band, where its rows on all devices are more.
+        reports: "nll", "z_loss" and "correct"; the others need softmaxes that a token does not
+            visit.
 
     Raises:
         InputError: as `linear_cross_entropy`, or bands and clusters that do not fit together.
     """
+    if others := [name for name in reports if name not in ADAPTIVE_REPORTS]:
+        raise InputError(
+            f"reports={others[0]!r} is not one of {', '.join(ADAPTIVE_REPORTS)}: a token visits one"
+            " tail; banded.log_probs(hidden, bands, clusters) gives the log-probabilities of all"
+            " words"
+        )
     given = None if words is None else tuple(words)
-    settings = banded.Settings(0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given)
-    return _reduced(reduction, hidden, targets, weights, bands, clusters, settings)
+    settings = banded.Settings(
+        0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given, "auto", ignore_index
+    )._replace(reports=tuple(reports))
+    hidden, bands, clusters = _scaled(logit_scale, hidden, bands, clusters)
+    return _reduced(reduction, token_axes, hidden, targets, weights, bands, clusters, settings)
 
 
-def _reduced(reduction, hidden, targets, weights, bands, clusters, settings):
+def _scaled(scale, hidden, bands, clusters):
+    """Hidden states and biases times the scale of logits, which are linear in them."""
+    if scale is None:
+        return hidden, bands, clusters
+    scale = floats("logit_scale", scale)
+
+    def times(array):
+        array = floats("hidden and bias", array, ...)
+        wide = jnp.promote_types(array.dtype, scale.dtype)
+        return (array.astype(wide) * scale.astype(wide)).astype(array.dtype)
+
+    def of_band(band):
+        band = Band(*band)
+        return band if band.bias is None else band._replace(bias=times(band.bias))
+
+    return times(hidden), [*map(of_band, bands)], None if clusters is None else of_band(clusters)
+
+
+def _reduced(
+    reduction, axes, hidden, targets, weights, bands, clusters, settings, target_probs=None
+):
     check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
+    axes = (axes,) if isinstance(axes, str) else tuple(axes)
+    given = hidden, targets, weights, bands, clusters, settings
     if reduction == "none":
-        return banded.losses(hidden, targets, weights, bands, clusters, settings)
-    total, nll = banded.loss(hidden, targets, weights, bands, clusters, settings)
-    if reduction == "sum":
-        return total
-    count = nll.size if weights is None else jnp.sum(jnp.asarray(weights, jnp.float32))
-    return total / jnp.where(count == 0, 1, count)
+        if axes:
+            raise InputError(f"token_axes={axes} sum no reduction='none': give 'mean' or 'sum'")
+        each, report = banded.losses_and_report(*given, target_probs)
+        return (each, report) if settings.reports else each
+    total, report, count = banded.loss_and_report(*given, None, target_probs)
+    if axes:
+        if not set(axes) <= axes_of((hidden, targets)):
+            raise InputError(
+                f"token_axes={axes} cut no tokens here: give jax.shard_map in_specs that do, and"
+                " leave its check_vma on"
+            )
+        total, count = lax.psum(total, axes), _global(count, axes)
+    loss = total
+    if reduction == "mean":
+        loss = total / jnp.where(count == 0, 1, count).astype(total.dtype)
+    return (loss, report) if settings.reports else loss
+
+
+def _global(count, axes):
+    """The sum of counts over the devices of these axes."""
+    if isinstance(count, int):
+        return count * lax.axis_size(axes)
+    absent = tuple(set(axes) - axes_of(count))
+    return lax.psum(lax.pcast(count, absent, to="varying") if absent else count, axes)

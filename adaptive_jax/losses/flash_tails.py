@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.losses.chunks import Settings, Tokens, project
+from adaptive_jax.losses.chunks import project
+from adaptive_jax.losses.settings import Settings, Tokens, used
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.platforms import capability, platform, roomy
@@ -36,7 +37,8 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
     """
     rows, width = band.table.shape
     wanted = settings.tails == "auto" and settings.axis_name is None
-    plain = not settings.label_smoothing and not settings.soft_cap and band.bias is None
+    plain = not (settings.label_smoothing or used(settings.soft_cap) or settings.reports)
+    plain = plain and band.bias is None
     shaped = (
         tails == 1
         and width in WIDTHS
@@ -70,7 +72,7 @@ def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gra
         ]
     )
     count = len(queue.column)
-    hidden, column, weight, seeds = jax.tree.map(_in_blocks, queue)
+    hidden, column, weight, seeds, *_ = jax.tree.map(_in_blocks, queue)
     token = jnp.arange(len(column))
     inside = (token >= limits[0]) & (token < limits[1])
     mask = 1.0

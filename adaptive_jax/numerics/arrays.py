@@ -44,9 +44,9 @@ def whole_numbers(what: str, values, *sizes) -> jax.Array:
     return array
 
 
-def ids(what: str, values, count: int, *sizes, weights=None) -> jax.Array:
+def ids(what: str, values, count: int, *sizes, weights=None, ignored=None) -> jax.Array:
     """`values` as an array of ids of these sizes; ids from 0 to `count - 1` exist. Those of weight
-    0 are not checked.
+    0, and `ignored`, are not checked.
 
     Values that are not known yet, or whose weights are not, are not checked: see `exists`.
 
@@ -60,6 +60,7 @@ def ids(what: str, values, count: int, *sizes, weights=None) -> jax.Array:
     )
     if known is not None and weights is not None and weights.shape in ((), known.shape):
         wrong = ((known < 0) | (known >= count)) & (weights != 0)
+        wrong &= True if ignored is None else known != ignored
         if wrong.any():
             place = tuple(map(int, np.argwhere(wrong)[0]))
             raise InputError(

@@ -44,7 +44,7 @@ class Softmax(nn.Module):
             section 5.4; Table 6: 0.2).
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has
             none; its released code sets it to the tail dropout.
-        label_smoothing, z_loss, tails: see `adaptive_jax.losses.chunks.Settings`.
+        label_smoothing, z_loss, tails: see `adaptive_jax.losses.settings.Settings`.
 
     Raises:
         InputError: a rate or label_smoothing outside [0, 1), a negative z_loss, or a table without

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from adaptive_jax.losses import banded, flash_tails
-from adaptive_jax.losses.chunks import Settings, Tokens
+from adaptive_jax.losses.long_tables import Plan
+from adaptive_jax.losses.settings import Settings, Tokens
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.gpus import GPUS
@@ -58,13 +59,18 @@ def test_kernels_equal_chunks(monkeypatch, projected, settings):
 
     @jax.jit
     def both(band, queue, before, begin, end):
-        given = (settings, (ROWS,)), (band, None), queue, ([begin], [end], jnp.array([WORDS]))
+        given = (band, None), queue, ([begin], [end], jnp.array([WORDS]))
         return [
             [
-                run(*given, (*before[:2], before[2] if gradients else None), gradients)
+                run(
+                    (settings, (ROWS,), *plan),
+                    *given,
+                    (*before[:2], before[2] if gradients else None),
+                    gradients,
+                )
                 for gradients in (True, False)
             ]
-            for run in (flash_tails.visit, banded._visit)
+            for run, *plan in ((flash_tails.visit,), (banded._visit, Plan(32)))
         ]
 
     for begin, end in (37, 121), (64, 65), (50, 50):

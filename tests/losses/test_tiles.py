@@ -64,11 +64,9 @@ def test_targets_written_over(dtype):
     """
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((6, 9)), jnp.float32)
     column = jnp.array([0, 8, 3, -(2**30), -1, 9])
-    part = chunks._Part(logits, Band(jnp.ones((9, 2))), 0, None)
+    part = chunks.Part(logits, Band(jnp.ones((9, 2))), 0, None)
     found = chunks._losses(banded.PLAIN, [part], column)[2]
-    exact = chunks._scaled_d_logits(banded.PLAIN, found.powers[0], part, column, found).astype(
-        dtype
-    )
+    exact = chunks.scaled_d_logits(banded.PLAIN, found.powers[0], part, column, found).astype(dtype)
     assert (
         chunks._overwritten(found.powers[0].astype(dtype), found.powers[0], column, found.total)
         == exact

@@ -1,0 +1,137 @@
+"""The arrays of a call of the core, checked and laid out in rows of tokens, and what is known of it
+when it is traced.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.losses import reports
+from adaptive_jax.losses.given import given
+from adaptive_jax.losses.groups import join
+from adaptive_jax.losses.reports import DIFFERENTIABLE
+from adaptive_jax.losses.settings import Settings
+from adaptive_jax.losses.sharded import same_axes, words_of
+from adaptive_jax.losses.tiles import tiled
+from adaptive_jax.numerics.arrays import exists, floats, ids
+
+
+class Static(NamedTuple):
+    """What is known of a loss when it is traced."""
+
+    settings: Settings
+    sizes: tuple[tuple[int, ...], ...]  # rows of each band, by group
+    words: tuple[int, ...]  # of each band, on all devices
+    masked: bool  # whether weights may be 0
+    pulled: bool = False  # whether reports have gradients of their own
+
+
+class Call:
+    """The arrays of a call, checked, in rows of tokens.
+
+    Attributes:
+        static: a `Static`.
+        shape: of the tokens.
+        hidden: `[tokens, features]`.
+        softmax: groups of bands, and clusters.
+        numbers: z_loss and soft_cap that only the program knows, by name; None: it is in `static`.
+        targets: `[tokens]`, or `[tokens, k]`; one that does not exist is 0.
+        weights: `[tokens]`, 0 of targets that are ignored, NaN of those that do not exist.
+        probs: `[tokens, k]`, 0 of targets that are ignored, or None.
+        count: the sum of the weights, before they became NaN.
+    """
+
+    def __init__(self, hidden, targets, weights, bands, clusters, settings, probs):
+        settings.check()
+        hidden, bands, clusters = given(hidden, bands, clusters)
+        self.shape, self._settings = hidden.shape[:-1], settings
+        words = words_of(bands, settings.words, settings.axis_name)
+        ignored, dtype = settings.ignore_index, jnp.promote_types(hidden.dtype, jnp.float32)
+        if settings.top_k > sum(words):
+            raise InputError(f"top_k={settings.top_k} must be at most {sum(words)}, the words")
+        more, checked = (), weights  # targets that count for nothing are not checked
+        if probs is not None:
+            probs = floats("target_probs", probs, *self.shape, "k").astype(dtype)
+            more = probs.shape[-1:]
+            checked = probs if weights is None else probs * jnp.asarray(weights)[..., None]
+        # Before weights that are known become an array of JAX.
+        targets = ids(
+            "targets", targets, sum(words), *self.shape, *more, weights=checked, ignored=ignored
+        )
+        masked = weights is not None or ignored is not None
+        self.count = math.prod(self.shape)
+        if weights is None:
+            weights = jnp.ones(self.shape, dtype)
+        else:
+            weights = floats("weights", weights, *self.shape).astype(dtype)
+        there = exists(targets, sum(words))
+        if ignored is not None:
+            counted = targets != ignored
+            probs = None if probs is None else jnp.where(counted, probs, 0.0)
+            counted = counted if probs is None else jnp.any(counted, axis=-1)
+            weights = jnp.where(counted, weights, 0.0)
+        self.count = jnp.sum(weights) if masked else self.count
+        self._exist = there
+        if probs is not None:
+            self._exist = jnp.all(there | (probs == 0), axis=-1)
+            probs = jnp.where(there, probs, 0.0).reshape(-1, *more)
+        weights = jnp.where(self._exist | (weights == 0), weights, jnp.nan)
+        sizes, (groups, clusters) = _laid_out(settings, words, bands, clusters)
+        numbers = {name: getattr(settings, name) for name in ("z_loss", "soft_cap")}
+        numbers = {
+            name: _without_gradient(value).astype(dtype) if isinstance(value, jax.Array) else None
+            for name, value in numbers.items()
+        }
+        known = {name: 0.0 for name, value in numbers.items() if value is not None}
+        known["reports"] = tuple(name for name in settings.reports if name != "nll")
+        pulled = any(name in DIFFERENTIABLE for name in settings.reports)
+        self.static = Static(settings._replace(**known), sizes, words, masked, pulled)
+        self.hidden = hidden.reshape(-1, hidden.shape[-1])
+        self.softmax, self.numbers = (groups, clusters), numbers
+        self.targets = jnp.where(there, targets, 0).reshape(-1, *more)
+        self.weights, self.probs = weights.ravel(), probs
+
+    def arrays(self, weights):
+        """What the two functions with gradients of `banded` take, where these are the weights."""
+        hidden, softmax, weights, targets, probs, numbers = same_axes(
+            self.static.settings.axis_name,
+            self.hidden,
+            self.softmax,
+            weights,
+            self.targets,
+            self.probs,
+            self.numbers,
+        )
+        return hidden, (*softmax, numbers), weights, targets, probs
+
+    def report(self, nll, reported):
+        """The `Report` of these results `[tokens]`."""
+        weights = self.weights.reshape(self.shape)
+        nll = jnp.where(self._exist, nll.reshape(self.shape), 0 * weights)
+        return reports.report(self._settings, reported, nll, weights != 0)
+
+
+@jax.custom_jvp
+def _without_gradient(number):
+    """The number, which may not be differentiated."""
+    return number
+
+
+@_without_gradient.defjvp
+def _refuse_number(primals, tangents):
+    raise InputError(
+        "z_loss and soft_cap have no gradient here: give jax.lax.stop_gradient of them"
+    )
+
+
+def _laid_out(settings, words, bands, clusters):
+    """Rows of each band by group, and `(groups, clusters)`: clusters are None where they stand
+    in the head, behind its words.
+    """
+    sizes, groups = join(bands)
+    if settings.axis_name is None:
+        sizes, groups, clusters = tiled(words, groups, sizes, clusters)
+    return sizes, (groups, clusters)

@@ -1,0 +1,226 @@
+"""Softmaxes over long tables: a chunk of tokens through one, a tile of words at a time.
+
+A chunk adds its gradient to the sum `[words, width]` of the table's. Where that is long, the
+chunk's own product `[words, width]` would be as large again, so it is made and added a tile of
+words at a time, in place.
+
+How many tokens a chunk has decides the speed, by the bytes moved and the work. With n tokens, V
+words and width d:
+
+    logits kept:            6 n V d FLOP, 4 V d numbers: table read twice, sum read and written
+    logits computed again:  8 n V d FLOP, 5 V d numbers: the table is read three times
+
+Kept, n is what memory for n V logits allows: 128 at 262,144 words, 3 at 10 million. Computed again,
+only the logits of a tile are alive, so n is as large as for a short table, and the fourth product
+is the price: 2 V d FLOP a token. Moving 4 V d numbers for each chunk is as dear where
+
+    n = bytes(4 numbers) · speed / (2 · bandwidth)
+
+- CPU, float32, two cores at 200 GFLOP/s and 20 GB/s: 80 tokens.
+- H100, a bfloat16 table and a float32 sum, 500 TFLOP/s and 3.35 TB/s: 900.
+- TPU v5e, 197 TFLOP/s and 0.82 TB/s: 1,440.
+
+With fewer tokens than that, logits are computed again. Numbers of accelerators are computed and not
+yet measured; there, a product is added in place by the compiler where logits are kept, and nothing
+is tiled.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.losses import chunks, reports
+from adaptive_jax.losses.sharded import ABSENT, sum_over
+from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.platforms import platform
+from adaptive_jax.numerics.products import wide
+from adaptive_jax.numerics.varying import axes_of, vary
+
+LONG = 2**25  # numbers in a table from which on it is long: 128 MiB in float32
+LEAST_KEPT, FAST_LEAST_KEPT = 80, 896  # tokens below which logits are computed again
+TILE_NUMBERS, FAST_TILE_NUMBERS = 2**22, 2**26  # of a tile's logits, and of its rows
+
+
+class Plan(NamedTuple):
+    """How a softmax is computed."""
+
+    tokens: int  # of a chunk, at most
+    words: int | None = None  # of a tile; None: all at once
+    kept: bool = True  # whether the logits of all words of a chunk are alive
+
+
+def plan(band: int, words: int, width: int, backend: str | None = None) -> Plan:
+    """The plan of a band of so many words of this width; band 0 is the head.
+
+    On a CPU 262,144 words of width 512 are computed by 128 tokens and tiles of 8,192 words; 10
+    million of width 64 by 512 tokens, whose logits are computed twice. `backend`: by default the
+    platform that the program is traced for.
+    """
+    most, slow = chunks.chunk_size(band, words, width, backend), (backend or platform()) == "cpu"
+    if words * width < LONG:
+        return Plan(most)
+    least, numbers = (LEAST_KEPT, TILE_NUMBERS) if slow else (FAST_LEAST_KEPT, FAST_TILE_NUMBERS)
+    kept = most >= least
+    if kept and not slow:
+        return Plan(most)
+    if not kept:
+        heads = chunks.HEAD_CHUNK if slow else chunks.FAST_HEAD_CHUNK
+        tails = chunks.TAIL_CHUNK if slow else chunks.FAST_TAIL_CHUNK
+        most = tails if band else heads
+    tile = numbers // max(most, width)
+    return Plan(most, max(tile // chunks.TILE * chunks.TILE, chunks.TILE), kept)
+
+
+def one_chunk(settings, softmax, tokens, own, sums, plan: Plan, *, narrow, with_gradients):
+    """`chunks.one_chunk` by tiles of words.
+
+    Args:
+        sums: the gradient of `softmax` so far, to which that of these tokens is added in place; or
+            Nones.
+        narrow: whether products are faster as the transpose of a tile's gradient.
+
+    Returns:
+        `(results, sums)`.
+    """
+    band, clusters = softmax
+    x, mask = chunks.states(settings, tokens, band)
+    dtype, rows = jnp.promote_types(x.dtype, jnp.float32), len(band.table)
+    words = min(plan.words, rows)
+    tiles = -(-rows // words)
+
+    def tile(i):
+        """The rows of a tile, its first one, those that no other tile has, and the targets'
+        columns.
+        """
+        at = jnp.minimum(i * words, rows - words)
+        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=words)
+        mine = None if own is None else cut(own)
+        if rows % words:
+            new = at + jnp.arange(words) >= i * words
+            mine = new if mine is None else mine & new
+        column = jnp.where(tokens.column < i * words, ABSENT, tokens.column)
+        bias = None if band.bias is None else cut(band.bias)
+        return Band(cut(band.table), None, bias), at, mine, column
+
+    def merge(state, part, column):
+        peak, total, scored, summed, stats = state
+        higher = jnp.maximum(peak, part.logits.max(axis=1))
+        powers = jnp.exp(part.logits - higher[:, None])
+        total = total * jnp.exp(peak - higher) + powers.sum(axis=1)
+        scored = scored + chunks.scored_in(part.logits, column - part.first, tokens.probs)
+        if settings.label_smoothing:
+            logits = part.logits
+            logits = logits if part.own is None else jnp.where(part.own[None], logits, 0.0)
+            summed = summed + logits.sum(axis=1)
+        return higher, total, scored, summed, reports.merge(stats, part.logits, part.first)
+
+    def read(i, state):
+        state, kept = state
+        of_tile, at, mine, column = tile(i)
+        part = chunks.part_of(settings, x, of_tile, at, mine)
+        kept = None if kept is None else kept.at[i].set(part.logits)
+        return merge(state, part, column), kept
+
+    zeros = jnp.zeros(len(x), dtype)
+    state = jnp.full(len(x), reports.LOW, dtype), zeros, zeros, zeros, {}
+    kept = jnp.zeros((tiles, len(x), words), dtype) if plan.kept and with_gradients else None
+    (*state, _), kept = vary((state, kept), axes_of(x))
+    state = *state, reports.start(settings, x)
+    further = chunks.part_of_clusters(settings, x, softmax)
+    if further is not None:
+        state = merge(state, further, tokens.column)
+    (peak, total, scored, summed, stats), kept = lax.fori_loop(0, tiles, read, (state, kept))
+
+    if settings.axis_name is not None:
+        highest = lax.pmax(peak, settings.axis_name)
+        total, peak = total * jnp.exp(peak - highest), highest
+    mine, columns, average = (), 1, None
+    if settings.label_smoothing:
+        columns = rows if own is None else own.sum()
+        if further is not None:
+            columns += len(clusters.table) if further.own is None else further.own.sum()
+        mine = summed, columns
+    total, scored, *smoothed = sum_over(settings.axis_name, total, scored, *mine)
+    logsumexp = peak + jnp.log(total)
+    if smoothed:
+        columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
+        average = smoothed[0] / columns
+    loss, nll = chunks.regularised(settings, logsumexp, scored, average, tokens.probs)
+    found = chunks.Normaliser([], jnp.ones_like(total), logsumexp, columns)
+    reported = ()
+    if settings.reports:
+        held = rows + (0 if clusters is None else len(clusters.table))
+        reported = (reports.observed(settings, stats, found, tokens.column, held),)
+        found = found._replace(entropy=reported[0].get("entropy"))
+    if not with_gradients:
+        return (loss, nll, None, *reported), sums
+
+    weighted, found, factors = chunks.factored(x.dtype, tokens, found)
+    scaled = factors.times(x)
+
+    def gradient(part, column):
+        """Of the hidden states, and of the part's rows and biases."""
+        power = jnp.exp(part.logits - logsumexp[:, None])
+        exact = chunks.scaled_d_logits(settings, power, part, column, found, weighted)
+        exact = factors.lifted(exact)
+        d_logits = exact.astype(x.dtype)
+        d_rows = wide(scaled.T, d_logits).T if narrow else wide(d_logits.T, scaled)
+        bias = part.band.bias
+        if bias is not None:
+            bias = factors.lowered(jnp.sum(exact * factors.scale[:, None], axis=0))
+        return wide(d_logits, part.band.table), factors.lowered(d_rows), bias
+
+    def add(i, state):
+        d_x, table, bias = state
+        of_tile, at, mine, column = tile(i)
+        if kept is None:
+            part = chunks.part_of(settings, x, of_tile, at, mine)
+        else:
+            part = chunks.Part(kept[i], of_tile, at, mine)
+        more, d_rows, d_bias = gradient(part, column)
+        table, bias = (
+            None if whole is None else _add_at(whole, change, at)
+            for whole, change in ((table, d_rows), (bias, d_bias))
+        )
+        return d_x + more, table, bias
+
+    group, of_clusters = sums
+    start = jnp.zeros_like(x, dtype), group.table, group.bias
+    d_x, table, bias = lax.fori_loop(0, tiles, add, start)
+    if further is not None:
+        more, d_rows, d_bias = gradient(further, tokens.column)
+        d_x, change = d_x + more, Band(d_rows, None, d_bias)
+        of_clusters = jax.tree.map(jnp.add, of_clusters, change)
+    d_x = factors.lowered(d_x * factors.scale[:, None]) * mask
+    d_hidden, projection = chunks.through_projection(d_x, x, tokens.hidden, band)
+    projection = None if projection is None else group.projection + projection
+    return (loss, nll, d_hidden, *reported), (Band(table, projection, bias), of_clusters)
+
+
+def times(scale, array):
+    """`scale · array` in the array's dtype. A long one is multiplied in place, where nothing else
+    reads it, a tile of rows at a time.
+    """
+
+    def multiplied(factor, part):
+        return (factor * part.astype(scale.dtype)).astype(part.dtype)
+
+    if array.size < LONG or array.ndim != 2:
+        return multiplied(scale, array)
+    rows = min(len(array), max(1, TILE_NUMBERS // array.shape[1]))
+
+    def multiply(i, array):
+        at = jnp.minimum(i * rows, len(array) - rows)
+        factor = jnp.where(at + jnp.arange(rows) >= i * rows, scale, 1.0)[:, None]
+        part = multiplied(factor, lax.dynamic_slice_in_dim(array, at, rows))
+        return lax.dynamic_update_slice_in_dim(array, part, at, 0)
+
+    return lax.fori_loop(0, -(-len(array) // rows), multiply, array)
+
+
+def _add_at(whole, change, at):
+    part = lax.dynamic_slice_in_dim(whole, at, len(change)) + change
+    return lax.dynamic_update_slice_in_dim(whole, part, at, 0)

@@ -1,0 +1,189 @@
+"""What a softmax tells of each token beside its loss, gathered while its logits are alive.
+
+Logits may come in several parts, one after another: `merge` takes each of them, so nothing here
+needs all columns at once. Columns count through the parts, and through the devices of an axis that
+cuts the words.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.numerics.varying import axes_of, vary
+
+REPORTS = "nll", "z_loss", "predicted", "correct", "logsumexp", "entropy", "top_k"
+DIFFERENTIABLE = "nll", "logsumexp", "entropy"  # in this order in `Tokens.pulls`, behind the loss
+LOW = -1e30  # below every logit, and finite: the difference of two such is 0
+
+
+class TopK(NamedTuple):
+    """The most probable words of each token, the first one first.
+
+    Attributes:
+        log_probs: `[..., top_k]`, in nats.
+        words: int32 `[..., top_k]`, their ids.
+    """
+
+    log_probs: jax.Array
+    words: jax.Array
+
+
+class Report(NamedTuple):
+    """What was asked for of each token, in nats; None where it was not. All of it is 0, and
+    `correct` False, for tokens of weight 0.
+
+    Attributes:
+        nll: `[...]`, the plain negative log-likelihood of the target; of soft targets their
+            cross-entropy.
+        z_loss: `[...]`, the part of the loss that `z_loss` adds.
+        predicted: int32 `[...]`, the most probable word.
+        correct: bool `[...]`, whether that is the target. Of an adaptive softmax: whether the head
+            and, for a word of a tail, the tail give the target their largest logit, the rule of
+            torch's `AdaptiveLogSoftmaxWithLoss.predict`.
+        logsumexp: `[...]`, the log-normaliser of the logits.
+        entropy: `[...]`, that of the predicted distribution.
+        top_k: a `TopK`.
+    """
+
+    nll: jax.Array | None = None
+    z_loss: jax.Array | None = None
+    predicted: jax.Array | None = None
+    correct: jax.Array | None = None
+    logsumexp: jax.Array | None = None
+    entropy: jax.Array | None = None
+    top_k: TopK | None = None
+
+
+def start(settings, x: jax.Array) -> dict:
+    """The statistics of no column, for states `x [tokens, width]`."""
+    dtype, tokens, wanted = jnp.promote_types(x.dtype, jnp.float32), len(x), settings.reports
+    low, zero = jnp.full(tokens, LOW, dtype), jnp.zeros(tokens, dtype)
+    stats = {}
+    if "entropy" in wanted:
+        stats["moments"] = low, zero, zero
+    if "predicted" in wanted or "correct" in wanted:
+        stats["best"] = low, jnp.zeros(tokens, jnp.int32)
+    if "top_k" in wanted:
+        shape = tokens, settings.top_k
+        stats["top"] = jnp.full(shape, LOW, dtype), jnp.zeros(shape, jnp.int32)
+    return vary(stats, axes_of(x))
+
+
+def merge(stats: dict, logits: jax.Array, first) -> dict:
+    """The statistics with those of further columns; the logits `[tokens, columns]` of columns that
+    do not exist are -inf.
+    """
+    merged = {}
+    if "moments" in stats:
+        merged["moments"] = _moments(stats["moments"], logits)
+    if "best" in stats:
+        peak, column = stats["best"]
+        higher = jnp.max(logits, axis=1)
+        at = (first + jnp.argmax(logits, axis=1)).astype(jnp.int32)
+        merged["best"] = jnp.maximum(peak, higher), jnp.where(higher > peak, at, column)
+    if "top" in stats:
+        values, columns = stats["top"]
+        found, at = lax.top_k(logits, min(values.shape[1], logits.shape[1]))
+        both = jnp.concatenate([values, found], axis=1)
+        columns = jnp.concatenate([columns, (first + at).astype(jnp.int32)], axis=1)
+        merged["top"] = _best_of(both, columns, values.shape[1])
+    return merged
+
+
+def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> dict:
+    """What is reported of the tokens of one softmax, by name; `correct` is 1 where it is wrong.
+
+    Args:
+        stats: of all columns on this device.
+        found: the normaliser, with `logsumexp [tokens]`.
+        column: `[tokens]`, that of the target on this device.
+        columns: how many a device has.
+    """
+    axis, out = settings.axis_name, {}
+    shift = 0 if axis is None else lax.axis_index(axis) * columns
+    if "z_loss" in settings.reports:
+        out["z_loss"] = settings.z_loss * found.logsumexp**2
+    if "logsumexp" in settings.reports:
+        out["logsumexp"] = found.logsumexp
+    if "moments" in stats:
+        peak, total, moment = stats["moments"]
+        if axis is not None:
+            peak = lax.pmax(peak, axis)
+            fall = jnp.exp(stats["moments"][0] - peak)
+            moment = fall * (moment + (stats["moments"][0] - peak) * total)
+            total, moment = lax.psum((total * fall, moment), axis)
+        out["entropy"] = jnp.log(total) - moment / total
+    if "best" in stats:
+        peak, best = stats["best"]
+        out["predicted"], column = best + shift, column + shift
+        if axis is not None:
+            here = jnp.where(
+                peak == lax.pmax(peak, axis), out["predicted"], jnp.iinfo(jnp.int32).max
+            )
+            out["predicted"] = lax.pmin(here, axis)
+            column = lax.pmax(column, axis)  # of a word elsewhere it is `ABSENT`
+        if "correct" in settings.reports:
+            out["correct"] = (out["predicted"] != column).astype(jnp.int32)
+    if "top" in stats:
+        values, best = stats["top"]
+        best = best + shift
+        if axis is not None:
+            values, best = _everywhere(axis, values), _everywhere(axis, best)
+            values, best = _best_of(values, best, settings.top_k)
+        out["top_k"] = TopK(values - found.logsumexp[:, None], best)
+    return {name: out[name] for name in settings.reports if name in out}
+
+
+def empty(settings, x: jax.Array) -> dict:
+    """Zeros of what `observed` gives, for the states of all tokens."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+
+    def zeros(name):
+        if name == "top_k":
+            shape = len(x), settings.top_k
+            return TopK(jnp.zeros(shape, dtype), jnp.zeros(shape, jnp.int32))
+        whole = name in ("predicted", "correct")
+        return jnp.zeros(len(x), jnp.int32 if whole else dtype)
+
+    return vary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(x))
+
+
+def report(settings, reported: dict, nll: jax.Array, live: jax.Array) -> Report:
+    """The `Report` of tokens `[...]` of which these are live, from sums over the softmaxes that
+    each of them visits.
+    """
+    shape = nll.shape
+    fields = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), reported)
+    if "correct" in fields:
+        fields["correct"] = live & (fields["correct"] == 0)
+    if "nll" in settings.reports:
+        fields["nll"] = nll
+    return Report(**fields)
+
+
+def _moments(moments, logits):
+    """The largest logit, the sum of powers relative to it, and that of powers times the logit's
+    distance to it.
+    """
+    peak, total, moment = moments
+    higher = jnp.maximum(peak, jnp.max(logits, axis=1))
+    fall, away = jnp.exp(peak - higher), logits - higher[:, None]
+    powers = jnp.exp(away)
+    weighted = jnp.where(powers > 0, powers * away, 0.0)
+    moment = fall * (moment + (peak - higher) * total) + jnp.sum(weighted, axis=1)
+    return higher, total * fall + jnp.sum(powers, axis=1), moment
+
+
+def _best_of(values, columns, count):
+    values, at = lax.top_k(values, count)
+    return values, jnp.take_along_axis(columns, at, axis=1)
+
+
+def _everywhere(axis, values):
+    """`[tokens, k]` of all devices, one behind another, the same on each."""
+    devices = lax.axis_size(axis)
+    own = jnp.arange(devices)[None, :, None] == lax.axis_index(axis)
+    spread = jnp.where(own, values[:, None], jnp.zeros((), values.dtype))
+    return lax.psum(spread, axis).reshape(len(values), -1)

@@ -1,0 +1,127 @@
+"""What a loss is told: settings that are static, and tokens."""
+
+import math
+import numbers
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.losses import reports
+
+TAILS = ("auto", "chunks")
+
+
+class Settings(NamedTuple):
+    """Static settings of the core. The defaults give the plain negative log-likelihood.
+
+    Attributes:
+        tail_dropout: rate of dropout after the projection of every tail (Baevski & Auli 2019,
+            section 5.4).
+        label_smoothing: share of the target's probability that is spread evenly over the columns of
+            each softmax the token visits (the head, and the tail of its word), hence over the whole
+            vocabulary for a full softmax.
+        z_loss: weight of the squared log-normaliser of each softmax the token visits; a number, or
+            an array `[]` that has no gradient.
+        chunk: tokens whose logits are alive at a time; None chooses a size for each softmax.
+        soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2, section 2); a
+            number, an array `[]` that has no gradient, or None: it stays.
+        axis_name: the axis of `jax.shard_map` that cuts the words of every band, see
+            `adaptive_jax.losses.sharded`; None: none.
+        words: words of every band, whose table may have rows behind them, on all devices, that are
+            padding; None: no padding.
+        tails: "auto" computes a tail by kernels where they run
+            (`adaptive_jax.losses.flash_tails`); "chunks" nowhere.
+        ignore_index: a target that counts as one of weight 0; None: none does.
+        reports: names of `adaptive_jax.losses.reports.REPORTS` to tell of each token.
+        top_k: how many words the report "top_k" has.
+    """
+
+    tail_dropout: float = 0.0
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    chunk: int | None = None
+    soft_cap: float | None = None
+    axis_name: str | None = None
+    words: tuple[int, ...] | None = None
+    tails: str = "auto"
+    ignore_index: int | None = None
+    reports: tuple[str, ...] = ()
+    top_k: int = 0
+
+    def check(self) -> None:
+        """Checks the ranges of all settings.
+
+        Raises:
+            InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
+                infinite, a chunk of no token, a soft_cap that is not above 0, an unknown way for
+                tails, an unknown report, or a top_k that is no number of words.
+        """
+        check_rates(self, "tail_dropout", "label_smoothing")
+        if not _is_scalar(self.z_loss) and (
+            not isinstance(self.z_loss, numbers.Real) or not 0 <= self.z_loss < math.inf
+        ):
+            raise InputError(f"z_loss={self.z_loss!r} is no weight: give 0 or more")
+        for name in self.reports:
+            check_known(f"reports={name!r}", name, reports.REPORTS)
+        if ("top_k" in self.reports) != bool(self.top_k):
+            raise InputError(
+                f"top_k={self.top_k} and reports={self.reports} do not fit: give 'top_k' among the"
+                " reports and the number of words, or neither"
+            )
+        check_at_least(0, top_k=self.top_k)
+        ignored = self.ignore_index
+        if ignored is not None and (
+            isinstance(ignored, bool) or not isinstance(ignored, numbers.Integral)
+        ):
+            raise InputError(f"ignore_index={ignored!r} is no id: give a whole number, or None")
+        check_known(f"tails={self.tails!r}", self.tails, TAILS)
+        if self.chunk is not None:
+            check_at_least(1, chunk=self.chunk)
+        cap = self.soft_cap
+        if (
+            cap is not None
+            and not _is_scalar(cap)
+            and (
+                isinstance(cap, bool) or not isinstance(cap, numbers.Real) or not 0 < cap < math.inf
+            )
+        ):
+            raise InputError(
+                f"soft_cap={cap!r} is no cap: give a number above 0, or None for no cap"
+            )
+
+
+PLAIN = Settings()
+
+
+def used(setting) -> bool:
+    """Whether a number is neither None nor 0; one that is known only in the program is used."""
+    return isinstance(setting, jax.Array) or bool(setting)
+
+
+def _is_scalar(value):
+    """Whether this is one float in an array of JAX, whose value the program may not know yet."""
+    floats = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating)
+    return floats and value.shape == ()
+
+
+class Tokens(NamedTuple):
+    """Tokens that wait for a softmax, or a chunk of them.
+
+    Attributes:
+        hidden: `[tokens, features]`.
+        column: `[tokens]`, the column of the target in the softmax; `[tokens, k]` of soft targets.
+        weight: `[tokens]`.
+        seeds: uint32 `[tokens, 2]`, the seeds of each token's tail dropout, or None.
+        probs: `[tokens, k]`, probabilities of soft targets, or None.
+        pulls: `[tokens, 4]`, cotangents of the loss, the nll, the logsumexp and the entropy, by
+            which gradients are weighted; None: by `weight`.
+    """
+
+    hidden: jax.Array
+    column: jax.Array
+    weight: jax.Array
+    seeds: jax.Array | None
+    probs: jax.Array | None = None
+    pulls: jax.Array | None = None

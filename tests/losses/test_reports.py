@@ -1,0 +1,204 @@
+"""Reports beside the loss, soft targets, and gradients of results by token, against all logits in
+float64.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from adaptive_jax import Band, InputError, adaptive_cross_entropy, linear_cross_entropy
+from adaptive_jax.losses import long_tables
+from adaptive_jax.losses.reports import REPORTS
+from tests.losses.test_cross_entropy import adaptive_arrays, check, in_float64
+
+TOKENS, WIDTH, WORDS, TOP = 7, 4, 23, 3
+OPTIONS = {"z_loss": 0.03, "soft_cap": 2.0, "label_smoothing": 0.2}
+SOFT = {name: OPTIONS[name] for name in ("z_loss", "soft_cap")}
+RNG = np.random.default_rng(0)
+HIDDEN, TABLE, BIAS = (
+    RNG.standard_normal(shape).astype("f") for shape in ((TOKENS, WIDTH), (WORDS, WIDTH), WORDS)
+)
+TARGETS = RNG.integers(0, WORDS, TOKENS).astype(np.int32)
+TARGETS[3] = (HIDDEN @ TABLE.T + BIAS[None])[3].argmax()
+TEACHER = RNG.integers(0, WORDS, (TOKENS, 3)).astype(np.int32)
+PROBS = RNG.random((TOKENS, 3)).astype("f") / 3
+WEIGHTS = np.array([1, 2, 0, 1, 0, 0.5, 1], "f")
+PULLS = RNG.standard_normal((4, TOKENS)).astype("f")
+
+
+@pytest.fixture(params=["one tile", "kept", "computed again"])
+def tiled(request, monkeypatch):
+    """Tables as they are, or in tiles of 5 words, with logits that are kept or not."""
+    if request.param != "one tile":
+        kept = request.param == "kept"
+        plan = functools.partial(long_tables.Plan, words=5, kept=kept)
+        monkeypatch.setattr(long_tables, "plan", lambda *_: plan(3))
+
+
+def dense(hidden, table, bias, weights, *soft, z_loss, soft_cap, label_smoothing=0.0):
+    """`(weighted losses, nll, logsumexp, entropy)` by token, and the other reports."""
+    logits = soft_cap * jnp.tanh((hidden @ table.T + bias[None]) / soft_cap)
+    log_probs = jax.nn.log_softmax(logits)
+    logsumexp = jax.scipy.special.logsumexp(logits, axis=1)
+    hard = optax.softmax_cross_entropy_with_integer_labels(logits, TARGETS)
+    nll, loss = hard, (1 - label_smoothing) * hard - label_smoothing * log_probs.mean(axis=1)
+    if soft:
+        nll = loss = -jnp.sum(soft[0] * jnp.take_along_axis(log_probs, TEACHER, axis=1), axis=1)
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)
+    penalty, live = z_loss * logsumexp**2, weights != 0
+    each = [jnp.where(live, a, 0.0) for a in (loss + penalty, nll, logsumexp, entropy)]
+    values, words = jax.lax.top_k(log_probs, TOP)
+    predicted = logits.argmax(axis=1)
+    others = [penalty, predicted, predicted == TARGETS, values, words]
+    others = [jnp.where(live.reshape(-1, *[1] * (a.ndim - 1)), a, 0) for a in others]
+    return [weights * each[0], *each[1:]], others
+
+
+def pulled(function, *values):
+    """Results, and gradients by one cotangent for each token of each of four of them."""
+
+    def total(*values):
+        each, others = function(*values)
+        return sum(jnp.sum(pull * a) for pull, a in zip(PULLS, each, strict=True)), (each, others)
+
+    return jax.value_and_grad(total, (0, 1, 2), has_aux=True)(*values)
+
+
+def ours(hidden, table, bias, weights, probs=None, **options):
+    """As `dense`."""
+    names = [name for name in REPORTS if probs is None or name != "correct"]
+    each, report = linear_cross_entropy(
+        hidden,
+        table,
+        TARGETS if probs is None else TEACHER,
+        bias=bias,
+        weights=weights,
+        target_probs=probs,
+        reduction="none",
+        reports=names,
+        top_k=TOP,
+        **options,
+    )
+    correct = report.predicted == TARGETS if probs is not None else report.correct
+    correct &= weights != 0
+    others = [report.z_loss, report.predicted, correct, *report.top_k]
+    return [each, report.nll, report.logsumexp, report.entropy], others
+
+
+@pytest.mark.parametrize("options, soft", [(OPTIONS, ()), (SOFT, (PROBS,))])
+def test_every_report_and_gradients_by_token(tiled, options, soft):
+    """Each report, and gradients by a cotangent of its own for each token's loss, nll, logsumexp
+    and entropy, are those of all logits; soft targets too.
+
+    Without it, whoever logs an accuracy or needs an entropy computes all logits once more.
+    """
+    values = HIDDEN, TABLE, BIAS, WEIGHTS, *soft
+    fast = jax.jit(lambda *v: pulled(functools.partial(ours, **options), *v))(*values)
+    slow = in_float64(lambda *v: pulled(functools.partial(dense, **options), *v), *values)
+    check(fast, slow)
+    assert fast[0][1][1][2][3] or options["label_smoothing"] is None  # one of them is right
+
+
+def test_reports_beside_a_mean(tiled):
+    """Under "mean" they have the same values and no gradient, and the loss has its own."""
+    names = [name for name in REPORTS if name != "nll"]
+
+    def loss(hidden, reports):
+        found = linear_cross_entropy(
+            hidden,
+            TABLE,
+            TARGETS,
+            weights=WEIGHTS,
+            reports=reports,
+            top_k=TOP if reports else 0,
+            **OPTIONS,
+        )
+        return found if reports else (found, None)
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (value, report), gradient = run(HIDDEN, tuple(names))
+    np.testing.assert_array_equal(gradient, run(HIDDEN, ())[1])
+    np.testing.assert_array_equal(value, run(HIDDEN, ())[0][0])
+    _, others = in_float64(lambda *v: dense(*v, **OPTIONS), HIDDEN, TABLE, 0 * BIAS, WEIGHTS)
+    check([report.z_loss, report.predicted, report.correct, *report.top_k], others)
+    of_report = jax.grad(lambda h: jnp.sum(loss(h, tuple(names))[1].entropy))
+    assert report.nll is None and not jax.jit(of_report)(HIDDEN).any()
+
+
+def test_reports_need_no_product():
+    """All of them, and soft targets, have as many products as the plain gradient."""
+
+    def products(**options):
+        run = lambda h, t: jax.tree.leaves(linear_cross_entropy(h, t, **options))[0]
+        return str(jax.make_jaxpr(jax.grad(run, (0, 1)))(HIDDEN, TABLE)).count("dot_general")
+
+    plain = products(targets=TARGETS)
+    assert plain == products(targets=TARGETS, reports=REPORTS, top_k=TOP) == 3
+    assert plain == products(targets=TEACHER, target_probs=PROBS)
+
+
+@pytest.mark.parametrize("case", [(5, 9, 30), (7, *[9, 10] * 4, 11)])
+def test_reports_of_an_adaptive_softmax(case):
+    """nll, z-loss, and whether torch's rule predicts the target: the best of the head, then the
+    best of its tail.
+    """
+    (hidden, bands, clusters, weights), targets = adaptive_arrays(case)
+    logits = [(hidden if p is None else hidden @ p.T) @ t.T + b for t, p, b in bands]
+    head = np.concatenate([logits[0], hidden @ clusters.table.T + clusters.bias], axis=1)
+    starts = np.cumsum([0, *case])
+    best = head.argmax(axis=1)
+    words = [
+        b if b < case[0] else starts[1 + b - case[0]] + logits[1 + b - case[0]][i].argmax()
+        for i, b in enumerate(best)
+    ]
+    targets = np.where(np.arange(len(targets)) % 2 == 0, words, targets)  # half of them are right
+    weights[4] = 0
+    run = jax.jit(
+        lambda t: adaptive_cross_entropy(
+            hidden,
+            bands,
+            clusters,
+            t,
+            weights=weights,
+            z_loss=0.1,
+            reduction="none",
+            reports=("nll", "z_loss", "correct"),
+        )
+    )
+    each, report = run(targets)
+    np.testing.assert_array_equal(report.correct, (targets == words) & (weights != 0))
+    assert report.correct.sum() >= 2
+    plain = adaptive_cross_entropy(hidden, bands, clusters, targets, reduction="none")
+    check(report.nll, np.where(weights == 0, 0, plain))
+    check(weights * (report.nll + report.z_loss), each)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"reports": ["accuracy"]}, r"reports='accuracy' is not one of nll, z_loss, predicted"),
+        ({"reports": ["top_k"]}, r"top_k=0 and reports=\('top_k',\) do not fit"),
+        ({"reports": ["top_k"], "top_k": 24}, r"top_k=24 must be at most 23, the words"),
+        ({"targets": TEACHER, "target_probs": PROBS, "label_smoothing": 0.1}, "no label_smoothing"),
+        ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, r"targets of shape \[7, 3\]"),
+        ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) sum no reduction"),
+        ({"token_axes": "data"}, r"token_axes=\('data',\) cut no tokens here"),
+        ({"ignore_index": 0.5}, r"ignore_index=0.5 is no id"),
+    ],
+)
+def test_what_is_refused(options, message):
+    """In one line, with the cure."""
+    with pytest.raises(InputError, match=message):
+        linear_cross_entropy(HIDDEN, TABLE, **({"targets": TARGETS} | options))
+
+
+def test_an_adaptive_softmax_does_not_know_the_others():
+    """Its line says what does."""
+    with pytest.raises(
+        InputError, match=r"'entropy' is not one of nll, z_loss, .*banded.log_probs"
+    ):
+        adaptive_cross_entropy(HIDDEN, [Band(TABLE)], None, TARGETS, reports=["entropy"])
