@@ -45,7 +45,7 @@ from adaptive_jax.losses.reports import DIFFERENTIABLE
 from adaptive_jax.losses.settings import PLAIN, Settings, Tokens
 from adaptive_jax.losses.sharded import columns_here, present
 from adaptive_jax.numerics.arrays import whole_numbers
-from adaptive_jax.numerics.products import halved
+from adaptive_jax.numerics.products import halved, sum_dtype
 
 __all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "nll"]
 
@@ -259,7 +259,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
     settings, sizes, all_words, masked, _ = static
     groups, clusters, numbers = softmax
     settings = settings._replace(**{k: v for k, v in numbers.items() if v is not None})
-    dtype = jnp.promote_types(tokens.hidden.dtype, jnp.float32)
+    dtype = sum_dtype(tokens.hidden.dtype)
     live = tokens.weight != 0 if masked else None
     if masked:  # 0 · NaN is NaN
         tokens = tokens._replace(hidden=jnp.where(live[:, None], tokens.hidden, 0))
@@ -300,7 +300,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
         jnp.zeros_like(in_head.hidden, dtype) if with_gradients else None,
     )
     if settings.reports:
-        outcome += (reports.empty(settings, in_head.hidden),)
+        outcome += (reports.empty(settings, in_head.weight),)
     first, gradients = 0, []
     for group, words, plan in zip(groups, sizes, plans, strict=True):
         here = (
@@ -436,9 +436,7 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
         )
 
     zeros = (
-        jax.tree.map(
-            lambda a: jnp.zeros_like(a, jnp.promote_types(queue.hidden.dtype, jnp.float32)), softmax
-        )
+        jax.tree.map(lambda a: jnp.zeros_like(a, sum_dtype(queue.hidden.dtype)), softmax)
         if with_gradients
         else (None, None)
     )

@@ -17,6 +17,7 @@ from adaptive_jax.losses.settings import Settings
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.losses.tiles import tiled
 from adaptive_jax.numerics.arrays import exists, floats, ids
+from adaptive_jax.numerics.products import sum_dtype
 
 
 class Static(NamedTuple):
@@ -49,7 +50,7 @@ class Call:
         hidden, bands, clusters = given(hidden, bands, clusters)
         self.shape, self._settings = hidden.shape[:-1], settings
         words = words_of(bands, settings.words, settings.axis_name)
-        ignored, dtype = settings.ignore_index, jnp.promote_types(hidden.dtype, jnp.float32)
+        ignored, dtype = settings.ignore_index, sum_dtype(hidden.dtype)
         if settings.top_k > sum(words):
             raise InputError(f"top_k={settings.top_k} must be at most {sum(words)}, the words")
         more, checked = (), weights  # targets that count for nothing are not checked

@@ -17,7 +17,7 @@ from adaptive_jax.losses.sharded import is_first, sum_over
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import product, wide
+from adaptive_jax.numerics.products import product, sum_dtype, wide
 
 # Tokens whose logits are alive at a time, measured on a CPU (benchmarks/outputs.py). Every token
 # visits the head, whose matrix products need many rows for full speed. A tail computes the rows of
@@ -167,7 +167,7 @@ def states(settings, tokens: Tokens, band: Band) -> tuple:
     x = project(tokens.hidden, band.projection)
     if not settings.tail_dropout:
         return x, 1.0
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = sum_dtype(x.dtype)
     mask = _scaled_mask(settings.tail_dropout, tokens.seeds, band.table.shape[1]).astype(dtype)
     return (x.astype(dtype) * mask).astype(x.dtype), mask
 

@@ -20,6 +20,7 @@ from adaptive_jax.losses import banded
 from adaptive_jax.losses.reports import Report
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.products import sum_dtype
 from adaptive_jax.numerics.varying import axes_of
 
 REDUCTIONS = "mean", "sum", "none"
@@ -180,7 +181,7 @@ def _scaled(scale, hidden, bands, clusters):
 
     def times(array):
         array = floats("hidden and bias", array, ...)
-        wide = jnp.promote_types(array.dtype, scale.dtype)
+        wide = sum_dtype(array.dtype)
         return (array.astype(wide) * scale.astype(wide)).astype(array.dtype)
 
     def of_band(band):

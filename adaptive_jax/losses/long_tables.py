@@ -36,7 +36,7 @@ from adaptive_jax.losses import chunks, reports
 from adaptive_jax.losses.sharded import ABSENT, sum_over
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import wide
+from adaptive_jax.numerics.products import sum_dtype, wide
 from adaptive_jax.numerics.varying import axes_of, vary
 
 LONG = 2**25  # numbers in a table from which on it is long: 128 MiB in float32
@@ -87,7 +87,7 @@ def one_chunk(settings, softmax, tokens, own, sums, plan: Plan, *, narrow, with_
     """
     band, clusters = softmax
     x, mask = chunks.states(settings, tokens, band)
-    dtype, rows = jnp.promote_types(x.dtype, jnp.float32), len(band.table)
+    dtype, rows = sum_dtype(x.dtype), len(band.table)
     words = min(plan.words, rows)
     tiles = -(-rows // words)
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from adaptive_jax.numerics.products import sum_dtype
 from adaptive_jax.numerics.varying import axes_of, vary
 
 REPORTS = "nll", "z_loss", "predicted", "correct", "logsumexp", "entropy", "top_k"
@@ -58,7 +59,7 @@ class Report(NamedTuple):
 
 def start(settings, x: jax.Array) -> dict:
     """The statistics of no column, for states `x [tokens, width]`."""
-    dtype, tokens, wanted = jnp.promote_types(x.dtype, jnp.float32), len(x), settings.reports
+    dtype, tokens, wanted = sum_dtype(x.dtype), len(x), settings.reports
     low, zero = jnp.full(tokens, LOW, dtype), jnp.zeros(tokens, dtype)
     stats = {}
     if "entropy" in wanted:
@@ -136,18 +137,17 @@ def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> d
     return {name: out[name] for name in settings.reports if name in out}
 
 
-def empty(settings, x: jax.Array) -> dict:
-    """Zeros of what `observed` gives, for the states of all tokens."""
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+def empty(settings, weight: jax.Array) -> dict:
+    """Zeros of what `observed` gives, for all tokens, whose weights these are."""
 
     def zeros(name):
         if name == "top_k":
-            shape = len(x), settings.top_k
-            return TopK(jnp.zeros(shape, dtype), jnp.zeros(shape, jnp.int32))
+            shape = len(weight), settings.top_k
+            return TopK(jnp.zeros(shape, weight.dtype), jnp.zeros(shape, jnp.int32))
         whole = name in ("predicted", "correct")
-        return jnp.zeros(len(x), jnp.int32 if whole else dtype)
+        return jnp.zeros(len(weight), jnp.int32 if whole else weight.dtype)
 
-    return vary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(x))
+    return vary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(weight))
 
 
 def report(settings, reported: dict, nll: jax.Array, live: jax.Array) -> Report:

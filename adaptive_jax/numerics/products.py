@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from adaptive_jax.numerics.platforms import platform
 
@@ -57,9 +58,14 @@ def _in_rows(matrix):
 
 
 def _widened(left, right):
-    return jnp.matmul(
-        left, right, preferred_element_type=jnp.promote_types(left.dtype, jnp.float32)
-    )
+    return jnp.matmul(left, right, preferred_element_type=sum_dtype(left.dtype))
+
+
+def sum_dtype(dtype) -> jnp.dtype:
+    """The dtype of sums of numbers of this one: float32, or their own if wider."""
+    return jnp.dtype(
+        np.promote_types(dtype, np.float32)
+    )  # JAX's own refuses under strict promotion
 
 
 def _flat(x):

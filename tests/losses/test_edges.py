@@ -1,0 +1,221 @@
+"""Other dtypes, strict promotion, ignored targets, numbers that only the program knows, and means
+over devices.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from adaptive_jax import InputError, adaptive_cross_entropy, linear_cross_entropy
+from adaptive_jax.losses import long_tables
+from tests.losses.test_cross_entropy import adaptive_arrays, check, in_float64
+
+RNG = np.random.default_rng(1)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype("f")
+
+
+def full(hidden, table, targets, weights):
+    """The mean over all logits."""
+    logits = hidden @ table.T
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return jnp.sum(weights * each) / weights.sum()
+
+
+@pytest.mark.parametrize("words, tile", [(300, None), (65_504, None), (300_000, None), (300, 128)])
+def test_float16(monkeypatch, words, tile):
+    """Gradients in float16 are finite and right, by its 11 bits, from 65,504 words on too, where a
+    sum of powers is infinite.
+    """
+    if tile:
+        monkeypatch.setattr(long_tables, "plan", lambda *_: long_tables.Plan(2, tile, True))
+    hidden, table = normal(3, 8).astype("float16"), (normal(words, 8) / 4).astype("float16")
+    weights = np.array([2.0, 1e-3, 1.0], "f")
+    values = hidden, table, RNG.integers(0, words, 3)
+    run = lambda h, t, y: linear_cross_entropy(h, t, y, weights=weights)
+    value, gradients = jax.jit(jax.value_and_grad(run, (0, 1)))(*values)
+    twin = lambda h, t, y: full(h, t, y, weights)
+    exact, right = in_float64(jax.value_and_grad(twin, (0, 1)), *values)
+    np.testing.assert_allclose(value, exact, rtol=1e-3)
+    for one, other in zip(gradients, right, strict=True):
+        assert one.dtype == jnp.float16 and jnp.isfinite(one).all()
+        error = np.asarray(one, np.float64) - other
+        # Numbers of float16 are 6e-8 apart at least.
+        assert np.linalg.norm(error) <= 2**-9 * np.linalg.norm(other) + 3e-8 * error.size**0.5
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("tile", [None, 4])
+def test_float64(monkeypatch, tile, reduction):
+    """Under x64, sums are in float64 too, as are weights and gradients; 1e-13 says so."""
+    if tile:
+        monkeypatch.setattr(long_tables, "plan", lambda *_: long_tables.Plan(2, tile, False))
+    values, targets = (normal(6, 4), normal(11, 4)), RNG.integers(0, 11, 6)
+    weights = np.array([1, 2, 0, 1, 0.5, 1])
+
+    def ours(h, t, y, w):
+        return linear_cross_entropy(h, t, y, weights=w, reduction=reduction).sum()
+
+    def twin(h, t, y, w):
+        return full(h, t, y, w) * (1 if reduction == "mean" else w.sum())
+
+    with jax.enable_x64(True):
+        wide = *(jnp.asarray(a, jnp.float64) for a in values), targets, jnp.asarray(weights)
+        found, right = (jax.jit(jax.value_and_grad(f, (0, 1)))(*wide) for f in (ours, twin))
+        assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float64")}
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(right), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tile", [None, 4])
+def test_strict_promotion(monkeypatch, dtype, tile):
+    """Every option in a program in which JAX widens nothing by itself."""
+    if tile:
+        monkeypatch.setattr(long_tables, "plan", lambda *_: long_tables.Plan(2, tile, True))
+    (hidden, bands, clusters, weights), targets = adaptive_arrays((5, 9, 30))
+    options = {"z_loss": 0.1, "soft_cap": 2.0, "label_smoothing": 0.1, "logit_scale": 0.5}
+
+    def total(hidden, bands):
+        whole = adaptive_cross_entropy(hidden, bands, clusters, targets, weights=weights, **options)
+        each, report = linear_cross_entropy(
+            hidden,
+            bands[0].table,
+            np.minimum(targets, 4),
+            reduction="none",
+            reports=("nll", "entropy", "top_k", "correct"),
+            top_k=2,
+            **options,
+        )
+        return whole + each.sum() + report.entropy.sum()
+
+    with jax.numpy_dtype_promotion("strict"):
+        found = jax.jit(jax.value_and_grad(total, (0, 1)))(jnp.asarray(hidden, dtype), bands)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+
+
+def test_ignored_targets():
+    """-100 by default, and any other id, counts 0 and is not in the mean, as in torch; its hidden
+    state may be NaN. Without it, a batch of Hugging Face is NaN under jit.
+    """
+    hidden, table, targets = normal(6, 4), normal(11, 4), RNG.integers(1, 11, 6)
+    mask = np.array([1, 0, 1, 1, 0, 1], bool)
+    bad = np.where(mask[:, None], hidden, np.nan).astype("f")
+    run = jax.jit(
+        jax.value_and_grad(lambda h, y, i: linear_cross_entropy(h, table, y, ignore_index=i)),
+        static_argnums=2,
+    )
+    wanted = jax.jit(jax.value_and_grad(full))(hidden, table, targets, 1.0 * mask)
+    for ignored in -100, 0, 7_000:
+        check(run(bad, np.where(mask, targets, ignored), ignored), wanted)
+    eager = np.where(mask, targets, -100)
+    check(linear_cross_entropy(hidden, table, eager.tolist()), wanted[0])
+    check(linear_cross_entropy(hidden, table, eager, weights=np.full(6, 3.0)), wanted[0])
+    with pytest.raises(InputError, match=r"targets\[1\]=-100 does not exist"):
+        linear_cross_entropy(hidden, table, eager, ignore_index=None)
+    value, gradient = run(hidden, 0 * targets - 100, -100)
+    assert value == 0 and not gradient.any()
+    # Of soft targets, each one by itself.
+    soft, probs = np.stack([targets, 0 * targets], axis=1), np.full((6, 2), 0.5, "f")
+    ignoring = linear_cross_entropy(hidden, table, soft, target_probs=probs, ignore_index=0)
+    check(ignoring, 0.5 * full(hidden, table, targets, np.ones(6)))
+
+
+def test_numbers_that_the_program_knows():
+    """z_loss, soft_cap and logit_scale as arrays give what numbers give; the scale has its
+    gradient, the others refuse one.
+    """
+    (hidden, bands, clusters, weights), targets = adaptive_arrays((5, 9, 30))
+
+    def loss(hidden, numbers):
+        names = dict(zip(("logit_scale", "z_loss", "soft_cap"), numbers, strict=True))
+        return adaptive_cross_entropy(hidden, bands, clusters, targets, weights=weights, **names)
+
+    run = jax.value_and_grad(loss)
+    numbers = 0.7, 0.05, 1.5
+    check(jax.jit(run)(hidden, numbers), jax.jit(lambda h: run(h, numbers))(hidden))
+
+    def scaled(scale):
+        return loss(hidden, (scale, *numbers[1:]))
+
+    step = 1e-2
+    slope = (scaled(0.7 + step) - scaled(0.7 - step)) / (2 * step)
+    np.testing.assert_allclose(jax.jit(jax.grad(scaled))(0.7), slope, rtol=1e-3)
+    with pytest.raises(InputError, match="z_loss and soft_cap have no gradient here: give jax.lax"):
+        jax.grad(lambda z: loss(hidden, (0.7, z, 1.5)))(0.05)
+    with pytest.raises(InputError, match=r"soft_cap=.* is no cap"):
+        loss(hidden, (0.7, 0.05, jnp.ones(2)))
+
+
+PROGRAM = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, PartitionSpec as P
+from adaptive_jax import InputError, linear_cross_entropy
+from tests.losses.test_edges import normal
+MESH = jax.make_mesh((4, 2), ("data", "words"), axis_types=(AxisType.Auto,) * 2)
+hidden, table, targets = normal(16, 4), normal(10, 4), np.arange(16, dtype=np.int32) % 10
+targets[[0, 1, 2, 9]] = -100  # devices have other numbers of tokens, the first one a single one
+apart = {}
+for axis, cut in (None, P()), ("words", P("words")):
+    for reduction in ("mean", "sum"):
+        one_device = lambda h, t: linear_cross_entropy(h, t, targets, reduction=reduction)
+        def local(h, t, y):
+            return linear_cross_entropy(
+                h, t, y, reduction=reduction, token_axes="data", axis_name=axis
+            )
+        specs = P("data"), cut, P("data")
+        outside = jax.shard_map(local, mesh=MESH, in_specs=specs, out_specs=P())
+        inside = jax.shard_map(
+            jax.value_and_grad(local, (0, 1)),
+            mesh=MESH,
+            in_specs=specs,
+            out_specs=(P(), (P("data"), cut)),
+        )
+        wanted = jax.jit(jax.value_and_grad(one_device, (0, 1)))(hidden, table)
+        found = {
+            "outside": jax.jit(jax.value_and_grad(outside, (0, 1)))(hidden, table, targets),
+            "inside": jax.jit(inside)(hidden, table, targets),
+        }
+        for name, each in found.items():
+            pairs = zip(jax.tree.leaves(each), jax.tree.leaves(wanted), strict=True)
+            apart[f"{name} {reduction} {axis}"] = max(
+                float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs
+            )
+def reported(h, t, y):
+    names = ("predicted", "correct", "entropy", "logsumexp", "top_k")
+    return linear_cross_entropy(
+        h, t, y, axis_name="words", reports=names, top_k=7, reduction="none", words=9
+    )[1]
+hits = np.where(targets == -100, -100, np.argmax(hidden @ table[:9].T, axis=1)).astype(np.int32)
+hits[5] = 1 - min(hits[5], 1)
+cut = jax.shard_map(
+    reported, mesh=MESH, in_specs=(P("data"), P("words"), P("data")), out_specs=P("data")
+)
+whole = linear_cross_entropy(
+    hidden, table, hits, words=9, top_k=7, reduction="none",
+    reports=("predicted", "correct", "entropy", "logsumexp", "top_k"),
+)[1]
+pairs = zip(jax.tree.leaves(jax.jit(cut)(hidden, table, hits)), jax.tree.leaves(whole), strict=True)
+apart["reports"] = max(float(np.abs(1.0 * np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+apart["right"] = -int(whole.correct.sum())
+print(json.dumps(apart))
+"""
+
+
+def test_a_mean_over_devices(eight):
+    """token_axes makes mean and sum, with gradients taken inside and outside shard_map, those of
+    one device, though devices have 1 to 4 tokens that count; and reports of words cut over devices
+    are those of one.
+    """
+    done = eight(PROGRAM)
+    assert done.returncode == 0, done.stderr
+    apart = json.loads(done.stdout)
+    assert len(apart) == 10 and max(apart.values()) < 2e-6, apart
+    assert apart["right"] == -11
