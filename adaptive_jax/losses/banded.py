@@ -294,11 +294,7 @@ def _one_pass(static, tokens, softmax, with_gradients):
     in_head = jax.tree.map(in_order, tokens._replace(column=head_column))
     in_tail = in_head._replace(column=in_order(tail_column))
     zeros = jnp.zeros_like(in_head.weight, dtype)
-    outcome = (
-        zeros,
-        zeros,
-        jnp.zeros_like(in_head.hidden, dtype) if with_gradients else None,
-    )
+    outcome = zeros, zeros, jnp.zeros_like(in_head.hidden, dtype) if with_gradients else None
     if settings.reports:
         outcome += (reports.empty(settings, in_head.weight),)
     first, gradients = 0, []

@@ -195,9 +195,11 @@ class Factors(NamedTuple):
         return (x.astype(self.scale.dtype) * self.scale[:, None]).astype(x.dtype)
 
     def lifted(self, d_logits):
+        """Gradients of logits, times `LIFT` in float16."""
         return d_logits if self.common is None else d_logits * LIFT
 
     def lowered(self, product):
+        """A product with lifted gradients, as it would be without."""
         return product if self.common is None else product * self.common
 
 

@@ -57,8 +57,8 @@ def linear_cross_entropy(
         hidden: `[..., width]`, float32, bfloat16, float16, or float64 under x64.
         table: `[words, width]`: the output matrix of a language model; transpose a kernel `[width,
             words]`.
-        targets: `[...]` word ids. Where the weight is 0, any number may stand, such as -1. Any
-            other id outside the vocabulary gives NaN under jit.
+        targets: `[...]` word ids; any number where the weight is 0. Any other id outside the
+            vocabulary gives NaN under jit.
         bias: `[words]`, added to the logits.
         weights: `[...]`, such as a mask, 0 for padding; None: all 1. The loss of a token of weight
             0 counts as 0, so its weight has no gradient but that of the mean's denominator.
@@ -70,8 +70,7 @@ def linear_cross_entropy(
             1 and have no gradient: what is missing counts nowhere, and is not put on other words.
             A target of probability 0 may be any number.
         logit_scale: logits become `logit_scale · (hidden @ table.T + bias)`, before the soft cap: a
-            number, or an array `[]` with a gradient. Hidden states and bias are multiplied by it,
-            in their dtypes.
+            number, or an array `[]` with a gradient. It multiplies hidden states and bias.
         soft_cap: every logit becomes `soft_cap · tanh(logit / soft_cap)` (Gemma 2); None: it stays.
             An array `[]` may change from update to update, must be above 0 and has no gradient:
             differentiating it is an error.

@@ -51,6 +51,10 @@ class Plan(NamedTuple):
     words: int | None = None  # of a tile; None: all at once
     kept: bool = True  # whether the logits of all words of a chunk are alive
 
+    def alive(self, tokens: int, words: int) -> int:
+        """How many logits are alive at a time, of so many tokens and words in all."""
+        return min(tokens, self.tokens) * (words if self.kept else min(words, self.words))
+
 
 def plan(band: int, words: int, width: int, backend: str | None = None) -> Plan:
     """The plan of a band of so many words of this width; band 0 is the head.
@@ -85,25 +89,65 @@ def one_chunk(settings, softmax, tokens, own, sums, plan: Plan, *, narrow, with_
     Returns:
         `(results, sums)`.
     """
-    band, clusters = softmax
-    x, mask = chunks.states(settings, tokens, band)
-    dtype, rows = sum_dtype(x.dtype), len(band.table)
-    words = min(plan.words, rows)
-    tiles = -(-rows // words)
+    x, mask = chunks.states(settings, tokens, softmax[0])
+    tiles = _Tiles(settings, softmax, x, tokens, own, plan.words)
+    loss, nll, found, reported, kept = _normalised(tiles, plan.kept and with_gradients)
+    if not with_gradients:
+        return (loss, nll, None, *reported), sums
+    d_x, (group, clusters) = _gradients(tiles, kept, found, sums, narrow)
+    d_hidden, d_projection = chunks.through_projection(d_x * mask, x, tokens.hidden, softmax[0])
+    if d_projection is not None:
+        group = group._replace(projection=group.projection + d_projection)
+    return (loss, nll, d_hidden, *reported), (group, clusters)
 
-    def tile(i):
-        """The rows of a tile, its first one, those that no other tile has, and the targets'
-        columns.
+
+class _Tiles:
+    """The tiles of a softmax, for a chunk of tokens whose states are `x [tokens, width]`."""
+
+    def __init__(self, settings, softmax, x, tokens, own, words):
+        self.settings, self.softmax, self.x, self.tokens = settings, softmax, x, tokens
+        self.own, self.rows = own, len(softmax[0].table)
+        self.words, self.dtype = min(words, self.rows), sum_dtype(x.dtype)
+        self.count = -(-self.rows // self.words)
+        self.clusters = chunks.part_of_clusters(settings, x, softmax)
+
+    def part(self, i, logits=None):
+        """A tile as a `chunks.Part`, and the targets' columns; its logits are computed or given.
+
+        The last tile begins where it has as many rows as the others; those that an earlier one has
+        do not exist in it.
         """
-        at = jnp.minimum(i * words, rows - words)
-        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=words)
-        mine = None if own is None else cut(own)
-        if rows % words:
-            new = at + jnp.arange(words) >= i * words
-            mine = new if mine is None else mine & new
-        column = jnp.where(tokens.column < i * words, ABSENT, tokens.column)
-        bias = None if band.bias is None else cut(band.bias)
-        return Band(cut(band.table), None, bias), at, mine, column
+        band, new = self.softmax[0], i * self.words
+        at = jnp.minimum(new, self.rows - self.words)
+        cut = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=self.words)
+        mine = None if self.own is None else cut(self.own)
+        if self.rows % self.words:
+            later = at + jnp.arange(self.words) >= new
+            mine = later if mine is None else mine & later
+        tile = Band(cut(band.table), None, None if band.bias is None else cut(band.bias))
+        column = jnp.where(self.tokens.column < new, ABSENT, self.tokens.column)
+        if logits is None:
+            return chunks.part_of(self.settings, self.x, tile, at, mine), column
+        return chunks.Part(logits, tile, at, mine), column
+
+    def columns(self):
+        """How many columns there are on this device."""
+        columns = self.rows if self.own is None else self.own.sum()
+        if self.clusters is None:
+            return columns
+        own = self.clusters.own
+        return columns + (self.clusters.logits.shape[1] if own is None else own.sum())
+
+    def held(self):
+        """How many columns this device has room for."""
+        return self.rows + (0 if self.clusters is None else self.clusters.logits.shape[1])
+
+
+def _normalised(tiles, keep):
+    """`(loss, nll, normaliser, reported, logits)`; logits `[tiles, tokens, words]` if they are to
+    be kept.
+    """
+    settings, tokens, x = tiles.settings, tiles.tokens, tiles.x
 
     def merge(state, part, column):
         peak, total, scored, summed, stats = state
@@ -119,85 +163,70 @@ def one_chunk(settings, softmax, tokens, own, sums, plan: Plan, *, narrow, with_
 
     def read(i, state):
         state, kept = state
-        of_tile, at, mine, column = tile(i)
-        part = chunks.part_of(settings, x, of_tile, at, mine)
-        kept = None if kept is None else kept.at[i].set(part.logits)
-        return merge(state, part, column), kept
+        part, column = tiles.part(i)
+        return merge(state, part, column), None if kept is None else kept.at[i].set(part.logits)
 
-    zeros = jnp.zeros(len(x), dtype)
-    state = jnp.full(len(x), reports.LOW, dtype), zeros, zeros, zeros, {}
-    kept = jnp.zeros((tiles, len(x), words), dtype) if plan.kept and with_gradients else None
-    (*state, _), kept = vary((state, kept), axes_of(x))
+    zeros = jnp.zeros(len(x), tiles.dtype)
+    state = jnp.full(len(x), reports.LOW, tiles.dtype), zeros, zeros, zeros
+    kept = jnp.zeros((tiles.count, len(x), tiles.words), tiles.dtype) if keep else None
+    state, kept = vary((state, kept), axes_of(x))
     state = *state, reports.start(settings, x)
-    further = chunks.part_of_clusters(settings, x, softmax)
-    if further is not None:
-        state = merge(state, further, tokens.column)
-    (peak, total, scored, summed, stats), kept = lax.fori_loop(0, tiles, read, (state, kept))
+    if tiles.clusters is not None:
+        state = merge(state, tiles.clusters, tokens.column)
+    state, kept = lax.fori_loop(0, tiles.count, read, (state, kept))
+    peak, total, scored, summed, stats = state
 
     if settings.axis_name is not None:
         highest = lax.pmax(peak, settings.axis_name)
         total, peak = total * jnp.exp(peak - highest), highest
     mine, columns, average = (), 1, None
     if settings.label_smoothing:
-        columns = rows if own is None else own.sum()
-        if further is not None:
-            columns += len(clusters.table) if further.own is None else further.own.sum()
-        mine = summed, columns
+        mine = summed, tiles.columns()
     total, scored, *smoothed = sum_over(settings.axis_name, total, scored, *mine)
     logsumexp = peak + jnp.log(total)
     if smoothed:
         columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
         average = smoothed[0] / columns
     loss, nll = chunks.regularised(settings, logsumexp, scored, average, tokens.probs)
-    found = chunks.Normaliser([], jnp.ones_like(total), logsumexp, columns)
-    reported = ()
+    found, reported = chunks.Normaliser([], jnp.ones_like(total), logsumexp, columns), ()
     if settings.reports:
-        held = rows + (0 if clusters is None else len(clusters.table))
-        reported = (reports.observed(settings, stats, found, tokens.column, held),)
-        found = found._replace(entropy=reported[0].get("entropy"))
-    if not with_gradients:
-        return (loss, nll, None, *reported), sums
+        told = reports.observed(settings, stats, found, tokens.column, tiles.held())
+        found, reported = found._replace(entropy=told.get("entropy")), (told,)
+    return loss, nll, found, reported, kept
 
-    weighted, found, factors = chunks.factored(x.dtype, tokens, found)
+
+def _gradients(tiles, kept, found, sums, narrow):
+    """The gradient of the states, and `sums` with those of the softmax."""
+    settings, x = tiles.settings, tiles.x
+    tokens, found, factors = chunks.factored(x.dtype, tiles.tokens, found)
     scaled = factors.times(x)
 
-    def gradient(part, column):
-        """Of the hidden states, and of the part's rows and biases."""
-        power = jnp.exp(part.logits - logsumexp[:, None])
-        exact = chunks.scaled_d_logits(settings, power, part, column, found, weighted)
+    def of_part(part, column):
+        """The gradients of the states, and of the part's rows and biases."""
+        power = jnp.exp(part.logits - found.logsumexp[:, None])
+        exact = chunks.scaled_d_logits(settings, power, part, column, found, tokens)
         exact = factors.lifted(exact)
         d_logits = exact.astype(x.dtype)
         d_rows = wide(scaled.T, d_logits).T if narrow else wide(d_logits.T, scaled)
         bias = part.band.bias
         if bias is not None:
             bias = factors.lowered(jnp.sum(exact * factors.scale[:, None], axis=0))
-        return wide(d_logits, part.band.table), factors.lowered(d_rows), bias
+        return wide(d_logits, part.band.table), Band(factors.lowered(d_rows), None, bias)
 
     def add(i, state):
-        d_x, table, bias = state
-        of_tile, at, mine, column = tile(i)
-        if kept is None:
-            part = chunks.part_of(settings, x, of_tile, at, mine)
-        else:
-            part = chunks.Part(kept[i], of_tile, at, mine)
-        more, d_rows, d_bias = gradient(part, column)
-        table, bias = (
-            None if whole is None else _add_at(whole, change, at)
-            for whole, change in ((table, d_rows), (bias, d_bias))
-        )
-        return d_x + more, table, bias
+        d_x, whole = state
+        part, column = tiles.part(i, None if kept is None else kept[i])
+        more, change = of_part(part, column)
+        return d_x + more, jax.tree.map(lambda a, b: _add_at(a, b, part.first), whole, change)
 
-    group, of_clusters = sums
-    start = jnp.zeros_like(x, dtype), group.table, group.bias
-    d_x, table, bias = lax.fori_loop(0, tiles, add, start)
-    if further is not None:
-        more, d_rows, d_bias = gradient(further, tokens.column)
-        d_x, change = d_x + more, Band(d_rows, None, d_bias)
-        of_clusters = jax.tree.map(jnp.add, of_clusters, change)
-    d_x = factors.lowered(d_x * factors.scale[:, None]) * mask
-    d_hidden, projection = chunks.through_projection(d_x, x, tokens.hidden, band)
-    projection = None if projection is None else group.projection + projection
-    return (loss, nll, d_hidden, *reported), (Band(table, projection, bias), of_clusters)
+    group, clusters = sums
+    start = jnp.zeros_like(x, tiles.dtype), group._replace(projection=None)
+    d_x, whole = lax.fori_loop(0, tiles.count, add, start)
+    if tiles.clusters is not None:
+        more, change = of_part(tiles.clusters, tokens.column)
+        d_x, clusters = d_x + more, jax.tree.map(jnp.add, clusters, change)
+    d_x = factors.lowered(d_x * factors.scale[:, None])
+    return d_x, (whole._replace(projection=group.projection), clusters)
 
 
 def times(scale, array):

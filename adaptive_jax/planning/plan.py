@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 from adaptive_jax.data.batches.layouts import check_layout
 from adaptive_jax.data.batches.streams import DEVIATION, lattice
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.losses.banded import chunk_size
+from adaptive_jax.losses import long_tables
 from adaptive_jax.model.language_model import build, output_features
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel.sharding import BLOCKS, DATA, FSDP, accumulation, parameter_specs
@@ -398,7 +398,7 @@ def _output_bytes(model, tokens):
     shapes = [band.table.shape for band in traced.output_bands(model)]
     shapes = [(candidates, shapes[0][1])] if candidates else shapes
     logits = max(
-        min(tokens, chunk_size(i, words, width)) * words
+        long_tables.plan(i, words, width).alive(tokens, words)
         for i, (words, width) in enumerate(shapes)
         if words
     )
