@@ -167,9 +167,9 @@ def states(settings, tokens: Tokens, band: Band) -> tuple:
     x = project(tokens.hidden, band.projection)
     if not settings.tail_dropout:
         return x, 1.0
-    dtype = sum_dtype(x.dtype)
-    mask = _scaled_mask(settings.tail_dropout, tokens.seeds, band.table.shape[1]).astype(dtype)
-    return (x.astype(dtype) * mask).astype(x.dtype), mask
+    mask = _scaled_mask(settings.tail_dropout, tokens.seeds, band.table.shape[1])
+    mask = mask.astype(sum_dtype(x.dtype))
+    return x * mask.astype(x.dtype), mask
 
 
 def through_projection(d_x, x, hidden, band: Band) -> tuple:
