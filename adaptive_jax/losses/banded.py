@@ -36,8 +36,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.losses import flash_tails, long_tables, reports
-from adaptive_jax.losses.calls import Call
+from adaptive_jax.losses import flash_tails, long_tables, partitioned, reports
+from adaptive_jax.losses.calls import Call, by_words, laid_out
 from adaptive_jax.losses.chunks import chunk_size, one_chunk, rows_of_chunk
 from adaptive_jax.losses.distribution import in_dtype, log_probs
 from adaptive_jax.losses.groups import Member, trips
@@ -120,7 +120,7 @@ def loss_and_report(
             " of the tokens)"
         )
     else:
-        seeds = whole_numbers("seeds", seeds, call.weights.size, 2)
+        seeds = whole_numbers("seeds", seeds, call.weights.size, 2).reshape(*call.shape, 2)
     total, each, reported = _loss(call.static, *call.arrays(call.weights), seeds)
     report = lax.stop_gradient(call.report(each, reported))
     return total, report, call.count
@@ -158,7 +158,7 @@ def losses_and_report(
     report = call.report(nll, reported)
     fixed = {name for name in report._fields if name not in DIFFERENTIABLE}
     report = report._replace(**{name: lax.stop_gradient(getattr(report, name)) for name in fixed})
-    return call.weights.reshape(call.shape) * each.reshape(call.shape), report
+    return call.weights * each, report
 
 
 def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
@@ -171,14 +171,14 @@ def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(static, hidden, softmax, weights, targets, probs, seeds):
     tokens = Tokens(hidden, targets, weights, seeds, probs)
-    report = _one_pass(static, tokens, softmax, with_gradients=False)
+    report = _computed(static, tokens, softmax, with_gradients=False)
     return jnp.sum(weights * report.loss), report.nll, report.reported
 
 
 def _loss_forward(static, hidden, softmax, weights, targets, probs, seeds):
     hidden, softmax, weights, probs = _differentiated_once((hidden, softmax, weights, probs))
     tokens = Tokens(hidden, targets, weights, seeds, probs)
-    report = _one_pass(static, tokens, softmax, with_gradients=True)
+    report = _computed(static, tokens, softmax, with_gradients=True)
     return (jnp.sum(weights * report.loss), report.nll, report.reported), (
         report.loss,
         report.gradients,
@@ -204,7 +204,7 @@ _loss.defvjp(_loss_forward, _loss_backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _losses(static, hidden, softmax, counted, targets, probs):
     tokens = Tokens(hidden, targets, counted, None, probs)
-    report = _one_pass(static, tokens, softmax, with_gradients=False)
+    report = _computed(static, tokens, softmax, with_gradients=False)
     return report.loss, report.nll, report.reported
 
 
@@ -221,10 +221,10 @@ def _losses_backward(static, residuals, cotangents):
     if static.pulled:
         none = jnp.zeros_like(weight)
         pulls = [weight, of_nll, *(of_reported.get(name, none) for name in DIFFERENTIABLE[1:])]
-        pulls = jnp.where(counted[:, None] != 0, jnp.stack(pulls, axis=1), 0.0)
-        live = jnp.any(pulls != 0, axis=1).astype(weight.dtype)
+        pulls = jnp.where(counted[..., None] != 0, jnp.stack(pulls, axis=-1), 0.0)
+        live = jnp.any(pulls != 0, axis=-1).astype(weight.dtype)
         tokens = tokens._replace(weight=live, pulls=pulls)
-    report = _one_pass(static, tokens, softmax, with_gradients=True)
+    report = _computed(static, tokens, softmax, with_gradients=True)
     return *report.gradients, None, None, None
 
 
@@ -252,11 +252,43 @@ class _Report(NamedTuple):
     gradients: tuple | None  # of (hidden, softmax), each of the shape and dtype of its array
 
 
+def _computed(static, tokens, softmax, with_gradients):
+    """`_one_pass` of tokens `[...]`, each computed on the device where it lies."""
+    results, d_hidden, d_softmax = partitioned.run(
+        _local, (static, with_gradients), tokens, softmax, by_words(softmax), with_gradients
+    )
+    return results._replace(gradients=(d_hidden, d_softmax) if with_gradients else None)
+
+
+def _local(static, axis_name, tokens, softmax):
+    """What `partitioned.run` calls with the tokens of one device: in rows, and with groups for
+    bands.
+    """
+    static, with_gradients = static
+    settings, shape = static.settings, tokens.weight.shape
+    if axis_name is not None:
+        settings = settings._replace(axis_name=axis_name)
+    tokens = jax.tree.map(lambda a: a.reshape(-1, *a.shape[len(shape) :]), tokens)
+    sizes, _ = laid_out(settings, static.words, *softmax[:2])
+
+    def lay_out(softmax):
+        return *laid_out(settings, static.words, *softmax[:2])[1], softmax[2]
+
+    laid, back = jax.vjp(lay_out, softmax)
+    static = static._replace(settings=settings, sizes=sizes)
+    report = _one_pass(static, tokens, laid, with_gradients)
+    d_hidden, d_softmax = report.gradients or (None, None)
+    results, d_hidden = jax.tree.map(
+        lambda a: a.reshape(*shape, *a.shape[1:]), (report._replace(gradients=None), d_hidden)
+    )
+    return results, d_hidden, back(d_softmax)[0] if with_gradients else None
+
+
 def _one_pass(static, tokens, softmax, with_gradients):
     """Visits the head with all tokens, then every tail with its own tokens; `tokens.column`
     holds word ids. Those of weight 0 visit nothing, if `static.masked`.
     """
-    settings, sizes, all_words, masked, _ = static
+    settings, all_words, masked, _, sizes = static
     groups, clusters, numbers = softmax
     settings = settings._replace(**{k: v for k, v in numbers.items() if v is not None})
     dtype = sum_dtype(tokens.hidden.dtype)

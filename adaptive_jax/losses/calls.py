@@ -1,6 +1,4 @@
-"""The arrays of a call of the core, checked and laid out in rows of tokens, and what is known of it
-when it is traced.
-"""
+"""The arrays of a call of the core, checked, and what is known of it when it is traced."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.losses import reports
+from adaptive_jax.losses import partitioned, reports
 from adaptive_jax.losses.given import given
 from adaptive_jax.losses.groups import join
 from adaptive_jax.losses.reports import DIFFERENTIABLE
@@ -17,6 +15,7 @@ from adaptive_jax.losses.settings import Settings
 from adaptive_jax.losses.sharded import same_axes, words_of
 from adaptive_jax.losses.tiles import tiled
 from adaptive_jax.numerics.arrays import exists, floats, ids
+from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.products import sum_dtype
 
 
@@ -24,24 +23,24 @@ class Static(NamedTuple):
     """What is known of a loss when it is traced."""
 
     settings: Settings
-    sizes: tuple[tuple[int, ...], ...]  # rows of each band, by group
     words: tuple[int, ...]  # of each band, on all devices
     masked: bool  # whether weights may be 0
     pulled: bool = False  # whether reports have gradients of their own
+    sizes: tuple[tuple[int, ...], ...] = ()  # rows of each band, by group, once they are laid out
 
 
 class Call:
-    """The arrays of a call, checked, in rows of tokens.
+    """The arrays of a call, checked, and on Explicit axes cut alike.
 
     Attributes:
         static: a `Static`.
         shape: of the tokens.
-        hidden: `[tokens, features]`.
-        softmax: groups of bands, and clusters.
+        hidden: `[..., features]`.
+        softmax: bands, and clusters.
         numbers: z_loss and soft_cap that only the program knows, by name; None: it is in `static`.
-        targets: `[tokens]`, or `[tokens, k]`; one that does not exist is 0.
-        weights: `[tokens]`, 0 of targets that are ignored, NaN of those that do not exist.
-        probs: `[tokens, k]`, 0 of targets that are ignored, or None.
+        targets: `[...]`, or `[..., k]`; one that does not exist is 0.
+        weights: `[...]`, 0 of targets that are ignored, NaN of those that do not exist.
+        probs: `[..., k]`, 0 of targets that are ignored, or None.
         count: the sum of the weights, before they became NaN.
     """
 
@@ -78,9 +77,8 @@ class Call:
         self._exist = there
         if probs is not None:
             self._exist = jnp.all(there | (probs == 0), axis=-1)
-            probs = jnp.where(there, probs, 0.0).reshape(-1, *more)
+            probs = jnp.where(there, probs, 0.0)
         weights = jnp.where(self._exist | (weights == 0), weights, jnp.nan)
-        sizes, (groups, clusters) = _laid_out(settings, words, bands, clusters)
         numbers = {name: getattr(settings, name) for name in ("z_loss", "soft_cap")}
         numbers = {
             name: _without_gradient(value).astype(dtype) if isinstance(value, jax.Array) else None
@@ -89,11 +87,12 @@ class Call:
         known = {name: 0.0 for name, value in numbers.items() if value is not None}
         known["reports"] = tuple(name for name in settings.reports if name != "nll")
         pulled = any(name in DIFFERENTIABLE for name in settings.reports)
-        self.static = Static(settings._replace(**known), sizes, words, masked, pulled)
-        self.hidden = hidden.reshape(-1, hidden.shape[-1])
-        self.softmax, self.numbers = (groups, clusters), numbers
-        self.targets = jnp.where(there, targets, 0).reshape(-1, *more)
-        self.weights, self.probs = weights.ravel(), probs
+        self.static = Static(settings._replace(**known), words, masked, pulled)
+        tokens = hidden, jnp.where(there, targets, 0), weights, probs, self._exist
+        softmax = bands, clusters, numbers
+        tokens, softmax = partitioned.aligned(tokens, softmax, by_words(softmax))
+        *self.softmax, self.numbers = softmax
+        self.hidden, self.targets, self.weights, self.probs, self._exist = tokens
 
     def arrays(self, weights):
         """What the two functions with gradients of `banded` take, where these are the weights."""
@@ -109,10 +108,9 @@ class Call:
         return hidden, (*softmax, numbers), weights, targets, probs
 
     def report(self, nll, reported):
-        """The `Report` of these results `[tokens]`."""
-        weights = self.weights.reshape(self.shape)
-        nll = jnp.where(self._exist, nll.reshape(self.shape), 0 * weights)
-        return reports.report(self._settings, reported, nll, weights != 0)
+        """The `Report` of these results `[...]`."""
+        nll = jnp.where(self._exist, nll, 0 * self.weights)
+        return reports.report(self._settings, reported, nll, self.weights != 0)
 
 
 @jax.custom_jvp
@@ -128,7 +126,15 @@ def _refuse_number(primals, tangents):
     )
 
 
-def _laid_out(settings, words, bands, clusters):
+def by_words(softmax) -> tuple[bool, ...]:
+    """For each array of `(bands, clusters, numbers)`, whether it has a row for each word."""
+    bands, *others = softmax
+    fields = [pair for band in bands for pair in zip(Band._fields, band, strict=True)]
+    rows = [name != "projection" for name, array in fields if array is not None]
+    return (*rows, *[False] * len(jax.tree.leaves(others)))
+
+
+def laid_out(settings, words, bands, clusters):
     """Rows of each band by group, and `(groups, clusters)`: clusters are None where they stand
     in the head, behind its words.
     """
