@@ -55,7 +55,8 @@ def run(function: Callable, static, tokens, shared, by_words: tuple[bool, ...], 
         return function(static, None, tokens, shared)
     call, leaves = _call(function, static, tokens, shared, by_words, gradients, mesh)
     results, d_tokens, d_shared = _mapped(call)(*leaves)
-    return results, d_tokens, jax.tree.unflatten(jax.tree.structure(shared), d_shared)
+    of = jax.tree.structure(shared)
+    return results, d_tokens, of.unflatten(d_shared) if gradients else None
 
 
 def aligned(tokens, shared, by_words: tuple[bool, ...]):
@@ -136,8 +137,8 @@ def _mapped(call):
     return placed
 
 
-# Inlined where a program is traced around it. For arrays at hand it is the program.
-@functools.partial(jax.jit, static_argnums=0, inline=True)
+# Under `jax.jit` for arrays at hand, whose program this is.
+@functools.partial(jax.jit, static_argnums=0)
 def _placed(call, *leaves):
     if AxisType.Explicit not in call.mesh.axis_types:
         return _auto(call, *leaves)
@@ -151,7 +152,7 @@ def _placed(call, *leaves):
     return mapped(*_resharded(call, cut, leaves))
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
+@functools.partial(jax.jit, static_argnums=0)
 def _aligned(call, *leaves):
     return _resharded(call, _cut_of_types(call, leaves), leaves)
 
