@@ -1,6 +1,6 @@
 """Adaptive input representations: wide vectors for frequent words, narrow ones for rare words."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,13 @@ from adaptive_jax.errors import check_rates
 from adaptive_jax.numerics.arrays import check_dtype, exists, ids
 from adaptive_jax.numerics.bands import Band, band_shapes, make_tables
 from adaptive_jax.numerics.dropout_layers import WordDropout
+from adaptive_jax.numerics.explicit import by_token
 from adaptive_jax.numerics.products import product
+
+
+def normal_by_width(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
+    """A table `[words, width]` drawn from N(0, width^-0.5)."""
+    return nn.initializers.normal(shape[1] ** -0.5)(key, shape, dtype)
 
 
 class AdaptiveInput(nn.Module):
@@ -19,8 +25,8 @@ class AdaptiveInput(nn.Module):
     The vocabulary, most frequent word first, is cut into bands. Words of band i have vectors of
     `width / factor^i`; a linear map for each band, the first included, takes them to `features`.
 
-    Tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's public code. A
-    transformer scales the vectors itself.
+    By default tables start as N(0, width_i^-0.5), projections Xavier-uniform, as in the paper's
+    public code. A transformer scales the vectors itself.
 
     Attributes:
         vocabulary_size: words.
@@ -34,6 +40,8 @@ class AdaptiveInput(nn.Module):
         scaled: multiply vectors by sqrt(features), as GroC's public code does for an LSTM; a table
             that an output shares is not.
         dtype: of what `__call__` returns; parameters are float32.
+        table_init, projection_init: how tables and projections start, functions `(key, shape)`, as
+            flax's `Embed` takes one: with the names of their axes from `nn.with_partitioning`.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, a number out
@@ -49,6 +57,8 @@ class AdaptiveInput(nn.Module):
     word_dropout: float = 0.0
     scaled: bool = False
     dtype: jnp.dtype = jnp.float32
+    table_init: Callable = normal_by_width
+    projection_init: Callable = nn.initializers.xavier_uniform()
 
     def __post_init__(self):
         super().__post_init__()
@@ -57,19 +67,27 @@ class AdaptiveInput(nn.Module):
         check_dtype(self.dtype)
 
     def setup(self):
-        tables = make_tables(self, lambda width: nn.initializers.normal(width**-0.5))
+        tables = make_tables(self, lambda width: self.table_init)
         shapes = [(table.shape[1], self.features) for table in tables]
-        init = nn.initializers.xavier_uniform()
         self.drop = WordDropout(self.word_dropout)
         self.own = [
-            Band(t, self.param(f"projection_{i}", init, shapes[i])) for i, t in enumerate(tables)
+            Band(t, self.param(f"projection_{i}", self.projection_init, shapes[i]))
+            for i, t in enumerate(tables)
         ]
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
+        vectors = by_token(self._vectors, tokens, self.own)
+        vectors = self.drop(
+            vectors * self.features**0.5 if self.scaled else vectors, tokens, train=train
+        )
+        # Adding -0.0 changes no bit, and the backward pass has nothing to select.
+        return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
+
+    def _vectors(self, tokens, bands):
         vectors, first = 0.0, 0
-        for table, projection, _ in self.own:
+        for table, projection, _ in bands:
             # A word of another band reads behind the table: it gets zeros, and the gradient's
             # scatter leaves it out. If it read row 0, the gradients of most tokens of a batch would
             # be added to that one row, one after another.
@@ -77,11 +95,7 @@ class AdaptiveInput(nn.Module):
             rows = table.at[place].get(mode="fill", fill_value=0.0)
             vectors += product(rows.astype(self.dtype), projection)
             first += len(table)
-        vectors = self.drop(
-            vectors * self.features**0.5 if self.scaled else vectors, tokens, train=train
-        )
-        # Adding -0.0 changes no bit, and the backward pass has nothing to select.
-        return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
+        return vectors
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent

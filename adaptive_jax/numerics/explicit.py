@@ -1,0 +1,42 @@
+"""Functions of tokens on meshes whose axes are Explicit, the default of `jax.make_mesh`."""
+
+from collections.abc import Callable
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from adaptive_jax.numerics.varying import axes_of, vary
+
+
+def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
+    """`function(tokens, shared)`; on Explicit axes each device computes its own tokens.
+
+    JAX asks there how every gather, reshape and product is to be cut. Under `jax.shard_map` the
+    function needs no such answers.
+
+    Args:
+        function: returns an array with the axes of tokens first.
+        tokens: `[...]`, cut over any axes.
+        shared: a tree of arrays that every token reads: each device gathers them whole, and their
+            gradients are summed.
+    """
+    meshes = [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves((tokens, shared))]
+    mesh = next((mesh for mesh in meshes if {*mesh.axis_types} == {AxisType.Explicit}), None)
+    if mesh is None:
+        return function(tokens, shared)
+    own = jax.typeof(tokens).sharding
+    spec = P() if own.mesh.empty else own.spec
+
+    def local(tokens, shared):
+        return function(tokens, vary(shared, axes_of(tokens)))
+
+    # Under `jax.jit` for arrays at hand, whose types name no devices.
+    @jax.jit
+    def mapped(tokens, shared):
+        tokens, shared = jax.sharding.reshard(
+            (tokens, shared), (NamedSharding(mesh, spec), NamedSharding(mesh, P()))
+        )
+        return jax.shard_map(local, mesh=mesh, in_specs=(spec, P()), out_specs=spec)(tokens, shared)
+
+    return mapped(tokens, shared)
