@@ -1,11 +1,9 @@
-"""The loss in every arrangement of arrays on a mesh and under every transformation, against optax.
+"""The loss for every arrangement of arrays on a mesh and every way to call it, against optax.
 
-`python -m tests.losses.shardings`, on 4 simulated devices, prints the table of docs/losses.md.
+`python -m tests.losses.shardings` computes all cells and prints the table of docs/losses.md.
 """
 
 import itertools
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +15,36 @@ from jax.sharding import PartitionSpec as P
 from adaptive_jax import linear_cross_entropy
 
 BATCH, TIME, WIDTH, WORDS = 8, 6, 12, 28
-MESHES = {"Explicit": AxisType.Explicit, "Auto": AxisType.Auto}
-DEVICES = {"1": (1, 1), "4": (4, 1), "2x2": (2, 2)}
+KINDS = {"Explicit": AxisType.Explicit, "Auto": AxisType.Auto}
+DEVICES = {"1": (1, 1), "4": (4, 1), "2 x 2": (2, 2)}
 TOKENS = {"replicated": P(), "data": P("data"), "data and model": P("data", "model")}
-TABLES = {"replicated": P(), "width": P(None, "model"), "words": P("model")}
+TABLES = "replicated", "width", "words"
 CALLS = "jit", "grad", "scan", "remat", "vmap", "shard_map", "eager"
+FACTORS = KINDS, DEVICES, TOKENS, TABLES, CALLS
+EVERY = [*itertools.product(*FACTORS)]
+
+
+def pairwise():
+    """Few cells in which every two values of two factors meet."""
+
+    def pairs(cell):
+        return {*itertools.combinations(enumerate(cell), 2)}
+
+    waiting, chosen = set().union(*map(pairs, EVERY)), []
+    while waiting:
+        chosen.append(max(EVERY, key=lambda cell: len(waiting & pairs(cell))))
+        waiting -= pairs(chosen[-1])
+    return chosen
 
 
 def arrays():
     """hidden, table, bias, weights and targets."""
     rng = np.random.default_rng(0)
     hidden = rng.standard_normal((BATCH, TIME, WIDTH), np.float32)
-    table, bias = rng.standard_normal((WORDS, WIDTH), np.float32), np.linspace(-1, 1, WORDS)
+    table = rng.standard_normal((WORDS, WIDTH), np.float32) / 2
+    bias = np.linspace(-1, 1, WORDS, dtype=np.float32)
     weights = rng.integers(0, 3, (BATCH, TIME)).astype(np.float32)
-    targets = rng.integers(0, WORDS, (BATCH, TIME)).astype(np.int32)
-    return hidden, table / 2, bias.astype(np.float32), weights, targets
+    return hidden, table, bias, weights, rng.integers(0, WORDS, (BATCH, TIME)).astype(np.int32)
 
 
 def dense(hidden, table, bias, weights, targets):
@@ -46,105 +59,101 @@ def loss(hidden, table, bias, weights, targets, **options):
     )
 
 
-def calls(mesh, tokens, table):
-    """The sum of losses of these arrays, computed under each transformation."""
+def with_gradients(function):
+    return jax.value_and_grad(function, (0, 1, 2, 3))
 
-    def scanned(hidden, table, bias, weights, targets):
-        def step(sum_, share):
-            return sum_ + loss(hidden, table, bias, share * weights, targets), None
 
-        return jax.lax.scan(step, 0.0, jnp.array([0.25, 0.75]))[0]
+def expected():
+    """Loss and gradients in float64."""
+    with jax.enable_x64(True):
+        wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in arrays()]
+        return jax.tree.map(np.asarray, with_gradients(dense)(*wide))
 
-    def mapped(*arrays):
-        return jax.vmap(loss, (0, None, None, 0, 0))(*arrays).sum()
 
-    axes = [axis for axis in tokens if axis]
-    inside = P() if table == P(None, "model") or "model" in axes else table
-    options = {"axis_name": "model"} if inside else {}
+def arrange(kind, devices, tokens, table):
+    """A mesh, and the arrays on it. On 4 devices the axis of the tokens cuts the table, too."""
+    shape, tokens = DEVICES[devices], TOKENS[tokens]
+    mesh = jax.make_mesh(
+        shape, ("data", "model"), (KINDS[kind],) * 2, devices=jax.devices()[: np.prod(shape)]
+    )
+    axis = "data" if devices == "4" else "model"
+    rows = P(axis) if table == "words" else P()
+    specs = tokens, P(None, axis) if table == "width" else rows, rows, tokens, tokens
+    pairs = zip(arrays(), specs, strict=True)
+    return mesh, [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in pairs]
+
+
+def scanned(hidden, table, bias, weights, targets):
+    def step(total, share):
+        return total + loss(hidden, table, bias, share * weights, targets), None
+
+    return jax.lax.scan(step, 0.0, jnp.array([0.25, 0.75]))[0]
+
+
+def mapped(*arrays):
+    return jax.vmap(loss, (0, None, None, 0, 0))(*arrays).sum()
+
+
+def in_shard_map(mesh, placed):
+    """The loss in `jax.shard_map`, which cuts words too where their axis does not cut tokens."""
+    tokens, table = (array.sharding.spec for array in placed[:2])
+    axes = tuple(filter(None, tokens))
+    words = table[0] if table and table[0] not in axes else None
 
     def local(*arrays):
-        return jax.lax.psum(loss(*arrays, **options), axes) if axes else loss(*arrays, **options)
+        return jax.lax.psum(loss(*arrays, axis_name=words), axes)
 
-    def sharded(hidden, table, bias, weights, targets):
+    specs = tokens, P(words), P(words), tokens, tokens
+
+    def run(*arrays):
         if mesh.axis_types[0] == AxisType.Explicit:
-            table, bias = (jax.sharding.reshard(a, NamedSharding(mesh, inside)) for a in (table, bias))
-        specs = tokens, inside, inside, tokens, tokens
-        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())(
-            hidden, table, bias, weights, targets
-        )
+            arrays = jax.sharding.reshard(arrays, tuple(NamedSharding(mesh, s) for s in specs))
+        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=P())(*arrays)
 
-    return {
-        "grad": loss,
-        "scan": scanned,
-        "remat": jax.checkpoint(loss),
-        "vmap": mapped,
-        "shard_map": sharded,
-    }
-
-
-def results(function):
-    return jax.value_and_grad(function, (0, 1, 2, 3))
+    return run
 
 
 def apart(got, want):
     """The largest difference, relative to the largest number of its array."""
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return max(
-        float(np.abs(np.asarray(a) - b).max() / np.abs(b).max()) for a, b in pairs
-    )
+    return max(float(np.abs(np.asarray(a) - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def arrange(kind, devices, tokens, table):
-    """A mesh, the arrays on it, and the function of each call."""
-    shape = DEVICES[devices]
-    mesh = jax.make_mesh(
-        shape,
-        ("data", "model"),
-        axis_types=(MESHES[kind],) * 2,
-        devices=jax.devices()[: shape[0] * shape[1]],
-    )
-    tokens, table = TOKENS[tokens], TABLES[table]
-    bias = table if table == P("model") else P()
-    specs = tokens, table, bias, tokens, tokens
-    placed = [
-        jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(arrays(), specs, strict=True)
-    ]
-    return mesh, placed, calls(mesh, tokens, table)
+def difference(cell, want):
+    """How far loss, and gradients but under "jit", of a cell are from `want`."""
+    *arrangement, call = cell
+    mesh, placed = arrange(*arrangement)
+    if call == "jit":
+        return apart(jax.jit(loss)(*placed), want[0])
+    if call == "eager":
+        with jax.set_mesh(mesh):
+            return apart(with_gradients(loss)(*placed), want)
+    forms = {"grad": loss, "scan": scanned, "remat": jax.checkpoint(loss), "vmap": mapped}
+    function = in_shard_map(mesh, placed) if call == "shard_map" else forms[call]
+    return apart(jax.jit(with_gradients(function))(*placed), want)
 
 
-def cells(arrangement, want):
-    """How far each call's loss and gradients are from `want`, or its error, in this arrangement."""
-    mesh, placed, functions = arrange(*arrangement)
-
-    def under_jit(*arrays):
-        return loss(*arrays), {name: results(f)(*arrays) for name, f in functions.items()}
-
-    found = {}
-    alone, by_call = jax.jit(under_jit)(*placed)
-    found["jit"] = apart(alone, want[0])
-    found |= {name: apart(got, want) for name, got in by_call.items()}
-    found["eager, loss"] = apart(loss(*placed), want[0])
-    with jax.set_mesh(mesh):
-        found["eager"] = apart(results(loss)(*placed), want)
-    return found
+def program(kind, table):
+    """The program of one of 4 devices for loss and gradients, tokens being cut over all."""
+    _, placed = arrange(kind, "4", "data", table)
+    return jax.jit(with_gradients(loss)).lower(*placed).compile().as_text()
 
 
-def expected():
-    with jax.enable_x64(True):
-        wide = [a if a.dtype == np.int32 else a.astype(np.float64) for a in arrays()]
-        return jax.tree.map(np.asarray, results(dense)(*wide))
-
-
-def every():
-    return [*itertools.product(MESHES, DEVICES, TOKENS, TABLES)]
-
-
-def main(chosen=None):
-    want, table = expected(), {}
-    for arrangement in every() if chosen is None else chosen:
-        table[" ".join(arrangement)] = cells(arrangement, want)
-    return table
+def markdown():
+    """A table of the largest differences of all cells."""
+    want, found = expected(), {}
+    for cell in EVERY:
+        column = cell[4], cell[0], cell[1]
+        found[column] = max(found.get(column, 0.0), difference(cell, want))
+    columns = [*itertools.product(KINDS, DEVICES)]
+    lines = ["| call | " + " | ".join(f"{kind}, {size}" for kind, size in columns) + " |"]
+    lines.append("|---|" + "---|" * len(columns))
+    for call in CALLS:
+        numbers = " | ".join(f"{found[call, *column]:.0e}" for column in columns)
+        lines.append(f"| {call} | {numbers} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(), indent=1))
+    jax.config.update("jax_num_cpu_devices", 4)
+    print(markdown())

@@ -1,0 +1,131 @@
+"""The loss under plain `jax.jit`, or none, on meshes of simulated devices: right, and each device
+computes its own tokens alone.
+"""
+
+import json
+import re
+
+import pytest
+
+CELLS = """
+import json, sys
+from tests.losses import shardings
+cells = shardings.EVERY if sys.argv[1] == "every" else shardings.pairwise()
+want = shardings.expected()
+print(json.dumps({" / ".join(cell): shardings.difference(cell, want) for cell in cells}))
+"""
+PROGRAMS = """
+import itertools, json
+from tests.losses import shardings
+pairs = itertools.product(shardings.KINDS, shardings.TABLES)
+print(json.dumps({" / ".join(pair): shardings.program(*pair) for pair in pairs}))
+"""
+OTHERS = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from adaptive_jax import linear_cross_entropy
+from tests.losses.shardings import apart, arrange, arrays, expected, loss, with_gradients
+
+want, found = expected(), {}
+for kind in "Explicit", "Auto":
+    mesh, placed = arrange(kind, "2 x 2", "data", "replicated")
+
+    def each(*arrays):
+        hidden, table, bias, weights, targets = arrays
+        options = {"bias": bias, "weights": weights, "reduction": "none"}
+        return jnp.sum(linear_cross_entropy(hidden, table, targets, **options))
+
+    found[f"{kind}, none"] = apart(jax.jit(with_gradients(each))(*placed), want)
+    found[f"{kind}, eager without a mesh"] = apart(loss(*placed), want[0])
+
+    # Arrays at hand without a mesh of their own, which in_shardings alone puts on one.
+    specs = [array.sharding for array in placed]
+    found[f"{kind}, in_shardings"] = apart(
+        jax.jit(with_gradients(loss), in_shardings=specs)(*arrays()), want
+    )
+
+    # vmap over the table, too: each has a table of its own.
+    tables = jnp.stack([placed[1], placed[1]])
+    mapped = jax.vmap(jax.vmap(loss, (0, None, None, 0, 0)), (None, 0, None, None, None))
+    found[f"{kind}, mapped tables"] = apart(
+        jax.jit(mapped)(placed[0], tables, *placed[2:]).sum(1), np.stack([want[0]] * 2)
+    )
+
+    @jax.jit
+    def in_part(*arrays):
+        specs = P("data"), P(), P(), P("data"), P("data")
+        local = lambda *arrays: jax.lax.psum(loss(*arrays), "data")
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=specs, out_specs=P(), axis_names={"data"}
+        )(*arrays)
+
+    try:
+        in_part(*placed)
+    except ValueError as error:
+        found[f"{kind}, in part"] = str(error)
+
+# 5 steps of time do not cut evenly over 2 devices; products keep the precision of their context.
+mesh, placed = arrange("Auto", "2 x 2", "data and model", "replicated")
+short = lambda loss: lambda h, t, b, w, y: loss(h[:, 1:], t, b, w[:, 1:], y[:, 1:])
+both = [jax.jit(with_gradients(short(loss)))(*given) for given in (placed, arrays())]
+found["uneven"] = apart(*jax.tree.map(np.asarray, both))
+text = {}
+for precision in "highest", None:
+    with jax.default_matmul_precision(precision):
+        lowered = jax.jit(loss).lower(*placed)
+    text[precision] = lowered.compile().as_text().count("operand_precision={highest,highest}")
+found["precise"] = text["highest"] > 0 == text[None]
+print(json.dumps(found))
+"""
+
+
+def numbers(eight, code, *arguments):
+    done = eight(code, *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def check(found, count):
+    assert len(found) >= count
+    assert {cell: far for cell, far in found.items() if not far < 1e-6} == {}
+
+
+def test_pairs_of_shardings(eight):
+    """Every two of mesh, devices, tokens, table and call, against optax in float64. Without it,
+    tokens on Explicit axes end in an error of JAX.
+    """
+    check(numbers(eight, CELLS, "pairs"), 21)
+
+
+@pytest.mark.slow
+def test_every_sharding(eight):
+    """Each cell of the table in docs/losses.md."""
+    check(numbers(eight, CELLS, "every"), 378)
+
+
+def test_each_device_computes_its_own_tokens(eight):
+    """No array of all tokens in the program of one of 4 devices, and only tables, their gradients
+    and sums cross devices. Without it, a job loses data parallelism and nothing says so.
+    """
+    for pair, text in numbers(eight, PROGRAMS).items():
+        assert not re.search(r"\[(8,6|48)[,\]]", text), pair
+        moved = re.findall(r"= (.*?) (?:all-|reduce-|collective-)[a-z-]+\(", text)
+        assert moved, pair
+        shapes = {shape for line in moved for shape in re.findall(r"\[([\d,]*)\]", line)}
+        whole = {"", "28,12", "28"}  # loss; table and bias
+        assert shapes <= whole | {"28,3", "7,12", "7", "12,28"}, (pair, shapes)
+
+
+def test_other_calls_of_shardings(eight):
+    """What is not in the table: losses of each token, arrays put on a mesh by in_shardings, a table
+    for each element of vmap, tokens that do not cut evenly, precision that a context asks for, and
+    the line that refuses a mesh that is Manual in part.
+    """
+    found = numbers(eight, OTHERS)
+    for kind in "Explicit", "Auto":
+        line = found.pop(f"{kind}, in part")
+        assert line.startswith("axes of the mesh around this loss must have one type, got data:")
+        assert "\n" not in line
+    assert found.pop("precise")
+    check(found, 9)
