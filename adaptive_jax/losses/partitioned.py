@@ -18,6 +18,7 @@ import contextlib
 import functools
 import itertools
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -121,7 +122,7 @@ def _mapped(call):
     """`_placed` of this call with a rule for vmap, which the primitive beneath lacks: the mapped
     axis goes where the tokens are computed, so that it may be cut, too.
     """
-    placed = custom_vmap(functools.partial(_placed, call))
+    placed = custom_vmap(lambda *leaves: _program(call)(*leaves))
 
     @placed.def_vmap
     def rule(size, mapped, *leaves):
@@ -137,8 +138,21 @@ def _mapped(call):
     return placed
 
 
-# Under `jax.jit` for arrays at hand, whose program this is.
-@functools.partial(jax.jit, static_argnums=0)
+@functools.lru_cache
+def _program(call):
+    """`_placed` under `jax.jit`, for arrays at hand, whose program this is.
+
+    JAX's cache of compiled programs on disk knows a call of custom_partitioning by its address
+    alone, which may later be that of another call: the name tells them apart.
+    """
+
+    def placed(*leaves):
+        return _placed(call, *leaves)
+
+    placed.__name__ = f"placed_{zlib.crc32(repr(call).encode()):08x}"
+    return jax.jit(placed)
+
+
 def _placed(call, *leaves):
     if AxisType.Explicit not in call.mesh.axis_types:
         return _auto(call, *leaves)

@@ -1,0 +1,69 @@
+"""AdaptiveInput and AdaptiveSoftmax in programs that put arrays on meshes of their own."""
+
+import json
+
+PROGRAM = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from flax import linen as nn
+from jax.sharding import NamedSharding, PartitionSpec as P
+from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, TiedTable
+from tests.losses.shardings import apart, arrange
+
+normal = nn.initializers.normal(0.3)
+
+class Model(nn.Module):
+    def setup(self):
+        self.embed = AdaptiveInput(
+            40, 12, (8, 16), 2, word_dropout=0.3,
+            table_init=nn.with_partitioning(normal, ("words", None)),
+            projection_init=nn.with_partitioning(normal, (None, "width")),
+        )
+        self.output = AdaptiveSoftmax(TiedTable(self.embed, 12), tail_dropout=0.3)
+
+    def __call__(self, words, targets):
+        return self.output.loss(jnp.tanh(self.embed(words, train=True)), targets, train=True).total
+
+words, targets = np.random.default_rng(0).integers(0, 40, (2, 8, 6)).astype(np.int32)
+keys = {name: jax.random.key(n) for n, name in enumerate(("params", "dropout"))}
+boxed = jax.jit(Model().init)(keys, words, targets)
+params, found = nn.meta.unbox(boxed), {}
+
+def loss(params, words, targets):
+    return Model().apply(params, words, targets, rngs={"dropout": keys["dropout"]})
+
+step = jax.jit(jax.value_and_grad(loss))
+want = jax.tree.map(np.asarray, step(params, words, targets))
+for kind, devices, tokens, spec in (
+    ("Explicit", "1", "data", P()),
+    ("Explicit", "2 x 2", "data and model", P(None, "model")),
+    ("Explicit", "2 x 2", "data", P("model")),
+    ("Auto", "2 x 2", "data and model", P("model")),
+):
+    mesh, (hidden, *_) = arrange(kind, devices, tokens, "replicated")
+    on = lambda array, spec: jax.device_put(array, NamedSharding(mesh, spec))
+    placed = jax.tree.map(
+        lambda a: on(a, spec if a.ndim == 2 and not (a.shape[0] % 2 or a.shape[1] % 2) else P()),
+        params,
+    )
+    ids = [on(a, P(*hidden.sharding.spec)) for a in (words, targets)]
+    with jax.set_mesh(mesh):
+        found[f"{kind}, {devices}, {tokens}"] = apart(step(placed, *ids), want)
+        if devices == "1":
+            found["eager"] = apart(loss(placed, *ids), want[0])
+specs = nn.get_partition_spec(boxed)["params"]["embed"]
+print(json.dumps([found, [*specs["table_1"]], [*specs["projection_1"]]]))
+"""
+
+
+def test_layers_on_meshes(eight):
+    """Loss and gradients of a tied model, with its dropout, are those of one device. Without it,
+    look-ups on Explicit axes end in an error of JAX, which asks for out_sharding.
+
+    Parameters get the names of axes that flax's own layers take.
+    """
+    done = eight(PROGRAM)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, table, projection = json.loads(done.stdout)
+    assert len(found) == 5 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
+    assert (table, projection) == (["words", None], [None, "width"])
