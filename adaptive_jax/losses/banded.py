@@ -269,14 +269,17 @@ def _local(static, axis_name, tokens, softmax):
     if axis_name is not None:
         settings = settings._replace(axis_name=axis_name)
     tokens = jax.tree.map(lambda a: a.reshape(-1, *a.shape[len(shape) :]), tokens)
-    sizes, _ = laid_out(settings, static.words, *softmax[:2])
+    static, back, sizes = static._replace(settings=settings), lambda d_softmax: [d_softmax], []
+    if not static.sizes:
 
-    def lay_out(softmax):
-        return *laid_out(settings, static.words, *softmax[:2])[1], softmax[2]
+        def lay_out(softmax):
+            rows, laid = laid_out(settings, static.words, *softmax[:2])
+            sizes.append(rows)  # known when it is traced
+            return *laid, softmax[2]
 
-    laid, back = jax.vjp(lay_out, softmax)
-    static = static._replace(settings=settings, sizes=sizes)
-    report = _one_pass(static, tokens, laid, with_gradients)
+        softmax, back = jax.vjp(lay_out, softmax)
+        static = static._replace(sizes=sizes[0])
+    report = _one_pass(static, tokens, softmax, with_gradients)
     d_hidden, d_softmax = report.gradients or (None, None)
     results, d_hidden = jax.tree.map(
         lambda a: a.reshape(*shape, *a.shape[1:]), (report._replace(gradients=None), d_hidden)

@@ -26,7 +26,8 @@ class Static(NamedTuple):
     words: tuple[int, ...]  # of each band, on all devices
     masked: bool  # whether weights may be 0
     pulled: bool = False  # whether reports have gradients of their own
-    sizes: tuple[tuple[int, ...], ...] = ()  # rows of each band, by group, once they are laid out
+    # Rows of each band, by group; empty where a mesh may cut bands, which are laid out within.
+    sizes: tuple[tuple[int, ...], ...] = ()
 
 
 class Call:
@@ -36,7 +37,7 @@ class Call:
         static: a `Static`.
         shape: of the tokens.
         hidden: `[..., features]`.
-        softmax: bands, and clusters.
+        softmax: bands, or groups of bands if `static.sizes` tells them, and clusters.
         numbers: z_loss and soft_cap that only the program knows, by name; None: it is in `static`.
         targets: `[...]`, or `[..., k]`; one that does not exist is 0.
         weights: `[...]`, 0 of targets that are ignored, NaN of those that do not exist.
@@ -87,7 +88,10 @@ class Call:
         known = {name: 0.0 for name, value in numbers.items() if value is not None}
         known["reports"] = tuple(name for name in settings.reports if name != "nll")
         pulled = any(name in DIFFERENTIABLE for name in settings.reports)
-        self.static = Static(settings._replace(**known), words, masked, pulled)
+        sizes = ()
+        if not partitioned.cuts((hidden, targets, weights, bands, clusters)):
+            sizes, (bands, clusters) = laid_out(settings, words, bands, clusters)
+        self.static = Static(settings._replace(**known), words, masked, pulled, sizes)
         tokens = hidden, jnp.where(there, targets, 0), weights, probs, self._exist
         softmax = bands, clusters, numbers
         tokens, softmax = partitioned.aligned(tokens, softmax, by_words(softmax))

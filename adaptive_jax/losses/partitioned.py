@@ -60,6 +60,15 @@ def run(function: Callable, static, tokens, shared, by_words: tuple[bool, ...], 
     return results, d_tokens, of.unflatten(d_shared) if gradients else None
 
 
+def cuts(tree) -> bool:
+    """Whether `run` may cut a call with these arrays; else it calls the function as it is.
+
+    Raises:
+        InputError: as `run`.
+    """
+    return _mesh(tree) is not None
+
+
 def aligned(tokens, shared, by_words: tuple[bool, ...]):
     """`(tokens, shared)` cut on Explicit axes as `run` reads them: all tokens as the first array,
     `shared` whole or by words. On other axes it changes nothing.
