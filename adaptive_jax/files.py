@@ -133,7 +133,7 @@ class ObjectFiles:
             file = io.BytesIO(found.value)
         else:
             raise ValueError(f"mode must be r or w for {path} in object storage, got {mode}")
-        return file if "b" in mode else io.TextIOWrapper(file, "utf-8")
+        return file if "b" in mode else _Text(file, "utf-8")
 
     def ls(self, path: str, detail: bool = True, **_) -> list:
         """Lists a folder. Raises FileNotFoundError if there is none."""
@@ -218,6 +218,13 @@ class _New(io.BytesIO):
 
     def __exit__(self, kind, *_):
         super().close() if kind else self.close()
+
+
+class _Text(io.TextIOWrapper):
+    """Text over an object, which is not written after an error either."""
+
+    def __exit__(self, kind, *rest):
+        (self.buffer if kind else super()).__exit__(kind, *rest)
 
 
 @contextlib.contextmanager

@@ -11,14 +11,12 @@ def layers(
     cutoffs, width: int, narrow: int, tail_dropout: float = 0.0, characters: Mapping | None = None
 ) -> dict[str, dict]:
     """The input and output layers that Baevski & Auli 2019 compare, at any size: settings by the
-    papers' names.
+    paper's names.
 
     `sm`: words of `width`, full softmax. `bpe`: sub-words as wide as the body, full softmax. `asm`:
-        words of `narrow`,
-    adaptive softmax. `cnn`: character CNN, adaptive softmax. `adp`: adaptive input, adaptive
-        softmax. With `_t`, tied:
-    input and output share embeddings and, in `adp_t`, the projections of the tails. `asm_t` has
-    words of `width` in all bands.
+    words of `narrow`, adaptive softmax. `cnn`: character CNN, adaptive softmax. `adp`: adaptive
+    input, adaptive softmax. With `_t`, tied: input and output share embeddings and, in `adp_t`, the
+    projections of the tails. `asm_t` has words of `width` in all bands.
 
     cutoffs: of every adaptive layer, whose bands narrow from the body's width by a factor of 4.
     characters: settings of the character CNN that differ from the defaults.
@@ -29,9 +27,8 @@ def layers(
     own_bands = own | to_bands | {"output.table.cutoffs": cutoffs}
     words, lookup = {"input.name": "lookup", "input.width": width}, {"input.name": "lookup"}
     adaptive = {"input.name": "adaptive", "input.cutoffs": cutoffs}
-    cnn = {"input.name": "char_cnn"} | {
-        f"input.{key}": value for key, value in (characters or {}).items()
-    }
+    characters = {f"input.{key}": value for key, value in (characters or {}).items()}
+    cnn = {"input.name": "char_cnn"} | characters
     return {
         "sm": words | own | {"output.table.width": width},
         "sm_t": words | tied,
@@ -111,14 +108,9 @@ AWD_ASM = AWD_SM | {
 }
 AWD_AIR = {key: value for key, value in AWD_ASM.items() if not key.startswith("input.")}
 AWD_AIR |= {"input.name": "adaptive", "input.factor": 3, "output.tail_dropout": 0.2}
-THESIS = [
-    "awd_sm",
-    "awd_asm",
-    "awd_asm_autoencoder",
-    "awd_air",
-    "awd_air_autoencoder",
-    "hsm_frequency",
-] + [
+THESIS = ["awd_sm", "awd_asm", "awd_asm_autoencoder", "awd_air", "awd_air_autoencoder"]
+THESIS += ["hsm_frequency"]
+THESIS += [
     f"hsm_{method}_{vectors}"
     for method in ("kmeans", "weighted_kmeans", "mixture")
     for vectors in ("pretrained", "glove")
@@ -175,8 +167,10 @@ GROC_CNN = {
     "filters": ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512)),
     "highway_layers": 1,
     "length": 20,
+    "strides": (1, 1, 2, 3, 4, 5),
+    "activation": "selu",
+    "letters": "elmo",
 }
-GROC_CNN |= {"strides": (1, 1, 2, 3, 4, 5), "activation": "selu", "letters": "elmo"}
 
 
 def thesis_layers(cutoffs) -> dict[str, dict]:

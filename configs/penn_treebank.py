@@ -11,9 +11,8 @@ end here yet. The commands, with a download or with a local copy of the corpus:
 The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
 
 - `awd_lstm`: as Merity et al. 2018 trained it, for 500 epochs, with dropout 0.4 and 0.25 in the
-  places of 0.65 and 0.2. Their
-  60.0 / 57.3 is after finetuning, see configs/wikitext2.py; the public code's README gives 61.2 /
-  58.8 without it.
+  places of 0.65 and 0.2. Their 60.0 / 57.3 is after finetuning, see configs/wikitext2.py; the
+  public code's README gives 61.2 / 58.8 without it.
 - `groc_…`: the output layers of Pappas et al. 2020 over an LSTM of 2 layers. `groc` reads WordNet,
   see docs/lexicon.md:
 
@@ -118,13 +117,8 @@ GROC = {  # table, layers, changes of Table 8, perplexity on valid and test, mil
         75.8,
     ),
 }
-TRAINED = {
-    0: 72.4,
-    16: 70.0,
-    32: 70.4,
-    48: 69.6,
-    64: 70.7,
-}  # Table 4: test perplexity by coverage in percent
+# Table 4: test perplexity by coverage in percent
+TRAINED = {0: 72.4, 16: 70.0, 32: 70.4, 48: 69.6, 64: 70.7}
 GROC |= {
     f"groc_coverage_{n}": (4, "groc", NET(0, 0.2) | {"input.share": n / 100}, None, ppl)
     for n, ppl in TRAINED.items()

@@ -21,10 +21,9 @@ normalised. An update of `best` has 73,728 tokens, 3 batches of 3072 on 8 device
 released recipe.
 
 Table 6 calls its rows ADP, but its 21.23 is that of `asm` in Tables 3 and 7. Table 8 lists the
-bands 20K/40K/200K twice, with
-19.79 (`adp_t`) and 19.99. The published counts of parameters are those of a vocabulary padded to
-267,744 words; with 267,735 words `sm` and `sm_dropout_40` have 476.75M, which prints as 476.7M, and
-the other counts are the same.
+bands 20K/40K/200K twice, with 19.79 (`adp_t`) and 19.99. The published counts of parameters are
+those of a vocabulary padded to 267,744 words; with 267,735 words `sm` and `sm_dropout_40` have
+476.75M, which prints as 476.7M, and the other counts are the same.
 
 Gated convolutional networks: `gcnn_8` and `gcnn_14`. The paper's sequence is an article, of 4,000
 words on average, with <S> in front. Here a row is 4,096 tokens of the running text. `complete_doc`
@@ -36,10 +35,10 @@ not predicted.
     python evaluate.py --workdir=runs/gcnn_14 --split=test --window=4096 --context=46
 
 `gcnn_14` is the released model, `body.form=fairseq`: 229.303M parameters, 229.305M with fairseq's
-267,744 words; `paper` has
-223.49M. `gcnn_8` has 131.78M, and 136.24M in fairseq's form; Table 1 gives it 900 units, the text
-800. Halving the rate, 35 epochs, and for `gcnn_14` dropout and weight decay are those of fairseq's
-recipe; the paper mentions none of them. The batch is ours: 4 rows, as GCNN-14 had 4 GPUs.
+267,744 words; `paper` has 223.49M. `gcnn_8` has 131.78M, and 136.24M in fairseq's form; Table 1
+gives it 900 units, the text 800. Halving the rate, 35 epochs, and for `gcnn_14` dropout and weight
+decay are those of fairseq's recipe; the paper mentions none of them. The batch is ours: 4 rows, as
+GCNN-14 had 4 GPUs.
 
 `lstm_1024` (Grave et al. 2016, as listed in Table 3) trains as `lstm_2048` of
 configs/billion_word.py. Table 3 tells neither the width of its words nor its output layer: 1,024,

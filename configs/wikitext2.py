@@ -13,9 +13,8 @@ AWD-LSTM: 3 layers of 1150, 1150 and 400, tied words with a bias, streams in win
 words; 33.6M parameters.
 
 - `awd_lstm`: as Merity et al. 2018 trained it, 750 epochs. Their 68.6 / 65.8 is after finetuning;
-  the README of the public code has
-  68.7 / 65.6 without it. Finetuning is a second run, from the averages of the first, that takes
-  averages from its first update:
+  the README of the public code has 68.7 / 65.6 without it. Finetuning is a second run, from the
+  averages of the first, that takes averages from its first update:
 
       python train.py --config=configs/wikitext2.py:awd_lstm --workdir=runs/finetuned \
           --init_from=runs/awd_lstm --config.optimizer.nonmono=0 --config.early_stopping=5

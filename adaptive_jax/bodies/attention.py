@@ -129,9 +129,8 @@ def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()
 
 
 def _flash(joint, pairs, bias=None):
-    from adaptive_jax.bodies.flash import (
-        flash,
-    )  # Triton is slow to import, and not on every machine
+    # Triton is slow to import, and not on every machine.
+    from adaptive_jax.bodies.flash import flash
 
     return flash(joint, pairs, bias)
 

@@ -92,9 +92,8 @@ def _flash(settings, joint, bias, segment_ids, seeds):
 def _forward(settings, joint, bias, segment_ids, seeds):
     rows, time, _, heads, width = joint.shape
     if bias is not None:
-        joint = added(joint.reshape(rows, time, -1), bias.reshape(-1)).reshape(
-            joint.shape
-        )  # in two axes, as products end
+        # In two axes, as products end.
+        joint = added(joint.reshape(rows, time, -1), bias.reshape(-1)).reshape(joint.shape)
     joint = keep(joint)
     size = settings.forward.program
     attended, logsumexp = _call(
@@ -309,9 +308,8 @@ def _backward_kernel(kernel, joint, gradient, logsumexp, shared, *refs):
 
     def write(part, total):
         of_joint[:, part, :] = total.astype(of_joint.dtype)
-        sums[part, :] = total.sum(
-            axis=0
-        )  # of the block's tokens: its share of the gradient of the bias
+        # Of the block's tokens: its share of the gradient of the bias.
+        sums[part, :] = total.sum(axis=0)
 
     write(0, scale * lax.fori_loop(0, lax.div(first + size + step - 1, step), visit_keys, zeros))
 

@@ -110,9 +110,8 @@ class Block(nn.Module):
                 rate = self.attention_dropout if self.train else 0.0
                 seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
                 pairs = Pairs(segment_ids, self.slopes, rate, seeds)
-                path = (
-                    "auto" if self.is_initializing() else self.attention
-                )  # parameters are shaped with two tokens
+                # Parameters are shaped with two tokens.
+                path = "auto" if self.is_initializing() else self.attention
                 mixed = joint_attention(joint, bias, self.heads, pairs, path=path)
             return dropped(dense(self.features, "attended")(mixed.reshape(x.shape)))
 
@@ -268,9 +267,8 @@ class Transformer(nn.Module):
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
         def gather(variables):
-            return {
-                name: self.gather(params) for name, params in variables.items()
-            }  # empty at initialisation
+            # `variables` is empty at initialisation.
+            return {name: self.gather(params) for name, params in variables.items()}
 
         unroll = self.unroll == "all" or (self.unroll == "auto" and train and platform() == "gpu")
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())

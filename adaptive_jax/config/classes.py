@@ -9,6 +9,10 @@ from collections.abc import Callable, Mapping
 from adaptive_jax.errors import InputError, check_known, one_line
 
 
+class ExternalClassError(InputError):
+    """A config names code of another package, which cannot or may not be imported."""
+
+
 def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
     """The class or function that `name` chooses: a key of `known`, or "package.module:Class" of
     somebody else's package, which is imported.
@@ -16,7 +20,8 @@ def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
     group: the group's name in the config, for messages.
 
     Raises:
-        InputError: no such name, module or class.
+        InputError: no such name, or what it names is no class.
+        ExternalClassError: no such module or class.
     """
     what = f"config.{group}.name={name!r}"
     module, colon, inner = str(name).partition(":")
@@ -26,7 +31,7 @@ def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
     try:
         found = getattr(importlib.import_module(module), inner)
     except Exception as error:
-        raise InputError(
+        raise ExternalClassError(
             f"{what} cannot be imported ({type(error).__name__}: {one_line(error)}): put the"
             " directory of its package on PYTHONPATH"
         ) from None

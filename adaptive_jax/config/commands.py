@@ -26,10 +26,8 @@ from adaptive_jax.files import check_reachable, path_of
 DENIED = {errno.EACCES, errno.EPERM}
 OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-NO_FILES = (
-    "/proc",
-    "/sys",
-)  # file systems of the kernel, which answer "no such file" to whoever creates one
+# File systems of the kernel, which answer "no such file" to whoever creates one
+NO_FILES = "/proc", "/sys"
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, or have no value"}
 INTERRUPTIONS = signal.SIGINT, signal.SIGTERM
 SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
@@ -41,15 +39,10 @@ def define_workdir(what: str, several_hosts: bool = True) -> None:
     define_allow()
     if not several_hosts:
         return
-    flags.DEFINE_string(
-        "coordinator", None, "HOST:PORT of host 0; not on TPU pods and under SLURM."
-    )
-    flags.DEFINE_integer(
-        "hosts", None, "Number of hosts, or processes; not on TPU pods and under SLURM."
-    )
-    flags.DEFINE_integer(
-        "host", None, "Number of this host, from 0; not on TPU pods and under SLURM."
-    )
+    known = "not on TPU pods and under SLURM."
+    flags.DEFINE_string("coordinator", None, f"HOST:PORT of host 0; {known}")
+    flags.DEFINE_integer("hosts", None, f"Number of hosts, or processes; {known}")
+    flags.DEFINE_integer("host", None, f"Number of this host, from 0; {known}")
 
 
 def define_allow() -> None:
@@ -86,11 +79,8 @@ def run_module(name: str) -> None:
     """Runs a command as `run` does: `main` of its module, which defines its flags when imported, or
     in `define_flags` if others import it, too; `POSITIONAL` and `STOPPED` are arguments of `run`.
     """
-    try:
-        command = importlib.import_module(name)
-        getattr(command, "define_flags", lambda: None)()
-    except flags.Error as error:  # of a --flagfile, which is read when a config is defined
-        fail(one_line(error))
+    command = importlib.import_module(name)
+    getattr(command, "define_flags", lambda: None)()
     sys.modules["__main__"].__doc__ = command.__doc__  # what --help shows
     for flag in flags.FLAGS.get_key_flags_for_module(command):
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
@@ -109,64 +99,62 @@ def run(
     """
     for name in ("stdout", "stderr"):  # None where the user has closed it
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
-    _interruptible()
-    _quiet()
+    _handle_signals()
+    _silence_libraries()
 
     def guarded(argv):
         _guarded(lambda: main(*argv[1:]), stopped)
-        _next_leaves()
+        _exit_at_next_signal()
 
     app.run(guarded, flags_parser=lambda argv: _guarded(lambda: _parse(argv, positional), stopped))
 
 
-class _Lines(standard_logging.Handler):
+class _Warnings(standard_logging.Handler):
     """Prints `warning: …`, one line each."""
 
     def emit(self, record):
-        print(
-            f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}",
-            file=sys.stderr,
-            flush=True,
-        )
+        _print_warning(record.levelname.lower(), record.getMessage())
 
 
-def _quiet():
+def _silence_libraries():
     """Libraries log nothing and warn of nothing; this project's own warnings look like its
     other lines.
     """
-    logging.set_verbosity(
-        logging.FATAL
-    )  # Orbax warns about ordinary events, and logs the errors that it also raises
+    # Orbax warns about ordinary events, and logs the errors that it also raises.
+    logging.set_verbosity(logging.FATAL)
     own = standard_logging.getLogger("adaptive_jax")
     own.setLevel(standard_logging.WARNING)
-    own.handlers, own.propagate = [_Lines()], False
+    own.handlers, own.propagate = [_Warnings()], False
     sys.unraisablehook = _unraisable
     if not sys.warnoptions:
-        warnings.showwarning = _no_warnings_of_libraries
+        warnings.showwarning = _show_own_warnings
 
 
 def _unraisable(unraisable):
-    """What Python cannot raise where it happens, such as in a callback of the garbage collector.
+    """Handles what Python cannot raise where it happens, such as in a callback of the garbage
+    collector.
 
-    An interruption there must not be lost: it comes again a moment later. Threads of a checkpoint
-        that could not be read print that
-    nobody waits for them any more: no news.
+    An interruption there must not be lost, so it is sent again a moment later. When a checkpoint
+    cannot be read, its threads complain of a closed event loop, which says nothing new.
     """
     if unraisable.exc_type is KeyboardInterrupt:
-        _interruptible()
-        threading.Timer(
-            0.01, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
-        ).start()
+        _handle_signals()
+        again = threading.main_thread().ident, signal.SIGINT
+        threading.Timer(0.01, signal.pthread_kill, again).start()
     elif str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
-def _no_warnings_of_libraries(message, category, filename, lineno, file=None, line=None):
+def _show_own_warnings(message, category, filename, lineno, file=None, line=None):
     if "site-packages" not in filename and sysconfig.get_path("stdlib") not in filename:
-        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        _print_warning("warning", message)
 
 
-def _interruptible():
+def _print_warning(level, message):
+    print(f"{level}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+def _handle_signals():
     """Ctrl-C and SIGTERM raise KeyboardInterrupt; another one while the program ends leaves it
     at once.
     """
@@ -175,22 +163,22 @@ def _interruptible():
     def interrupted(*_):
         if os.getpid() != process:
             os._exit(130)  # a child of this process, which says nothing
-        _next_leaves()
+        _exit_at_next_signal()
         raise KeyboardInterrupt
 
     for number in INTERRUPTIONS:
         signal.signal(number, interrupted)
 
 
-def _next_leaves():
+def _exit_at_next_signal():
     """The next interruption ends the process at once: what libraries do at its end would answer
     with tracebacks.
     """
     for number in INTERRUPTIONS:
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_at_once)
 
 
-def _leave(*_):
+def _exit_at_once(*_):
     for terminal in filter(os.isatty, (1, 2)):
         os.write(terminal, SHOW_CURSOR)
     os._exit(130)
@@ -201,7 +189,7 @@ def _parse(argv, positional):
         argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         rest = config_flags.parse(argv) if "config" in flags.FLAGS else flags.FLAGS(argv)
     except flags.Error as error:
-        fail(_told(one_line(error)))
+        fail(_flag_error(one_line(error)))
     keys.allow(flags.FLAGS.allow if "allow" in flags.FLAGS else [])
     last = "".join(positional[-1:])
     found, needed = len(rest) - 1, len(positional) - last.endswith("...]")
@@ -216,23 +204,19 @@ def _parse(argv, positional):
     return rest
 
 
-def _told(error):
+def _flag_error(error):
     """absl's line about a flag in this project's words."""
     if found := re.match(r"flag (--(\w+)=.*?): (.*)", error):
         flag = flags.FLAGS[found[2]]
-        allowed = f"must be one of {', '.join(getattr(flag.parser, 'enum_values', []))}"
-        says = {"string": found[3], "string enum": allowed}.get(
-            flag.flag_type()
-        ) or f"must be {KINDS[flag.flag_type()]}"
-        return f"{found[1]} {says}"
+        if values := getattr(flag.parser, "enum_values", None):
+            return f"{found[1]} must be one of {', '.join(values)}"
+        kind = KINDS.get(flag.flag_type())
+        return f"{found[1]} must be {kind}" if kind else f"{found[1]}: {found[3]}"
     if found := re.match(r"Unknown command line flag '(.*)'\.?(?: Did you mean: (.*) \?)?", error):
-        own = [
-            name
-            for name in re.findall(r"\w+", found[2] or "")
-            if name in flags.FLAGS and not _of_absl(name)
-        ]
-        close = own and f". Did you mean --{own[0]}?"
-        return f"--{found[1]} is no flag of this command{close or '; --help lists the flags'}"
+        close = re.findall(r"\w+", found[2] or "")
+        own = (name for name in close if name in flags.FLAGS and not _of_absl(name))
+        meant = next((f". Did you mean --{name}?" for name in own), "; --help lists the flags")
+        return f"--{found[1]} is no flag of this command{meant}"
     if found := re.match(r"Missing value for flag (\S+)", error):
         return f"{found[1]} has no value: write {found[1]}=VALUE"
     return error

@@ -43,7 +43,8 @@ def config(settings: Mapping) -> str:
         lines += [f"{group or 'config'}: {TITLES[group]}"]
         lines += [f"{prefix}name={name!r}"] if name else []
         for key, (default, *_) in keys_of(group, name).items():
-            other = "" if stated[key] == default else f"  (default {default!r})"
+            said = "no default" if default is inspect.Parameter.empty else f"default {default!r}"
+            other = "" if stated[key] == default else f"  ({said})"
             lines.append(f"{prefix}{key}={stated[key]!r}{other}")
         said = [*_of_the_model(group), *meanings(group, name)]
         lines += ["", *(f"    {line}".rstrip() for line in said), ""]

@@ -12,6 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -22,13 +23,19 @@ from adaptive_jax.errors import InputError, check_known, one_line
 CURE = "give --config=configs/NAME.py or configs/NAME.py:row"
 PACKAGE = Path(__file__).parents[1]
 LIBRARIES = "site-packages", "<", sysconfig.get_path("stdlib"), f"{PACKAGE}/"
-_stated: dict = {}  # by `FILE:row` as the flag has it, what that file states
+_files: dict[str, "_File"] = {}  # by the value of --config
+_argv: list[str] = []  # the command line in the order that ml_collections asks for, see `parse`
+
+
+class _File(NamedTuple):
+    """What a config file holds for its row: what it states, and what `published_of` returns."""
+
+    stated: dict
+    published: dict | None
 
 
 def define(what: str = "Config file, with :row where it has rows") -> None:
-    """Defines the flag --config, and --config.KEY=VALUE for every key; `config` has their
-    result.
-    """
+    """Defines the flag --config, and --config.KEY=VALUE for every key; see `config`."""
     config_flags.DEFINE_config_file(
         "config",
         None,
@@ -36,6 +43,7 @@ def define(what: str = "Config file, with :row where it has rows") -> None:
         f" {', '.join(rows.GROUPS)}. docs/configuration.md has all keys, and so has train"
         " --explain.",
         flag_values=flags.FLAGS,
+        sys_argv=_argv,
         lock_config=False,
         accept_new_attributes=True,
     )
@@ -43,27 +51,26 @@ def define(what: str = "Config file, with :row where it has rows") -> None:
 
 
 def parse(argv: Sequence[str]) -> list[str]:
-    """Parses a command line of flags; the arguments that are none.
+    """Parses a command line, and returns the arguments that are not flags.
 
     Raises:
-        InputError: the config file is missing or raises an error, which is told with the number of
-            its line; or a flag --config.KEY is of no group.
+        InputError: the config file is missing or raises an error (the message has the number of the
+            line); or the group of a flag --config.KEY does not exist.
         flags.Error: another flag is wrong.
     """
-    changes = [re.fullmatch(r"--?(?:no)?config\.([^=]*)(=.*)?", arg, re.DOTALL) for arg in argv]
-    for found in filter(None, changes):
-        _check_group(found[1])
-    place = _place(argv)
+    pattern = re.compile(r"--?(?:no)?config\.([^=]*)(=.*)?", re.DOTALL)
+    changed = [found[1] for argument in argv if (found := pattern.fullmatch(argument))]
+    for key in changed:
+        _check_group(key)
+    place, others = _without_config(argv[1:])
     if place is not None:
-        _stated[place] = _read(place)
-    elif any(changes):
-        key = next(found[1] for found in changes if found)
-        raise InputError(f"--config.{key} changes a config, and --config is missing: {CURE}")
+        _files[place] = _read(place)
+    elif changed:
+        raise InputError(f"--config.{changed[0]} changes a config, and --config is missing: {CURE}")
+    # Once and first: ml_collections defines the flags --config.KEY when it reads --config.
+    _argv[:] = [argv[0], *([] if place is None else [f"--config={place}"]), *others]
     try:
-        # The last --config counts; ml_collections would define the other flags anew for each.
-        given = [arg for arg in argv if arg.startswith(("--config=", "-config="))]
-        others = [arg for arg in argv[1:] if arg not in given]
-        return flags.FLAGS([argv[0], *given[-1:], *others])
+        return flags.FLAGS(_argv)
     except ValueError as error:  # of a flag --noconfig.KEY with a value
         raise InputError(one_line(error)) from error
     except (KeyError, AttributeError, TypeError) as error:
@@ -80,46 +87,43 @@ def config() -> tuple[dict, list[str]]:
     Raises:
         InputError: no --config; or an unknown key, name or value, of the file or of a flag.
     """
-    place = flags.FLAGS["config"].value and config_flags.get_config_filename(flags.FLAGS["config"])
-    if not place:
+    if flags.FLAGS["config"].value is None:
         raise InputError(f"--config is missing: {CURE}")
-    stated = _stated[place]
+    place, changes = _parsed()
+    stated = _files[place].stated
     _resolved(place, stated)
-    changed, said = keys.switch(stated, config_flags.get_override_values(flags.FLAGS["config"]))
+    changed, said = keys.switch(stated, changes)
     return keys.resolve(changed), said
 
 
 def read(place: str) -> dict:
     """The whole config of `FILE` or `FILE:row`. Raises InputError as `parse` and `config` do."""
-    return _resolved(place, _read(place))
+    return _resolved(place, _read(place).stated)
 
 
 def published() -> tuple[dict | None, list[str]]:
     """What a paper prints of the row that --config names, see `published_of`, and the keys that
     flags changed.
     """
-    flag = flags.FLAGS["config"]
-    changed = config_flags.get_override_values(flag)
-    return published_of(config_flags.get_config_filename(flag)), list(changed)
+    place, changes = _parsed()
+    return _files[place].published, list(changes)
 
 
 def published_of(place: str) -> dict | None:
     """What a paper prints of `FILE:row`: `validation`, `test` (perplexities, or None), `table` and
     `row`; None where the file has no dict `ROWS`, or the row no such numbers.
     """
-    path, _, row = place.partition(":")
-    module = runpy.run_path(path)
-    default = next(iter(inspect.signature(module["get_config"]).parameters.values()), None)
-    row = row or getattr(default, "default", None)
-    paper = getattr(module.get("ROWS", {}).get(row), "paper", None)
-    if paper is None or (paper.valid is None and paper.test is None):
-        return None
-    numbers = {"validation": paper.valid, "test": paper.test, "table": paper.table}
-    return {**numbers, "row": f"{Path(path).name}:{row}"}
+    return _read(place).published
+
+
+def _parsed():
+    """The value of --config, and the values of the flags --config.KEY."""
+    flag = flags.FLAGS["config"]
+    return config_flags.get_config_filename(flag), config_flags.get_override_values(flag)
 
 
 def _check_group(key):
-    """Refuses a flag --config.KEY that ml_collections could not read."""
+    """Raises InputError for a flag --config.KEY that ml_collections cannot read."""
     *outer, _ = key.split(".")
     groups = [*rows.GROUPS, "choose"]
     if key in groups:
@@ -130,21 +134,22 @@ def _check_group(key):
         raise InputError(f"--config.{key} is no key: give --config.KEY=VALUE")
 
 
-def _place(argv):
-    """The value of --config; None without one."""
-    place = None
-    for number, argument in enumerate(argv):
+def _without_config(arguments):
+    """The last value of --config, None without one, and the other arguments."""
+    place, others, rest = None, [], iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name not in ("--config", "-config"):
+            others.append(argument)
+        elif (place := value if equals else next(rest, None)) is None:
+            raise InputError(f"--config has no value: {CURE}")
         if argument == "--":
             break
-        if argument in ("--config", "-config") and number + 1 < len(argv):
-            place = argv[number + 1]
-        elif argument.startswith(("--config=", "-config=")):
-            place = argument.partition("=")[2]
-    return place
+    return place, [*others, *rest]
 
 
 def _read(place):
-    """What a file states, as plain values."""
+    """What a config file holds for its row."""
     path, colon, row = place.partition(":")
     if not path:
         raise InputError(f"--config is empty: {CURE}")
@@ -159,16 +164,28 @@ def _read(place):
         if directory not in sys.path:  # a config may import its neighbours, and `configs`
             sys.path.append(directory)
     try:
-        get_config = runpy.run_path(path).get("get_config")
-        stated = get_config(*([row] if colon else [])) if callable(get_config) else get_config
+        module = runpy.run_path(path)
+        get_config = module.get("get_config")
+        stated = get_config(*([row] if colon else [])) if callable(get_config) else None
     except (Exception, SystemExit) as error:
-        raise InputError(_told(path, error)) from error
-    if get_config is None or not isinstance(stated, Mapping | ConfigDict):
+        raise InputError(_file_error(path, error)) from error
+    if not isinstance(stated, Mapping | ConfigDict):
         raise InputError(
             f"{path} must have a function get_config that returns rows.config(...), see"
             f" configs/quickstart.py; got {stated!r:.60}"
         )
-    return stated.to_dict() if isinstance(stated, ConfigDict) else dict(stated)
+    stated = stated.to_dict() if isinstance(stated, ConfigDict) else dict(stated)
+    default = next(iter(inspect.signature(get_config).parameters.values()), None)
+    row = row or getattr(default, "default", None)
+    return _File(stated, _published(module, f"{Path(path).name}:{row}", row))
+
+
+def _published(module, name, row):
+    table = module.get("ROWS")
+    paper = getattr(table.get(row) if isinstance(table, Mapping) else None, "paper", None)
+    if not isinstance(paper, rows.Paper) or paper.valid is paper.test is None:
+        return None
+    return {"validation": paper.valid, "test": paper.test, "table": paper.table, "row": name}
 
 
 def _resolved(place, stated):
@@ -178,7 +195,7 @@ def _resolved(place, stated):
         raise InputError(f"{place}: {error}") from None
 
 
-def _told(path, error):
+def _file_error(path, error):
     """One line for an error in a file, with the number of the line."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from adaptive_jax.config import rows
-from adaptive_jax.config.classes import find
+from adaptive_jax.config.classes import ExternalClassError, find
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
 LARGEST = 2**31 - 1  # of any number but the seed: JAX counts in 32 bits
@@ -30,14 +30,13 @@ NAMES = {  # the default classes of groups with a key `name`, outer groups befor
     "optimizer": "nag",
     "schedule": "cosine_cycles",
 }
-HOMES = {  # where keys stand: not imported before a command has parsed its flags
+HOMES = {  # the classes that have the keys: not imported before a command has parsed its flags
     "input": "adaptive_jax.model.language_model:INPUTS",
     "body": "adaptive_jax.model.language_model:BODIES",
     "output": "adaptive_jax.model.language_model:OUTPUTS",
     "output.table": "adaptive_jax.model.language_model:TABLES",
     "output.clusters": "adaptive_jax.data.vocabulary.clusters:cut",
     "optimizer": "adaptive_jax.optimizers.optim:OPTIMIZERS",
-    "optimizer.waits": "adaptive_jax.optimizers.optim:waits",
     "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # those of optax, too
     "schedule": "adaptive_jax.optimizers.schedules:SCHEDULES",
     "data": "adaptive_jax.data.corpora.load:Settings",
@@ -142,18 +141,14 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Choose:
-    """What a config that leaves keys open is given: keys that are None are chosen for the text when
-    training begins.
+    """In a config with this group, any key may be None: it is chosen for the text when training
+    begins.
 
     Attributes:
         hours: hours that training may take; --hours sets it.
     """
 
     hours: float = 1.0
-
-
-class NotAllowed(InputError):
-    """A config names code that this process may not import, see `allow`."""
 
 
 class Key(NamedTuple):
@@ -170,7 +165,7 @@ class Key(NamedTuple):
 
 
 def home(place: str) -> Any:
-    """The object of `HOMES` that has the keys of a group, or the classes that its name chooses."""
+    """Imports an entry of `HOMES`: the class whose arguments are keys, or the classes by name."""
     module, _, name = HOMES[place].partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -231,14 +226,13 @@ def _key(parameter):
 
 def groups_of(config: Mapping) -> list[str]:
     """The groups of a config, "" for the outermost, in the order in which they are written."""
-    groups = ["", *(["choose"] if "choose" in config else []), "divergence", "metrics", "data"]
-    return [*groups, "batches", *NAMES]
+    return ["", *(["choose"] if "choose" in config else []), *rows.GROUPS]
 
 
-def at(config: Mapping, group: str) -> Mapping:
-    """A group of a config, `{}` if it does not state one."""
-    for name in filter(None, group.split(".")):
-        config = config.get(name, {})
+def at(config: Mapping, key: str) -> Any:
+    """The group of a config, or the value, that a dotted key names; `{}` if it is not stated."""
+    for name in filter(None, key.split(".")):
+        config = config[name] if isinstance(config, Mapping) and name in config else {}
     return config
 
 
@@ -263,18 +257,16 @@ def resolve(config: Mapping) -> dict:
             raise InputError(f"config.{group}={stated!r} must be a group of keys")
         name = {"name": stated.get("name", NAMES[group])} if group in NAMES else {}
         keys = keys_of(group, name.get("name"))
-        prefix = f"{group}." if group else ""
-        inner = [inner for inner in groups if inner and inner.rpartition(".")[0] == group]
-        known = [*name, *keys, *(inner.removeprefix(prefix) for inner in inner)]
+        path = f"config.{group}." if group else "config."
+        inner = [each.rpartition(".")[2] for each in groups[1:] if each.rpartition(".")[0] == group]
         for key in stated:
-            check_known(f"config.{prefix}{key}", key, known)
+            check_known(f"{path}{key}", key, [*name, *keys, *inner])
         values = name | {
-            key: _value(f"config.{prefix}{key}", stated.get(key, found.default), found, config)
+            key: _value(f"{path}{key}", stated.get(key, found.default), found, config)
             for key, found in keys.items()
         }
-        at(whole, group.rpartition(".")[0]).update(
-            {group.rpartition(".")[2]: values} if group else values
-        )
+        outer, _, last = group.rpartition(".")
+        at(whole, outer).update({last: values} if group else values)
     return whole
 
 
@@ -286,6 +278,8 @@ def _value(path, value, key, config):
         value = None
     if value is None and (key.optional or "choose" in config):
         return None
+    if path != "config.seed" and key.kind is not str:
+        _check_size(path, value)
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key.kind is bool and (isinstance(value, bool) or (whole and value in (0, 1))):
         return bool(value)
@@ -293,25 +287,18 @@ def _value(path, value, key, config):
         return str(value)  # a flag's value that is digits, such as a directory called 2007
     if key.kind is float and value in ("inf", "-inf"):
         value = float(value)
-    if key.kind in (int, float) and (whole or (key.kind is float and isinstance(value, float))):
-        if math.isnan(value):
-            raise InputError(f"{path}={value!r} must be a number, such as {key.default!r}")
-        value = key.kind(value)
-    elif key.kind is tuple:
-        value = _tuple(path, value, key.default)
-    elif key.kind is not None:
-        kinds = {bool: "True or False", int: "a whole number", float: "a number"}
-        text = (
-            f"text: write {path}=\"'{value}'\""
-            if isinstance(value, float | tuple | bool)
-            else "text"
-        )
-        raise InputError(
-            f"{path}={_short(value)} must be {kinds.get(key.kind, text)}, such as {key.default!r}"
-        )
-    if path != "config.seed":
-        _check_size(path, value)
-    return value
+    number = isinstance(value, float) and not math.isnan(value)
+    if key.kind in (int, float) and (whole or (key.kind is float and number)):
+        return key.kind(value)
+    if key.kind is tuple:
+        return _tuple(path, value, key.default)
+    if key.kind is None:
+        return value
+    kinds = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+    what = kinds[key.kind]
+    if key.kind is str and isinstance(value, float | tuple | bool):
+        what = f"text: write {path}=\"'{value}'\""  # a flag's text that Python reads otherwise
+    raise InputError(f"{path}={_short(value)} must be {what}, such as {key.default!r}")
 
 
 def _tuple(path, value, default):
@@ -329,11 +316,11 @@ def _tuple(path, value, default):
 
 
 def _check_size(path, value):
-    for number in value if isinstance(value, tuple) else [value]:
-        if isinstance(number, tuple):
-            _check_size(path, number)
-        elif isinstance(number, int | float) and LARGEST < number < math.inf:
-            raise InputError(f"{path}={value} is too large: give at most {LARGEST:,}")
+    if isinstance(value, list | tuple):
+        for each in value:
+            _check_size(path, each)
+    elif isinstance(value, int | float) and LARGEST < value < math.inf:
+        raise InputError(f"{path}={_short(value)} is too large: give at most {LARGEST:,}")
 
 
 def _short(value):
@@ -349,7 +336,7 @@ def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str
     which has no bands, loses the cutoffs of its table.
 
     Raises:
-        InputError: a name that does not exist, or a key inside of one that is no group.
+        InputError: a name that does not exist.
     """
     config, lines = _copy(stated), []
     for group, default in NAMES.items():
@@ -367,40 +354,34 @@ def switch(stated: Mapping, flags: Mapping[str, object]) -> tuple[dict, list[str
         said = "; ".join(f"{verb} {', '.join(keys)}" for verb, keys in parts if keys)
         lines.append(f"config.{group}.name={name}" + (f": {said}" if said else ""))
     for key, value in flags.items():
-        *outer, last = key.split(".")
-        inner = config
-        for name in outer:
-            inner = inner.setdefault(name, {})
-            if not isinstance(inner, dict):
-                raise InputError(f"--config.{key}: config.{name} is no group, but {inner!r}")
-        inner[last] = value
+        rows.put(config, key, value)
     return config, lines
 
 
 def _copy(config):
+    # Not deepcopy: two groups that are one dict would stay one, and a flag would change both.
     return {key: _copy(v) if isinstance(v, Mapping) else v for key, v in config.items()}
 
 
 def allow(modules: Iterable[str]) -> None:
-    """Lets the configs of workdirs name classes of these modules, which are imported: their code
+    """Lets the config of a workdir name classes of these modules: they are imported, so their code
     runs.
     """
     _allowed.update(modules)
 
 
 def check_allowed(config: Mapping, file: object) -> None:
-    """Checks that a config that somebody may have made, in `file`, names no class of a module that
-    the user of this process has not named.
+    """Checks that a config read from `file`, which anybody may have written, names classes only of
+    modules that this process may import, see `allow`.
 
     Raises:
-        NotAllowed: it does; the message says how to allow it.
+        ExternalClassError: it names another; the message says how to allow it.
     """
     for group in NAMES:
-        stated = at(config, group)
-        name = str(stated.get("name", "")) if isinstance(stated, Mapping) else ""
+        name = str(at(config, f"{group}.name") or "")
         module, colon, _ = name.partition(":")
         if colon and module not in _allowed:
-            raise NotAllowed(
+            raise ExternalClassError(
                 f"{file} has {group}.name={name!r}, code that is not part of adaptive_jax: give"
                 f" --allow={module} to import and run it, if you trust it"
             )
@@ -434,11 +415,6 @@ def check_values(config: Mapping) -> None:
             raise InputError(
                 f"divergence.{key}={divergence[key]} must be above 0 nats a token; inf: never"
             )
-    if config["evaluate_every"] == 0 and (group := home("optimizer.waits")(config)):
-        raise InputError(
-            f"evaluate_every=0 with {group}.name={config[group]['name']!r}, which waits for"
-            " evaluations: give evaluate_every=500"
-        )
     steps, warmup = config["steps"], config["schedule"].get("warmup_steps", 0)
     if warmup > steps > 0:
         raise InputError(

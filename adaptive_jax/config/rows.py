@@ -18,7 +18,7 @@ A config file states what differs from the defaults, by dotted keys, and has a r
 `adaptive_jax.config.keys` has every key; `keys.resolve` completes the config.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
@@ -26,18 +26,9 @@ from ml_collections.config_dict import FieldReference
 
 from adaptive_jax.errors import check_known
 
-GROUPS = [
-    "data",
-    "batches",
-    "input",
-    "body",
-    "output",
-    "output.table",
-    "optimizer",
-    "schedule",
-    "divergence",
-    "metrics",
-]
+# Groups of keys, outer ones before inner ones
+GROUPS = ("divergence", "metrics", "data", "batches", "input", "body", "output", "output.table")
+GROUPS += ("optimizer", "schedule")
 
 
 class Paper(NamedTuple):
@@ -78,8 +69,20 @@ def config(*changes: Mapping[str, object]) -> ConfigDict:
         for group in [key.removesuffix("name") for key in flat if key.endswith(".name")]:
             merged = {key: value for key, value in merged.items() if not key.startswith(group)}
         merged |= flat
-    stated = nested(merged, GROUPS, lambda value: FieldReference(value, object))
+    stated: dict = {}
+    for group in GROUPS:
+        put(stated, group, {})
+    for key, value in merged.items():
+        put(stated, key, FieldReference(value, object))
     return ConfigDict(stated, type_safe=False)
+
+
+def put(config: dict, key: str, value: object) -> None:
+    """Sets a dotted key of a config, and makes the groups that it lacks."""
+    *groups, last = key.split(".")
+    for name in groups:
+        config = config.setdefault(name, {})
+    config[last] = value
 
 
 def config_of(
@@ -92,19 +95,6 @@ def config_of(
     """
     check_known(f"row {row!r} of {file}", row, rows)
     return config(settings, layers[rows[row].layers], rows[row].changes)
-
-
-def nested(flat: Mapping[str, object], groups: Iterable[str] = (), value=lambda value: value):
-    """`{"body.layers": 8}` as `{"body": {"layers": 8}}`, with these groups at least."""
-    settings: dict = {}
-    for key in [*(f"{group}." for group in groups), *flat]:
-        *outer, last = key.split(".")
-        group = settings
-        for name in outer:
-            group = group.setdefault(name, {})
-        if last:
-            group[last] = value(flat[key])
-    return settings
 
 
 def streams(count: int, words: int, epochs: int, window: int = 70) -> dict[str, int]:

@@ -33,10 +33,8 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation.nearest import nearest
 
 KINDS = ("unigram", "unigram_softmax", "local", "unbounded")
-QUERIES, BLOCK = (
-    256,
-    2_048,
-)  # words that are looked up at a time, and entries that they are compared with at a time
+# Words that are looked up at a time, and entries that they are compared with at a time
+QUERIES, BLOCK = 256, 2_048
 FAR = 32_768  # entries at a time of an unbounded cache: each time, the nearest ones are sorted
 BEYOND = 40  # exp(n) beside exp(n + 40) is nothing in float64
 SHOWN = 10_000  # words between two signs of progress

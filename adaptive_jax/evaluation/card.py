@@ -63,9 +63,8 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
     """
     if not len(ids) or vocabulary.unknown(ids):
         return None
-    marks = (
-        0 if vocabulary.ends.all() else 1
-    )  # the last unit of a word ends with a mark, which is no character of the text
+    # The last unit of a word ends with a mark, which is no character of the text.
+    marks = 0 if vocabulary.ends.all() else 1
     lengths = np.array(
         [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in vocabulary.spellings]
     )
@@ -202,8 +201,7 @@ def _number(value, digits=2):
 def _versions():
     found = {}
     for name in PACKAGES:
-        with contextlib.suppress(
-            importlib.metadata.PackageNotFoundError
-        ):  # this one, where it runs from a clone
+        # Not found: this package, where it runs from a clone.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found

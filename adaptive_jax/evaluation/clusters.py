@@ -28,18 +28,16 @@ from adaptive_jax.planning.cutoffs import Workload, equal_products
 
 WIDTH = 400  # of band 0, from which the bands narrow (Apostoae 2019, Table 4.1)
 
-METHODS, CUT = (
-    set(clustering.METHODS),
-    {"frequency", "autoencoder"},
-)  # and those that cut an order at given places
+# METHODS group words by their vectors; CUT divides an order at given places
+METHODS, CUT = set(clustering.METHODS), {"frequency", "autoencoder"}
 
 
 class Request(NamedTuple):
     """What to do; the flags of the command.
 
     embeddings: workdir of a run, or a text file of vectors. clusters: their number. cutoffs: of
-        "frequency" and "autoencoder";
-        none: words times width are equal, where bands narrow from width 400 by `factor`.
+        "frequency" and "autoencoder"; none: words times width are equal, where bands narrow from
+        width 400 by `factor`.
     """
 
     method: str

@@ -147,9 +147,9 @@ def main():
             f"--target_perplexity={TARGET.value:g} is no perplexity: give one above 0, such as 80"
         )
     from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
-    from adaptive_jax.parallel import (
-        hosts,
-    )  # after the flags: --help and their errors should not wait for jax
+
+    # After the flags: --help and their errors should not wait for jax.
+    from adaptive_jax.parallel import hosts
 
     what = SPLIT.value, WINDOW.value, contexts[0], CHECKPOINT.value
     how = (

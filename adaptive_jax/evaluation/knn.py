@@ -123,9 +123,8 @@ def _about(run, ids, windows):
     text = hashlib.sha256()
     for part in range(0, len(ids), 1 << 20):  # the text may be larger than memory
         text.update(np.ascontiguousarray(ids[part : part + (1 << 20)], np.int32))
-    rows = (
-        windows.rows if windows.layout == "streams" else 0
-    )  # elsewhere they change no hidden state
+    # Elsewhere they change no hidden state.
+    rows = windows.rows if windows.layout == "streams" else 0
     return {
         "parameters": fingerprint((run.params, run.lexicon)),
         "vocabulary": run.vocabulary.digest,

@@ -65,9 +65,8 @@ class Plain(NamedTuple):
         """Nothing to check."""
 
 
-Scores = Iterator[
-    tuple[dict, np.ndarray]
-]  # for each setting tried: what it is, and the nll `[tokens]` in nats
+# For each setting tried: what it is, and the nll `[tokens]` in nats
+Scores = Iterator[tuple[dict, np.ndarray]]
 
 
 def _plain(job: Job, options: Plain) -> Scores:
@@ -103,9 +102,8 @@ def _knn(job: Job, options: Neighbours) -> Scores:
             " or --datastore=DIR"
         )
     windows = job.windows
-    if (
-        windows.layout == "streams"
-    ):  # in as many rows as in training: in one, the text would be read a window at a time
+    # In as many rows as in training: in one, the text would be read a window at a time.
+    if windows.layout == "streams":
         rows = job.run.config["tokens_per_update"] // batches["sequence_length"]
         windows = windows._replace(rows=max(1, min(rows, len(text) // (4 * windows.window))))
     name = "datastore" + (

@@ -6,14 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-GROUP, FEW = (
-    8,
-    384,
-)  # entries of a group, and groups of a block that are sorted where all others are farther
+# Entries of a group, and groups of a block that are sorted where all others are farther
+GROUP, FEW = 8, 384
 
-Best = tuple[
-    jax.Array, jax.Array
-]  # nearness `[queries, neighbours]`, descending, and whether each is the target
+# Nearness `[queries, neighbours]`, descending, and whether each is the target
+Best = tuple[jax.Array, jax.Array]
 
 
 def nearest(best: Best, products: jax.Array, near: Callable, hit: Callable) -> Best:

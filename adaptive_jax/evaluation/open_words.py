@@ -77,9 +77,10 @@ def open_extended(
     if len(own) == len(vocabulary):
         return open_run(workdir, checkpoint, own, share)
     given = read_config(workdir)
+    # New words are in no cluster.
     if not given["output"]["clusters"] and fits_any_vocabulary(
         with_own_files(given, workdir), len(own)
-    ):  # new words are in no cluster
+    ):
         run = open_run(workdir, checkpoint, vocabulary, share)
     else:
         run = open_run(workdir, checkpoint, own, share)._replace(vocabulary=vocabulary)

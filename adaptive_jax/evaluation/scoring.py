@@ -21,9 +21,8 @@ from adaptive_jax.parallel import sharding
 FOREIGN = np.int32(-1)  # stands for an input word that the model has no vector of
 LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
 OVERLAP = 8  # at least this many times what its rows read twice is in a row that carries on
-Progress = Callable[
-    [Iterable, int], Iterable
-]  # given batches and their number, passes them on and shows how far it is
+# Given batches and their number, passes them on and shows how far it is
+Progress = Callable[[Iterable, int], Iterable]
 
 
 class Scored(NamedTuple):
@@ -134,9 +133,8 @@ def continued(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
     rows = min(settings.rows, max(settings.multiple, tokens // (OVERLAP * max(reach, 1))))
     context = reach if rows > 1 else 0
     longest = max(1, -(-(tokens - context) // rows)) + context
-    window = -(
-        -longest // -(-longest // settings.window)
-    )  # equal windows: the last one is not filled up
+    # Equal windows: the last one is not filled up.
+    window = -(-longest // -(-longest // settings.window))
     return Windows(window, context, "none", "streams", rows, settings.multiple)
 
 

@@ -72,16 +72,14 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     parameters = awd_lstm.parameters_of(_without_tombstones(state), config["body"]["biases"])
     for name, ours in TOMBSTONES.items():
         if name in state:
-            parameters["output"][ours] = state[name][
-                ::-1
-            ]  # split k has the k-th tombstone from the end
+            # Split k has the k-th tombstone from the end.
+            parameters["output"][ours] = state[name][::-1]
     table, cutoffs = parameters["output"]["table"], config["output"]["table"]["cutoffs"]
     if cutoffs and "table_0" in table:
         table |= {f"table_{i}": rows for i, rows in enumerate(np.split(table["table_0"], cutoffs))}
     for i in range(len(cutoffs)):
-        table[f"projection_{i + 1}"] = np.eye(
-            config["body"]["widths"][-1], dtype=np.float32
-        )  # tails have none
+        # The AWD-LSTM's tails have no projections.
+        table[f"projection_{i + 1}"] = np.eye(config["body"]["widths"][-1], dtype=np.float32)
     return fitting(parameters, config)
 
 

@@ -87,9 +87,8 @@ def _training_of(options):
     known = options.get("optimizer") == "nag" and options.get("lr_scheduler") in SCHEDULES
     given = {name: value for name, value in options.items() if value is not None}
     found = TRAINING | {"t_mult": 1, "lr_shrink": 1.0} | given if known else TRAINING
-    steps = (
-        found["max_update"] or TRAINING["max_update"]
-    )  # none where training went on for a number of epochs
+    # `max_update` is absent where training went on for a number of epochs.
+    steps = found["max_update"] or TRAINING["max_update"]
     highest, schedule = SCHEDULES[found["lr_scheduler"]](found, steps)
     return {
         "steps": max(1, steps),

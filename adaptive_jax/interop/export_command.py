@@ -35,9 +35,9 @@ STOPPED = "stopped: nothing was written; the same command exports anew"
 def main():
     """Exports what the flags say."""
     from adaptive_jax.interop.export import Shape, export
-    from adaptive_jax.parallel import (
-        hosts,
-    )  # after the flags: --help and their errors should not wait for jax
+
+    # After the flags: --help and their errors should not wait for jax.
+    from adaptive_jax.parallel import hosts
 
     if not OUTPUT.value:
         raise InputError("--output is missing: give --output=DIRECTORY")

@@ -108,9 +108,8 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
 def _renamed(options):
     """The options in today's terms."""
     options = dict(options)
-    if (
-        "no_tie_adaptive_proj" in options
-    ):  # until 2019: the opposite of today's option, and no model had a final norm
+    # Until 2019: the opposite of today's option, and no model had a final norm.
+    if "no_tie_adaptive_proj" in options:
         options["no_decoder_final_norm"] = True
         options["tie_adaptive_proj"] |= options["no_tie_adaptive_proj"] is False
     if "decoder_final_norm" in options:
@@ -185,9 +184,8 @@ def _positions_of(options, state):
         return {"positions": "none"}
     if not options["decoder_learned_pos"]:
         return {"positions": "sinusoidal"}
-    rows = np.atleast_1d(
-        state.get(POSITIONS, ())
-    )  # a table that is missing is reported with all other tensors
+    # A table that is missing is reported with all other tensors.
+    rows = np.atleast_1d(state.get(POSITIONS, ()))
     return {"positions": "learned", "max_positions": max(1, len(rows) - FIRST_POSITION)}
 
 

@@ -36,9 +36,8 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
     """
     options = DEFAULTS | {name: value for name, value in options.items() if value is not None}
     adaptive = any(name.startswith("decoder.adaptive_softmax.") for name in state)
-    wrong = [
-        name for name in ("decoder_attention",) if "True" in str(options[name])
-    ]  # one word for all layers, or a list
+    # One word for all layers, or a list.
+    wrong = [name for name in ("decoder_attention",) if "True" in str(options[name])]
     wrong += [name for name in ("add_bos_token",) if options[name]]
     wrong += [
         name

@@ -22,10 +22,8 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
-PORTABLE = {
-    "attention": "chunked",
-    "path": "scan",
-}  # ways to compute a body that run on all platforms
+# Ways to compute a body that run on all platforms
+PORTABLE = {"attention": "chunked", "path": "scan"}
 
 
 class Shape(NamedTuple):

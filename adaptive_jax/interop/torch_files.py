@@ -249,9 +249,8 @@ class _Unpickler(pickle._Unpickler):
     def _set(self, key, value):
         if not isinstance(self.stack[-1], dict):  # a set would hash the value, an array copy it
             raise ValueError(f"entries of a {type(self.stack[-1]).__name__}")
-        if not isinstance(
-            key, np.ndarray
-        ):  # an optimizer's memory of a parameter, which is not needed
+        # An optimizer's memory of a parameter, which is not needed.
+        if not isinstance(key, np.ndarray):
             self.stack[-1][_plain(key)] = value
 
     def load_build(self):

@@ -73,9 +73,8 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
         return loss.total + penalties, (carry, jnp.sum(loss.nll * batch.weights))
 
     def on_one_device(params, lexicon, step, batch, carry, stored):
-        axes = axes_of(
-            batch.inputs
-        )  # every device computes with parameters of its own, whose gradients are summed at the end
+        # Every device computes with parameters of its own, whose gradients are summed at the end.
+        axes = axes_of(batch.inputs)
         params, lexicon, stored, carry = vary((params, lexicon, stored, carry), axes)
         key = jax.random.fold_in(jax.random.key(seed), step)
         # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as

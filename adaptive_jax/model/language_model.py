@@ -162,9 +162,8 @@ class LanguageModel(nn.Module):
         """
         if hasattr(self.input, "compose") and not self.input.has_variable("tables", "vectors"):
             self.input.compose(words, train=train)
-        if hasattr(
-            type(self.output.table), "compose"
-        ):  # of the class, or a tied table would be set up for these words alone
+        # Of the class, or a tied table would be set up for these words alone.
+        if hasattr(type(self.output.table), "compose"):
             self.output.table.compose(words, train=train)
 
     def read(self, words: jax.Array, *, train: bool = False) -> None:

@@ -39,9 +39,8 @@ def capability() -> tuple[int, int]:
         kind = jax.sharding.get_abstract_mesh().abstract_device.device_kind
         return next((gpu.capability for gpu in GPUS.values() if gpu.kind == kind), (0, 0))
     major, _, minor = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")
-    return (
-        (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
-    )  # AMD's are names
+    # AMD's versions are names.
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 
 
 def roomy() -> bool:

@@ -148,7 +148,6 @@ def nt_asgd(
 
 
 OPTIMIZERS = {"nag": nag, "sgd": sgd, "adam": adam, "nt_asgd": nt_asgd}
-PLACES = optax, optax.contrib  # of others
 # Parts of optimizers, and those whose parameters to evaluate optax knows otherwise than by a field
 PARTS = "_", "scale_by", "schedule_free"
 
@@ -167,20 +166,21 @@ def optimizer_named(name: str) -> Callable[..., optax.GradientTransformation]:
         return OPTIMIZERS[name]
     if ":" in name:
         return find("optimizer", OPTIMIZERS, name)
-    function = getattr(optax, name, None) or getattr(optax.contrib, name, None)
-    if not _trains(name, function):
-        others = (each for place in PLACES for each in inspect.getmembers(place))
-        known = [*OPTIMIZERS, *(each[0] for each in others if _trains(*each))]
-        check_known(f"config.optimizer.name={name!r}", name, known)
-    keys = [_key(parameter) for parameter in inspect.signature(function).parameters.values()]
+    places = [*inspect.getmembers(optax), *inspect.getmembers(optax.contrib)]
+    known = {key: function for key, function in places if _is_optimizer(key, function)}
+    check_known(f"config.optimizer.name={name!r}", name, [*OPTIMIZERS, *known])
+    function = known[name]
 
     @functools.wraps(function)
     def optimizer(*, clip_norm=None, l2_decay=0.0, **settings):
         return optax.chain(*_clipped(clip_norm, l2_decay), function(**settings))
 
-    common = [inspect.signature(sgd).parameters[key] for key in ("clip_norm", "l2_decay")]
-    keys = [*filter(None, keys), common[0].replace(default=None), common[1]]
-    optimizer.__signature__ = inspect.Signature(keys)
+    own = filter(None, map(_key, inspect.signature(function).parameters.values()))
+    clip_norm, l2_decay = (
+        inspect.signature(sgd).parameters[key] for key in ("clip_norm", "l2_decay")
+    )
+    common = clip_norm.replace(default=None), l2_decay
+    optimizer.__signature__ = inspect.Signature([*own, *common])
     optimizer.__doc__ += f"\nClipping and L2 decay are as those of `{__name__}.sgd`."
     return optimizer
 
@@ -194,10 +194,12 @@ def from_config(config: Mapping) -> optax.GradientTransformationExtraArgs:
             optimizer that asks for more than gradients.
     """
     settings = dict(config["optimizer"])
-    rate = {"learning_rate": settings.pop("learning_rate")} if "learning_rate" in settings else {}
-    schedule = make("schedule", SCHEDULES, config["schedule"], **rate)
-    name = settings.get("name", "nag")
-    known = OPTIMIZERS | {name: optimizer_named(name)}
+    name = settings["name"]
+    known = {name: optimizer_named(name)}
+    if "learning_rate" not in settings:
+        raise InputError(f"optimizer.name={name!r} must take a learning_rate, for the schedule")
+    rate = settings.pop("learning_rate")
+    schedule = make("schedule", SCHEDULES, config["schedule"], learning_rate=rate)
     optimizer = scheduled(
         lambda rate: make("optimizer", known, settings, learning_rate=rate), schedule
     )
@@ -223,19 +225,26 @@ def after_evaluation(state: Any, nll: float) -> Any:
         if not _waits(part):
             return part
         shardings = jax.tree.map(lambda a: a.sharding, part)
-        return jax.jit(_tell, out_shardings=shardings)(part, nll)
+        return jax.jit(type(part).after_evaluation, out_shardings=shardings)(part, nll)
 
     return jax.tree.map(tell, state, is_leaf=_waits)
 
 
 def params_to_evaluate(state: Any, params: Any) -> Any:
     """The parameters to score and to publish: the averages, if the optimizer takes them."""
-    return tree_utils.tree_get(state, "average", params)
+    return tree_utils.tree_get(state, "average", params, is_field)
 
 
 def learning_rate(state: Any) -> jax.Array:
     """The learning rate of the last update, times its scale."""
-    return tree_utils.tree_get(state, "learning_rate")
+    return tree_utils.tree_get(state, "learning_rate", filtering=is_field)
+
+
+def is_field(path: tuple, value: Any) -> bool:
+    """A filter of `optax.tree_utils.tree_get` and `tree_set`: true of the fields of a state, and
+    not of a parameter that has the name of one.
+    """
+    return not isinstance(path[-1], jax.tree_util.DictKey)
 
 
 def ended(state: Any) -> bool:
@@ -256,10 +265,6 @@ def _waits(part):
 
 def _waiting(state):
     return [part for part in jax.tree.leaves(state, is_leaf=_waits) if _waits(part)]
-
-
-def _tell(part, nll):
-    return part.after_evaluation(nll)
 
 
 def _descent(learning_rate, decay=0.0):
@@ -290,7 +295,7 @@ def _check_share(key, value, example):
     check(0 <= value < 1, f"optimizer.{key}", value, f"from 0 to less than 1, such as {example}")
 
 
-def _trains(name, function):
+def _is_optimizer(name, function):
     if not inspect.isfunction(function) or name.startswith(PARTS):
         return False
     return "learning_rate" in inspect.signature(function).parameters

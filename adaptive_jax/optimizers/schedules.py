@@ -171,8 +171,8 @@ class Plateau:
 
     def __call__(self, count):
         """The rate after `count` updates, divisions left out."""
-        warm_up = {"warmup_from": self.warmup_from, "warmup_steps": self.warmup_steps}
-        return constant(self.learning_rate, **warm_up)(count)
+        rate, start, steps = self.learning_rate, self.warmup_from, self.warmup_steps
+        return constant(rate, warmup_from=start, warmup_steps=steps)(count)
 
     def init(self) -> "PlateauState":
         """No loss is known, and any is an improvement."""

@@ -30,13 +30,8 @@ MEETING = 300  # seconds in which all hosts must have started
 ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
-SLURM = (
-    "SLURM_JOB_ID",
-    "SLURM_STEP_NODELIST",
-    "SLURM_NTASKS",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-)  # all that jax reads
+# All that jax reads of SLURM's variables
+SLURM = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 
 
 def meeting(
@@ -160,9 +155,8 @@ def wait(name: str, seconds: float = WAITING) -> None:
         RuntimeError: a host does not come within `seconds`.
     """
     if jax.distributed.is_initialized():
-        from orbax.checkpoint import (
-            multihost,
-        )  # here, because the import takes a second that a single process can save
+        # Here, because the import takes a second that a single process can save.
+        from orbax.checkpoint import multihost
 
         multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(1000 * seconds))
 
@@ -192,9 +186,8 @@ def stopping(first: str = "") -> Iterator[Stop]:
     """
     several = jax.distributed.is_initialized()
     stop = Stop(multihost_utils.reached_preemption_sync_point if several else None)
-    if (
-        not (several or first) or threading.current_thread() is not threading.main_thread()
-    ):  # which alone receives signals
+    # Only the main thread receives signals.
+    if not (several or first) or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
@@ -208,9 +201,9 @@ def stopping(first: str = "") -> Iterator[Stop]:
     def wait_for_update(number, _):
         if stop.asked and number == signal.SIGINT:
             tell(
-                "\x1b[?25h" * os.isatty(2)
+                "\x1b[?25h" * os.isatty(2)  # shows the cursor
                 + "\nstopped at once: the same command resumes from the last checkpoint\n"
-            )  # cursor on
+            )
             os._exit(130)
         if not stop.asked:
             tell(f"\nstopping: {first}; Ctrl-C again stops at once\n")
@@ -289,9 +282,8 @@ def together() -> Iterator[None]:
             if status == 1:
                 traceback.print_exception(error)
                 os._exit(status)
-            atexit.register(
-                os._exit, status
-            )  # jax's own exit handler would wait for the missing hosts
+            # Or jax's own exit handler would wait for the missing hosts.
+            atexit.register(os._exit, status)
         raise
 
 

@@ -37,9 +37,8 @@ def use_two_devices(config: Mapping) -> bool:
     import jax  # here, because `use_large_pages` comes first and starts anew
 
     tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
-    odd = (
-        tokens is not None and length and tokens // length % 2
-    )  # None: chosen later, for the devices that are there
+    # With tokens None they are chosen later, for the devices that are there.
+    odd = tokens is not None and length and tokens // length % 2
     if _chosen(os.environ) or jax.distributed.is_initialized() or odd or _cores() < 2:
         return False
     jax.config.update("jax_num_cpu_devices", 2)

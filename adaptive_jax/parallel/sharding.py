@@ -89,9 +89,8 @@ def put_host_share(mesh: Mesh, batch: Any, axis: int = 0) -> Any:
 
 def on_host(tree: Any, mesh: Mesh) -> Any:
     """A tree of arrays on the devices of `mesh` as whole NumPy arrays, writable, on every host."""
-    gather = jax.jit(
-        lambda a: a, out_shardings=replicated(mesh)
-    )  # every host gets the parts of the others
+    # Every host gets the parts of the others.
+    gather = jax.jit(lambda a: a, out_shardings=replicated(mesh))
     return jax.tree.map(
         lambda a: np.array(a if a.is_fully_addressable else gather(a).addressable_data(0)), tree
     )
@@ -147,9 +146,8 @@ def gathering(
     stacked = specs.get("body", {}).get(BLOCKS, {})  # a body may have no parameters
     if mesh.shape[FSDP] == 1 and not (by_block and stacked):
         return model, lambda shards: shards
-    of_block = jax.tree.map(
-        lambda spec: PartitionSpec(*spec[1:]), stacked
-    )  # without the axis that stacks
+    # Without the axis that stacks.
+    of_block = jax.tree.map(lambda spec: PartitionSpec(*spec[1:]), stacked)
 
     def gather_block(shards):
         if by_block:

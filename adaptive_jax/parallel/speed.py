@@ -23,9 +23,8 @@ def product_speed(widths: Collection[int]) -> dict[int, float]:
     figures = accelerators.accelerator(jax.devices()[0].device_kind)
     if figures is not None:
         return dict.fromkeys(widths, figures.flops * jax.device_count())
-    devices = (
-        1 if jax.default_backend() == "cpu" else jax.local_device_count()
-    )  # devices of a CPU share its cores
+    # Devices of a CPU share its cores.
+    devices = 1 if jax.default_backend() == "cpu" else jax.local_device_count()
     return {
         width: float(sharding.sum_over_hosts(int(_measured(width) * devices))) for width in widths
     }

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.config.keys import keys_of
+from adaptive_jax.config import rows
+from adaptive_jax.config.keys import at, keys_of
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.parallel.progress import clock
@@ -197,7 +198,7 @@ def choose(
     """
     hours = config["choose"]["hours"]
     check_hours(hours)
-    check_at_least(1, **{key: _at(config, key) for key in SIZES_GIVEN if not _is_open(config, key)})
+    check_at_least(1, **{key: at(config, key) for key in SIZES_GIVEN if not _is_open(config, key)})
     best = _best(config, counts, tokens, speed)
     length = best.size.length
     batch = (
@@ -218,13 +219,11 @@ def choose(
         if _is_open(config, "schedule.warmup_steps")
         else config["schedule"]["warmup_steps"]
     )
-    evaluations = int(
-        EVALUATING * 3 * steps * batch / max(1, tokens["validation"])
-    )  # one takes a third of training's work
+    # Scoring a token takes a third of the work of training on it.
+    evaluations = int(EVALUATING * 3 * steps * batch / max(1, tokens["validation"]))
     evaluations = min(max(evaluations, 1), EVALUATIONS)
-    rate = keys_of("optimizer", config["optimizer"]["name"])[
-        "learning_rate"
-    ].default  # nag: the paper's
+    # Of nag the paper's
+    rate = keys_of("optimizer", config["optimizer"]["name"])["learning_rate"].default
     chosen = {
         "steps": steps,
         "tokens_per_update": batch,
@@ -248,7 +247,7 @@ def choose(
     filled = copy.deepcopy(dict(config))
     for key, value in chosen.items():
         if _is_open(filled, key):
-            _set(filled, key, value)
+            rows.put(filled, key, value)
     seconds = steps * batch * best.seconds / best.read
     return filled, _lines(
         filled, best.cutoffs, seconds, readings, _weights(best.size) / tokens["train"]
@@ -349,24 +348,13 @@ def _batch(read, multiple):
     return max(1, round(min(max(wanted, LEAST_BATCH), MOST_BATCH) / multiple)) * multiple
 
 
-def _at(config, key):
-    for name in filter(None, key.split(".")):
-        config = config[name]
-    return config
-
-
 def _is_open(config, key):
     """Whether a setting is to be chosen: None. A layer of the user's choice may have no such
     setting.
     """
     group, _, last = key.rpartition(".")
-    settings = _at(config, group)
+    settings = at(config, group)
     return last in settings and settings[last] is None
-
-
-def _set(config, key, value):
-    group, _, last = key.rpartition(".")
-    _at(config, group)[last] = value
 
 
 def _lines(config, cuts, seconds, readings, weights):

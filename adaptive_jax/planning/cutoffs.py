@@ -24,10 +24,8 @@ from adaptive_jax.planning.flops import band_flops
 
 # Tokens in a chunk of a tail, on a CPU; not imported from the outputs, which would import JAX
 LEAST_ROWS = 96
-PAPERS = {
-    "wikitext103": (20_000, 60_000),
-    "billion_word": (60_000, 160_000),
-}  # Baevski & Auli 2019, section 4.2
+# Baevski & Auli 2019, section 4.2
+PAPERS = {"wikitext103": (20_000, 60_000), "billion_word": (60_000, 160_000)}
 PAPERS_WORDS = 267_735  # of WikiText-103, whose proportions serve other corpora
 ALL_POSITIONS = 512  # every position is a candidate in vocabularies of at most this many words
 GRID = 800  # candidates in a larger one, before rounding merges some
@@ -163,8 +161,7 @@ def paper_cutoffs(corpus: str, vocabulary_size: int) -> tuple[int, int] | None:
     """Cutoffs of Baevski & Auli (2019) for WikiText-103 and the Billion Word benchmark.
 
     Another corpus, or one of these with too few words for the paper's cutoffs, gets the proportions
-    of WikiText-103: 7.5% and
-    22.4% of its words. None if that leaves a band empty.
+    of WikiText-103: 7.5% and 22.4% of its words. None if that leaves a band empty.
     """
     if corpus in PAPERS and PAPERS[corpus][-1] < vocabulary_size:
         return PAPERS[corpus]

@@ -48,9 +48,8 @@ def forward_flops(model: LanguageModel, length: int) -> float:
         return model.apply(variables, batch, model.body.initial_carry(1), method="hidden")
 
     given = variables(model) | {"tables": _composed(model, "input")}, _batch(1, length)
-    if hasattr(
-        model.body, "attention"
-    ):  # it may name a kernel, whose products cannot be seen, and which a CPU refuses
+    # Attention may name a kernel: its products cannot be seen, and a CPU refuses it.
+    if hasattr(model.body, "attention"):
         model = model.clone(body=model.body.clone(attention="auto"))
     with tracing_for("cpu", "cpu"):
         jaxpr = jax.make_jaxpr(hidden)(*given).jaxpr

@@ -185,10 +185,8 @@ def _inside(outlook, drawn, power, known):
     (bounds, share), none = known, jnp.zeros(len(outlook.sizes), bool)
 
     def before(ids, values):
-        value, others = (
-            drawn.value[:, None],
-            ids[None] != drawn.id[:, None],
-        )  # its own value may be rounded in another way here
+        # The drawn word's own value may be rounded in another way here.
+        value, others = drawn.value[:, None], ids[None] != drawn.id[:, None]
         first = (values > value) | ((values == value) & (ids[None] < drawn.id[:, None]))
         return jax.nn.logsumexp(jnp.where(first & others, power * values, -jnp.inf), axis=1)
 

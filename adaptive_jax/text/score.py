@@ -82,9 +82,8 @@ def score(workdir: Path, asked: Asked, form: Form, lists: NBest | None) -> None:
         "describe": bool({"rank", "entropy"} & set(columns)),
         "eager": asked.line_buffered or source.terminal,
     }
-    printer = _Printer(
-        reading["eager"]
-    )  # before the bar, which takes sys.stdout for what stands above it
+    # Before the bar, which takes sys.stdout for what stands above it.
+    printer = _Printer(reading["eager"])
     if source.terminal:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
     tally = _Tally(source)

@@ -18,11 +18,8 @@ from adaptive_jax.text.lines import Lines
 from adaptive_jax.text.rows import Reader, Row, TokenScores, batched
 from adaptive_jax.text.running import NOTHING, Carried, Reading, Windowed, cut, limits_of
 
-FIRST, MOST, LONGEST = (
-    32,
-    8192,
-    1 << 20,
-)  # lines of the first block and of the largest, and characters of a block
+# Lines of the first block and of the largest, and characters of a block
+FIRST, MOST, LONGEST = 32, 8192, 1 << 20
 
 
 class ScoredLine(NamedTuple):

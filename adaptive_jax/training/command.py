@@ -14,7 +14,7 @@ import os
 
 from absl import flags
 
-from adaptive_jax.config import commands
+from adaptive_jax.config import commands, keys
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.errors import InputError
 
@@ -68,7 +68,7 @@ def configured():
     """The config with the values of all flags, and the lines of classes that flags switched."""
     config, switched = config_flags.config()
     if HOURS.value is not None:
-        config.get("choose", config)["hours"] = HOURS.value
+        keys.at(config, "choose" if "choose" in config else "")["hours"] = HOURS.value
     for flag in INIT_FROM, INIT_CHECKPOINT:
         if flag.value is not None:
             config[flag.name] = flag.value
@@ -94,13 +94,11 @@ def main():
                 f"--target={TARGET.value} compiles for a device that need not be here: add"
                 " --dry_run"
             )
-        os.environ["JAX_PLATFORMS"] = (
-            "cpu"  # nothing runs, and plugins of devices that are not here would complain
-        )
+        # Nothing runs, and plugins of devices that are not here would complain.
+        os.environ["JAX_PLATFORMS"] = "cpu"
     tune_cpu = TUNE_CPU.value and TARGET.value is None
-    from adaptive_jax.parallel import (
-        processors,
-    )  # after the flags: --help and their errors should not wait for jax
+    # After the flags: --help and their errors should not wait for jax.
+    from adaptive_jax.parallel import processors
 
     if tune_cpu:
         processors.use_large_pages()
@@ -122,11 +120,5 @@ def main():
             dry_run(config, workdir, int(MEMORY.value * 1e9), TARGET.value)
         else:
             row, changed = config_flags.published()
-            loop.train(
-                config,
-                workdir,
-                (
-                    row,
-                    changed + [flag.name for flag in (HOURS, INIT_FROM) if flag.value is not None],
-                ),
-            )
+            changed += [flag.name for flag in (HOURS, INIT_FROM) if flag.value is not None]
+            loop.train(config, workdir, (row, changed))

@@ -120,11 +120,8 @@ class Rewinds:
     """
 
     def __init__(self, workdir: Path):
-        self.path, self.count, self.gaps = (
-            workdir / "rewinds.json",
-            0,
-            [],
-        )  # a gap: (update, batches left out after it)
+        # A gap: (update, batches left out after it)
+        self.path, self.count, self.gaps = workdir / "rewinds.json", 0, []
         if self.path.exists():
             try:
                 read = json.loads(self.path.read_text())

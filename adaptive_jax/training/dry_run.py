@@ -11,6 +11,7 @@ from adaptive_jax.config.keys import check_values, resolve
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
+from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.speed import gain_of_bfloat16
 from adaptive_jax.planning.plan import describe, divide_update, dry_run_lines
@@ -52,9 +53,8 @@ def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None)
         hosts.say("\n".join([*lines, *_of_bfloat16(config), ESTIMATE] if plan else lines))
     else:
         written = _compiled(config, target)
-    if (
-        written is not None and hosts.first() and not (workdir / "config.json").exists()
-    ):  # which has its own plan
+    begun = (workdir / "config.json").exists()  # such a run has its own plan
+    if written is not None and hosts.first() and not begun:
         write_json(workdir / "plan.json", written)
 
 
@@ -101,5 +101,10 @@ def check_config(config: Mapping, devices: int | None) -> None:
             " such as awd_lstm"
         )
     sparse.optimizer(config, model)
+    if config["evaluate_every"] == 0 and (group := optim.waits(config)):
+        raise InputError(
+            f"evaluate_every=0 with {group}.name={config[group]['name']!r}, which waits for"
+            " evaluations: give evaluate_every=500"
+        )
     if devices is not None:
         divide_update(config, devices)

@@ -7,11 +7,6 @@ import jax
 
 from adaptive_jax.parallel import hosts, sharding
 
-VALIDATED = (
-    "evaluate_every",
-    "checkpoint_every",
-)  # a checkpoint needs a validation loss, so that the best one is known
-
 
 def due(step: int, every: int, last: bool = False) -> bool:
     """Whether something done every `every` updates is due after `step` updates; everything is
@@ -21,7 +16,10 @@ def due(step: int, every: int, last: bool = False) -> bool:
 
 
 def validates(config: Mapping, step: int, last: bool) -> tuple[bool, bool]:
-    """Whether a run is evaluated after `step` updates, and whether it is saved."""
+    """Whether a run is evaluated after `step` updates, and whether it is saved.
+
+    Every checkpoint is evaluated, so that the best one is known.
+    """
     save = due(step, config["checkpoint_every"], last)
     return save or due(step, config["evaluate_every"], last), save
 

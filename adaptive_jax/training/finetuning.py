@@ -29,11 +29,8 @@ HEAD = "head"  # has one for each word of band 0
 # Of a projection's largest singular value: directions below it are left out, or rows would become
 # too long
 SMALLEST = 0.1
-BY_CLUSTER = (
-    "clusters",
-    "cluster_bias",
-    "projections",
-)  # those of outputs whose clusters may be as many as the words ask for
+# Parameters of outputs whose clusters may be as many as the words ask for
+BY_CLUSTER = "clusters", "cluster_bias", "projections"
 
 
 def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
@@ -209,9 +206,8 @@ def _by_band(old, new, module, take):
                 rows, lengths = _moved(
                     rows, lengths, *(old.get((*module, f"projection_{n}")) for n in (k, i))
                 )
-                if (
-                    rows.shape[1] != fresh.shape[1]
-                ):  # bands without projections, as slices are: the vectors have nothing in common
+                # Bands without projections, as slices are: the vectors have nothing in common.
+                if rows.shape[1] != fresh.shape[1]:
                     continue
             fresh[here] = rows
             if norms is not None:

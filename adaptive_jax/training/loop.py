@@ -69,8 +69,8 @@ class Job(NamedTuple):
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was told to stop, and all its hosts do after the same update; the text says what
-    is saved.
+    """Raised on every host after the same update when a stop was requested; the message says what
+    was saved.
     """
 
 
@@ -84,7 +84,7 @@ def train(
     Raises:
         InputError: anything a user can cure, an update that diverges among it. What was saved
             stays.
-        Stopped: the run was told to; its text says what is saved.
+        Stopped: a stop was requested; the message says what was saved.
     """
     given = at_clusters(with_origin(settle(resolve(config), workdir), workdir), workdir)
     check_same_run(workdir, given)
@@ -93,10 +93,8 @@ def train(
     check_config(config, jax.device_count())
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
-    vocabulary, layout = (
-        vocabulary_for(given, workdir, corpus.vocabulary),
-        Layout(**config["batches"]),
-    )
+    vocabulary = vocabulary_for(given, workdir, corpus.vocabulary)
+    layout = Layout(**config["batches"])
     if vocabulary is not corpus.vocabulary:
         corpus = load(config["data"], vocabulary=vocabulary)
     check_same_vocabulary(workdir, vocabulary)
@@ -105,23 +103,15 @@ def train(
     check_memory(plan, memory or accelerators.installed())
     mesh = sharding.device_mesh(plan.fsdp)
     hosts.say(describe(plan))
-    batches = TrainingBatches(
-        corpus.ids["train"], vocabulary.eos, layout, plan.rows_per_update, plan.accumulation
-    )
+    sizes = plan.rows_per_update, plan.accumulation
+    batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
     hosts.say(f"rows         {batches}")
     hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
     check_fits(given, workdir, model)
-    run = Run(
-        model,
-        None,
-        put_lexicon(model, vocabulary, mesh, config["data"]["cache"]),
-        mesh,
-        vocabulary,
-        config,
-        0,
-    )
+    lexicon = put_lexicon(model, vocabulary, mesh, config["data"]["cache"])
+    run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
         write_published(workdir, *published)
@@ -137,9 +127,8 @@ def train(
 
 def _rewind(job, workdir, diverged):
     checkpoints = Checkpoints(workdir, job.config["keep"], job.config["keep_every_hours"])
-    if (
-        checkpoints.latest() == diverged.step
-    ):  # saved when the run was stopped, before it was evaluated
+    # That state was saved when the run was stopped, before it was evaluated.
+    if checkpoints.latest() == diverged.step:
         checkpoints.set_aside(diverged.step, diverged.what)
     saved = checkpoints.latest() or 0
     checkpoints.close()
@@ -276,9 +265,8 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
                 else:
                     start = time.perf_counter() - batches.waited
                     programs[kind] = updates[stored].lower(state, job.run.lexicon, arrays).compile()
-                    interval.start += (
-                        time.perf_counter() - start
-                    )  # starting up counts neither as waiting nor as work
+                    # Starting up counts neither as waiting nor as work.
+                    interval.start += time.perf_counter() - start
                 with jax.transfer_guard("disallow"):
                     state, following = programs[kind](state, job.run.lexicon, arrays)
                 # The step has been dispatched; now there is time to read the metrics of the one
@@ -305,9 +293,8 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
                         checkpoints.save(step, state.items(), nll, clock.hours())
                     if over:
                         return finish(step, over)
-                    interval = Interval(
-                        interval.work, names
-                    )  # neither scoring nor saving counts in words a second
+                    # Neither scoring nor saving counts in words a second.
+                    interval = Interval(interval.work, names)
     except (Diverged, Stopped):  # on all hosts
         raise
     except BaseException:
@@ -326,9 +313,8 @@ def _batch(job, step):
     share = jax.process_index(), jax.process_count()
     left_out = job.rewinds.left_out(step)
     local = job.batches.batch(job.config["seed"], step - 1 + left_out, share)
-    if local.reset is not None and left_out != job.rewinds.left_out(
-        step - 1
-    ):  # the carry is that of other text
+    # Batches were left out in between, so the carry is that of other text.
+    if local.reset is not None and left_out != job.rewinds.left_out(step - 1):
         local = local._replace(reset=np.ones_like(local.reset))
     words = int(np.sum(job.corpus.vocabulary.ends[local.targets] & (local.weights > 0)))
     return sharding.put_host_share(job.run.mesh, local, axis=1), words

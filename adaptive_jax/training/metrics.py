@@ -21,11 +21,8 @@ SHOWN = {
     "learning_rate": "lr {:.3g}",
     "data_wait": "waiting for data {:.0%}",
 }
-LEAST = {
-    "data_wait": 0.01,
-    "skipped": 1,
-    "spikes": 1,
-}  # below this the terminal leaves a metric out
+# Below this the terminal leaves a metric out
+LEAST = {"data_wait": 0.01, "skipped": 1, "spikes": 1}
 
 
 def open_metrics(

@@ -94,11 +94,12 @@ def _remembered(optimizer, state, encoder):
     found = tree_utils.tree_map_params(
         optimizer, lambda _, e: e, state, encoder, transform_non_params=lambda _: False
     )
-    if tree_utils.tree_get(state, "average") is None:
+    if tree_utils.tree_get(state, "average", filtering=optim.is_field) is None:
         return found
-    return tree_utils.tree_set(found, average=jax.tree.map(lambda _: False, encoder))
+    none = jax.tree.map(lambda _: False, encoder)
+    return tree_utils.tree_set(found, optim.is_field, average=none)
 
 
 def _counted(state, count):
-    found = tree_utils.tree_get_all_with_path(state, "count")
-    return tree_utils.tree_set(state, count=count) if found else state
+    found = tree_utils.tree_get_all_with_path(state, "count", optim.is_field)
+    return tree_utils.tree_set(state, optim.is_field, count=count) if found else state

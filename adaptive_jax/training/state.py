@@ -13,6 +13,7 @@ from optax.tree_utils import tree_get, tree_set
 
 from adaptive_jax.model.composition import encoded_shapes
 from adaptive_jax.model.language_model import LanguageModel, init_params, parameter_shapes
+from adaptive_jax.optimizers.optim import is_field
 from adaptive_jax.parallel import sharding
 
 
@@ -34,11 +35,13 @@ class State(NamedTuple):
 
         The averages of an optimizer are an item of their own, for evaluation to read them alone.
         """
-        averages = tree_get(self.optimizer, "average", ())
+        averages = tree_get(self.optimizer, "average", (), is_field)
         return {
             "params": self.params,
             "averages": averages,
-            "optimizer": tree_set(self.optimizer, average=()) if averages else self.optimizer,
+            "optimizer": tree_set(self.optimizer, is_field, average=())
+            if averages
+            else self.optimizer,
             "carry": {"rows": _by_row(self.carry)},
             "tables": self.tables,
         }
@@ -57,7 +60,7 @@ def restored_state(layout: State, step: int, restore: Callable[[dict], dict]) ->
     )
     done = jax.make_array_from_callback((), layout.step.sharding, lambda _: np.int32(step))
     optimizer, averages = items["optimizer"], items["averages"]
-    optimizer = tree_set(optimizer, average=averages) if averages else optimizer
+    optimizer = tree_set(optimizer, is_field, average=averages) if averages else optimizer
     return State(done, items["params"], optimizer, carry, items["tables"])
 
 

@@ -64,9 +64,8 @@ def recorded(workdir: Path, last_step: int) -> list[dict]:
     path = workdir / NAME
     try:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        read = [
-            json.loads(line) for line in lines if line.endswith("\n")
-        ]  # a killed process may have left half a line
+        # A killed process may have left half a line.
+        read = [json.loads(line) for line in lines if line.endswith("\n")]
         for number, line in enumerate(read, start=1):
             numbers = all(
                 value is None or isinstance(value, int | float) for value in line.values()
@@ -172,9 +171,8 @@ class TensorBoard:
     """
 
     def __init__(self, workdir: Path, resumed: bool, before: list[dict]):
-        from tensorboardX import (
-            SummaryWriter,
-        )  # imports torch where there is one, which takes seconds
+        # Imports torch where there is one, which takes seconds.
+        from tensorboardX import SummaryWriter
         from tensorboardX.record_writer import register_writer_factory
 
         for scheme in SCHEMES:  # its own need other packages, and raise in a thread

@@ -74,9 +74,8 @@ class Checkpoints:
             raise InputError(
                 f"{self.directory} does not exist: train.py has saved no checkpoint yet"
             )
-        logging.getLogger("asyncio").setLevel(
-            logging.CRITICAL
-        )  # `_writing` reports once what cannot be written
+        # `_writing` reports once what cannot be written.
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.unverified = None  # the step saved last
         by_time = (
             [EveryNSeconds(interval_secs=round(3600 * keep_every_hours))]
@@ -295,9 +294,8 @@ class Checkpoints:
         saved = [self._saved(step) for step in sorted(self.manager.all_steps())]
         keep = self.policy.should_preserve(saved, context=PreservationContext())
         for checkpoint, stays in zip(saved, keep, strict=True):
-            if sharding.sum_over_hosts(
-                hosts.first() and not stays
-            ):  # the first host decides: disks may show others other times
+            # The first host decides: disks may show others other times.
+            if sharding.sum_over_hosts(hosts.first() and not stays):
                 self.manager.delete(checkpoint.step)
         return True
 
@@ -342,9 +340,8 @@ class Checkpoints:
     @contextlib.contextmanager
     def _writing(self):
         try:
-            with (
-                hosts.uninterrupted()
-            ):  # Orbax and its threads answer an interruption with tracebacks
+            # Orbax and its threads answer an interruption with tracebacks.
+            with hosts.uninterrupted():
                 yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):

@@ -39,9 +39,8 @@ def set_aside(directory: Path) -> Path:
     """Renames the directory of a checkpoint to STEP.damaged, and returns its new path."""
     aside = directory.with_name(f"{directory.name}.damaged")
     if in_store(directory):
-        (directory / COMMITTED).unlink(
-            missing_ok=True
-        )  # first: half of it must not look like a checkpoint
+        # First, because half of a checkpoint must not look like one.
+        (directory / COMMITTED).unlink(missing_ok=True)
         aside.rmtree(missing_ok=True)
         _move_tree(directory, aside)
         with replacing(aside / COMMITTED) as file:  # or Orbax would delete it

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from adaptive_jax.config.keys import NotAllowed, at, check_allowed, resolve
+from adaptive_jax.config.classes import ExternalClassError
+from adaptive_jax.config.keys import at, check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.entries import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
@@ -94,8 +95,8 @@ def read_config(workdir: Path) -> dict:
     """The config that a run was started with.
 
     Raises:
-        InputError: `workdir` holds no run, a damaged config, one of an earlier version, or one that
-            names code which is not allowed, see `check_allowed`.
+        InputError: `workdir` holds no run, a damaged config, or one of an earlier version.
+        ExternalClassError: it names code that is not allowed, see `check_allowed`, or not found.
     """
     path = workdir / "config.json"
     try:
@@ -120,7 +121,7 @@ def read_config(workdir: Path) -> dict:
         if missing := flat(whole).keys() - flat(config).keys():
             raise InputError(f"config.{min(missing)} is missing")
         return whole
-    except NotAllowed:
+    except ExternalClassError:
         raise
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(
@@ -201,9 +202,8 @@ def check_name(workdir: Path) -> None:
     them again.
     """
     name = str(absolute(workdir))
-    if any(
-        "\udc80" <= character <= "\udcff" for character in name
-    ):  # bytes that Python could not decode
+    # Bytes that Python could not decode.
+    if any("\udc80" <= character <= "\udcff" for character in name):
         raise InputError(f"--workdir={name} is not UTF-8: give another name, or set LANG=C.UTF-8")
     for character in "\\[":
         if character in name:

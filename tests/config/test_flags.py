@@ -20,7 +20,7 @@ def parsed(monkeypatch):
     """`parsed("--config.steps=5")`: the config and the said lines of a command line."""
 
     def parsed(*argv, place="configs/quickstart.py"):
-        line = ["train.py", f"--config={place}", *argv]
+        line = ["train.py", *([] if place is None else [f"--config={place}"]), *argv]
         monkeypatch.setattr(absl_flags, "FLAGS", absl_flags.FlagValues())
         monkeypatch.setattr(sys, "argv", line)
         flags.define()
@@ -72,17 +72,43 @@ def test_a_flag_sets_a_value(parsed, argv, key, value):
 
 
 @pytest.mark.parametrize(
+    "argv",
+    [
+        ["--config.steps=5", "--config=configs/quickstart.py:alibi"],
+        [
+            "--config",
+            "configs/quickstart.py",
+            "--config.steps=5",
+            "-config=configs/quickstart.py:alibi",
+        ],
+        ["--config=none.py", "--config.steps=5", "--config", "configs/quickstart.py:alibi"],
+    ],
+)
+def test_flags_come_in_any_order(parsed, argv):
+    """The last --config counts, wherever it stands. ml_collections refuses a flag --config.KEY
+    before it, and a second --config after one.
+    """
+    config, _ = parsed(*argv, place=None)
+    assert (config["steps"], config["body"]["positions"]) == (5, "alibi")
+    assert flags.published() == (None, ["steps"])
+
+
+@pytest.mark.parametrize(
     "argv, says",
     [
         (["--config.stpes=5"], ["config.stpes", 'Did you mean "steps"']),
         (["--config.body.layrs=5"], ["config.body.layrs", 'Did you mean "layers"']),
         (["--config.bdy.layers=5"], ["config.bdy", 'Did you mean "body"']),
-        (["--config.steps.more=5"], ["config.steps of --config.steps.more", "is not one of data"]),
+        (
+            ["--config.steps.more=5"],
+            ["config.steps of --config.steps.more", "is not one of divergence"],
+        ),
         (["--config.body=5"], ["--config.body is a group"]),
         (["--config.steps"], ["config.steps=True", "a whole number"]),
         (["--config.steps=1.5"], ["config.steps=1.5", "a whole number"]),
         (["--config.steps=ten"], ["config.steps='ten'", "a whole number"]),
         (["--config.steps=none"], ["config.steps=None", "a whole number"]),
+        (["--config.hours=" + "9" * 400], ["config.hours=999", "too large"]),
         (["--config.body.dropout=high"], ["config.body.dropout='high'", "a number"]),
         (["--config.body.dropout=nan"], ["config.body.dropout='nan'", "a number"]),
         (["--config.data.lower=maybe"], ["config.data.lower='maybe'", "True or False"]),

@@ -1,11 +1,11 @@
 """Layers and optimizers of other packages, named `package.module:Class` in a config."""
 
 import json
-import shutil
 
 import pytest
 
-from adaptive_jax.config.keys import _allowed
+from adaptive_jax.config import keys
+from adaptive_jax.config.keys import check_allowed, complete, resolve
 from adaptive_jax.errors import InputError
 from adaptive_jax.workdir.settings import read_config
 from tests.conftest import ROOT
@@ -122,9 +122,23 @@ def test_code_of_a_workdir_runs_only_if_allowed(run, quick_command, line):
         assert done.returncode == 0 and "imported" in done.stdout, done.stderr
 
 
-def test_resuming_needs_no_flag_more(run, quick_command, flags):
-    """The command that began the run names its classes, so it may read them in the workdir."""
-    _allowed.discard("my_toys.layers")
-    other = shutil.copytree(run / "run", run / "other")
+def test_resuming_needs_no_flag_more(run, monkeypatch):
+    """The command that began the run names its classes, so it may read them in the workdir; no
+    other command may.
+    """
     with pytest.raises(InputError, match="--allow=my_toys.layers"):
-        read_config(other)
+        read_config(run / "run")
+    monkeypatch.setattr(keys, "_allowed", {"my_toys.layers"})
+    with pytest.raises(InputError, match="^config.input.name=.* its package on PYTHONPATH$"):
+        read_config(run / "run")
+    monkeypatch.setattr(keys, "_allowed", set())
+    monkeypatch.syspath_prepend(run)
+    config = complete(NAMES | {"body.gates": (1, 1)})
+    assert read_config(run / "run")["input"] == config["input"]
+
+
+def test_a_config_that_is_no_config():
+    """One line, not a traceback, for a config.json in which a group is something else."""
+    check_allowed({"output": 5, "input": {"name": 3}}, "config.json")
+    with pytest.raises(InputError, match="config.output=5 must be a group"):
+        resolve({"output": 5})

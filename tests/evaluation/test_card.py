@@ -267,5 +267,5 @@ def test_rows_with_and_without_numbers(tmp_path):
     assert published_of("configs/wikitext103.py")["row"] == "wikitext103.py:adp_t"
     (tmp_path / "mine.py").write_text(CONFIG)
     assert published_of(f"{tmp_path / 'mine.py'}:own") is None
-    (tmp_path / "mine.py").write_text("def get_config():\n    return {}\n")
+    (tmp_path / "mine.py").write_text("ROWS = [1]\ndef get_config():\n    return {}\n")
     assert published_of(str(tmp_path / "mine.py")) is None

@@ -15,6 +15,7 @@ from optax.tree_utils import tree_get
 from adaptive_jax.config.keys import complete, keys_of
 from adaptive_jax.errors import InputError
 from adaptive_jax.optimizers import optim, schedules
+from adaptive_jax.training.state import State
 from adaptive_jax.training.update import _either
 
 PAPER = {  # Baevski & Auli 2019, section 4.5: warm-up, first cycle, cycles, M, updates in all
@@ -94,6 +95,7 @@ def test_an_optimizer_of_optax_is_that_of_optax(name):
         ("scale_by_rprop", "is not one of nag, sgd, adam, nt_asgd, adabelief, "),
         ("chain", "is not one of nag, "),
         ("schedule_free_sgd", "is not one of nag, "),
+        ("optax:scale_by_adam", "optimizer.name='optax:scale_by_adam' must take a learning_rate"),
         ("lbfgs", "optimizer.name='lbfgs' cannot train a language model: .*'value_fn'"),
     ],
 )
@@ -164,12 +166,25 @@ def test_any_optimizer_goes_with_any_schedule(optimizer, schedule):
         assert optim.params_to_evaluate(state, params)["a"].shape == (2,)
     np.testing.assert_array_equal(moved[0]["a"], [0, 0])
     np.testing.assert_array_equal(np.sign(moved[1]["a"]), [-1, 1])
-    growth = {"nag": (1 + 0.99 + 0.99**2 + 0.99**3) / (1 + 0.99 + 0.99**2)}.get(
-        optimizer, 1.0
-    )  # of the momentum
-    np.testing.assert_allclose(
-        moved[2]["a"], growth * moved[1]["a"], rtol=2e-2
-    )  # 0.5 of twice the rate
+    # The momentum adds to the change from update to update.
+    growth = {"nag": (1 + 0.99 + 0.99**2 + 0.99**3) / (1 + 0.99 + 0.99**2)}.get(optimizer, 1.0)
+    # 0.5 of twice the rate.
+    np.testing.assert_allclose(moved[2]["a"], growth * moved[1]["a"], rtol=2e-2)
+
+
+@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
+def test_parameters_named_as_fields_of_a_state(optimizer):
+    """A layer of somebody else may call a parameter "average" or "learning_rate": what is
+    evaluated, saved and logged would be Adam's moments of that parameter.
+    """
+    params = {"average": jnp.ones(2), "learning_rate": jnp.ones(3), "count": jnp.ones(4)}
+    ours = optim.from_config(config(optimizer__name=optimizer))
+    _, state = ours.update(params, ours.init(params), params)
+    assert optim.learning_rate(state) is state.learning_rate
+    assert optim.params_to_evaluate(state, params).keys() == params.keys()
+    items = State(0, params, state).items()
+    assert (items["averages"] == ()) == (optimizer != "nt_asgd")
+    jax.tree.map(np.testing.assert_array_equal, items["optimizer"].schedule, state.schedule)
 
 
 def test_decoupled_decay():

@@ -308,9 +308,8 @@ def test_train_trajectory(case, given):
         ours.data["epoch"],
         *(ours.settings[name] for name in ("updates", "switch_after_update")),
     )
-    seen = {"after_1": 1} | {
-        f"after_asgd{n}": switch + n for n in (1, 2, 3) if switch
-    }  # what is stored: after which update
+    # Name of what is stored to the update after which it was
+    seen = {"after_1": 1} | {f"after_asgd{n}": switch + n for n in (1, 2, 3) if switch}
     for number in range(updates):
         for name, value in ours.advance(number).items():
             assert float(value) == pytest.approx(ours.data[name][number], rel=1e-4), (name, number)

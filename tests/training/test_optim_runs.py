@@ -13,11 +13,12 @@ import pytest
 from optax.tree_utils import tree_get
 from rich.console import Console
 
-from adaptive_jax.config.keys import check_values, complete
+from adaptive_jax.config.keys import complete
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.optimizers.optim import params_to_evaluate
 from adaptive_jax.parallel.progress import Bar
+from adaptive_jax.training.dry_run import check_config
 from adaptive_jax.training.loop import Stopped, train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
@@ -134,7 +135,7 @@ def test_evaluations_that_change_updates_stay(whole, averaged):
         InputError,
         match="evaluate_every=0 with optimizer.name='nt_asgd', which waits for evaluations",
     ):
-        check_values(averaged(evaluate_every=0))
+        check_config(averaged(evaluate_every=0), None)
 
 
 def test_a_schedule_that_ends_the_run(averaged, tmp_path, capsys):
@@ -165,9 +166,8 @@ def test_hours_end_a_run(whole, averaged, tmp_path, capsys):
     assert 0 < before < after < 1
     (workdir / "metrics.jsonl").unlink()
     shutil.rmtree(workdir / "checkpoints" / "10")
-    train(
-        averaged(hours=before), workdir
-    )  # the clock goes on where the last start of the run had come to
+    # The clock goes on where the last start of the run had come to.
+    train(averaged(hours=before), workdir)
     assert "finished after " in capsys.readouterr().out and max(saved(workdir)) == 9
 
 

@@ -52,9 +52,13 @@ def test_paths(store, scheme):
     with replacing(root / "one.txt") as file:
         file.write(b"1")
     (root / "deep" / "er" / "two.txt").write_text("zwei ä")
-    for opened in replacing(root / "one.txt"), (root / "one.txt").open("wb"):
+    for opened, half in (
+        (replacing(root / "one.txt"), b"half"),
+        ((root / "one.txt").open("wb"), b"half"),
+        ((root / "one.txt").open("w"), "half"),
+    ):
         with pytest.raises(KeyError), opened as file:
-            file.write(b"half")
+            file.write(half)
             raise KeyError
     with pytest.raises(ValueError, match="mode must be r or w for .*one.txt"):
         (root / "one.txt").open("a")

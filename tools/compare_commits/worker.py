@@ -10,7 +10,7 @@ It opens a checkout by doors that stay where they are: the scripts in the root, 
 """
 
 import contextlib
-import importlib
+import importlib.util
 import json
 import logging
 import operator

@@ -211,9 +211,8 @@ def learning_curves(curves: Mapping[str, Curves]) -> Callable:
             last = max(step for step, _ in (*train, *validation))
             seen += [loss for step, loss in (*train, *validation) if step >= last / 10]
         room = 0.05 * (max(seen) - min(seen)) + 0.01
-        axes.set_ylim(
-            min(seen) - room, max(seen) + room
-        )  # the first losses would press all others together
+        # The first losses would press all others together.
+        axes.set_ylim(min(seen) - room, max(seen) + room)
         axes.set(xlabel="updates", ylabel="loss, nats a word")
         axes.xaxis.set_major_formatter(lambda value, _: short(round(value)))
         axes.locator_params(axis="x", nbins=6)

@@ -93,8 +93,8 @@ def difference(run: Finding, reference: Finding, edges: Sequence[int]) -> list[B
 
 def bins_of(found: Sequence[Finding], edges: Sequence[int]) -> Bins:
     """Losses of each run by the frequency of the word ("word"), of the word before ("previous"),
-    and differences from the first
-    run ("difference"), where there are several."""
+    and differences from the first run ("difference"), where there are several.
+    """
     bins = {
         "word": {
             each.name: by_frequency(each.words.nll, each.words.counts, edges) for each in found

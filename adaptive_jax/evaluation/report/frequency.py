@@ -17,14 +17,8 @@ from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
-PAPER = (
-    10,
-    100,
-    1_000,
-    10_000,
-    100_000,
-    1_000_000,
-)  # largest frequency of each bin but the last, in Figures 2 to 5
+# Largest frequency of each bin but the last, in Figures 2 to 5
+PAPER = 10, 100, 1_000, 10_000, 100_000, 1_000_000
 DRAWS = 1_000  # bootstrap samples
 BLOCKS = 256  # parts of the text that the bootstrap draws
 LEAST_BLOCK = 10  # words of a part
