@@ -1,5 +1,6 @@
 """The most probable word of each token, from the bands of `adaptive_jax.losses.banded`."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from adaptive_jax.losses.given import given
 from adaptive_jax.losses.groups import Member, join
 
 LOGITS = 2**25  # float32 logits that are alive at a time, at most: 128 MiB
+TAIL_ROWS = 64  # tokens of a chunk of a tail, at most: few need it, and a chunk is computed whole
 
 
 class _Best(NamedTuple):
@@ -62,8 +64,7 @@ def _of_head(hidden, head, clusters):
         if not words:  # a head of tails alone
             nothing = jnp.full(len(part), -jnp.inf), jnp.zeros(len(part), jnp.int32)
             return _Best(*nothing), values
-        own = values[:, :words]
-        return _Best(own.max(axis=1), own.argmax(axis=1).astype(jnp.int32)), values[:, words:]
+        return _best(values[:, :words]), values[:, words:]
 
     parts = jnp.pad(hidden, ((0, -count % rows), (0, 0))).reshape(-1, rows, hidden.shape[1])
     return jax.tree.map(lambda a: lax.collapse(a, 0, 2)[:count], lax.map(visit, parts))
@@ -76,7 +77,7 @@ def _of_tail(hidden, tail, reach, best):
     group, member, first = tail
     count = len(hidden)
     largest = len(group.table) if member.own is None else len(member.own)
-    rows = _rows(count, largest)
+    rows = _rows(min(count, TAIL_ROWS), largest)
     needed = reach > best.value
     # The tokens that need the tail, one after another; behind them stands a row that does not
     # exist.
@@ -86,16 +87,24 @@ def _of_tail(hidden, tail, reach, best):
         at = lax.dynamic_slice_in_dim(order, trip * rows, rows)
         values = of_member(hidden.at[at].get(mode="clip"), group, member)
         values += reach.at[at].get(mode="clip")[:, None]
-        value, before = values.max(axis=1), best.value.at[at].get(mode="clip")
-        word = first + member.first + values.argmax(axis=1).astype(jnp.int32)
-        at = jnp.where(value > before, at, count)
+        value, column = _best(values)
+        at = jnp.where(value > best.value.at[at].get(mode="clip"), at, count)
         return _Best(
-            best.value.at[at].set(value, mode="drop"), best.word.at[at].set(word, mode="drop")
+            best.value.at[at].set(value, mode="drop"),
+            best.word.at[at].set(first + member.first + column, mode="drop"),
         )
 
     return lax.fori_loop(0, (needed.sum() + rows - 1) // rows, visit, best)
 
 
+def _best(values):
+    """The best column of each row of `values [rows, n]`, the first of equal ones."""
+    column = values.argmax(axis=1)
+    value = jnp.take_along_axis(values, column[:, None], axis=1)[:, 0]
+    return _Best(value, column.astype(jnp.int32))
+
+
 def _rows(count, words):
-    """Tokens of a chunk whose logits over so many words are within `LOGITS`."""
-    return min(count, max(1, LOGITS // max(1, words)))
+    """Tokens of a chunk whose logits over so many words are within `LOGITS`, shared evenly."""
+    most = max(1, LOGITS // max(1, words))
+    return math.ceil(count / math.ceil(count / most))
