@@ -106,6 +106,7 @@ class Softmax(nn.Module):
         weights: jax.Array | None = None,
         *,
         reduction: str = "mean",
+        ignore_index: int | None = -100,
         train: bool = False,
     ) -> jax.Array:
         """The loss in nats, as `adaptive_jax.adaptive_cross_entropy` reduces it.
@@ -114,25 +115,27 @@ class Softmax(nn.Module):
             hidden, targets, weights, train: as in `loss`.
             reduction: "mean", the sum of weights · loss over the sum of weights; "sum"; or "none",
                 weights · loss of every token `[batch, ...]`.
+            ignore_index: a target that counts as one of weight 0; None: no target does.
 
         Raises:
             InputError: as `loss`, an unknown reduction, or "none" with tail dropout, whose masks
                 are drawn for the sum alone.
         """
         check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
+        hidden, settings, seeds = self._drawn(hidden, None, train)
+        settings = settings._replace(ignore_index=ignore_index)
+        given = hidden, targets, weights, *self.arrays(train=train), settings
         if reduction == "none":
-            hidden, settings, seeds = self._drawn(hidden, None, train)
             if seeds is not None:
                 raise InputError(
                     f"reduction='none' must be 'mean' or 'sum' where train=True draws"
                     f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
                 )
-            return banded.losses(hidden, targets, weights, *self.arrays(train=train), settings)
-        total, nll = self.loss(hidden, targets, weights, train=train)
+            return banded.losses(*given)
+        total, _, count = banded.loss_and_report(*given, seeds)
         if reduction == "sum":
             return total
-        count = nll.size if weights is None else jnp.sum(jnp.asarray(weights, jnp.float32))
-        return total / jnp.where(count == 0, 1, count)
+        return total / jnp.where(count == 0, 1, count).astype(total.dtype)
 
     def loss(
         self,

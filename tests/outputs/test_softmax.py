@@ -72,7 +72,7 @@ def regularised():
 
 def test_a_call_reduces_as_the_function_does():
     """Mean, sum and each token, in training and not, are `adaptive_cross_entropy` of its
-    arrays; `loss` is the sum; a batch without weights has mean 0.
+    arrays; `loss` is the sum; a batch without weights has mean 0; targets of -100 count nowhere.
     """
     softmax, variables = regularised()
 
@@ -91,13 +91,16 @@ def test_a_call_reduces_as_the_function_does():
             pairs.append((ours, theirs))
         loss = softmax.apply(variables, hidden, targets, weights, train=True, method="loss")
         unweighted = softmax.apply(variables, hidden, targets)
-        return pairs, loss, unweighted
+        padded = softmax.apply(variables, hidden, jnp.where(weights > 0, targets, -100))
+        return pairs, loss, (unweighted, padded)
 
-    pairs, loss, unweighted = both(HIDDEN, TARGETS, WEIGHTS)
+    pairs, loss, (unweighted, padded) = both(HIDDEN, TARGETS, WEIGHTS)
     for ours, theirs in pairs:
         np.testing.assert_array_equal(ours, theirs)
     assert loss.total == pairs[1][0]
-    np.testing.assert_allclose(unweighted, loss.nll.mean(), rtol=1e-6)
+    nll = softmax.apply(variables, HIDDEN, TARGETS, method="nll")
+    np.testing.assert_allclose(unweighted, nll.mean(), rtol=1e-6)
+    np.testing.assert_allclose(padded, nll[WEIGHTS > 0].mean(), rtol=1e-6)
     nothing, _, _ = both(HIDDEN, TARGETS, 0 * WEIGHTS)
     assert nothing[0][0] == 0
 
