@@ -32,7 +32,10 @@ NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is
 OWN_PAGES = {
     "docs/export.md": "needs safetensors and programs that export makes; tests/export runs its code"
 }
-OWN_TESTS = "class MyModel", "linear_cross_entropy", "OneGate"  # code with a test of its own, below
+OWN_TESTS = (  # code with a test of its own, below
+    *("class MyModel", "linear_cross_entropy", "OneGate"),
+    *("adaptive_jax.nnx", "torch_softmax"),
+)
 DONE = set()  # a command of several pages runs once
 
 
@@ -142,13 +145,7 @@ def test_layers_around_a_body_of_ones_own():
     gradient.
     """
     [code] = [code for code in python_blocks(PAGES["README.md"]) if "class MyModel" in code]
-    # The vocabulary is the example's only cost; a hundredth of it shows the same.
-    code = (
-        code.replace("267_735", "2_678")
-        .replace("20_000, 60_000", "200, 600")
-        .replace("30_000", "300")
-        .replace("200_000", "2_000")
-    )
+    code = small(code).replace("30_000", "300").replace("200_000", "2_000")
     names = {}
     exec(code, names)
     assert np.isfinite(names["loss"])
@@ -219,6 +216,37 @@ def test_the_loss_for_models_of_any_kind():
     names["linear_cross_entropy"] = dense
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(results()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def small(code):
+    """Code with a vocabulary of a hundredth: its only cost."""
+    return code.replace("267_735", "2_678").replace("20_000, 60_000", "200, 600")
+
+
+def test_layers_in_nnx():
+    """The code block trains: the loss is that of linen's layers, and every parameter of the tied
+    table gets a gradient.
+    """
+    [code] = [code for code in python_blocks(PAGES["docs/layers.md"]) if "NnxModel" in code]
+    tokens, targets = np.array([[5, 300, 7, 2_000]]), np.array([[300, 7, 2_000, 5]])
+    names = {"tokens": tokens, "targets": targets}
+    exec(small(code), names)
+    assert np.isfinite(names["loss"])
+    gradients = nnx.to_pure_dict(names["gradients"])
+    assert sorted(gradients) == ["body", "embed", "softmax"]
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+def test_weights_of_torch():
+    """The code block computes torch's mean loss, and gives torch its arrays back."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    [code] = python_blocks(PAGES["docs/torch.md"])
+    hidden, targets = np.ones((4, 512), "f"), np.array([5, 300, 7, 2_000])
+    names = {"hidden": hidden, "targets": targets}
+    exec(small(code), names)
+    with torch.no_grad():
+        expected = names["module"](torch.from_numpy(hidden), torch.from_numpy(targets)).loss
+    np.testing.assert_allclose(names["loss"], expected, rtol=1e-6)
 
 
 def test_a_layer_is_added(monkeypatch):

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "adaptive_jax"
 ROOMS = [
     *("errors", "files", "config"),
     *("numerics", "losses", "parallel"),
-    *("inputs", "bodies", "outputs", "model", "optimizers"),
+    *("inputs", "bodies", "outputs", "nnx", "model", "optimizers"),
     *("data", "planning", "workdir", "evaluation", "training"),
     *("text", "interop"),
 ]
@@ -114,7 +114,7 @@ def third_parties(room):
 def test_losses_need_jax_alone_and_layers_flax():
     """Strangers import losses and layers into programs of their own, and install nothing else."""
     assert third_parties("losses") <= {"jax", "numpy"}
-    for room in "numerics", "inputs", "bodies", "outputs", "model", "optimizers":
+    for room in "numerics", "inputs", "bodies", "outputs", "nnx", "model", "optimizers":
         assert third_parties(room) <= {"jax", "numpy", "flax", "optax"}, room
 
 

@@ -1,5 +1,4 @@
-"""Equality with numbers that the papers' public code computed: fairseq, and torch's adaptive
-softmax.
+"""Equality with numbers that the papers' public code, fairseq, computed.
 
 `tests/fixtures/reference.json` says how each case was set. Weights there are `[out_features,
 in_features]`; here a projection is `[width, features]`, so that the input's projections are
@@ -17,9 +16,8 @@ import optax
 import pytest
 from flax import linen as nn
 
-from adaptive_jax import AdaptiveInput, Band, OwnTable, Softmax, TiedTable
+from adaptive_jax import AdaptiveInput, OwnTable, Softmax, TiedTable
 from adaptive_jax.bodies.positions import sinusoids
-from adaptive_jax.losses import banded
 from adaptive_jax.optimizers import optim, schedules
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -291,41 +289,3 @@ def test_learning_rates(case):
         steps = data["step"][data["step"] < updates]
         assert len(steps) >= 30
         close(jax.vmap(rate)(jnp.asarray(steps)), data["lr"][: len(steps)], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("case", CASES["torch_adaptive_log_softmax"])
-def test_torch_adaptive_log_softmax(case):
-    """torch's layer, whose head may have a bias; its last columns are the clusters."""
-    settings, data = (
-        CASES["torch_adaptive_log_softmax"][case],
-        arrays("torch_adaptive_log_softmax", case),
-    )
-    data = {name: jnp.asarray(array) for name, array in data.items()}
-    targets, tails, cutoff = (
-        data["target"].astype(jnp.int32),
-        range(len(settings["cutoffs"])),
-        settings["cutoffs"][0],
-    )
-
-    def softmax(kind):
-        head, bias = (
-            data[f"{kind}/head.weight"],
-            data[f"{kind}/head.bias"] if settings["head_bias"] else None,
-        )
-        of_words, of_clusters = (None, None) if bias is None else (bias[:cutoff], bias[cutoff:])
-        bands = [
-            Band(data[f"{kind}/tail.{i}.1.weight"], data[f"{kind}/tail.{i}.0.weight"])
-            for i in tails
-        ]
-        return [Band(head[:cutoff], None, of_words), *bands], Band(head[cutoff:], None, of_clusters)
-
-    close(banded.log_probs(data["input"], *softmax("weight")), data["log_prob"])
-    (_, nll), (d_hidden, d_softmax) = jax.value_and_grad(
-        lambda hidden, softmax: banded.loss(hidden, targets, jnp.ones(len(targets)), *softmax),
-        (0, 1),
-        has_aux=True,
-    )(data["input"], softmax("weight"))
-    close(-nll, data["output"])
-    close(nll.mean(), data["loss"])
-    close_gradient(d_hidden, data["grad/input"])
-    jax.tree.map(close_gradient, d_softmax, softmax("grad"))

@@ -134,6 +134,8 @@ W = np.ones(IDS.shape, "f")
 loss = functools.partial(made, softmax(), method="loss")
 nll = functools.partial(made, softmax(), method="nll")
 logs = functools.partial(made, softmax(), method="log_probs")
+predict = functools.partial(made, softmax(), method="predict")
+call = functools.partial(made, softmax())
 core = functools.partial(given, HIDDEN)
 cache = transformer().cache
 
@@ -190,6 +192,7 @@ WRONG = {
     "own, cutoff beyond": (lambda: own((30,)), "cutoff 30"),
     "tied, no source": (lambda: TiedTable(None, 8), "source=None"),
     "tied, fractional features": (lambda: tied(8.0), "features=8.0"),
+    "tied, source without features": (lambda: TiedTable(softmax()), "AdaptiveSoftmax has none"),
     "tied, source of another width": (lambda: made(tied(16), method="bands"), "features=16"),
     "tied, head of another width": (
         lambda: made(tied(6, share_projections=False, share_head_projection=True), method="bands"),
@@ -291,6 +294,14 @@ WRONG = {
         "[2, 3, 6]",
     ),
     "softmax, no table": (lambda: AdaptiveSoftmax(None), "table=None"),
+    "softmax, neither table nor sizes": (lambda: AdaptiveSoftmax(), "vocabulary_size is missing"),
+    "softmax, no features": (lambda: AdaptiveSoftmax(vocabulary_size=20), "features is missing"),
+    "softmax, table and features": (lambda: AdaptiveSoftmax(own(), features=8), "features=8"),
+    "softmax, table and bias": (lambda: AdaptiveSoftmax(own(), bias=True), "bias=True"),
+    "softmax, cutoff beyond": (
+        lambda: AdaptiveSoftmax(vocabulary_size=20, features=8, cutoffs=(30,)),
+        "cutoff 30",
+    ),
     "softmax, smoothing 1": (lambda: softmax(label_smoothing=1.0), "label_smoothing=1.0"),
     "softmax, negative smoothing": (lambda: softmax(label_smoothing=-0.1), "label_smoothing=-0.1"),
     "softmax, unknown tails": (lambda: softmax(tails="kernels"), "tails='kernels'"),
@@ -398,6 +409,19 @@ WRONG = {
     "nll, target beyond": (lambda: nll(HIDDEN, ids_at(0, 2, 20)), "targets[0, 2]=20"),
     "nll, targets in other shape": (lambda: nll(HIDDEN, IDS.T), "[3, 2]"),
     "nll, hidden of other width": (lambda: nll(HIDDEN[..., :4], IDS), "[2, 3, 4]"),
+    "call, reduction": (lambda: call(HIDDEN, IDS, reduction="average"), "reduction='average'"),
+    "call, dropout of single tokens": (
+        lambda: made(softmax(tail_dropout=0.1), HIDDEN, IDS, reduction="none", train=True),
+        "tail_dropout=0.1",
+    ),
+    "call, targets in other shape": (lambda: call(HIDDEN, IDS[:, :2]), "[2, 2]"),
+    "call, hidden of other width": (lambda: call(HIDDEN[..., :6], IDS), "[2, 3, 6]"),
+    "call, weights in other shape": (
+        lambda: call(HIDDEN, IDS, W[0], reduction="none"),
+        "[3]",
+    ),
+    "predict, hidden of other width": (lambda: predict(np.ones((4, 9), "f")), "[4, 9]"),
+    "predict, empty": (lambda: predict(np.ones((0, 8), "f")), "[0, 8]"),
     "log_probs, hidden of other width": (lambda: logs(np.ones((4, 9), "f")), "[4, 9]"),
     "log_probs, empty": (lambda: logs(np.ones((0, 8), "f")), "[0, 8]"),
     "core, no bands": (lambda: core(IDS, W, []), "bands=[]"),

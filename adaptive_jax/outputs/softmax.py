@@ -1,18 +1,23 @@
 """The softmax output: full over a table of one band, adaptive over a table of several."""
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_rates
+from adaptive_jax.errors import InputError, check_known, check_rates
 from adaptive_jax.losses import banded
+from adaptive_jax.losses.cross_entropy import REDUCTIONS
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.outputs.prediction import predict
+from adaptive_jax.outputs.tables import OwnTable
 
 
 class Loss(NamedTuple):
@@ -45,6 +50,8 @@ class Softmax(nn.Module):
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has
             none; its released code sets it to the tail dropout.
         label_smoothing, z_loss, tails: see `adaptive_jax.losses.settings.Settings`.
+        clusters_init: how `clusters` starts, a function `(key, shape)`; with the names of its axes
+            if it comes from `nn.with_partitioning`.
 
     Raises:
         InputError: a rate or label_smoothing outside [0, 1), a negative z_loss, or a table without
@@ -57,6 +64,7 @@ class Softmax(nn.Module):
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     tails: str = "auto"
+    clusters_init: Callable = nn.initializers.xavier_uniform()
 
     def __post_init__(self):
         super().__post_init__()
@@ -75,7 +83,7 @@ class Softmax(nn.Module):
         shape = (len(tails), head.table.shape[1])
         self.clusters = None
         if tails:
-            rows = self.param("clusters", nn.initializers.xavier_uniform(), shape)
+            rows = self.param("clusters", self.clusters_init, shape)
             bias = (
                 None
                 if head.bias is None
@@ -87,6 +95,48 @@ class Softmax(nn.Module):
         """The bands of the softmax, the head first; `train` draws the table's dropout."""
         return self.table.bands(train=train)
 
+    def arrays(self, *, train: bool = False) -> tuple[list[Band], Band | None]:
+        """`(bands, clusters)`, as `adaptive_jax.adaptive_cross_entropy` takes them."""
+        return self.bands(train=train), self.clusters
+
+    def __call__(
+        self,
+        hidden: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array | None = None,
+        *,
+        reduction: str = "mean",
+        ignore_index: int | None = -100,
+        train: bool = False,
+    ) -> jax.Array:
+        """The loss in nats, as `adaptive_jax.adaptive_cross_entropy` reduces it.
+
+        Args:
+            hidden, targets, weights, train: as in `loss`.
+            reduction: "mean", the sum of weights · loss over the sum of weights; "sum"; or "none",
+                weights · loss of every token `[batch, ...]`.
+            ignore_index: a target that counts as one of weight 0; None: no target does.
+
+        Raises:
+            InputError: as `loss`, an unknown reduction, or "none" with tail dropout, whose masks
+                are drawn for the sum alone.
+        """
+        check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
+        hidden, settings, seeds = self._drawn(hidden, None, train)
+        settings = settings._replace(ignore_index=ignore_index)
+        given = hidden, targets, weights, *self.arrays(train=train), settings
+        if reduction == "none":
+            if seeds is not None:
+                raise InputError(
+                    f"reduction='none' must be 'mean' or 'sum' where train=True draws"
+                    f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
+                )
+            return banded.losses(*given)
+        total, _, count = banded.loss_and_report(*given, seeds)
+        if reduction == "sum":
+            return total
+        return total / jnp.where(count == 0, 1, count).astype(total.dtype)
+
     def loss(
         self,
         hidden: jax.Array,
@@ -96,7 +146,7 @@ class Softmax(nn.Module):
         *,
         train: bool = False,
     ) -> Loss:
-        """The training loss.
+        """The training loss: a sum, not a mean, so that microbatches and devices add up.
 
         Args:
             hidden: `[batch, ..., features]`.
@@ -110,6 +160,33 @@ class Softmax(nn.Module):
         Raises:
             InputError: shapes that do not fit, or a target that is known and does not exist.
         """
+        hidden, settings, seeds = self._drawn(hidden, row_ids, train)
+        return Loss(
+            *banded.loss(hidden, targets, weights, *self.arrays(train=train), settings, seeds)
+        )
+
+    def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+        """Negative log-likelihood of each target `[...]` in nats, in the order given; see
+        `banded.nll`.
+        """
+        return banded.losses(
+            hidden, targets, None, *self.arrays(), banded.Settings(tails=self.tails)
+        )
+
+    def log_probs(self, hidden: jax.Array) -> jax.Array:
+        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
+        needed.
+        """
+        return banded.log_probs(hidden, *self.arrays())
+
+    def predict(self, hidden: jax.Array) -> jax.Array:
+        """The most probable word of each token, int32 `[...]`: the argmax of `log_probs`, without
+        that matrix. A tail is computed only for tokens whose best word may be in it.
+        """
+        return predict(hidden, *self.arrays())
+
+    def _drawn(self, hidden, row_ids, train):
+        """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
         hidden = floats("hidden", hidden, ...)
         row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
@@ -124,25 +201,53 @@ class Softmax(nn.Module):
             per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
-        return Loss(
-            *banded.loss(
-                hidden, targets, weights, self.bands(train=train), self.clusters, settings, seeds
+        return hidden, settings, seeds
+
+
+class AdaptiveSoftmax(Softmax):
+    """The adaptive softmax (Grave et al. 2017), on a table that is given or on one of its own:
+
+        AdaptiveSoftmax(vocabulary_size=267_735, features=1024, cutoffs=(20_000, 60_000))
+        AdaptiveSoftmax(TiedTable(self.embed), tail_dropout=0.2)
+
+    The first is `Softmax(OwnTable(...))`. Word ids must be in order of frequency, 0 the most
+    frequent.
+
+    Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`. Without a table, these are those
+        of its `adaptive_jax.outputs.tables.OwnTable`: vocabulary_size, features, cutoffs, factor,
+        width, bias, table_init.
+
+    Raises:
+        InputError: as `Softmax` and `OwnTable`; both a table and a size of one, or neither.
+    """
+
+    table: nn.Module = None  # type: ignore[assignment]  # made below, where None is given
+    vocabulary_size: InitVar[int | None] = None
+    features: InitVar[int | None] = None
+    cutoffs: InitVar[Sequence[int]] = ()
+    factor: InitVar[int] = OwnTable.factor
+    width: InitVar[int] = OwnTable.width
+    bias: InitVar[bool] = OwnTable.bias
+    table_init: InitVar[Callable | None] = None  # that of OwnTable
+
+    def __post_init__(self, *sizes):
+        names = "vocabulary_size", "features", "cutoffs", "factor", "width", "bias", "table_init"
+        given = {
+            name: value
+            for name, value in zip(names, sizes, strict=False)  # flax calls it again without any
+            if value != getattr(AdaptiveSoftmax, name)
+        }
+        if self.table is None:
+            if missing := [name for name in names[:2] if name not in given]:
+                raise InputError(
+                    f"table=None needs vocabulary_size and features, and {missing[0]} is missing:"
+                    " give both, or a table such as TiedTable(...)"
+                )
+            # Without a parent, the table is adopted by this layer, wherever that is made.
+            self.table = OwnTable(**given, parent=None)
+        elif given:
+            name, value = next(iter(given.items()))
+            raise InputError(
+                f"{name}={value!r} must be left out where a table is given: give it to the table"
             )
-        )
-
-    def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Negative log-likelihood of each target `[...]` in nats, in the order given; see
-        `banded.nll`.
-        """
-        return banded.losses(
-            hidden, targets, None, self.bands(), self.clusters, banded.Settings(tails=self.tails)
-        )
-
-    def log_probs(self, hidden: jax.Array) -> jax.Array:
-        """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
-        needed.
-        """
-        return banded.log_probs(hidden, self.bands(), self.clusters)
-
-
-AdaptiveSoftmax = Softmax  # the paper's name for it where the table has several bands
+        super().__post_init__()

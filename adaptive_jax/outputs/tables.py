@@ -8,7 +8,7 @@ the hidden states to its width (Baevski & Auli 2019, section 4.1). Head and tail
 own projection starts from that width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flax import linen as nn
 
@@ -30,7 +30,7 @@ class OwnTable(nn.Module):
     Without cutoffs it has one band, for a full softmax; with them the narrowing bands of an
     adaptive softmax (Grave et al. 2017). The first band has a projection only where its width is
     not `features`, since the head multiplies hidden states and words directly (Baevski & Auli 2019,
-    section 3). All arrays start Xavier-uniform.
+    section 3). Projections start Xavier-uniform.
 
     Attributes: as those of `adaptive_jax.inputs.adaptive.AdaptiveInput`, and
         bias: add a bias to the logit of every word, 0 at first.
@@ -38,6 +38,8 @@ class OwnTable(nn.Module):
             as fairseq's gated convolutional network does under a full softmax.
         projected: give bands a projection where their width is not `features`. Without, only a
             differentiated softmax of slices can read them.
+        table_init: how every table starts, a function `(key, shape)`, as flax's `Embed` takes it:
+            with the names of its axes if it comes from `nn.with_partitioning`.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number
@@ -52,13 +54,14 @@ class OwnTable(nn.Module):
     bias: bool = False
     weight_norm: bool = False
     projected: bool = True
+    table_init: Callable = nn.initializers.xavier_uniform()
 
     def __post_init__(self):
         super().__post_init__()
         band_shapes(self)
 
     def setup(self):
-        tables = make_tables(self, lambda width: nn.initializers.xavier_uniform())
+        tables = make_tables(self, lambda width: self.table_init)
         if self.weight_norm:
             lengths = [
                 self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1))
@@ -86,7 +89,7 @@ class TiedTable(nn.Module):
 
     Attributes:
         source: the module whose `bands()` are shared.
-        features: width of the hidden states.
+        features: width of the hidden states; None: the source's own `features`.
         share_projections: use the source's projections of the tails; otherwise this module has its
             own.
         share_head_projection: use the source's projection of band 0 as well; otherwise the head has
@@ -100,12 +103,12 @@ class TiedTable(nn.Module):
             torch's adaptive softmax is a matrix of its own.
 
     Raises:
-        InputError: a source without bands, or whose projections take other features; cutoffs for a
-            source that has several bands, or cutoffs beyond the vocabulary.
+        InputError: a source without bands or without features, or whose projections take other
+            features; cutoffs for a source that has several bands, or cutoffs beyond the vocabulary.
     """
 
     source: nn.Module
-    features: int
+    features: int | None = None
     share_projections: bool = True
     share_head_projection: bool = False
     cutoffs: Sequence[int] = ()
@@ -113,12 +116,19 @@ class TiedTable(nn.Module):
     own_head: bool = False
 
     def __post_init__(self):
-        super().__post_init__()
-        check_at_least(1, features=self.features)
         if not hasattr(self.source, "bands"):
             raise InputError(
                 f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)"
             )
+        if self.features is None:
+            self.features = getattr(self.source, "features", None)
+        super().__post_init__()
+        if self.features is None:
+            raise InputError(
+                f"features=None needs a source that has features, and {type(self.source).__name__}"
+                " has none: give the width of the hidden states"
+            )
+        check_at_least(1, features=self.features)
 
     def setup(self):
         bands = self.source.bands()

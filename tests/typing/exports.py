@@ -38,6 +38,9 @@ assert_type(OwnTable(100, 8).bands(), list[Band])
 print(adaptive_jax.nonesuch)  # type: ignore[attr-defined]
 AdaptiveInput(vocabulary_size=100, features=8, cutofs=(20,))  # type: ignore[call-arg]
 AdaptiveSoftmax(OwnTable(100, 8), tail_dropout="high")  # type: ignore[arg-type]
+assert_type(AdaptiveSoftmax(vocabulary_size=100, features=8, cutoffs=(20,)), AdaptiveSoftmax)
+AdaptiveSoftmax(vocabulary_size="many", features=8)  # type: ignore[arg-type]
+TiedTable(words, feature=8)  # type: ignore[call-arg]
 CharacterCNN(length="long")  # type: ignore[call-arg, arg-type]
 Transformer(features=8, layers=1, heads="two", feed_forward=8)  # type: ignore[arg-type]
 
@@ -48,6 +51,8 @@ def score(model: LanguageModel, softmax: Softmax, batch: Batch, hidden: jax.Arra
     print(batch.words)  # type: ignore[attr-defined]
     assert_type(linear_cross_entropy(hidden, hidden, hidden), jax.Array)
     linear_cross_entropy(hidden, hidden, hidden, mask=hidden)  # type: ignore[call-arg]
+    assert_type(softmax(hidden, hidden, reduction="none"), jax.Array)
+    assert_type(softmax.predict(hidden), jax.Array)
     return softmax.loss(hidden, hidden, hidden)
 
 

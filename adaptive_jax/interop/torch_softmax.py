@@ -1,0 +1,154 @@
+"""Weights of `torch.nn.AdaptiveLogSoftmaxWithLoss` in and out of `AdaptiveSoftmax`, bit by bit.
+
+    layer, params = from_torch(module.state_dict())
+    state = to_torch(layer.bind({"params": params}))
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
+
+Torch is not imported: tensors and numpy arrays will do. There, clusters are the last rows of the
+head, in the order of the tails, as they are the last columns here; a tail is a projection
+`tail.i.0.weight [width, features]` and a table `tail.i.1.weight [words, width]`.
+"""
+
+import itertools
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.outputs.softmax import AdaptiveSoftmax
+
+
+def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax, dict]:
+    """A layer and its parameters, float32, from the `state_dict()` of torch's module.
+
+    Sizes and cutoffs are read off the shapes. With head_bias, the layer has a bias for every word,
+    0 for those of the tails: the same probabilities, and further training learns them too.
+
+    Args:
+        state: tensors or numpy arrays under torch's names.
+        settings: other fields of the layer, such as tail_dropout.
+
+    Raises:
+        InputError: tensors that are missing, left over or do not fit together, or tails whose
+            widths are not those of a whole div_value.
+    """
+    arrays = {name: _array(name, tensor) for name, tensor in state.items()}
+    tails = sum(name.endswith(".1.weight") for name in arrays)
+    known = [f"tail.{i}.{j}.weight" for i in range(tails) for j in (0, 1)]
+    wrong = {*arrays} - {"head.bias"} ^ {"head.weight", *known}
+    if wrong or not tails:
+        raise InputError(
+            f"a state of {_listed(arrays)} must have head.weight, tail.i.0.weight and"
+            " tail.i.1.weight: give the state_dict() of torch.nn.AdaptiveLogSoftmaxWithLoss"
+        )
+    head, bias = arrays["head.weight"], arrays.get("head.bias")
+    projections, tables = ([arrays[name] for name in known[i::2]] for i in (0, 1))
+    words, features = len(head) - tails, head.shape[-1]
+    widths = [table.shape[-1] for table in tables]
+    _check_shape("head.weight", head, (max(words, 1) + tails, features))
+    for i, (projection, table) in enumerate(zip(projections, tables, strict=True)):
+        _check_shape(known[2 * i], projection, (widths[i], features))
+        _check_shape(known[2 * i + 1], table, (len(table), widths[i]))
+    if bias is not None:
+        _check_shape("head.bias", bias, (words + tails,))
+    sizes = [words, *map(len, tables)]
+    *cutoffs, vocabulary_size = itertools.accumulate(sizes)
+    layer = AdaptiveSoftmax(
+        vocabulary_size=vocabulary_size,
+        features=features,
+        cutoffs=tuple(cutoffs),
+        factor=_factor(features, widths),
+        bias=bias is not None,
+        **settings,
+    )
+    tables = [head[:words], *tables]
+    table = {f"table_{i}": array for i, array in enumerate(tables)}
+    table |= {f"projection_{i}": array for i, array in enumerate(projections, 1)}
+    # Many bands of one width share parameters.
+    names = jax.eval_shape(lambda: layer.init(jax.random.key(0), method="bands"))["params"]["table"]
+    if "table" in names:
+        table["table"] = np.concatenate(tables)
+    if "projections" in names:
+        table["projections"] = np.stack(projections)
+    if "bias" in names:
+        table["bias"] = np.concatenate([bias[:words], np.zeros(sum(sizes[1:]), np.float32)])
+    params = {"table": {name: table[name] for name in names}, "clusters": head[words:]}
+    if bias is not None:
+        params["cluster_bias"] = bias[words:]
+    return layer, params
+
+
+def to_torch(softmax) -> dict[str, np.ndarray]:
+    """The state, float32, of a `torch.nn.AdaptiveLogSoftmaxWithLoss` with a layer's probabilities.
+
+    Args:
+        softmax: a layer with its parameters: `layer.bind({"params": params})`, the softmax of a
+            model that is bound, `model.bind(variables).softmax`, or one of `adaptive_jax.nnx`.
+
+    Raises:
+        InputError: a layer that torch's module cannot express: one band, a projection of the head,
+            a tail without one, or a bias in a tail.
+    """
+    (head, *tails), clusters = softmax.arrays()
+    if not tails:
+        raise InputError("a softmax of 1 band must have cutoffs for torch's module: give some")
+    if head.projection is not None:
+        raise InputError(
+            f"a head with a projection {list(head.projection.shape)} must have none for torch's"
+            " module: make the first band as wide as the features"
+        )
+    state = {"head.weight": np.concatenate([_float32(head.table), _float32(clusters.table)])}
+    if head.bias is not None:
+        state["head.bias"] = np.concatenate([_float32(head.bias), _float32(clusters.bias)])
+    for i, (table, projection, bias) in enumerate(tails):
+        if projection is None:
+            raise InputError(f"tail {i} must have a projection for torch's module: use OwnTable")
+        if bias is not None and np.any(bias):
+            raise InputError(
+                f"tail {i} must have no bias for torch's module, and has one up to"
+                f" {np.abs(bias).max():.3g}: make it 0"
+            )
+        state |= {f"tail.{i}.0.weight": _float32(projection), f"tail.{i}.1.weight": _float32(table)}
+    return state
+
+
+def _array(name, tensor):
+    """A tensor of torch, or what numpy reads, as float32."""
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach().cpu().float().numpy()
+    array = _float32(tensor)
+    if array.ndim != (1 if name.endswith("bias") else 2):
+        raise InputError(
+            f"{name} of shape {list(array.shape)} must be a matrix, a bias a vector: give the state"
+            " of one module"
+        )
+    return array
+
+
+def _float32(array):
+    return np.array(array, np.float32)
+
+
+def _factor(features, widths):
+    """The whole number by which each band is narrower than the one before it."""
+    for factor in range(1, features + 1):
+        if widths == [features // factor ** (i + 1) for i in range(len(widths))]:
+            return factor
+    raise InputError(
+        f"tails of widths {_listed(widths)} must be those of a whole div_value for {features}"
+        " features: give them as bands to adaptive_cross_entropy"
+    )
+
+
+def _check_shape(name, array, shape):
+    if array.shape != shape:
+        raise InputError(
+            f"{name} of shape {list(array.shape)} must be {list(shape)} to fit the others: give the"
+            " state of one module"
+        )
+
+
+def _listed(values, most=2):
+    values = [str(value) for value in values]
+    return ", ".join(values[:most]) + ", ..." * (len(values) > most)

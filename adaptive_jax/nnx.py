@@ -1,0 +1,93 @@
+"""The layers for `flax.nnx`: the linen layers in flax's own bridge, so numbers, fields and methods
+are theirs.
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = AdaptiveInput(267_735, 256, (20_000, 60_000), rngs=rngs)
+            self.softmax = AdaptiveSoftmax(source=self.embed, rngs=rngs)
+
+        def __call__(self, tokens, targets):
+            return self.softmax(self.embed(tokens), targets)
+
+Parameters are `nnx.Param` under the names of linen's, made without a sample input. Dropout takes
+its key from the call: `softmax(hidden, targets, train=True, rngs=nnx.Rngs(dropout=key))`.
+"""
+
+from collections.abc import Sequence
+
+from flax import linen, nnx
+
+from adaptive_jax.errors import InputError
+from adaptive_jax.inputs import adaptive
+from adaptive_jax.outputs import softmax
+from adaptive_jax.outputs.tables import TiedTable
+
+
+class AdaptiveInput(nnx.bridge.ToNNX):
+    """`adaptive_jax.AdaptiveInput` with parameters of its own."""
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        features: int,
+        cutoffs: Sequence[int] = (),
+        *,
+        rngs: nnx.Rngs,
+        **fields,
+    ):
+        """Args: `rngs`, and the fields of the linen layer.
+
+        Raises:
+            InputError: as the linen layer.
+        """
+        super().__init__(adaptive.AdaptiveInput(vocabulary_size, features, cutoffs, **fields))
+        self.lazy_init(method="bands", rngs=rngs)
+
+
+class AdaptiveSoftmax(nnx.bridge.ToNNX):
+    """`adaptive_jax.AdaptiveSoftmax` with parameters of its own, or on the table of an input.
+
+    Its methods are those of the linen layer: a call is the loss; `loss`, `nll`, `log_probs`,
+    `predict`, `bands`.
+    """
+
+    def __init__(
+        self,
+        table: linen.Module | None = None,
+        *,
+        source: nnx.bridge.ToNNX | None = None,
+        rngs: nnx.Rngs,
+        **fields,
+    ):
+        """Args:
+            table: a linen table, such as `OwnTable(...)`; None: sizes are among the fields, or
+                there is a source.
+            source: the input whose parameters are shared, as the same `nnx.Param`. The table is
+                `TiedTable(source.to_nnx__module)`, or another that is given with that source.
+            rngs: of the parameters.
+            fields: of the linen layer.
+
+        Raises:
+            InputError: as the linen layer, or a table that does not have this source.
+        """
+        if source is None:
+            super().__init__(softmax.AdaptiveSoftmax(table, **fields))
+            self.lazy_init(method="bands", rngs=rngs)
+            return
+        linen_source = source.to_nnx__module
+        table = TiedTable(linen_source) if table is None else table
+        if getattr(table, "source", None) != linen_source:
+            raise InputError(
+                f"table={type(table).__name__} must have the source that is given: give"
+                " TiedTable(source.to_nnx__module, ...)"
+            )
+        super().__init__(softmax.AdaptiveSoftmax(table, **fields))
+        shared = {name: value for name, value in vars(source).items() if _is_variable(name)}
+        self.table = {"source": shared}
+        self(method="bands", mutable=["params"], rngs=rngs)  # makes what is missing
+        self.table = self.table | {"source": shared}
+
+
+def _is_variable(name):
+    """Whether an attribute of a bridge holds variables, not what the bridge needs."""
+    return not name.startswith(("to_nnx__", "_pytree__"))

@@ -1,0 +1,110 @@
+"""The most probable word of each token, from the bands of `adaptive_jax.losses.banded`."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.losses.distribution import in_dtype, of_head, of_member
+from adaptive_jax.losses.given import given
+from adaptive_jax.losses.groups import Member, join
+
+LOGITS = 2**25  # float32 logits that are alive at a time, at most: 128 MiB
+TAIL_ROWS = 64  # tokens of a chunk of a tail, at most: few need it, and a chunk is computed whole
+
+
+class _Best(NamedTuple):
+    value: jax.Array  # [tokens], log-probability of the best word so far
+    word: jax.Array  # [tokens], its id
+
+
+def predict(hidden, bands, clusters=None) -> jax.Array:
+    """The most probable word of each token, int32 `[...]`; the smallest id of equally probable
+    ones.
+
+    It is the argmax of `banded.log_probs`, without that matrix. No word of a tail is more probable
+    than its tail, so a tail is computed only for the tokens whose best word so far is less probable
+    than it: of static shapes, in a loop whose trip count is read off the data. A token of NaN gets
+    word 0.
+
+    Args:
+        hidden: `[..., features]`.
+        bands, clusters: see `adaptive_jax.losses.banded`.
+
+    Raises:
+        InputError: shapes that do not fit.
+    """
+    hidden, bands, clusters = given(hidden, bands, clusters)
+    shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
+    sizes, (head, *tails) = join(bands)
+    best, reached = _of_head(hidden, head, clusters)
+    tail, first = 0, sizes[0][0]
+    for group, members in zip(tails, sizes[1:], strict=True):
+        group = in_dtype(group, hidden.dtype)
+
+        def visit(number, best, group=group, members=members, tail=tail, first=first):
+            member = Member(group, members, number)
+            reach = lax.dynamic_index_in_dim(reached, tail + number, axis=1, keepdims=False)
+            return _of_tail(hidden, (group, member, first), reach, best)
+
+        best = lax.fori_loop(0, len(members), visit, best) if members[1:] else visit(0, best)
+        tail, first = tail + len(members), first + sum(members)
+    return best.word.reshape(shape)
+
+
+def _of_head(hidden, head, clusters):
+    """The best of the head's words, and the log-probabilities `[tokens, tails]` of the tails."""
+    words, count = len(head.table), len(hidden)
+    rows = _rows(count, words)
+
+    def visit(part):
+        values = of_head(part, head, clusters)
+        if not words:  # a head of tails alone
+            nothing = jnp.full(len(part), -jnp.inf), jnp.zeros(len(part), jnp.int32)
+            return _Best(*nothing), values
+        return _best(values[:, :words]), values[:, words:]
+
+    parts = jnp.pad(hidden, ((0, -count % rows), (0, 0))).reshape(-1, rows, hidden.shape[1])
+    return jax.tree.map(lambda a: lax.collapse(a, 0, 2)[:count], lax.map(visit, parts))
+
+
+def _of_tail(hidden, tail, reach, best):
+    """The best words after a tail `(group, member, first word of the group)`, whose
+    log-probabilities are `reach [tokens]`.
+    """
+    group, member, first = tail
+    count = len(hidden)
+    largest = len(group.table) if member.own is None else len(member.own)
+    rows = _rows(min(count, TAIL_ROWS), largest)
+    needed = reach > best.value
+    # The tokens that need the tail, one after another; behind them stands a row that does not
+    # exist.
+    order = jnp.nonzero(needed, size=count + rows, fill_value=count)[0]
+
+    def visit(trip, best):
+        at = lax.dynamic_slice_in_dim(order, trip * rows, rows)
+        values = of_member(hidden.at[at].get(mode="clip"), group, member)
+        values += reach.at[at].get(mode="clip")[:, None]
+        value, column = _best(values)
+        at = jnp.where(value > best.value.at[at].get(mode="clip"), at, count)
+        return _Best(
+            best.value.at[at].set(value, mode="drop"),
+            best.word.at[at].set(first + member.first + column, mode="drop"),
+        )
+
+    return lax.fori_loop(0, (needed.sum() + rows - 1) // rows, visit, best)
+
+
+def _best(values):
+    """The best column of each row of `values [rows, n]`, the first of equal ones."""
+    column = values.argmax(axis=1)
+    value = jnp.take_along_axis(values, column[:, None], axis=1)[:, 0]
+    return _Best(value, column.astype(jnp.int32))
+
+
+def _rows(count, words):
+    """Tokens of a chunk whose logits over so many words are within `LOGITS`, shared evenly."""
+    most = max(1, LOGITS // max(1, words))
+    return math.ceil(count / math.ceil(count / most))

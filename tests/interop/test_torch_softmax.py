@@ -1,0 +1,175 @@
+"""Weights of torch's adaptive softmax in and out: torch's numbers, and its arrays bit by bit."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax import AdaptiveInput, AdaptiveSoftmax, InputError, OwnTable, Softmax, TiedTable
+from adaptive_jax.interop.torch_softmax import from_torch, to_torch
+from tests.toys import random_params
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+CASES = json.loads((FIXTURES / "reference.json").read_text())["torch_adaptive_log_softmax"]
+
+
+def part(data, case, kind):
+    """The arrays `case/kind/name` by name."""
+    start = f"{case}/{kind}/"
+    return {name.removeprefix(start): data[name] for name in data.files if name.startswith(start)}
+
+
+def same(ours, theirs):
+    assert sorted(ours) == sorted(theirs)
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_of_torch_give_the_numbers_of_torch(case):
+    """Log-probabilities, losses and gradients that torch computed; and the same arrays back."""
+    data, settings = np.load(FIXTURES / "torch_adaptive_log_softmax.npz"), CASES[case]
+    state, of = part(data, case, "weight"), {"rtol": 2e-5, "atol": 2e-5}
+    layer, params = from_torch(state)
+    assert layer.table.vocabulary_size == settings["n_classes"]
+    assert layer.table.cutoffs == tuple(settings["cutoffs"])
+    assert layer.table.factor == settings["div_value"]
+    same(to_torch(layer.bind({"params": params})), state)
+    hidden, targets = data[f"{case}/input"], data[f"{case}/target"].astype("i")
+
+    @jax.jit
+    def run(params, hidden):
+        def loss(params, hidden):
+            return layer.apply({"params": params}, hidden, targets, reduction="sum")
+
+        variables = {"params": params}
+        return (
+            layer.apply(variables, hidden, targets),
+            layer.apply(variables, hidden, targets, reduction="none"),
+            layer.apply(variables, hidden, method="log_probs"),
+            layer.apply(variables, hidden, method="predict"),
+            jax.grad(loss, (0, 1))(params, hidden),
+        )
+
+    mean, each, log_probs, predicted, (d_params, d_hidden) = run(params, hidden)
+    np.testing.assert_allclose(mean, data[f"{case}/loss"], **of)
+    np.testing.assert_allclose(-each, data[f"{case}/output"], **of)
+    np.testing.assert_allclose(log_probs, data[f"{case}/log_prob"], **of)
+    np.testing.assert_array_equal(predicted, data[f"{case}/log_prob"].argmax(axis=1))
+    gradients = part(data, case, "grad")
+    expected = gradients.pop("input"), *jax.tree.leaves(from_torch(gradients)[1])
+    if settings["head_bias"]:  # torch has none in the tails
+        cut = settings["cutoffs"][0]
+        bias = d_params["table"]["bias"]
+        d_params["table"]["bias"] = bias.at[cut:].set(0)
+    for ours, theirs in zip((d_hidden, *jax.tree.leaves(d_params)), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+
+
+TORCH = {
+    "narrowing": dict(in_features=16, n_classes=60, cutoffs=[9, 25], div_value=4.0, head_bias=True),
+    "many of one width": dict(
+        in_features=6, n_classes=70, cutoffs=list(range(7, 70, 7)), div_value=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_module_of_torch_and_back(name):
+    """The installed torch: equal log-probabilities and predictions, and a fresh module that
+    loads the arrays gives bit-equal losses.
+    """
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    torch.manual_seed(0)
+    module = torch.nn.AdaptiveLogSoftmaxWithLoss(**TORCH[name])
+    hidden = torch.randn(30, TORCH[name]["in_features"])
+    targets = torch.randint(0, TORCH[name]["n_classes"], (30,))
+    layer, params = from_torch(module.state_dict(), tail_dropout=0.1)
+    assert layer.tail_dropout == 0.1
+    run = jax.jit(lambda h, t: (layer.apply({"params": params}, h, t), *both(layer, params, h)))
+    mean, log_probs, predicted = run(hidden.numpy(), targets.int().numpy())
+    with torch.no_grad():
+        output, loss = module(hidden, targets)
+        np.testing.assert_allclose(log_probs, module.log_prob(hidden), rtol=2e-6, atol=2e-6)
+        np.testing.assert_array_equal(predicted, module.predict(hidden))
+        np.testing.assert_allclose(mean, loss, rtol=2e-6)
+        other = torch.nn.AdaptiveLogSoftmaxWithLoss(**TORCH[name])
+        state = to_torch(layer.bind({"params": params}))
+        other.load_state_dict({name: torch.from_numpy(array) for name, array in state.items()})
+        assert torch.equal(other(hidden, targets).output, output)
+    half = from_torch({k: v.bfloat16() for k, v in module.state_dict().items()})[1]
+    assert jax.tree.map(jnp.shape, half) == jax.tree.map(jnp.shape, params)
+
+
+def both(layer, params, hidden):
+    return [layer.apply({"params": params}, hidden, method=m) for m in ("log_probs", "predict")]
+
+
+def test_a_tied_softmax_goes_out_through_its_bands():
+    """Torch's module has no input; the tied arrays are copied, and the probabilities stay."""
+    softmax = AdaptiveSoftmax(TiedTable(AdaptiveInput(40, 8, (10, 20), factor=2)))
+    hidden = np.random.default_rng(0).normal(size=(5, 8)).astype("f")
+    shapes = jax.eval_shape(lambda: softmax.init(jax.random.key(0), method="bands"))
+    variables = random_params(shapes)
+    layer, params = from_torch(to_torch(softmax.bind(variables)))
+    ours, theirs = jax.jit(
+        lambda h: (
+            softmax.apply(variables, h, method="log_probs"),
+            layer.apply({"params": params}, h, method="log_probs"),
+        )
+    )(hidden)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+STATE = {
+    "head.weight": np.ones((7, 8), "f"),
+    "tail.0.0.weight": np.ones((4, 8), "f"),
+    "tail.0.1.weight": np.ones((9, 4), "f"),
+    "tail.1.0.weight": np.ones((2, 8), "f"),
+    "tail.1.1.weight": np.ones((3, 2), "f"),
+}
+
+
+def bound(softmax):
+    shapes = jax.eval_shape(lambda: softmax.init(jax.random.key(0), method="bands"))
+    return softmax.bind(random_params(shapes))
+
+
+WRONG = {
+    "no head": ({"tail.0.1.weight": STATE["tail.0.1.weight"]}, "a state of tail.0.1.weight"),
+    "a prefix": ({f"softmax.{name}": a for name, a in STATE.items()}, "softmax.head.weight"),
+    "left over": (STATE | {"tail.0.1.bias": np.ones(9, "f")}, "head.weight, tail.0.0"),
+    "other features": (
+        STATE | {"tail.0.0.weight": np.ones((4, 6), "f")},
+        "tail.0.0.weight of shape [4, 6] must be [4, 8]",
+    ),
+    "a short bias": (STATE | {"head.bias": np.ones(5, "f")}, "head.bias of shape [5]"),
+    "a flat head": (STATE | {"head.weight": np.ones(7, "f")}, "head.weight of shape [7]"),
+    "no word in the head": (STATE | {"head.weight": np.ones((2, 8), "f")}, "[2, 8] must be [3, 8]"),
+    "a broken div_value": (
+        STATE | {"tail.1.0.weight": np.ones((1, 8), "f"), "tail.1.1.weight": np.ones((3, 1), "f")},
+        "widths 4, 1 must be those of a whole div_value",
+    ),
+    "one band": (Softmax(OwnTable(9, 4)), "1 band must have cutoffs"),
+    "a projected head": (
+        AdaptiveSoftmax(vocabulary_size=9, features=4, cutoffs=(3,), width=8, factor=2),
+        "[8, 4] must have none",
+    ),
+    "a bias in a tail": (
+        AdaptiveSoftmax(vocabulary_size=9, features=4, cutoffs=(3,), factor=2, bias=True),
+        "tail 0 must have no bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_one_line(name):
+    """The names or shapes that are wrong, and what to give."""
+    wrong, says = WRONG[name]
+    with pytest.raises(InputError) as error:
+        from_torch(wrong) if isinstance(wrong, dict) else to_torch(bound(wrong))
+    line = str(error.value)
+    assert says in line and ": " in line and "\n" not in line and len(line) < 200

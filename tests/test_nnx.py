@@ -1,0 +1,128 @@
+"""The layers of `adaptive_jax.nnx` give the numbers of the linen layers, parameter by parameter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import adaptive_jax
+from adaptive_jax import InputError, OwnTable, TiedTable
+from adaptive_jax.interop.torch_softmax import from_torch, to_torch
+from adaptive_jax.nnx import AdaptiveInput, AdaptiveSoftmax
+
+SIZES = {"vocabulary_size": 40, "features": 8, "cutoffs": (10, 20), "factor": 2}
+TOKENS = np.random.default_rng(0).integers(0, 40, (3, 5))
+TARGETS = np.random.default_rng(1).integers(0, 40, (3, 5))
+HIDDEN = np.random.default_rng(2).normal(size=(3, 5, 8)).astype("f")
+
+
+def params_of(layer):
+    return nnx.to_pure_dict(nnx.state(layer, nnx.Param))
+
+
+def equal(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+class Tied(nnx.Module):
+    """An input and a softmax on its table."""
+
+    def __init__(self, rngs):
+        self.embed = AdaptiveInput(**SIZES, rngs=rngs)
+        self.softmax = AdaptiveSoftmax(source=self.embed, rngs=rngs)
+
+    def __call__(self, tokens, targets):
+        return self.softmax(self.embed(tokens), targets)
+
+
+class LinenTied(linen.Module):
+    """The same in linen."""
+
+    def setup(self):
+        self.embed = adaptive_jax.AdaptiveInput(**SIZES)
+        self.softmax = adaptive_jax.AdaptiveSoftmax(TiedTable(self.embed))
+
+    def __call__(self, tokens, targets):
+        return self.softmax(self.embed(tokens), targets)
+
+
+def test_a_softmax_is_linen_s():
+    """Names of parameters, loss, gradients, dropout, log-probabilities and predictions."""
+    layer = AdaptiveSoftmax(**SIZES, tail_dropout=0.5, bias=True, rngs=nnx.Rngs(0))
+    other = adaptive_jax.AdaptiveSoftmax(**SIZES, tail_dropout=0.5, bias=True)
+    params, key = params_of(layer), jax.random.key(3)
+    shapes = jax.eval_shape(lambda: other.init(key, HIDDEN, TARGETS))["params"]
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+    assert jax.tree.structure(nnx.state(layer)) == jax.tree.structure(nnx.state(layer, nnx.Param))
+
+    @nnx.jit
+    def ours(layer, hidden):
+        def loss(layer):
+            return layer(hidden, TARGETS, train=True, rngs=nnx.Rngs(dropout=key))
+
+        value, gradient = nnx.value_and_grad(loss)(layer)
+        return value, gradient, layer.log_probs(hidden), layer.predict(hidden)
+
+    @jax.jit
+    def theirs(params, hidden):
+        def run(params, *given, **how):
+            return other.apply({"params": params}, hidden, *given, **how)
+
+        dropped = nnx.Rngs(dropout=key).dropout()
+        value, gradient = jax.value_and_grad(run)(
+            params, TARGETS, train=True, rngs={"dropout": dropped}
+        )
+        methods = "log_probs", "predict"
+        return value, gradient, *(run(params, method=name) for name in methods)
+
+    value, gradient, *rest = ours(layer, HIDDEN)
+    equal((value, nnx.to_pure_dict(gradient), *rest), theirs(params, HIDDEN))
+
+
+def test_a_tied_softmax_shares_the_parameters_of_its_input():
+    """They are the same variables, so a step of an optimizer changes both; loss and gradients
+    are those of the linen model.
+    """
+    model = Tied(nnx.Rngs(0))
+    assert model.softmax.table["source"]["table_1"] is model.embed.table_1
+    params = params_of(model)
+    assert sorted(params) == ["embed", "softmax"] and sorted(params["softmax"]) == ["clusters"]
+    value, gradient = nnx.jit(nnx.value_and_grad(lambda m: m(TOKENS, TARGETS)))(model)
+    expected = jax.jit(
+        jax.value_and_grad(lambda p: LinenTied().apply({"params": p}, TOKENS, TARGETS))
+    )(params)
+    equal((value, nnx.to_pure_dict(gradient)), expected)
+    equal(model.softmax.bands()[1].table, model.embed.bands()[1].table)
+    narrow = AdaptiveSoftmax(
+        TiedTable(model.embed.to_nnx__module, share_projections=False),
+        source=model.embed,
+        rngs=nnx.Rngs(1),
+    )
+    assert sorted(params_of(narrow)["table"]) == ["projection_1", "projection_2", "source"]
+    with pytest.raises(InputError, match="table=OwnTable must have the source"):
+        AdaptiveSoftmax(OwnTable(40, 8), source=model.embed, rngs=nnx.Rngs(1))
+
+
+def test_weights_of_torch_go_in_and_out():
+    """`nnx.update` takes the parameters of linen's layer, and `to_torch` reads the layer."""
+    random = np.random.default_rng(0)
+    shapes = {
+        "head.weight": (12, 8),
+        **{"tail.0.0.weight": (4, 8), "tail.0.1.weight": (10, 4)},
+        **{"tail.1.0.weight": (2, 8), "tail.1.1.weight": (20, 2)},
+    }
+    state = {name: random.normal(size=shape).astype("f") for name, shape in shapes.items()}
+    layer = AdaptiveSoftmax(**SIZES, rngs=nnx.Rngs(0))
+    nnx.update(layer, from_torch(state)[1])
+    equal(to_torch(layer), state)
+
+
+def test_axes_keep_their_names():
+    """Those of `linen.with_partitioning`, as flax's bridge hands them on."""
+    init = linen.with_partitioning(linen.initializers.normal(), ("words", "width"))
+    mesh = jax.make_mesh((1, 1), ("words", "width"), (jax.sharding.AxisType.Auto,) * 2)
+    with jax.set_mesh(mesh):
+        layer = AdaptiveSoftmax(**SIZES, table_init=init, clusters_init=init, rngs=nnx.Rngs(0))
+    specs = nnx.to_pure_dict(nnx.get_partition_spec(nnx.state(layer)))
+    assert specs["table"]["table_2"] == specs["clusters"] == jax.P("words", "width")
