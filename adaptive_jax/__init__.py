@@ -33,6 +33,8 @@ _MODULES = {
     "Transformer": "bodies.transformer",
     "adaptive_cross_entropy": "losses.cross_entropy",
     "build": "model.language_model",
+    "count_ids": "data.vocabulary.frequency",
+    "frequency_order": "data.vocabulary.frequency",
     "linear_cross_entropy": "losses.cross_entropy",
     "load": "text.load",
 }
@@ -43,6 +45,8 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.bodies.lstm import AWDLSTM as AWDLSTM
     from adaptive_jax.bodies.lstm import LSTM as LSTM
     from adaptive_jax.bodies.transformer import Transformer as Transformer
+    from adaptive_jax.data.vocabulary.frequency import count_ids as count_ids
+    from adaptive_jax.data.vocabulary.frequency import frequency_order as frequency_order
     from adaptive_jax.errors import InputError as InputError
     from adaptive_jax.inputs.adaptive import AdaptiveInput as AdaptiveInput
     from adaptive_jax.inputs.char_cnn import CharacterCNN as CharacterCNN

@@ -26,8 +26,13 @@ COMMANDS = {  # by the module that has its flags and its `main`
 
 def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
-    from adaptive_jax.config import commands
-    from adaptive_jax.errors import InputError, check_known
+    from adaptive_jax.errors import InputError, MissingPackage, check_known
+
+    try:
+        from adaptive_jax.config import commands
+    except MissingPackage as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
     if name is None:
         if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):

@@ -1,9 +1,10 @@
 """The one kind of error that a user causes and can fix."""
 
+import contextlib
 import difflib
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 
 class InputError(ValueError):
@@ -12,6 +13,25 @@ class InputError(ValueError):
 
     The scripts print it without a traceback and exit with status 2.
     """
+
+
+class MissingPackage(InputError, ModuleNotFoundError):
+    """A package of the extra `train` is not installed."""
+
+
+@contextlib.contextmanager
+def of_extra_train() -> Iterator[None]:
+    """Surrounds imports of packages that layers and losses do without.
+
+    Raises:
+        MissingPackage: one is not there; the message says how to install it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            f"training and trained models need {error.name}: pip install 'adaptive_jax[train]'"
+        ) from None
 
 
 def check_rates(layer: object, *fields: str) -> None:

@@ -13,26 +13,19 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 from adaptive_jax.config.keys import complete, resolve
 from adaptive_jax.training.loop import train
 from configs import quickstart
+from tests import programs
+from tests.programs import HASTE
 
-# Most programs of the tests run once, so all are compiled in haste. Read when JAX first runs.
-HASTE = "--xla_backend_optimization_level=0"
-if jax.__version_info__ < (0, 11):
-    # Later versions have no other way to compile fused loops; here it halves the time.
-    HASTE += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
+compiled, eight = programs.compiled, programs.eight  # fixtures
 
 # Collecting garbage after every 700 new objects takes a tenth of the time of tracing.
 gc.set_threshold(100_000, 50, 50)
-
-# A shape that is broadcast by accident is a mistake that no test would see.
-jax.config.update("jax_numpy_rank_promotion", "raise")
 
 ROOT = Path(__file__).parents[1]
 TOPICS, WORDS = 12, 10
@@ -42,21 +35,6 @@ def pytest_collection_modifyitems(items):
     """Files with a test marked `first` begin first, so that no worker waits at the end."""
     first = {item.path for item in items if item.get_closest_marker("first")}
     items.sort(key=lambda item: item.path not in first)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled(pytestconfig):
-    """A directory where programs once compiled are found again, by all processes of the tests and
-    by the next run of them. JAX_COMPILATION_CACHE_DIR names another.
-    """
-    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    directory = directory or str(pytestconfig.rootpath / ".pytest_cache" / "compiled")
-    jax.config.update("jax_compilation_cache_dir", directory)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    return {
-        "JAX_COMPILATION_CACHE_DIR": directory,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    }
 
 
 @pytest.fixture(scope="session")
@@ -305,36 +283,6 @@ def quick_command(server, tmp_path_factory):
         return subprocess.CompletedProcess(arguments, status, out, err)
 
     return quick_command
-
-
-@pytest.fixture(scope="session")
-def eight(compiled, tmp_path_factory):
-    """`eight(CODE, *arguments)`: exit status, stdout and stderr of a program on eight devices.
-
-    All run in one process; see tests/eight.py.
-    """
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {HASTE}"}
-    process = subprocess.Popen(
-        [sys.executable, "tests/eight.py"],
-        cwd=ROOT,
-        env=os.environ | compiled | {"JAX_PLATFORMS": "cpu"} | flags,
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-
-    def eight(code, *arguments):
-        directory = tmp_path_factory.mktemp("eight")
-        job = {"code": code, "argv": list(map(str, arguments)), "directory": str(directory)}
-        process.stdin.write(json.dumps(job) + "\n")
-        process.stdin.flush()
-        status = int(process.stdout.readline())
-        out, err = ((directory / name).read_text() for name in ("out", "err"))
-        return subprocess.CompletedProcess(arguments, status, out, err)
-
-    with process:
-        yield eight
-        process.stdin.close()
 
 
 @pytest.fixture

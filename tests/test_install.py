@@ -1,15 +1,19 @@
 """`pip install -e .`: scripts beside the clone import the package, and an ordinary wheel has
-all of it.
+all of it: losses and layers for themselves, and the trainer with its extra.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from adaptive_jax.errors import InputError, of_extra_train
 
 pytest.importorskip("setuptools", minversion="77")
 ROOT = Path(__file__).parents[1]
@@ -31,11 +35,14 @@ def clone(tmp_path_factory):
     )
     for name in "pyproject.toml", "README.md", "LICENSE":
         shutil.copy(ROOT / name, clone)
+    for name in "tests", "benchmarks", "tools":  # which no wheel takes along
+        (clone / name).mkdir()
+        (clone / name / "__init__.py").touch()
     return clone
 
 
-def build(clone, hook):
-    """The names and contents of a wheel of the clone."""
+def built(clone, hook):
+    """A wheel of the clone."""
     done = subprocess.run(
         [sys.executable, "-c", BUILD, hook, str(clone.parent)],
         cwd=clone,
@@ -43,7 +50,12 @@ def build(clone, hook):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(clone.parent / done.stdout.splitlines()[-1]) as wheel:
+    return clone.parent / done.stdout.splitlines()[-1]
+
+
+def build(clone, hook):
+    """The names and contents of a wheel of the clone."""
+    with zipfile.ZipFile(built(clone, hook)) as wheel:
         return {name: wheel.read(name).decode(errors="replace") for name in wheel.namelist()}
 
 
@@ -87,3 +99,90 @@ def test_a_wheel_has_the_package(clone):
         if path.suffix in (".py", ".typed", ".css")
     }
     assert {name for name in build(clone, "build_wheel") if ".dist-info/" not in name} == files
+
+
+def test_what_training_needs_is_told_in_one_line():
+    """Whoever has the layers alone and imports the trainer reads how to install it, as an error of
+    imports and as one that commands print without a traceback.
+    """
+    says = re.escape("trained models need no_such_package: pip install 'adaptive_jax[train]'")
+    for kind in InputError, ModuleNotFoundError:
+        with pytest.raises(kind, match=says), of_extra_train():
+            import no_such_package  # noqa: F401
+
+
+CONFIG = """
+from adaptive_jax.config import rows
+
+def get_config():
+    return rows.config({
+        "steps": 2, "tokens_per_update": 64, "tokens_per_device": 64, "batches.sequence_length": 16,
+        "evaluate_every": 0, "data.corpus": "ids", "data.path": "ids", "data.vocabulary_size": 50,
+        "data.cache": "cache", "input.cutoffs": (20,), "body.layers": 1, "body.features": 8,
+        "body.heads": 1, "body.feed_forward": 8, "schedule.warmup_steps": 1,
+    })
+"""
+LAYERS = [
+    "linear_cross_entropy",
+    "AdaptiveInput",
+    "AdaptiveSoftmax",
+    "LSTM",
+    "Transformer",
+    "build",
+]
+
+
+@pytest.mark.slow
+def test_a_wheel_installed_outside_the_clone(clone, tmp_path):
+    """Without extras it brings jax, flax and optax alone, passes the tests of losses, and says in
+    one line what training needs; with `train` it trains on ids by a config file of one's own, and
+    by a copy of configs/own_text.py. A wheel that only works in the clone is of no use to others.
+    """
+    outside = tmp_path / "outside"
+    shutil.copytree(ROOT / "tests" / "losses", outside / "tests" / "losses")
+    for name in "toys.py", "eight.py", "programs.py":
+        shutil.copy(ROOT / "tests" / name, outside / "tests")
+    (outside / "tests" / "conftest.py").write_text("from tests.programs import *\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command, status=0):
+        done = subprocess.run(command, cwd=outside, env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+    run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
+    python, command = (str(tmp_path / "venv" / "bin" / name) for name in ("python", "adaptive_jax"))
+    wheel = str(built(clone, "build_wheel"))
+    run(python, "-m", "pip", "install", "--quiet", wheel)
+    listed = run(python, "-m", "pip", "list", "--format=freeze").split()
+    names = {line.partition("==")[0].lower().replace("_", "-") for line in listed}
+    assert len(names) < 40 and not names & {
+        "ml-collections",
+        "tensorflow-datasets",
+        "sentencepiece",
+    }
+    run(python, "-c", f"import adaptive_jax; [getattr(adaptive_jax, n) for n in {LAYERS}]")
+    needs = "training and trained models need ml_collections: pip install 'adaptive_jax[train]'\n"
+    (outside / "my.py").write_text(CONFIG)
+    assert run(command, "train", "--config=my.py", status=2) == f"error: {needs}"
+    for statement in "import adaptive_jax.training.loop", "import adaptive_jax; adaptive_jax.load":
+        assert run(python, "-c", statement, status=1).endswith(f"MissingPackage: {needs}")
+
+    run(python, "-m", "pip", "install", "--quiet", "pytest")
+    run(python, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "tests")
+
+    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[train]")
+    (outside / "ids").mkdir()
+    for split in "train", "valid", "test":
+        ids = np.random.default_rng(0).integers(0, 50, 2_000)
+        np.save(outside / "ids" / f"{split}.npy", ids)
+    assert "finished: 2 updates" in run(command, "train", "--config=my.py", "--workdir=run")
+    assert "nats a token" in run(command, "evaluate", "--workdir=run")
+    shutil.copy(ROOT / "configs" / "own_text.py", outside)
+    of_ids = (
+        "--config.data.corpus=ids",
+        "--config.data.path=ids",
+        "--config.data.vocabulary_size=50",
+    )
+    own = "--config=own_text.py", "--config.data.cache=cache", "--workdir=own", *of_ids
+    assert "bands        none" in run(command, "train", *own, "--hours=0.01", "--dry_run")

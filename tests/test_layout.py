@@ -92,6 +92,12 @@ def test_imports_go_one_way():
     assert {room_of(name) for name in MODULES} == {*ROOMS}
 
 
+def at_import(path):
+    """The statements that run when a file is imported; imports inside functions wait."""
+    body = parsed(path).body
+    return body + [inner for node in body if isinstance(node, ast.With) for inner in node.body]
+
+
 def third_parties(room):
     """Packages that a room needs when it is imported, through what it imports of the project."""
     found, seen = set(), set()
@@ -101,7 +107,7 @@ def third_parties(room):
         if path in seen:
             continue
         seen.add(path)
-        nodes = list(parsed(path).body)  # not inside functions: those imports wait
+        nodes = at_import(path)
         names = [
             alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
         ]
@@ -116,6 +122,24 @@ def test_losses_need_jax_alone_and_layers_flax():
     assert third_parties("losses") <= {"jax", "numpy"}
     for room in "numerics", "inputs", "bodies", "outputs", "nnx", "model", "optimizers":
         assert third_parties(room) <= {"jax", "numpy", "flax", "optax"}, room
+
+
+def test_a_missing_package_is_told_with_its_extra():
+    """An import of a package that flax and optax do not bring is within `of_extra_train`, so that
+    its error names the extra; `import adaptive_jax.training.loop` would say a bare name.
+    """
+    brought = {"jax", "numpy", "flax", "optax", "ml_dtypes", "absl", "orbax", "rich", "tensorstore"}
+    bare = {
+        (name, found)
+        for name, path in MODULES.items()
+        for node in parsed(path).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for found in (
+            [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+        if found.split(".")[0] not in {"adaptive_jax", *brought, *sys.stdlib_module_names}
+    }
+    assert not bare
 
 
 def test_no_module_imports_itself_through_others():
@@ -173,11 +197,13 @@ def test_public_names_are_documented():
 
 
 def test_requirements_are_the_project_and_its_quickstart():
-    """requirements.txt lists exactly what pyproject.toml asks for, with the extra `quickstart`."""
+    """requirements.txt lists exactly what pyproject.toml asks for, with the extras `train` and
+    `quickstart`.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     wanted = {
-        "requirements.txt": project["dependencies"] + extras["quickstart"],
+        "requirements.txt": project["dependencies"] + extras["train"] + extras["quickstart"],
         "requirements-bench.txt": extras["bench"],
     }
     for name, requirements in wanted.items():

@@ -534,7 +534,8 @@ def keys(group, prefix=""):
 
 
 # What is no mistake, although the rows below would have it.
-ACCEPTED = {("divergence.loss", "inf"), ("divergence.spike", "inf"), ("optimizer.clip_norm", "inf")}
+INFINITE = ("divergence.loss", "divergence.spike", "optimizer.clip_norm")
+ACCEPTED = {*((key, "inf") for key in INFINITE), ("data.eos", "-1")}
 WRONG_VALUES = {
     int: ("-1", HUGE),
     float: ("-1", "nan", "inf", "1e30"),

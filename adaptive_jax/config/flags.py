@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
 
 from adaptive_jax.config import keys, rows
-from adaptive_jax.errors import InputError, check_known, one_line
+from adaptive_jax.errors import InputError, check_known, of_extra_train, one_line
+
+with of_extra_train():
+    from ml_collections import ConfigDict, config_flags
 
 CURE = "give --config=configs/NAME.py or configs/NAME.py:row"
 PACKAGE = Path(__file__).parents[1]

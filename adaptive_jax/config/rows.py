@@ -21,10 +21,11 @@ A config file states what differs from the defaults, by dotted keys, and has a r
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-from ml_collections.config_dict import FieldReference
+from adaptive_jax.errors import check_known, of_extra_train
 
-from adaptive_jax.errors import check_known
+with of_extra_train():
+    from ml_collections import ConfigDict
+    from ml_collections.config_dict import FieldReference
 
 # Groups of keys, outer ones before inner ones
 GROUPS = ("divergence", "metrics", "data", "batches", "input", "body", "output", "output.table")

@@ -33,8 +33,8 @@ def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
     Returns:
         `characters` and `bits_per_character`, None if the text is not known, see
         `count_characters`; `bands`, see `by_band`; the `vocabulary`'s size and `fingerprint`, which
-        differs when a word, a count or the order differs; `versions` of python, of packages and of
-        the device.
+        differs when a word, a count or the order differs, and its `unit`, word or token, which
+        losses are per; `versions` of python, of packages and of the device.
     """
     counts = ~np.isnan(nll)
     nll, ids = nll[counts], ids[:][counts]
@@ -44,7 +44,11 @@ def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
         "characters": characters,
         "bits_per_character": None if characters is None else bits / characters,
         "bands": by_band(nll, run.vocabulary.ranks[ids], edges(run)),
-        "vocabulary": {"size": len(run.vocabulary), "fingerprint": run.vocabulary.digest},
+        "vocabulary": {
+            "size": len(run.vocabulary),
+            "fingerprint": run.vocabulary.digest,
+            "unit": run.vocabulary.unit,
+        },
         "versions": (
             {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
             | _versions()
@@ -60,8 +64,9 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
 
     Returns:
         None if a word is `<unk>`: nobody knows its characters, and the model does not predict them.
+        None, too, of ids of a tokenizer.
     """
-    if not len(ids) or vocabulary.unknown(ids):
+    if not len(ids) or vocabulary.unit == "token" or vocabulary.unknown(ids):
         return None
     # The last unit of a word ends with a mark, which is no character of the text.
     marks = 0 if vocabulary.ends.all() else 1
@@ -152,18 +157,19 @@ def markdown(result: Mapping) -> str:
     """The whole card as a page of Markdown: for a README, an issue or a log."""
     settings = flat({key: value for key, value in result["settings"].items() if key != "config"})
     unseen, paper = result["unseen"], result["published"]
+    unit = result["vocabulary"]["unit"]
     rows = {
         "perplexity": f"{result['perplexity']:.2f}",
-        "nats a word": f"{result['nll']:.4f}",
+        f"nats a {unit}": f"{result['nll']:.4f}",
         "bits a character": _number(result["bits_per_character"], 4),
-        "words": f"{result['words']:,}",
-        "words never seen in training": "not known" if unseen is None else f"{unseen:.1%}",
+        f"{unit}s": f"{result['words']:,}",
+        f"{unit}s never seen in training": "not known" if unseen is None else f"{unseen:.1%}",
         "unigram perplexity": _number(result["unigram_perplexity"]),
         "published": "" if paper is None else _compared(paper),
         **{f"perplexity of ranks {ranks}": paid for ranks, paid in _shown(result["bands"])},
         "updates": f"{result['step']:,}",
         "vocabulary": (
-            f"{result['vocabulary']['size']:,} words, fingerprint"
+            f"{result['vocabulary']['size']:,} {unit}s, fingerprint"
             f" {result['vocabulary']['fingerprint']}"
         ),
         "settings": ", ".join(

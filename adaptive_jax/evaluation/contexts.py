@@ -18,9 +18,10 @@ def table(results: Sequence[dict]) -> Iterator[str]:
     """Lines of a table as Table 5 of Baevski & Auli 2019: what a row reads and scores,
     perplexity, and the seconds that it took.
     """
+    unit = results[0]["vocabulary"]["unit"]
     yield (
         f"{'window':>8}{'context':>9}{'scored':>9}"
-        f"{'perplexity':>13}{'nats a word':>13}{'seconds':>10}"
+        f"{'perplexity':>13}{f'nats a {unit}':>13}{'seconds':>10}"
     )
     for row in rows(results):
         yield (
@@ -79,7 +80,7 @@ def figure(results: Sequence[dict]):
         )
     axes.set(
         xlabel="context, tokens that are given before the first that is scored",
-        ylabel=f"perplexity a word, {first['split']} split",
+        ylabel=f"perplexity a {first['vocabulary']['unit']}, {first['split']} split",
         title=f"windows of {first['settings']['window']:,} tokens, after {first['step']:,} updates",
         xticks=[context for context, _ in points],
         ymargin=0.15,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.methods import Job, prepared
@@ -100,6 +101,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
     checked = [_checked(config, each) for each in requests]
     own, data = read_words(workdir), _data(workdir, config, request)
+    check_ends(own, checked[0][0].break_mode)
     paper = card.published(workdir, request.split)
     vocabulary = extended(own, request.vocabulary, data, request.split)
     corpus = load(data, vocabulary=vocabulary, splits=(request.split,))

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from adaptive_jax.data.corpora.occurring import occurring
-from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, open_run
@@ -40,10 +39,10 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
     """
     if name == TRAIN:
         return own
-    if isinstance(own, Subwords):
+    if type(own) is not Vocabulary:
         raise InputError(
             f"--vocabulary={name} is for words, and this run has sub-word units, which spell every"
-            " word: leave it out"
+            " word, or ids of a tokenizer: leave it out"
         )
     words = (
         [word for word, _ in most_frequent_first(occurring(data, split))]

@@ -27,6 +27,7 @@ def say(result: dict, words: str, settings: Windows) -> None:
             _part(name, part) for name, part in result["open"].items()
         )
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
+    unit = result["vocabulary"]["unit"]
     chosen = "".join(
         f", {key} {result[key]:g}"
         for key in ("model_weight", "theta", "temperature")
@@ -34,7 +35,7 @@ def say(result: dict, words: str, settings: Windows) -> None:
     )
     parts = [
         f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a"
-        f" word) over {result['words']:,} words"
+        f" {unit}) over {result['words']:,} {unit}s"
         + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
         words,
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window}, "

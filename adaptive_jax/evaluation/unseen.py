@@ -13,7 +13,8 @@ MANY = 0.05  # the share from which a perplexity says little about the text
 
 
 def describe_words(corpus: Corpus, split: str) -> str:
-    """Says it of a split: "<unk> 2.1%, unseen words 1.9%". Reads all ids.
+    """Says it of a split: "<unk> 2.1%, unseen words 1.9%", of ids "unseen tokens 0.1%". Reads all
+    ids.
 
     Warns of more than 5 % unseen words, and of more than 5 % `<unk>` if that is twice the train
     split's share: the published Penn Treebank has `<unk>` for rare words already, 4.8 % of its
@@ -24,9 +25,9 @@ def describe_words(corpus: Corpus, split: str) -> str:
     usual = (
         float(vocabulary.chances[vocabulary.index[UNKNOWN]]) if UNKNOWN in vocabulary.words else 0.0
     )
-    shares = (
-        f"<unk> {unknown:.1%}, unseen words {'not known' if unseen is None else f'{unseen:.1%}'}"
-    )
+    shares = f"unseen {vocabulary.unit}s {'not known' if unseen is None else f'{unseen:.1%}'}"
+    if vocabulary.unit == "word":
+        shares = f"<unk> {unknown:.1%}, {shares}"
     if unknown > max(MANY, 2 * usual) or (unseen or 0.0) > MANY:
         message = (
             "%s split: %s: its perplexity says little about the text; is it tokenised like the"

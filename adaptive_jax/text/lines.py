@@ -39,7 +39,16 @@ class Lines(NamedTuple):
 
     @classmethod
     def of(cls, data: Mapping, vocabulary: Vocabulary) -> "Lines":
-        """Those of a run. data: the group of its config."""
+        """Those of a run. data: the group of its config.
+
+        Raises:
+            InputError: a run on ids of a tokenizer, none of which ends a document.
+        """
+        if EOS not in vocabulary.index:
+            raise InputError(
+                "this run was trained on ids, and none of them ends a document: to score or write"
+                " lines of ids train with --config.data.eos=ID"
+            )
         return cls(vocabulary, _splitter(data), _joiner(data))
 
     def words(self, line: str) -> list[str]:
@@ -61,11 +70,18 @@ class Lines(NamedTuple):
         """
         if not isinstance(self.vocabulary, Subwords) and UNKNOWN not in self.vocabulary.index:
             for word in words:
-                if word not in self.vocabulary.index:
+                if word in self.vocabulary.index:
+                    continue
+                if self.vocabulary.unit == "token":
                     raise InputError(
-                        f"{word[:60]!r} is none of the {len(self.vocabulary):,} words of this run,"
-                        f" which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
+                        f"{word[:60]!r} is no id of this run's tokenizer: text cannot be made into"
+                        " ids here, so give ids, 0 to"
+                        f" {len(self.vocabulary) - 1:,}, separated by spaces"
                     )
+                raise InputError(
+                    f"{word[:60]!r} is none of the {len(self.vocabulary):,} words of this run,"
+                    f" which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
+                )
         return self.vocabulary.encode_words(words)
 
     def encode(self, text: str) -> np.ndarray:

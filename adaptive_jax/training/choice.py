@@ -44,22 +44,29 @@ def settle(config: dict, workdir: Path) -> dict:
     config = config | {"data": data}
     if (workdir / "config.json").exists():
         return _filled(config, read_config(workdir))
-    words = load(
-        data | {"threshold": 1, "limit": 0, "codes": 0, "vocabulary_size": 0}, splits=()
-    ).vocabulary
+    whole = {"threshold": 1, "limit": 0, "codes": 0}
+    known = {"vocabulary_size": data["vocabulary_size"] or 0}
+    of_ids = data["corpus"] == "ids"
+    if of_ids:  # nothing is to be chosen, and a limit that is given is refused
+        data = data | {key: value for key, value in whole.items() if data[key] is None}
+    words = load(data | known if of_ids else data | known | whole, splits=()).vocabulary
     speed = product_speed({size.features for size in SIZES})
-    data, vocabulary = choose_vocabulary(data, words, tokens_to_read(config, words.counts, speed))
+    if of_ids:
+        vocabulary = f"all {len(words):,} ids of the tokenizer, the most frequent first"
+    else:
+        read = tokens_to_read(config, words.counts, speed)
+        data, vocabulary = choose_vocabulary(data, words, read)
     hosts.say("\n".join([*lines, f"words        {vocabulary}"]))
     try:
-        corpus = load(data | {"vocabulary_size": 0})
+        corpus = load(data | known)
     except TooManyCodes as error:
         if config["data"]["codes"] is not None or not error.able:
             raise
         data = data | {"codes": error.able}
         hosts.say(f"merges       only {error.able}: they make every word of this text one unit")
-        corpus = load(data | {"vocabulary_size": 0})
-    known = accelerators.accelerator(jax.devices()[0].device_kind) is not None
-    config = _filled(config | {"data": data}, {"dtype": "bfloat16" if known else "float32"})
+        corpus = load(data | known)
+    fast = accelerators.accelerator(jax.devices()[0].device_kind) is not None
+    config = _filled(config | {"data": data}, {"dtype": "bfloat16" if fast else "float32"})
     tokens = {split: len(ids) for split, ids in corpus.ids.items()}
     chosen, why = choose(config, corpus.vocabulary.counts, tokens, speed, jax.device_count())
     hosts.say(

@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from adaptive_jax.config.keys import General
 from adaptive_jax.data.vocabulary.clusters import in_order
-from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import open_run
@@ -84,9 +83,10 @@ def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabular
     if not both:
         return own
     words = read_words(workdir if begun else path_of(config["init_from"]))
-    if isinstance(own, Subwords) or isinstance(words, Subwords):
+    if {type(own), type(words)} != {Vocabulary}:
         raise InputError(
-            "init_words=both is for words, and sub-word units spell every word: leave it out"
+            "init_words=both is for words, and sub-word units or ids of a tokenizer are complete:"
+            " leave it out"
         )
     return own.with_words(words.words)
 

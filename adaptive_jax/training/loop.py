@@ -18,6 +18,7 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.entries import check_lexicon, lexicon_of
+from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.evaluation.unseen import describe_words
@@ -97,6 +98,7 @@ def train(
     layout = Layout(**config["batches"])
     if vocabulary is not corpus.vocabulary:
         corpus = load(config["data"], vocabulary=vocabulary)
+    check_ends(vocabulary, layout.break_mode)
     check_same_vocabulary(workdir, vocabulary)
     memory = accelerators.memory()
     plan = make_plan(config, len(vocabulary), jax.device_count(), memory)
@@ -106,7 +108,9 @@ def train(
     sizes = plan.rows_per_update, plan.accumulation
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
     hosts.say(f"rows         {batches}")
-    hosts.say(f"words        of the validation split: {describe_words(corpus, 'validation')}")
+    unit, said = vocabulary.unit, describe_words(corpus, "validation")
+    said += "; losses and perplexities are per token" if unit == "token" else ""
+    hosts.say(f"{unit + 's':<13}of the validation split: {said}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
     check_fits(given, workdir, model)

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
 import tensorstore
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, of_extra_train
 from adaptive_jax.files import in_store, kvstore, reason, replacing
 from adaptive_jax.parallel import hosts, sharding
+
+with of_extra_train():
+    import filelock
 
 HOLDER = ".training"  # holds `process 12 on HOST`
 WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}

@@ -109,7 +109,7 @@ def test_a_card_is_of_the_tokens_that_count():
         pytest.approx(1.7),
     )
     assert [band["share"] for band in found["bands"]] == [pytest.approx(0.6), pytest.approx(0.2)]
-    assert found["vocabulary"] == {"size": 6, "fingerprint": WORDS.digest}
+    assert found["vocabulary"] == {"size": 6, "fingerprint": WORDS.digest, "unit": "word"}
     assert {"python", "device", "jax"} <= found["versions"].keys()
 
 

@@ -10,9 +10,34 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 SPLITS = ("train", "validation", "test")
 
 
+class Renumbered:
+    """Tokens under other numbers, `new[i]` for each i that is stored, looked up when they are read:
+    nothing is copied.
+
+    ids: integers `[tokens]`, a memory-mapped file or anything that is indexed like one.
+    new: int32 `[V]`.
+    """
+
+    dtype, ndim = np.dtype(np.int32), 1
+
+    def __init__(self, ids: np.ndarray, new: np.ndarray):
+        self._ids, self._new, self.shape = ids, new, (len(ids),)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
+        return self._new[self._ids[index]]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("renumbered tokens cannot be an array without a copy")
+        return np.asarray(self[:], dtype)
+
+
 class Corpus(NamedTuple):
-    """A vocabulary, and int32 `[tokens]` for each split, read-only: a memory-mapped file, or
-    `storage.Ids` of a URL.
+    """A vocabulary, and int32 `[tokens]` for each split, read-only: a memory-mapped file,
+    `stored.Ids` of a URL, or one of these `Renumbered`.
 
     unseen: for each split where it is known, the share of its words, `<eos>` included, that the
         vocabulary was not learnt from: words that it lacks; for sub-word units, words that the

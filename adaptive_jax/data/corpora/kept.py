@@ -8,13 +8,15 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import filelock
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, of_extra_train
 from adaptive_jax.files import in_store, path_of, replacing
+
+with of_extra_train():
+    import filelock
 
 CACHE = "~/.cache/adaptive_jax"
 
@@ -105,7 +107,7 @@ def read_ids(path: Path, words: int) -> np.ndarray:
         if len(ids) and not 0 <= some.min() <= some.max() < words:
             raise ValueError(f"it has ids from {some.min()} to {some.max()}, of {words:,} words")
     except Exception as error:  # a damaged header makes NumPy fail in many ways
-        raise InputError(_damaged(path, error)) from error
+        raise InputError(damaged(path, error)) from error
     return ids
 
 
@@ -123,10 +125,11 @@ def read_numbers(path: Path) -> list[int]:
             raise ValueError("it should have numbers")
         return list(map(int, text.split()))
     except (OSError, ValueError) as error:
-        raise InputError(_damaged(path, error)) from error
+        raise InputError(damaged(path, error)) from error
 
 
-def _damaged(path, error):
+def damaged(path: Path, error: BaseException) -> str:
+    """The message about a file of the cache that cannot be read."""
     reason = " ".join(str(error).split())[:150] or type(error).__name__
     return f"{path} is damaged ({reason}); remove it to have it made again"
 

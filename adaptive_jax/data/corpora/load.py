@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora import kept, known
-from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
+from adaptive_jax.data.corpora import kept, known, token_files
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, Renumbered
 from adaptive_jax.data.corpora.kept import cache_of, home_of
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
@@ -54,6 +54,7 @@ CORPORA: dict[str, Published | None] = {
     "billion_word": Published(793_471, {}),
     "europarl": None,
     "text_files": None,
+    "ids": None,
     "embedded": None,
 }
 # Other names in use, for suggestions.
@@ -69,6 +70,7 @@ ALIASES = {
     ),
     **dict.fromkeys(("europarl-v7", "europarl7", "wmt"), "europarl"),
     **dict.fromkeys(("text", "own", "own_text", "files", "txt", "custom"), "text_files"),
+    **dict.fromkeys(("tokens", "token_ids", "own_ids", "npy", "bin", "binary"), "ids"),
     **dict.fromkeys(("bible", "asv", "quickstart"), "embedded"),
 }
 
@@ -77,9 +79,9 @@ class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy, see `local_texts`; for billion_word also where tensorflow-datasets prepared
-        `lm1b`; or empty, for the published copy; or a URL that holds a prepared corpus, see
-        `stored`, where the settings below have no effect.
+    path: a local copy, see `local_texts`, of ids `token_files`; for billion_word also where
+        tensorflow-datasets prepared `lm1b`; or empty, for the published copy; or a URL that holds a
+        prepared corpus, see `stored`, where the settings below have no effect.
     cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
         are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
@@ -90,7 +92,10 @@ class Settings(NamedTuple):
     tokeniser: "none" for text whose words are separated by spaces, or "moses".
     lower: whether to lower-case the text.
     vocabulary_size: words of the vocabulary, for plans made before the corpus is read; 0: unknown.
-        Not used to load it.
+        Not used to load it, but for ids: the size of the tokenizer's whole vocabulary.
+    eos: for ids: the id that ends a document; -1: none does.
+    ids_dtype: for ids in flat .bin files: uint8, uint16, uint32, int32 or int64; empty: uint16 if
+        it holds all ids, else uint32.
     """
 
     corpus: str = ""
@@ -102,6 +107,8 @@ class Settings(NamedTuple):
     tokeniser: str = "none"
     lower: bool = False
     vocabulary_size: int = 0
+    eos: int = -1
+    ids_dtype: str = ""
 
 
 def load(
@@ -125,6 +132,11 @@ def load(
     corpus, path = settings[:2]
     if "://" in path:
         return _stored(path, vocabulary, splits)
+    if corpus == "ids":
+        directory = home_of(path, "data.path")
+        files = token_files.Files(directory, settings.vocabulary_size, settings.ids_dtype)
+        with kept.usable(cache := cache_of(settings.cache)):
+            return token_files.corpus_of(files, settings.eos, cache, vocabulary, splits)
     needed = [s for s in SPLITS if s in splits or (s == "train" and vocabulary is None)]
     cache = cache_of(settings.cache)
     texts = texts_of(corpus, path, needed)
@@ -156,7 +168,26 @@ def checked_settings(data):
             f" {settings.threshold} and {settings.limit}: sub-word units can spell every word, so"
             " none becomes <unk>"
         )
+    _check_of_ids(settings)
     return settings
+
+
+def _check_of_ids(settings):
+    """Checks that settings of text are not given for ids, nor those of ids for text."""
+    ids, default = settings.corpus == "ids", Settings()
+    of_text = ("threshold", "limit", "codes", "tokeniser", "lower")
+    for key in of_text if ids else ("eos", "ids_dtype"):
+        if (value := getattr(settings, key)) != (left_out := getattr(default, key)):
+            raise InputError(
+                f"data.{key}={value!r} does not fit data.corpus={settings.corpus}: leave it"
+                f" {left_out!r}"
+            )
+    if ids and "://" not in settings.path and settings.vocabulary_size < 2:
+        raise InputError(
+            f"data.vocabulary_size={settings.vocabulary_size} must be 2 or more for"
+            " data.corpus=ids: give the size of the tokenizer's whole vocabulary"
+        )
+    check_known(f"data.ids_dtype={settings.ids_dtype!r}", settings.ids_dtype, token_files.DTYPES)
 
 
 def _prepared(settings, home, texts, vocabulary, splits):
@@ -215,7 +246,7 @@ def _stored(url, vocabulary, splits):
             f" this one of {len(vocabulary):,}: give the text itself as data.path=DIR"
         )
     new = np.array([vocabulary.index[word] for word in corpus.vocabulary.words], np.int32)
-    ids = {split: each.renumbered(new) for split, each in corpus.ids.items()}
+    ids = {split: Renumbered(each, new) for split, each in corpus.ids.items()}
     return corpus._replace(vocabulary=vocabulary, ids=ids)
 
 

@@ -18,7 +18,7 @@ def occurring(data: Mapping, split: str) -> dict[str, int]:
     """
     settings = checked_settings(data)
     corpus, path = settings[:2]
-    if "://" in path:
+    if "://" in path or corpus == "ids":
         raise InputError(
             f"{path} holds ids of one vocabulary: for the words of a text give the text itself as"
             " --data_path=DIR"

@@ -42,12 +42,8 @@ class Ids:
 
     dtype, ndim = np.dtype(np.int32), 1
 
-    def __init__(self, array: tensorstore.TensorStore, url: str, new: np.ndarray | None = None):
-        self._array, self._url, self._new, self.shape = array, url, new, tuple(array.shape)
-
-    def renumbered(self, new: np.ndarray) -> "Ids":
-        """The same tokens, `new[i]` for each i that is stored: another order of the same words."""
-        return Ids(self._array, self._url, new)
+    def __init__(self, array: tensorstore.TensorStore, url: str):
+        self._array, self._url, self.shape = array, url, tuple(array.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -65,8 +61,7 @@ class Ids:
             if ((at < 0) | (at >= len(self))).any():
                 raise IndexError(f"indices must be below {len(self):,}, got {index!r}")
         with _one_line("read", self._url):
-            stored = self._array[at].read().result()[()]
-        return stored if self._new is None else self._new[stored]
+            return self._array[at].read().result()[()]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         if copy is False:

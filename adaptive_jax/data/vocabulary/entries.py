@@ -70,10 +70,10 @@ def read_entries(vocabulary: Vocabulary, path: str, cache: str = "") -> Mapping[
     """
     if not path:
         raise InputError(f"input.lexicon is empty: {CURE}")
-    if not vocabulary.ends.all():
+    if not vocabulary.ends.all() or vocabulary.unit == "token":
         raise InputError(
             f"input.lexicon={path!r} says something of words, and the vocabulary has sub-words: set"
-            " data.codes=0"
+            " data.codes=0, or give text in place of data.corpus=ids"
         )
     source = path_of(path)
     if not source.is_dir():

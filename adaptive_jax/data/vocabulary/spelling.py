@@ -5,6 +5,7 @@ import functools
 import numpy as np
 
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.errors import InputError
 
 SYMBOLS = (EOS, UNKNOWN)  # words that have no letters
 
@@ -29,10 +30,18 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
         `places`: int32 `[words]`, for every word id its row in the other three, whose order is by
             length.
 
+    Raises:
+        InputError: ids of a tokenizer, which have no letters.
+
     >>> spelling(Vocabulary.build({"cat": 2, "<eos>": 1}), 4)["letters"]
     array([[  0,   0,   0,   0],
            [100,  98, 117,   0]], dtype=uint8)
     """
+    if vocabulary.unit == "token":
+        raise InputError(
+            "this input or table composes words from letters, and data.corpus=ids has none: give"
+            " --config.input.name=adaptive or lookup, and a table that is own or tied"
+        )
     letters = np.full(
         (len(vocabulary), length), PADDING if marks else 0, np.int16 if marks else np.uint8
     )

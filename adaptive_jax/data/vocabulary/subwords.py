@@ -19,11 +19,20 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import sentencepiece
 
-from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary, most_frequent_first
-from adaptive_jax.errors import InputError
+from adaptive_jax.data.vocabulary.token_ids import TokenIds, holds_ids
+from adaptive_jax.data.vocabulary.words import (
+    EOS,
+    UNKNOWN,
+    Vocabulary,
+    most_frequent_first,
+    read_counts,
+)
+from adaptive_jax.errors import InputError, of_extra_train
 from adaptive_jax.files import path_of, replacing
+
+with of_extra_train():
+    import sentencepiece
 
 # Part of the path of learnt units: increase it when the same text and codes are to give others
 FORMAT = 2
@@ -203,9 +212,11 @@ class Subwords(Vocabulary):
 
 
 def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
-    """Reads a vocabulary of words or of sub-word units, whichever was written. Raises
-    InputError for anything else.
+    """Reads a vocabulary of words, of sub-word units or of token ids, whichever was written.
+    Raises InputError for anything else.
     """
+    if holds_ids(read_counts(path)):  # words would have `<eos>` among them
+        return TokenIds.read(path)
     plain = Vocabulary.read(path)
     # Its units decide, not the model beside it: a missing model is an error, a left-over one is
     # not.

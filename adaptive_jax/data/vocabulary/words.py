@@ -44,6 +44,7 @@ class Vocabulary:
 
     words: tuple[str, ...]
     counts: np.ndarray
+    unit = "word"  # what losses and perplexities are per
 
     @classmethod
     def build(cls, counts: Mapping[str, int], threshold: int = 1, limit: int = 0) -> "Vocabulary":
@@ -94,28 +95,7 @@ class Vocabulary:
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Vocabulary":
         """Reads what `write` wrote. Raises InputError with the line number for anything else."""
-        try:
-            lines = path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-        except OSError as error:
-            raise InputError(
-                f"cannot read the vocabulary {path}: {error.strerror}; give the path of one"
-            ) from error
-        except UnicodeDecodeError as error:
-            number = error.object.count(b"\n", 0, error.start) + 1
-            raise InputError(
-                f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8"
-            ) from error
-        counts: dict[str, int] = {}
-        for number, line in enumerate(lines, start=1):
-            word, _, count = line.rpartition(" ")
-            wrong = ""
-            if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
-                wrong = f"{line!r} must be a word, one space and its count"
-            elif word in counts:
-                wrong = f"{word!r} occurs twice; keep one line for each word"
-            if wrong:
-                raise InputError(f"{path}, line {number}: {wrong}")
-            counts[word] = int(count)
+        counts = read_counts(path)
         if EOS not in counts:
             raise InputError(
                 f"{path}: {EOS} is missing; add it with the number of lines as its count"
@@ -230,6 +210,37 @@ class Vocabulary:
             f"{word} {count}\n"
             for word, count in zip(self.words, self.counts.tolist(), strict=True)
         )
+
+
+def read_counts(path: str | os.PathLike) -> dict[str, int]:
+    """The names and counts of a file with a line `NAME COUNT` for each entry, in its order.
+
+    Raises:
+        InputError: anything else, with the number of the line.
+    """
+    try:
+        lines = path_of(path).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise InputError(
+            f"cannot read the vocabulary {path}: {error.strerror}; give the path of one"
+        ) from error
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}, line {number}: not UTF-8; save the vocabulary as UTF-8"
+        ) from error
+    counts: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        word, _, count = line.rpartition(" ")
+        wrong = ""
+        if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
+            wrong = f"{line!r} must be a word, one space and its count"
+        elif word in counts:
+            wrong = f"{word!r} occurs twice; keep one line for each word"
+        if wrong:
+            raise InputError(f"{path}, line {number}: {wrong}")
+        counts[word] = int(count)
+    return counts
 
 
 def check_cut(threshold: int, limit: int) -> None:

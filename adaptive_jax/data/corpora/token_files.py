@@ -1,0 +1,176 @@
+"""Ids that any tokenizer made, in a file for each split: .npy, or .bin, which has nothing but the
+ids.
+
+DIR holds train, valid (or validation, or val) and test, each as .npy or .bin. Flat .bin files are
+little-endian. nanoGPT writes them as uint16, which holds the 50,257 ids of GPT-2; larger
+vocabularies need uint32. llm.c writes a header of 1,024 bytes first, which is recognised and says
+which of the two follows.
+
+The files are mapped into memory and never copied. Cutoffs need frequent words first, so the ids
+are counted once, and each is read as its rank by frequency: see `TokenIds`.
+"""
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.corpora import kept
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, Renumbered
+from adaptive_jax.data.corpora.text import NAMES
+from adaptive_jax.data.vocabulary.frequency import count_ids
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.files import replacing
+
+DTYPES = ("", "uint8", "uint16", "uint32", "int32", "int64")
+SUFFIXES = (".npy", ".bin")
+HEADER = 1024  # bytes of llm.c's
+LLM_C = {20240520: np.dtype("<u2"), 20240801: np.dtype("<u4")}  # by its first 4 bytes
+SOME = 1000  # ids that are looked at to see whether a file has twice as many bytes an id
+
+
+class Files(NamedTuple):
+    """Where the ids of the splits are.
+
+    vocabulary_size: of the tokenizer.
+    dtype: of flat .bin files, one of `DTYPES`.
+    """
+
+    directory: Path
+    vocabulary_size: int
+    dtype: str = ""
+
+    def find(self, split: str) -> Path:
+        """The file of a split. Raises InputError: none, or more than one."""
+        names = (*NAMES[split], *(["val"] if split == "validation" else []))
+        choice = [f"{name}{suffix}" for name in names for suffix in SUFFIXES]
+        found = [name for name in choice if (self.directory / name).is_file()]
+        if not found:
+            raise InputError(
+                f"data.path={self.directory} has no {split} split; add one of {', '.join(choice)}"
+            )
+        if len(found) > 1:
+            raise InputError(
+                f"data.path={self.directory} has both {' and '.join(found[:2])}; keep one of them"
+            )
+        return self.directory / found[0]
+
+    def ids(self, path: Path) -> np.ndarray:
+        """Maps the ids of a file into memory: integers `[tokens]`, at least one, read-only.
+
+        Raises:
+            InputError: a file that cannot be read, is empty, or holds anything but ids.
+        """
+        try:
+            ids = self._npy(path) if path.suffix == ".npy" else self._bin(path)
+        except (OSError, ValueError, EOFError) as error:
+            if isinstance(error, InputError):
+                raise
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:150]
+            raise InputError(f"cannot read {path}: {reason}; write the ids again") from error
+        if not len(ids):
+            raise InputError(f"{path} is empty; write at least one id into it")
+        return ids
+
+    def counts(self, path: Path, cache: Path) -> np.ndarray:
+        """How often each id occurs in a file, int64 `[vocabulary_size]`; counted once, and kept in
+        the cache.
+
+        Raises:
+            InputError: as `ids`, and an id that is not below the size of the vocabulary.
+        """
+        ids, stat = self.ids(path), path.stat()
+        about = (str(path.resolve()), stat.st_size, stat.st_mtime_ns, str(ids.dtype))
+        name = hashlib.sha256(repr((*about, self.vocabulary_size)).encode()).hexdigest()[:16]
+        file = cache / "ids" / f"{name}.npy"
+
+        def count():
+            with kept.bar(f"counting {path.name}") as show:
+                try:
+                    counts = count_ids(ids, self.vocabulary_size, show)
+                except InputError as error:
+                    raise InputError(
+                        f"{path}: {error} as data.vocabulary_size; read as {ids.dtype}, which"
+                        " data.ids_dtype changes for .bin files"
+                    ) from None
+            with replacing(file) as stream:
+                np.save(stream, counts)
+
+        kept.once(file, count)
+        try:
+            counts = np.load(file)
+            if counts.shape != (self.vocabulary_size,) or counts.sum() != len(ids):
+                raise ValueError(f"it counts {counts.sum():,} ids of {len(ids):,}")
+            return counts
+        except (OSError, ValueError, EOFError) as error:
+            raise InputError(kept.damaged(file, error)) from error
+
+    def _npy(self, path):
+        ids = np.load(path, mmap_mode="r")
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise InputError(
+                f"{path} must be integers in one dimension, got {ids.dtype} of shape {ids.shape}:"
+                " write the ids of the tokenizer, one text after the other"
+            )
+        return ids
+
+    def _bin(self, path):
+        size = path.stat().st_size
+        if not size:
+            return np.zeros(0, np.int32)
+        header = np.fromfile(path, "<i4", min(3, size // 4))
+        if len(header) == 3 and (dtype := LLM_C.get(int(header[0]))) is not None:
+            if HEADER + int(header[2]) * dtype.itemsize != size:
+                raise InputError(
+                    f"{path} is damaged: its header says {header[2]:,} ids, and it has {size:,}"
+                    " bytes; write it again"
+                )
+            return np.memmap(path, dtype, "r", HEADER, (int(header[2]),))
+        small = self.vocabulary_size <= 1 << 16
+        dtype = np.dtype(self.dtype or ("uint16" if small else "uint32")).newbyteorder("<")
+        if size % dtype.itemsize:
+            raise InputError(
+                f"{path} has {size:,} bytes, which is no whole number of {dtype.name}: give"
+                f" data.ids_dtype as one of {', '.join(DTYPES[1:])}"
+            )
+        ids = np.memmap(path, dtype, "r")
+        some = ids[: 2 * SOME]
+        if dtype.itemsize < 4 and len(some) > 3 and not some[1::2].any() and some[::2].any():
+            raise InputError(
+                f"{path} read as {dtype.name} has 0 as every second id: give data.ids_dtype="
+                f"uint{16 * dtype.itemsize}, or a .npy file"
+            )
+        return ids
+
+
+def corpus_of(
+    files: Files, eos: int, cache: Path, vocabulary: Vocabulary | None, splits: Collection[str]
+) -> Corpus:
+    """The corpus in some files of ids.
+
+    eos: the id that ends a document; -1: none does.
+    vocabulary: that of a trained model; None: that of the train split.
+
+    Raises:
+        InputError: a file that is missing, empty or not of such ids; a vocabulary of other ids.
+    """
+    if vocabulary is None:
+        vocabulary = TokenIds.of_counts(files.counts(files.find("train"), cache), eos)
+    elif not isinstance(vocabulary, TokenIds):
+        raise InputError(
+            f"data.corpus=ids needs a vocabulary of ids, and this one has {len(vocabulary):,}"
+            " words: give --data_path=DIR with text, or a run that was trained on ids"
+        )
+    files = files._replace(vocabulary_size=len(vocabulary))
+    never = vocabulary.counts[vocabulary.places] == 0
+    ids, unseen = {}, {}
+    for split in [split for split in SPLITS if split in splits]:
+        path = files.find(split)
+        counts = files.counts(path, cache)
+        ids[split] = Renumbered(files.ids(path), vocabulary.places)
+        unseen[split] = float(counts[never].sum() / counts.sum())
+    return Corpus(vocabulary, ids, unseen)

@@ -1,0 +1,71 @@
+"""Token ids of any tokenizer in order of frequency, which cutoffs rest on, and back.
+
+counts = count_ids(ids, vocabulary_size=128_000)
+order = frequency_order(counts)
+order.ranks[ids]            # what a model with cutoffs reads: 0 is the most frequent id
+order.ids[[0, 1, 2]]        # the three most frequent ids of the tokenizer
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.errors import InputError, check_at_least
+
+PART = 1 << 22  # ids looked at in one go: a file may be larger than memory
+
+
+class FrequencyOrder(NamedTuple):
+    """Two maps that undo each other, int32 `[V]` each.
+
+    ranks: the rank of each id, 0 for the most frequent one.
+    ids: the id of each rank.
+    """
+
+    ranks: np.ndarray
+    ids: np.ndarray
+
+
+def frequency_order(counts: np.ndarray) -> FrequencyOrder:
+    """Orders ids by how often they occur, the most frequent first; ids with equal counts stay in
+    order, so those that never occur come last.
+
+    counts: `[V]`, occurrences of each id in the training text, see `count_ids`.
+
+    >>> frequency_order([2, 0, 5])
+    FrequencyOrder(ranks=array([1, 2, 0], dtype=int32), ids=array([2, 0, 1], dtype=int32))
+    """
+    ids = np.argsort(-np.asarray(counts, np.int64), kind="stable").astype(np.int32)
+    ranks = np.empty_like(ids)
+    ranks[ids] = np.arange(len(ids), dtype=np.int32)
+    return FrequencyOrder(ranks, ids)
+
+
+def count_ids(
+    ids: np.ndarray, vocabulary_size: int, show: Callable[[float], None] = lambda share: None
+) -> np.ndarray:
+    """Counts how often each id occurs: int64 `[vocabulary_size]`. Reads a few million at a time.
+
+    ids: integers `[tokens]`, an array, a memory-mapped file, or anything with a length and slices.
+    show: called with the share that has been read.
+
+    Raises:
+        InputError: ids that are not integers, or an id that is not below `vocabulary_size`.
+    """
+    check_at_least(1, vocabulary_size=vocabulary_size)
+    counts = np.zeros(vocabulary_size, np.int64)
+    for begin in range(0, len(ids), PART):
+        part = np.asarray(ids[begin : begin + PART])
+        if part.dtype.kind not in "iu":
+            raise InputError(f"ids must be integers, got {part.dtype}: give those of a tokenizer")
+        wrong = (part < 0) | (part >= vocabulary_size)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise InputError(
+                f"ids must be from 0 to {vocabulary_size - 1:,}, got {part[at]:,} at place"
+                f" {begin + at:,}: give the size of the tokenizer's whole vocabulary"
+            )
+        counts += np.bincount(part.astype(np.int64, copy=False), minlength=vocabulary_size)
+        show((begin + len(part)) / len(ids))
+    return counts

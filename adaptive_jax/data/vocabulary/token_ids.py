@@ -1,0 +1,113 @@
+"""A vocabulary of somebody else's tokenizer: its entries are ids, in order of frequency.
+
+vocabulary.txt has a line `ID COUNT` for each entry, as that of words has `WORD COUNT`; the id that
+ends a document, if one does, is `<eos=ID>` there.
+"""
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from adaptive_jax.data.vocabulary.frequency import frequency_order
+from adaptive_jax.data.vocabulary.words import EOS, Vocabulary, read_counts
+from adaptive_jax.errors import InputError
+
+ENTRY = re.compile(r"0|[1-9][0-9]*|<eos=([0-9]+)>")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenIds(Vocabulary):
+    """The ids of a tokenizer, every one of 0 to V - 1, the most frequent first.
+
+    >>> TokenIds.of_counts(np.array([2, 0, 5]), eos=0).words
+    ('2', '<eos>', '1')
+
+    words: the ids as decimal numbers, and `<eos>` for the one that ends a document.
+    """
+
+    unit = "token"
+
+    @classmethod
+    def of_counts(cls, counts: np.ndarray, eos: int = -1) -> "TokenIds":
+        """The vocabulary of a training text.
+
+        counts: int64 `[V]`, occurrences of each id.
+        eos: the id that ends a document; -1: none does.
+
+        Raises:
+            InputError: `eos` is no id.
+        """
+        if not -1 <= eos < len(counts):
+            raise InputError(
+                f"data.eos={eos} must be an id from 0 to {len(counts) - 1:,}, or -1: no id ends a"
+                " document"
+            )
+        order = frequency_order(counts).ids
+        words = tuple(EOS if i == eos else str(i) for i in order.tolist())
+        return cls(words, np.asarray(counts, np.int64)[order])
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> "TokenIds":
+        """Reads what `write` wrote. Raises InputError for anything else."""
+        counts = read_counts(path)
+        if not holds_ids(counts):
+            raise InputError(f"{path} does not hold every id of a tokenizer once: write it again")
+        words = tuple(EOS if name[0] == "<" else name for name in counts)
+        return cls(words, np.fromiter(counts.values(), np.int64))
+
+    @functools.cached_property
+    def ids(self) -> np.ndarray:
+        """int32 `[V]`: the tokenizer's id of each entry."""
+        ids = np.array([-1 if word == EOS else int(word) for word in self.words], np.int64)
+        ids[ids < 0] = len(ids) * (len(ids) - 1) // 2 - ids[ids >= 0].sum()  # the one that is left
+        return ids.astype(np.int32)
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """int32 `[V]`: the entry of each of the tokenizer's ids."""
+        places = np.empty(len(self), np.int32)
+        places[self.ids] = np.arange(len(self), dtype=np.int32)
+        return places
+
+    @functools.cached_property
+    def index(self) -> dict[str, int]:
+        """The entry of each id as text; `<eos>` and the id that it stands for have the same."""
+        entries = {word: i for i, word in enumerate(self.words)}
+        return entries | {str(self.ids[i]): i for word, i in entries.items() if word == EOS}
+
+    @property
+    def eos(self) -> int:
+        """The entry that ends a document. Without one, the most frequent: it stands before the
+        first token, and where rows are padded, which nothing reads.
+        """
+        return self.index.get(EOS, 0)
+
+    @property
+    def _text(self) -> str:
+        if EOS not in self.index:
+            return super()._text
+        name = f"<eos={self.ids[self.eos]}>"
+        words = tuple(name if word == EOS else word for word in self.words)
+        return Vocabulary(words, self.counts)._text
+
+
+def holds_ids(names: Mapping[str, int]) -> bool:
+    """Whether the entries of a file are every id from 0 on, each once."""
+    found = [ENTRY.fullmatch(name) for name in names]
+    if not all(found) or sum(each[1] is not None for each in found) > 1:
+        return False
+    ids = sorted(int(each[1] or each[0]) for each in found)
+    return ids == list(range(len(ids)))
+
+
+def check_ends(vocabulary: Vocabulary, break_mode: str) -> None:
+    """Checks that a vocabulary says where the examples of a break mode end. Raises InputError."""
+    if break_mode != "none" and EOS not in vocabulary.index:
+        raise InputError(
+            f"break_mode={break_mode} breaks text where documents end: give"
+            " --config.data.eos=ID, the id that ends one, or break_mode none"
+        )

@@ -1,0 +1,232 @@
+"""Ids that somebody's tokenizer made: files that are mapped, their order by frequency, what a run
+keeps of it, and one line for each way to be wrong.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adaptive_jax import InputError, count_ids, frequency_order
+from adaptive_jax.config.keys import resolve
+from adaptive_jax.data.corpora import stored
+from adaptive_jax.data.corpora.corpus import Renumbered
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.token_ids import TokenIds
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.text.lines import Lines
+from adaptive_jax.training.choice import settle
+from adaptive_jax.training.loop import train
+from configs import own_text, quickstart
+
+SIZE, EOS = 60, 7  # id 59 never occurs, id 58 in the test split alone
+TOKENS = {"train": 4_000, "valid": 400, "test": 401}
+
+
+def ids_of(split):
+    """Ids whose frequency is in no order; every 20th ends a document."""
+    random = np.random.default_rng(len(split))
+    chances = random.permutation(1 / np.arange(1, SIZE - 1))
+    ids = random.choice(SIZE - 2, TOKENS[split], p=chances / chances.sum())
+    ids[19::20] = EOS
+    if split == "test":
+        ids[:4] = 58
+    return ids
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Splits as flat files of 16 bits, as nanoGPT writes them."""
+    directory = tmp_path_factory.mktemp("ids")
+    for split in TOKENS:
+        ids_of(split).astype("<u2").tofile(directory / f"{split}.bin")
+    return directory
+
+
+@pytest.fixture
+def data(directory, tmp_path):
+    """The group `data` of these files."""
+    place = {"path": str(directory), "cache": str(tmp_path / "cache")}
+    return {"corpus": "ids", "vocabulary_size": SIZE, "eos": EOS, **place}
+
+
+def test_order_by_frequency_and_back():
+    """The two maps undo each other, ids with equal counts stay in order: a model with cutoffs that
+    read other ranks than its training did would be wrong in silence.
+    """
+    ids = ids_of("train")
+    counts = count_ids(ids.astype(np.uint16), SIZE)
+    assert counts.tolist() == np.bincount(ids, minlength=SIZE).tolist()
+    ranks, back = frequency_order(counts)
+    assert (np.diff(counts[back]) <= 0).all() and back[ranks].tolist() == list(range(SIZE))
+    assert np.array_equal(back[ranks[ids]], ids)
+    assert frequency_order([1, 2, 1, 2]).ids.tolist() == [1, 3, 0, 2]
+    with pytest.raises(InputError, match="must be from 0 to 58, got 59 at place 1: give the size"):
+        count_ids(np.array([3, 59]), 59)
+    with pytest.raises(InputError, match="must be integers, got float64"):
+        count_ids(np.array([3.0]), 59)
+
+
+def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path):
+    """Every token comes back, whatever wrote it: flat files, .npy of any integers, the header of
+    llm.c. Nothing but counts is written, or a corpus of a terabyte would be copied.
+    """
+    corpus = load(data)
+    vocabulary = corpus.vocabulary
+    assert (len(vocabulary), vocabulary.words[vocabulary.eos]) == (SIZE, "<eos>")
+    assert (np.diff(vocabulary.counts) <= 0).all()
+    for split, name in ("train", "train"), ("validation", "valid"), ("test", "test"):
+        found = corpus.ids[split]
+        assert isinstance(found, Renumbered) and isinstance(found._ids, np.memmap)
+        assert (found.dtype, found.shape) == (np.int32, (TOKENS[name],))
+        assert np.array_equal(vocabulary.ids[np.asarray(found)], ids_of(name))
+        assert np.array_equal(found[np.array([[0, 5], [-1, 7]])], found[:][[[0, 5], [-1, 7]]])
+    assert corpus.unseen["train"] == 0 and corpus.unseen["test"] == 4 / TOKENS["test"]
+    assert sum(file.stat().st_size for file in Path(data["cache"]).rglob("*")) < 20_000
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240801, 7, TOKENS["train"]
+    for number, write in enumerate(
+        (
+            lambda place: np.save(place / "train.npy", ids_of("train").astype(np.int64)),
+            lambda place: (place / "train.bin").write_bytes(
+                header.tobytes() + ids_of("train").astype("<u4").tobytes()
+            ),
+        )
+    ):
+        place = tmp_path / str(number)
+        place.mkdir()
+        write(place)
+        again = load(data | {"path": str(place)}, splits=("train",))
+        assert again.vocabulary.digest == vocabulary.digest
+        assert np.array_equal(again.ids["train"][:], corpus.ids["train"][:])
+
+
+def test_the_order_is_kept_with_its_checksum(data, tmp_path):
+    """A run's vocabulary.txt says which id each row is, with and without an end of documents, and
+    object storage keeps it, too: evaluation reads it instead of counting other text.
+    """
+    corpus = load(data)
+    for vocabulary in corpus.vocabulary, load(data | {"eos": -1}).vocabulary:
+        write_sealed(vocabulary, tmp_path / "vocabulary.txt")
+        again = read_sealed(tmp_path / "vocabulary.txt", "restore it")
+        assert isinstance(again, TokenIds) and again.digest == vocabulary.digest
+        assert (again.ids.tolist(), again.eos) == (vocabulary.ids.tolist(), vocabulary.eos)
+    assert "<eos=7> " in corpus.vocabulary._text and again.eos == 0
+    text = (tmp_path / "vocabulary.txt").read_text()
+    (tmp_path / "vocabulary.txt").write_text(text.replace("13 ", "14 "))
+    with pytest.raises(InputError, match="is damaged"):
+        read_sealed(tmp_path / "vocabulary.txt", "restore it")
+    url = f"memory://{tmp_path}/ids"
+    stored.copy(corpus, url)
+    found = load({"corpus": "ids", "path": url})
+    assert np.array_equal(found.ids["train"][:], corpus.ids["train"][:])
+    assert found.vocabulary.digest == corpus.vocabulary.digest
+
+
+WRONG = (
+    ({"vocabulary_size": 0}, "vocabulary_size=0 must be 2 or more for data.corpus=ids"),
+    (
+        {"vocabulary_size": 50},
+        r"train.bin: ids must be from 0 to 49, got 5\d at place .* as uint16",
+    ),
+    ({"eos": 60}, "data.eos=60 must be an id from 0 to 59, or -1"),
+    ({"threshold": 2}, "data.threshold=2 does not fit data.corpus=ids: leave it 1"),
+    ({"corpus": "text_files"}, "data.eos=7 does not fit data.corpus=text_files: leave it -1"),
+    ({"ids_dtype": "float32"}, "data.ids_dtype='float32' is not one of"),
+    (
+        {"ids_dtype": "uint32"},
+        "ids must be from 0 to 59, got .* read as uint32, which data.ids_dty",
+    ),
+    ({"path": ""}, "data.path='' is no directory"),
+)
+
+
+@pytest.mark.parametrize("changes, says", WRONG, ids=str)
+def test_wrong_settings_are_told_in_one_line(data, changes, says):
+    """Before anything is trained, and with the cure."""
+    with pytest.raises(InputError, match=says) as told:
+        load(data | changes)
+    assert "\n" not in str(told.value)
+
+
+def test_wrong_files_are_told_in_one_line(data, tmp_path):
+    """Missing, doubled, empty, of another dtype, cut off: each would be noise to train on."""
+    wrong = data | {"path": str(tmp_path)}
+
+    def told():
+        with pytest.raises(InputError) as error:
+            load(wrong, splits=("train",))
+        return re.sub(r"\S*/", "", str(error.value))
+
+    assert told().endswith("has no train split; add one of train.npy, train.bin")
+    file = tmp_path / "train.bin"
+    for content, says in (
+        (b"", "train.bin is empty; write at least one id into it"),
+        (b"\1\0\2", "train.bin has 3 bytes, which is no whole number of uint16"),
+        (ids_of("train").astype("<u4").tobytes(), "as uint16 has 0 as every second id: give"),
+        (np.array([20240520, 1, 9], "<i4").tobytes(), "its header says 9 ids, and it has 12 bytes"),
+    ):
+        file.write_bytes(content)
+        assert says in told()
+    np.save(tmp_path / "train.npy", np.zeros(3))
+    assert "has both train.npy and train.bin; keep one" in told()
+    file.unlink()
+    assert "train.npy must be integers in one dimension, got float64 of shape (3,)" in told()
+    np.save(tmp_path / "train.npy", np.zeros(0, np.int32))
+    assert "train.npy" in told()
+    (tmp_path / "train.npy").write_bytes(b"no ids")
+    assert "cannot read train.npy" in told()
+
+
+def test_a_run_on_ids(data, tmp_path, capsys):
+    """Training, evaluation on other files by the same order, perplexity per token; lines of ids can
+    be read and written, and words cannot.
+    """
+    config = quickstart.get_config().to_dict()
+    small = {"steps": 2, "tokens_per_update": 64, "tokens_per_device": 64, "evaluate_every": 0}
+    config |= small | {"data": data}
+    config["batches"] = {"sequence_length": 16, "break_mode": "eos"}
+    config["input"] |= {"cutoffs": (20,), "width": 8}
+    config["body"] |= {"layers": 1, "features": 8, "heads": 1, "feed_forward": 8}
+    config["schedule"] |= {"warmup_steps": 1, "cycle_steps": 1}
+    run = tmp_path / "run"
+    with pytest.raises(InputError, match="break_mode=eos breaks text where documents end: give"):
+        train(resolve(config | {"data": data | {"eos": -1}}), run)
+    train(resolve(config), run)
+    assert "tokens       of the validation split: unseen tokens" in capsys.readouterr().out
+    other = tmp_path / "other"
+    other.mkdir()
+    np.save(other / "test.npy", ids_of("test"))
+    results = [evaluate(run, Request(data_path=path)) for path in (None, str(other))]
+    printed = capsys.readouterr().out
+    assert results[0]["nll"] == results[1]["nll"]
+    assert results[0]["words"] == results[0]["tokens"] == TOKENS["test"]
+    assert f"nats a token) over {TOKENS['test']} tokens" in printed and "word" not in printed
+    assert "| nats a token |" in next((run / "eval").glob("*.md")).read_text()
+    kept = json.loads((run / "config.json").read_text())["data"]
+    lines = Lines.of(kept, read_sealed(run / "vocabulary.txt", ""))
+    ids = lines.encode("12 13\n7 12")
+    assert lines.vocabulary.ids[ids].tolist() == [12, 13, EOS, EOS, 12]
+    assert lines.decode(ids) == "12 13\n\n12"
+    with pytest.raises(InputError, match="'cat' is no id of this run's tokenizer: text cannot be"):
+        lines.encode("cat")
+    without = load(data | {"eos": -1}).vocabulary
+    with pytest.raises(InputError, match="none of them ends a document: to score or write"):
+        Lines.of(kept, without)
+    with pytest.raises(InputError, match="composes words from letters, and data.corpus=ids has no"):
+        lexicon(without, {"spelling": {"length": 4}})
+
+
+def test_own_text_chooses_a_model_for_ids(data, tmp_path, capsys):
+    """The one config for texts of one's own takes ids, too, and drops no setting in silence."""
+    config = own_text.get_config().to_dict()
+    config["data"] |= data
+    chosen = settle(resolve(config), tmp_path)["data"]
+    assert (chosen["vocabulary_size"], chosen["threshold"], chosen["codes"]) == (SIZE, 1, 0)
+    assert "words        all 60 ids of the tokenizer, the mo" in capsys.readouterr().out
+    with pytest.raises(InputError, match="data.limit=9 does not fit data.corpus=ids"):
+        settle(resolve(config | {"data": config["data"] | {"limit": 9}}), tmp_path)

@@ -1,0 +1,69 @@
+"""How tests compile, and programs on eight devices: what tests of losses and layers share with all
+others. It needs no config, so it also runs beside an installed wheel.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Most programs of the tests run once, so all are compiled in haste. Read when JAX first runs.
+HASTE = "--xla_backend_optimization_level=0"
+if jax.__version_info__ < (0, 11):
+    # Later versions have no other way to compile fused loops; here it halves the time.
+    HASTE += " --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
+
+# A shape that is broadcast by accident is a mistake that no test would see.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(pytestconfig):
+    """A directory where programs once compiled are found again, by all processes of the tests and
+    by the next run of them. JAX_COMPILATION_CACHE_DIR names another.
+    """
+    directory = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    directory = directory or str(pytestconfig.rootpath / ".pytest_cache" / "compiled")
+    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return {
+        "JAX_COMPILATION_CACHE_DIR": directory,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
+
+
+@pytest.fixture(scope="session")
+def eight(compiled, tmp_path_factory):
+    """`eight(CODE, *arguments)`: exit status, stdout and stderr of a program on eight devices.
+
+    All run in one process; see tests/eight.py.
+    """
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {HASTE}"}
+    process = subprocess.Popen(
+        [sys.executable, "tests/eight.py"],
+        cwd=ROOT,
+        env=os.environ | compiled | {"JAX_PLATFORMS": "cpu"} | flags,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+    def eight(code, *arguments):
+        directory = tmp_path_factory.mktemp("eight")
+        job = {"code": code, "argv": list(map(str, arguments)), "directory": str(directory)}
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        status = int(process.stdout.readline())
+        out, err = ((directory / name).read_text() for name in ("out", "err"))
+        return subprocess.CompletedProcess(arguments, status, out, err)
+
+    with process:
+        yield eight
+        process.stdin.close()
