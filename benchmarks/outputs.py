@@ -1,6 +1,6 @@
 """Loss and gradient of the output layer: the one-pass banded core against its peers, in one run.
 
-    python -m benchmarks.outputs [--sizes=small,large,bands,llm] [--repeats=15] [--json=FILE]
+    python -m benchmarks.outputs [--sizes=small,large,bands] [--repeats=15] [--json=FILE]
 
 Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states
 and all weights:
@@ -19,10 +19,6 @@ and all weights:
 Peers take turns, so that a busy machine slows all of them alike; times are medians. Memory is the
 peak above the arguments and results: the compiler's count for JAX, the growth of the process' peak
 (CPU) or of the allocator's peak (GPU) for torch.
-
-The size `llm` is a full softmax of sub-word language models, see `benchmarks.full_softmax`: each
-run takes minutes on a CPU, so give it `--repeats=1` there, or `--llm=TOKENS,WIDTH,WORDS` for
-another size.
 
 The size `bands` cuts 50,000 words into 5, 64 and 500 equal bands and tells for each how long the
 core takes to compile and to run.
@@ -46,7 +42,7 @@ from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band, split_rows
 from adaptive_jax.planning.flops import softmax_flops
-from benchmarks import full_softmax, output_peers
+from benchmarks import output_peers
 from benchmarks.timing import interleaved, torch_device, torch_memory
 
 
@@ -337,28 +333,20 @@ def main(settings):
     """Prints a table of the sizes and writes the JSON."""
     check_at_least(1, repeats=settings.repeats)
     for size in settings.sizes:
-        check_known(f"--sizes={size}", size, [*SIZES, "bands", "llm"])
+        check_known(f"--sizes={size}", size, [*SIZES, "bands"])
     print(f"{machine()}, median of {settings.repeats}")
     if SIZES.keys() & set(settings.sizes):
         print(TITLE)
     rows = []
     for size in settings.sizes:
-        if size == "llm":
-            tokens, width, *vocabularies = map(int, settings.llm)
-            for words in vocabularies:
-                rows += full_softmax.measure(
-                    Case(width, words, (), tokens), settings.repeats, settings.skip
-                )
-        else:
-            rows += equal_bands(settings.repeats) if size == "bands" else peers_at(size, settings)
+        rows += equal_bands(settings.repeats) if size == "bands" else peers_at(size, settings)
     if settings.json:
         Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def _define() -> flags.FlagValues:
-    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large, bands and llm to run.")
+    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large and bands to run.")
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
-    flags.DEFINE_list("llm", full_softmax.SIZES, "Tokens, width and vocabularies of the size llm.")
     flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     return flags.FLAGS
