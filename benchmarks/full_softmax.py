@@ -150,7 +150,7 @@ def prepared(name: str, values) -> tuple[Callable, int | None]:
 
     run()
     peak = torch_memory(run)
-    return run, None if peak is None else peak - sum(a.nbytes for a in values[:2])
+    return run, None if peak is None else max(0, peak - sum(a.nbytes for a in values[:2]))
 
 
 def step_bytes(name: str, values) -> int | None:
