@@ -10,6 +10,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -209,15 +210,18 @@ def test_the_loss_for_models_of_any_kind():
                 equinox_model
             ),
             jax.jit(jax.value_and_grad(haiku_loss))(haiku_params, tokens, targets),
+            jax.jit(names["loss_and_accuracy"])(hidden, table[:211], targets[0]),
             jax.jit(names["loss_and_gradients"])(hidden, table[:211], targets[0]),
             jax.jit(jax.value_and_grad(names["theirs_loss"]))(theirs_params, tokens, targets),
             jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0]),
         ]
 
-    def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211):
+    def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211, reports=None):
         table = table if axis_name is None else jax.lax.all_gather(table, axis_name, tiled=True)
         logits = hidden @ table[:words].T + jnp.broadcast_to(bias, (*hidden.shape[:-1], words))
         total = optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+        if reports:
+            return total, SimpleNamespace(correct=logits.argmax(axis=-1) == targets)
         return total if axis_name is None else jax.lax.pmean(total, axis_name)
 
     ours = results()
