@@ -1,6 +1,6 @@
 """Loss and gradient of the output layer: the one-pass banded core against its peers, in one run.
 
-    python -m benchmarks.outputs [--sizes=small,large,bands,llm,live,rows10m] [--repeats=15]
+    python -m benchmarks.outputs [--sizes=small,large,bands,live,rows10m] [--repeats=15]
         [--json=FILE]
 
 Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states
@@ -20,10 +20,6 @@ and all weights:
 Peers take turns, so that a busy machine slows all of them alike; times are medians. Memory is the
 peak above the arguments and results: the compiler's count for JAX, the growth of the process' peak
 (CPU) or of the allocator's peak (GPU) for torch.
-
-The size `llm` is a full softmax of sub-word language models, see `benchmarks.full_softmax`: each
-run takes minutes on a CPU, so give it `--repeats=1` there, or `--llm=TOKENS,WIDTH,WORDS` for
-another size.
 
 The sizes `live`, where some tokens have weight 0, and `rows10m`, 10 million rows, are those of
 `benchmarks.loss_sizes`.
@@ -50,7 +46,7 @@ from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band, split_rows
 from adaptive_jax.planning.flops import softmax_flops
-from benchmarks import full_softmax, loss_sizes, output_peers
+from benchmarks import loss_sizes, output_peers
 from benchmarks.timing import interleaved, torch_device, torch_memory
 
 
@@ -341,19 +337,13 @@ def main(settings):
     """Prints a table of the sizes and writes the JSON."""
     check_at_least(1, repeats=settings.repeats)
     for size in settings.sizes:
-        check_known(f"--sizes={size}", size, [*SIZES, "bands", "llm", "live", "rows10m"])
+        check_known(f"--sizes={size}", size, [*SIZES, "bands", "live", "rows10m"])
     print(f"{machine()}, median of {settings.repeats}")
     if SIZES.keys() & set(settings.sizes):
         print(TITLE)
     rows = []
     for size in settings.sizes:
-        if size == "llm":
-            tokens, width, *vocabularies = map(int, settings.llm)
-            for words in vocabularies:
-                rows += full_softmax.measure(
-                    Case(width, words, (), tokens), settings.repeats, settings.skip
-                )
-        elif size == "rows10m":
+        if size == "rows10m":
             rows += loss_sizes.rows10m(settings.repeats, *map(int, settings.rows10m))
         elif size == "live":
             rows += loss_sizes.live(settings.repeats)
@@ -364,9 +354,8 @@ def main(settings):
 
 
 def _define() -> flags.FlagValues:
-    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large, bands, llm, live and rows10m.")
+    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large, bands, live and rows10m.")
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
-    flags.DEFINE_list("llm", full_softmax.SIZES, "Tokens, width and vocabularies of the size llm.")
     flags.DEFINE_list("rows10m", loss_sizes.ROWS10M, "Tokens, width and rows of the size rows10m.")
     flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
     flags.DEFINE_string("json", None, "File for the numbers.")

@@ -10,6 +10,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -173,7 +174,9 @@ def test_the_loss_for_models_of_any_kind():
     names["haiku"] = haiku = pytest.importorskip(
         "haiku", reason="haiku is not installed: pip install dm-haiku"
     )
-    code = "\n".join(python_blocks(PAGES["docs/losses.md"]))
+    pages = "README.md", "docs/adopting.md", "docs/losses.md"
+    found = [block for page in pages for block in python_blocks(PAGES[page])]
+    code = "\n".join(block for block in found if "linear_cross_entropy" in block)
     exec(code.replace("151_936", "211"), names)  # the vocabulary is the examples' only cost
     tokens, targets = np.array([[1, 210, 3]]), np.array([[210, 3, 0]])
     key = jax.random.key(0)
@@ -182,6 +185,7 @@ def test_the_loss_for_models_of_any_kind():
     equinox_model = names["EquinoxModel"](
         equinox.nn.Embedding(211, 8, key=key), equinox.nn.Linear(8, 211, key=key)
     )
+    theirs_params = jax.jit(names["Theirs"]().init)(key, tokens)["params"]
     haiku_init, haiku_loss = haiku.without_apply_rng(
         haiku.transform(lambda *given: names["haiku_model"](*given))
     )
@@ -203,16 +207,32 @@ def test_the_loss_for_models_of_any_kind():
                 equinox_model
             ),
             jax.jit(jax.value_and_grad(haiku_loss))(haiku_params, tokens, targets),
+            jax.jit(names["loss_and_accuracy"])(hidden, table[:211], targets[0]),
+            jax.jit(names["loss_and_gradients"])(hidden, table[:211], targets[0]),
+            jax.jit(jax.value_and_grad(names["theirs_loss"]))(theirs_params, tokens, targets),
             jax.jit(jax.value_and_grad(names["sharded_loss"], (0, 1)))(hidden, table, targets[0]),
         ]
 
-    def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211):
+    def dense(hidden, table, targets, *, bias=0.0, axis_name=None, words=211, reports=None):
         table = table if axis_name is None else jax.lax.all_gather(table, axis_name, tiled=True)
         logits = hidden @ table[:words].T + jnp.broadcast_to(bias, (*hidden.shape[:-1], words))
         total = optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+        if reports:
+            return total, SimpleNamespace(correct=logits.argmax(axis=-1) == targets)
         return total if axis_name is None else jax.lax.pmean(total, axis_name)
 
     ours = results()
+
+    def logits(params):
+        return names["Theirs"]().apply({"params": params}, tokens)
+
+    def optax_loss(params):
+        each = optax.softmax_cross_entropy_with_integer_labels(logits(params), targets)
+        return each.mean()
+
+    expected = jax.jit(jax.value_and_grad(optax_loss))(theirs_params)
+    for one, other in zip(jax.tree.leaves(ours[-2]), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     names["linear_cross_entropy"] = dense
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(results()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

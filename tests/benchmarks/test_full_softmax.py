@@ -1,10 +1,10 @@
-"""The size `llm` of the benchmark of outputs: its peers agree, and one that is wrong or missing
-is said to be.
+"""The benchmark of full softmaxes: its peers agree, and one that is wrong or missing is said to
+be.
 """
 
 import jax.numpy as jnp
 
-from benchmarks import full_softmax, loss_sizes, outputs
+from benchmarks import full_softmax, loss_sizes
 
 
 def test_peers(monkeypatch, capsys):
@@ -26,20 +26,25 @@ def test_peers(monkeypatch, capsys):
     def broken(hidden, table, targets):
         raise RuntimeError("no such kernel\nTraceback of many lines")
 
-    peers = {name: full_softmax.JAX[name] for name in ("linear_cross_entropy", "optax", "scan")}
+    peers = {
+        name: full_softmax.JAX[name] for name in ("linear_cross_entropy", "optax", "optax chunked")
+    }
     monkeypatch.setattr(
         full_softmax, "JAX", peers | {"blocks": blocks, "absent": absent, "broken": broken}
     )
-    rows = full_softmax.measure(outputs.Case(8, 2_048, (), 16), 1, ["torch", "apple"])
-    assert {row["peer"]: row["wrong"] for row in rows} == dict.fromkeys(peers, False) | {
-        "blocks": True
+    rows = full_softmax.measure(16, 8, 2_048, "float32", 1, ["torch", "apple"])
+    assert {row["peer"]: row["wrong"] for row in rows} == {name: [] for name in peers} | {
+        "blocks": ["4100"]
     }
-    assert all(row["seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
+    for row in rows:
+        assert row["seconds"] > 0
+        # Table, both moments and the gradient of the table are alive in an update.
+        assert row["step_bytes"] > max(row["temp_bytes"], 4 * 4 * 2_048 * 8)
     printed = capsys.readouterr().out
     assert (
         "absent is passed over: no such package\nbroken is passed over: no such kernel\n" in printed
     )
-    assert printed.count("WRONG") == 1
+    assert printed.count("WRONG with 4,100 words") == 1 and "exact peer, blocks" not in printed
 
 
 def test_live_tokens_and_many_rows(capsys):
