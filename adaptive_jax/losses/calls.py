@@ -49,6 +49,7 @@ class Call:
         settings.check()
         hidden, bands, clusters = given(hidden, bands, clusters)
         self.shape, self._settings = hidden.shape[:-1], settings
+        self.hidden = hidden.reshape(-1, hidden.shape[-1])
         words = words_of(bands, settings.words, settings.axis_name)
         ignored, dtype = settings.ignore_index, sum_dtype(hidden.dtype)
         if settings.top_k > sum(words):
@@ -90,7 +91,6 @@ class Call:
         known["reports"] = tuple(name for name in settings.reports if name != "nll")
         pulled = any(name in DIFFERENTIABLE for name in settings.reports)
         self.static = Static(settings._replace(**known), sizes, words, masked, pulled)
-        self.hidden = hidden.reshape(-1, hidden.shape[-1])
         self.softmax, self.numbers = (groups, clusters), numbers
         self.targets = jnp.where(there, targets, 0).reshape(-1, *more)
         self.weights, self.probs = weights.ravel(), probs
