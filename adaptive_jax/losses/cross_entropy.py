@@ -10,6 +10,7 @@ the others.
 """
 
 from collections.abc import Sequence
+from typing import TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,55 @@ from adaptive_jax.numerics.varying import axes_of
 
 REDUCTIONS = "mean", "sum", "none"
 ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # what the pass knows, which visits one tail a token
+
+
+class _Options(TypedDict, total=False):
+    """Options of both functions, for type checkers."""
+
+    weights: jax.Array | None
+    ignore_index: int | None
+    logit_scale: float | jax.Array | None
+    soft_cap: float | jax.Array | None
+    label_smoothing: float
+    z_loss: float | jax.Array
+    reduction: str
+    token_axes: str | Sequence[str]
+    axis_name: str | None
+
+
+class _Linear(_Options, total=False):
+    bias: jax.Array | None
+    target_probs: jax.Array | None
+    words: int | None
+    top_k: int
+
+
+class _Adaptive(_Options, total=False):
+    words: Sequence[int] | None
+
+
+@overload
+def linear_cross_entropy(
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    *,
+    reports: tuple[()] = (),
+    **options: Unpack[_Linear],
+) -> jax.Array:
+    """Without reports: the loss alone."""
+
+
+@overload
+def linear_cross_entropy(
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    *,
+    reports: Sequence[str],
+    **options: Unpack[_Linear],
+) -> tuple[jax.Array, Report]:
+    """With reports: the loss and them."""
 
 
 def linear_cross_entropy(
@@ -117,6 +167,32 @@ def linear_cross_entropy(
     return _reduced(
         reduction, token_axes, hidden, targets, weights, [band], None, settings, target_probs
     )
+
+
+@overload
+def adaptive_cross_entropy(
+    hidden: jax.Array,
+    bands: Sequence[Band],
+    clusters: Band | None,
+    targets: jax.Array,
+    *,
+    reports: tuple[()] = (),
+    **options: Unpack[_Adaptive],
+) -> jax.Array:
+    """Without reports: the loss alone."""
+
+
+@overload
+def adaptive_cross_entropy(
+    hidden: jax.Array,
+    bands: Sequence[Band],
+    clusters: Band | None,
+    targets: jax.Array,
+    *,
+    reports: Sequence[str],
+    **options: Unpack[_Adaptive],
+) -> tuple[jax.Array, Report]:
+    """With reports: the loss and them."""
 
 
 def adaptive_cross_entropy(

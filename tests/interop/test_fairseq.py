@@ -74,11 +74,12 @@ class ReleasedSoftmax(Softmax):
         bands = self.table.bands()
         starts = np.cumsum([len(band.table) for band in bands[:-1]])
         hit = jnp.stack([targets == start + 1 for start in starts], axis=-1)
-        total, nll = super().loss(
+        total, _ = super().loss(
             hidden, targets, jnp.where(hit.any(axis=-1), 0.0, weights), row_ids, train=train
         )
         head = jax.nn.log_softmax(hidden @ jnp.concatenate([bands[0].table, self.clusters.table]).T)
-        return Loss(total - jnp.sum(weights * jnp.sum(hit * head[..., starts[0] :], axis=-1)), nll)
+        of_head = jnp.sum(hit * head[..., starts[0] :], axis=-1)
+        return Loss(total - jnp.sum(weights * of_head), self.nll(hidden, targets))
 
 
 def released(model):

@@ -50,7 +50,7 @@ def score(model: LanguageModel, softmax: Softmax, batch: Batch, hidden: jax.Arra
     assert_type(model(batch)[0], Loss)
     print(batch.words)  # type: ignore[attr-defined]
     assert_type(linear_cross_entropy(hidden, hidden, hidden), jax.Array)
-    linear_cross_entropy(hidden, hidden, hidden, mask=hidden)  # type: ignore[call-arg]
+    linear_cross_entropy(hidden, hidden, hidden, mask=hidden)  # type: ignore[call-overload]
     assert_type(softmax(hidden, hidden, reduction="none"), jax.Array)
     assert_type(softmax.predict(hidden), jax.Array)
     return softmax.loss(hidden, hidden, hidden)
