@@ -101,7 +101,7 @@ class Differentiated(nn.Module):
         total, nll = one_pass.weighted(
             _losses, chunk_size(0, words, self.table.features), bands, hidden, targets, weights
         )
-        return Loss(total, jnp.where(exist, nll, 0 * weights).reshape(shape))
+        return Loss(total, jnp.where(exist & (weights != 0), nll, 0 * weights).reshape(shape))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for

@@ -142,7 +142,7 @@ class Sampled(nn.Module):
             weights,
             (candidates, expected, math.log(words)),
         )
-        return Loss(total, jnp.where(exist, nll, 0 * weights).reshape(shape))
+        return Loss(total, jnp.where(exist & (weights != 0), nll, 0 * weights).reshape(shape))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood among all words of each target `[...]` in nats, in the order

@@ -25,8 +25,8 @@ class Loss(NamedTuple):
 
     Attributes:
         total: the scalar `sum(weights · loss)` in nats, to be differentiated.
-        nll: the plain negative log-likelihood of each target in nats, `[batch, ...]`; it carries no
-            gradient.
+        nll: the plain negative log-likelihood of each target in nats, `[batch, ...]`, 0 where the
+            weight is 0; it carries no gradient.
     """
 
     total: jax.Array

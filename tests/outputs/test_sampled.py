@@ -104,7 +104,7 @@ def test_the_training_loss_is_the_sum_over_candidates(case):
 
     def slow(params, hidden):
         loss, nll = by_hand(case, params, hidden, targets, np.asarray(candidates), expected)
-        return loss @ weights, nll
+        return loss @ weights, jnp.where(weights == 0, 0.0, nll)
 
     def fast(params, hidden, variables):
         return train_loss(model, variables, params, hidden, targets, weights)
@@ -135,7 +135,7 @@ def test_many_candidates_estimate_the_nll(case):
         return exact, model.apply(variables, *arrays[:2], method="nll"), training
 
     (exact, gradient), nll, ((total, estimate), estimated) = both(variables["params"])
-    np.testing.assert_allclose(estimate, nll, rtol=0.05)
+    np.testing.assert_allclose(estimate, np.where(arrays[2] == 0, 0.0, nll), rtol=0.05)
     if case.startswith("sampled"):
         np.testing.assert_allclose(total, exact, rtol=0.02)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.05), estimated, gradient)
