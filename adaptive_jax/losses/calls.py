@@ -56,6 +56,7 @@ class Call:
         more, checked = (), weights  # targets that count for nothing are not checked
         if probs is not None:
             probs = floats("target_probs", probs, *self.shape, "k").astype(dtype)
+            probs = _without_gradient(probs)
             more = probs.shape[-1:]
             checked = probs if weights is None else probs * jnp.asarray(weights)[..., None]
         # Before weights that are known become an array of JAX.
@@ -118,15 +119,16 @@ class Call:
 
 
 @jax.custom_jvp
-def _without_gradient(number):
-    """The number, which may not be differentiated."""
-    return number
+def _without_gradient(array):
+    """The array, which may not be differentiated."""
+    return array
 
 
 @_without_gradient.defjvp
 def _refuse_number(primals, tangents):
     raise InputError(
-        "z_loss and soft_cap have no gradient here: give jax.lax.stop_gradient of them"
+        "z_loss, soft_cap and target_probs have no gradient here: give jax.lax.stop_gradient of"
+        " them"
     )
 
 

@@ -10,6 +10,7 @@ from jax import lax
 from adaptive_jax.losses.distribution import in_dtype, of_head, of_member
 from adaptive_jax.losses.given import given
 from adaptive_jax.losses.groups import Member, join
+from adaptive_jax.numerics.explicit import by_token
 
 LOGITS = 2**25  # float32 logits that are alive at a time, at most: 128 MiB
 TAIL_ROWS = 64  # tokens of a chunk of a tail, at most: few need it, and a chunk is computed whole
@@ -37,6 +38,12 @@ def predict(hidden, bands, clusters=None) -> jax.Array:
         InputError: shapes that do not fit.
     """
     hidden, bands, clusters = given(hidden, bands, clusters)
+    return by_token(_predicted, hidden, (bands, clusters))[..., 0]
+
+
+def _predicted(hidden, softmax):
+    """`predict [..., 1]`, with an axis where hidden states have their features."""
+    bands, clusters = softmax
     shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
     sizes, (head, *tails) = join(bands)
     best, reached = _of_head(hidden, head, clusters)
@@ -51,7 +58,7 @@ def predict(hidden, bands, clusters=None) -> jax.Array:
 
         best = lax.fori_loop(0, len(members), visit, best) if members[1:] else visit(0, best)
         tail, first = tail + len(members), first + sum(members)
-    return best.word.reshape(shape)
+    return best.word.reshape(*shape, 1)
 
 
 def _of_head(hidden, head, clusters):

@@ -123,6 +123,8 @@ def test_ignored_targets():
     assert value == 0 and not gradient.any()
     # Of soft targets, each one by itself.
     soft, probs = np.stack([targets, 0 * targets], axis=1), np.full((6, 2), 0.5, "f")
+    with pytest.raises(InputError, match="target_probs have no gradient here"):
+        jax.grad(lambda q: linear_cross_entropy(hidden, table, soft, target_probs=q))(probs)
     ignoring = linear_cross_entropy(hidden, table, soft, target_probs=probs, ignore_index=0)
     check(ignoring, 0.5 * full(hidden, table, targets, np.ones(6)))
 
@@ -147,7 +149,7 @@ def test_numbers_that_the_program_knows():
     step = 1e-2
     slope = (scaled(0.7 + step) - scaled(0.7 - step)) / (2 * step)
     np.testing.assert_allclose(jax.jit(jax.grad(scaled))(0.7), slope, rtol=1e-3)
-    with pytest.raises(InputError, match="z_loss and soft_cap have no gradient here: give jax.lax"):
+    with pytest.raises(InputError, match="soft_cap and target_probs have no gradient here"):
         jax.grad(lambda z: loss(hidden, (0.7, z, 1.5)))(0.05)
     with pytest.raises(InputError, match=r"soft_cap=.* is no cap"):
         loss(hidden, (0.7, 0.05, jnp.ones(2)))
