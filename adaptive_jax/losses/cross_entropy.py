@@ -117,8 +117,7 @@ def linear_cross_entropy(
             batches best.
         target_probs: `[..., k]`: then targets are `[..., k]`, such as a teacher's k best words, and
             the loss is `-sum_i target_probs_i · log p(target_i)`. The probabilities need not sum to
-            1: what is missing counts nowhere, and is not put on other words. They have no gradient:
-            differentiating them is an error.
+            1: what is missing counts nowhere. Differentiating them is an error.
             A target of probability 0 may be any number.
         logit_scale: logits become `logit_scale · (hidden @ table.T + bias)`, before the soft cap: a
             number, or an array `[]` with a gradient. It multiplies hidden states and bias.
@@ -162,15 +161,8 @@ def linear_cross_entropy(
         )
     given = None if words is None else (words,)
     settings = banded.Settings(
-        label_smoothing=label_smoothing,
-        z_loss=z_loss,
-        soft_cap=soft_cap,
-        axis_name=axis_name,
-        words=given,
-        ignore_index=ignore_index,
-        reports=tuple(reports),
-        top_k=top_k,
-    )
+        0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given, "auto", ignore_index
+    )._replace(reports=tuple(reports), top_k=top_k)
     hidden, [band], _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
     return _reduced(
         reduction, token_axes, hidden, targets, weights, [band], None, settings, target_probs
@@ -250,14 +242,8 @@ def adaptive_cross_entropy(
         )
     given = None if words is None else tuple(words)
     settings = banded.Settings(
-        label_smoothing=label_smoothing,
-        z_loss=z_loss,
-        soft_cap=soft_cap,
-        axis_name=axis_name,
-        words=given,
-        ignore_index=ignore_index,
-        reports=tuple(reports),
-    )
+        0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given, "auto", ignore_index
+    )._replace(reports=tuple(reports))
     hidden, bands, clusters = _scaled(logit_scale, hidden, bands, clusters)
     return _reduced(reduction, token_axes, hidden, targets, weights, bands, clusters, settings)
 

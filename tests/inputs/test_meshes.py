@@ -32,6 +32,11 @@ params, found = nn.meta.unbox(boxed), {}
 def loss(params, words, targets):
     return Model().apply(params, words, targets, rngs={"dropout": keys["dropout"]})
 
+def best(params, words):
+    def predicted(model, words):
+        return model.output.predict(jnp.tanh(model.embed(words)))
+    return Model().apply(params, words, method=predicted)
+
 step = jax.jit(jax.value_and_grad(loss))
 want = jax.tree.map(np.asarray, step(params, words, targets))
 for kind, devices, tokens, spec in (
@@ -49,6 +54,7 @@ for kind, devices, tokens, spec in (
     ids = [on(a, P(*hidden.sharding.spec)) for a in (words, targets)]
     with jax.set_mesh(mesh):
         found[f"{kind}, {devices}, {tokens}"] = apart(step(placed, *ids), want)
+        assert (jax.jit(best)(placed, ids[0]) == np.asarray(best(params, words))).all()
         if devices == "1":
             found["eager"] = apart(loss(placed, *ids), want[0])
 specs = nn.get_partition_spec(boxed)["params"]["embed"]
@@ -57,8 +63,9 @@ print(json.dumps([found, [*specs["table_1"]], [*specs["projection_1"]]]))
 
 
 def test_layers_on_meshes(eight):
-    """Loss and gradients of a tied model, with its dropout, are those of one device. Without it,
-    look-ups on Explicit axes end in an error of JAX, which asks for out_sharding.
+    """Loss, gradients and most probable words of a tied model, with its dropout, are those of one
+    device. Without it, look-ups on Explicit axes end in an error of JAX, which asks for
+    out_sharding.
 
     Parameters get the names of axes that flax's own layers take.
     """
