@@ -350,7 +350,7 @@ if __name__ == "__main__":
     flags.DEFINE_string(
         "lexicon",
         "",
-        "WordNet's directory or a .jsonl file, for the rows of GroC; see docs/lexicon.md.",
+        "WordNet's directory or a .jsonl file, for the rows of GroC; see docs/words.md.",
     )
     flags.DEFINE_string(
         "only",

@@ -188,7 +188,7 @@ def thesis_rows(
     corpus: str, words: int, setups: Mapping, table: str, results: Mapping, epochs: int = 1
 ) -> dict[str, Row]:
     """The rows `THESIS` of Apostoae 2019 for a text of so many words. Rows with clusters need their
-    file, see docs/clusters.md.
+    file, see docs/words.md.
 
     setups: layers to (streams, learning rate, millions of parameters or None): Tables 4.2 and 5.1.
     results: row to (perplexity on valid, on test, seconds an epoch, seconds in all), as printed in

@@ -14,7 +14,7 @@ The AWD-LSTM, see configs/wikitext2.py, has 24.2M parameters here:
   places of 0.65 and 0.2. Their 60.0 / 57.3 is after finetuning, see configs/wikitext2.py; the
   public code's README gives 61.2 / 58.8 without it.
 - `groc_…`: the output layers of Pappas et al. 2020 over an LSTM of 2 layers. `groc` reads WordNet,
-  see docs/lexicon.md:
+  see docs/words.md:
 
       python train.py --config=configs/penn_treebank.py:groc --workdir=runs/groc \\
           --config.input.lexicon=DIR

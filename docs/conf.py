@@ -19,7 +19,7 @@ copyright = "its authors, Apache-2.0"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "docs/*.md", "benchmarks/RESULTS.md"]
+include_patterns = ["*.md", "docs/*.md", "benchmarks/RESULTS.md"]
 exclude_patterns = [".*", "docs/_build", "runs", "build", "*.egg-info"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["html_image"]  # images of a given width

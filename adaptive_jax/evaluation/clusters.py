@@ -1,4 +1,4 @@
-"""Puts the words of a vocabulary into clusters, for config.output.clusters; docs/clusters.md says
+"""Puts the words of a vocabulary into clusters, for config.output.clusters; docs/words.md says
 more.
 
     python -m adaptive_jax clusters --config=configs/penn_treebank.py:hsm_kmeans_glove

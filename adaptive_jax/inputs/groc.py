@@ -45,12 +45,12 @@ class GroC(CharacterCNN):
         features: width of the vectors that `__call__` returns, and of surface, relation and
             definition.
         lexicon: path of the lexicon: a WordNet directory, or a .jsonl file of relations and
-            definitions; see docs/lexicon.md.
+            definitions; see docs/words.md.
         relations: most related words that are read; 0: no relations.
         definition: most words of a definition that are read; 0: no definitions.
         form: how WordNet is read: "paper", synonyms and hyponyms, and definitions of all senses; or
             "code", as the public code: synonyms, and the definition of the first sense. See
-            docs/lexicon.md.
+            docs/words.md.
         share: of the vocabulary's words, those that may have relations, and those that may have a
             definition (the paper's Table 4).
         combine: "concat", the linear map of the paper, or "add", the sum of the three, as the
@@ -105,7 +105,7 @@ class GroC(CharacterCNN):
         if not isinstance(self.lexicon, str):
             raise InputError(
                 f"lexicon={self.lexicon!r} is no path: give a WordNet directory or a .jsonl file;"
-                " see docs/lexicon.md"
+                " see docs/words.md"
             )
 
     def _parts(self):

@@ -6,7 +6,7 @@
     python -m adaptive_jax generate --workdir=runs/quickstart
 
 Prompts are those of --prompt, or the lines of a file or of stdin. With neither, on a terminal, the
-command asks for prompts; words appear as they are drawn, and Ctrl-D ends it. docs/generating.md
+command asks for prompts; words appear as they are drawn, and Ctrl-D ends it. docs/text.md
 says more.
 """
 

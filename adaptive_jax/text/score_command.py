@@ -5,7 +5,7 @@ word.
     python -m adaptive_jax score --workdir=runs/quickstart --words --bits text.txt > words.tsv
     python -m adaptive_jax score --workdir=runs/quickstart --nbest --weight=0.5 lists.txt
 
-Reads files, also .gz and .xz, or standard input. docs/scoring.md says more.
+Reads files, also .gz and .xz, or standard input. docs/text.md says more.
 """
 
 from absl import flags

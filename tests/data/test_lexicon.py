@@ -283,7 +283,7 @@ LINE = '{"word": "dog"}\n'
         (LINE + '{"relations": []}', ["line 2", '"word": "dog"']),
         ('{"word": "dog", "relations": "cur"}', ["line 1", "of 'dog' must be lists"]),
         ('{"word": "dog", "definition": [3]}', ["line 1", "of 'dog' must be lists"]),
-        (None, ["cannot read input.lexicon=", "No such file", "docs/lexicon.md"]),
+        (None, ["cannot read input.lexicon=", "No such file", "docs/words.md"]),
     ],
 )
 def test_a_wrong_file_is_told(tmp_path, content, says):

@@ -82,7 +82,7 @@ def cut(config: Mapping) -> dict:
     it is. Reads the first line of the file only.
 
     clusters: file with an order of the words and the sizes of clusters, which take the place of the
-        table's cutoffs; see docs/clusters.md. Empty: words are in order of frequency.
+        table's cutoffs; see docs/words.md. Empty: words are in order of frequency.
 
     Raises:
         InputError: as `read_header`; an input or an output that clusters do not fit.

@@ -22,7 +22,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
 VERSION = "1"  # of what is kept in the cache
-CURE = "give a directory of WordNet, or a .jsonl file, see docs/lexicon.md"
+CURE = "give a directory of WordNet, or a .jsonl file, see docs/words.md"
 
 
 class Entry(NamedTuple):

@@ -5,7 +5,7 @@ passage coloured by surprisal.
     python -m adaptive_jax report runs/adp_t runs/adp runs/sm --output=figures/inputs.html
 
 Writes the page, which needs no network, and beside it a directory with the figures as PNG and the
-numbers as CSV. The scores of a run are computed once and kept in its eval/. docs/report.md says
+numbers as CSV. The scores of a run are computed once and kept in its eval/. docs/evaluation.md says
 more.
 """
 
