@@ -15,7 +15,7 @@ adaptive_jax/planning/choose.py. A setting of yours is kept, and the others are 
 `--config.body.layers=4`, `--config.data.threshold=3`, `--config.data.codes=8000`. The choice is
 made once: the same command resumes the run with it.
 
-Ids that a tokenizer of yours made, in train, valid and test as .npy or flat .bin (docs/own_data.md):
+Ids of a tokenizer of your own, in train, valid and test as .npy or flat .bin (docs/own_data.md):
 
     python train.py --config=configs/own_text.py --config.data.corpus=ids --config.data.path=DIR \\
         --config.data.vocabulary_size=128256 --workdir=runs/mine --hours=1

@@ -31,7 +31,7 @@ from tests.pages import PAGES, blocks, python_blocks
 
 NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is installed
 OWN_PAGES = {
-    "docs/interop.md": "needs safetensors and programs that export makes; tests/export runs its code"
+    "docs/interop.md": "needs safetensors and exported programs; tests/interop runs its code"
 }
 OWN_TESTS = (  # code with a test of its own, below
     *("class MyModel", "linear_cross_entropy", "OneGate"),

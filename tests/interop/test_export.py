@@ -231,7 +231,8 @@ def test_programs_score_as_this_package(untrained, tmp_path, name):
         assert not [key for key in arrays if "filter" in key] and "tables.input.vectors" in arrays
     names = {}
     exec(
-        "\n".join(python_blocks(PAGES["docs/interop.md"])).replace("runs/scorer", str(output)), names
+        "\n".join(python_blocks(PAGES["docs/interop.md"])).replace("runs/scorer", str(output)),
+        names,
     )
     assert (
         names["nll"].shape == (3, 8)
