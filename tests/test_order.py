@@ -21,7 +21,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.clusters import of_run
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.interop.export import export
 from adaptive_jax.model.language_model import build
 from adaptive_jax.training.dry_run import dry_run
@@ -91,7 +91,7 @@ def test_sub_word_units_in_clusters(tmp_path):
 def check_embeddings(run):
     """Those of a run are the vectors of its words."""
     ids, vectors = of_run(run, words := read_words(run))
-    opened = open_run(run)
+    opened = Run.open(run)
     rows = jax.jit(
         lambda given: opened.model.apply(given, np.arange(122), method=lambda m, i: m.input(i))
     )({"params": opened.params})

@@ -156,9 +156,9 @@ def of_run(workdir, vocabulary):
     import jax
     import jax.numpy as jnp
 
-    from adaptive_jax.evaluation.runs import open_run
+    from adaptive_jax.evaluation.runs import Run
 
-    run = open_run(workdir)
+    run = Run.open(workdir)
     variables = {"params": run.params, "lexicon": run.lexicon}
 
     def table(model):

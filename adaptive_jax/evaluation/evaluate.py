@@ -18,17 +18,15 @@ from adaptive_jax.evaluation.open_words import (
     TRAIN,
     UNIFORM,
     extended,
-    open_extended,
-    predicts_new_words,
     seen_and_unseen,
 )
 from adaptive_jax.evaluation.results import compare, say, write
+from adaptive_jax.evaluation.runs import SavedRun
 from adaptive_jax.evaluation.scoring import summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
-from adaptive_jax.workdir.settings import read_config, read_words
 
 
 class Request(NamedTuple):
@@ -97,13 +95,14 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     """As `evaluate`, once for each context in place of the request's. Several are also printed
     and written side by side.
     """
-    config = read_config(workdir)
+    saved = SavedRun.read(workdir)
+    config = saved.config
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
     checked = [_checked(config, each) for each in requests]
-    own, data = read_words(workdir), _data(workdir, config, request)
-    check_ends(own, checked[0][0].break_mode)
+    data = _data(workdir, config, request)
+    check_ends(saved.vocabulary, checked[0][0].break_mode)
     paper = card.published(workdir, request.split)
-    vocabulary = extended(own, request.vocabulary, data, request.split)
+    vocabulary = extended(saved.vocabulary, request.vocabulary, data, request.split)
     corpus = load(data, vocabulary=vocabulary, splits=(request.split,))
     ids = corpus.ids[request.split]
     if request.window > len(ids):
@@ -112,7 +111,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
             " give that or less"
         )
     words = describe_words(corpus, request.split) if request.vocabulary == TRAIN else ""
-    run = open_extended(workdir, request.checkpoint, own, vocabulary, request.share)
+    run = saved.load(request.checkpoint, vocabulary, request.share)
 
     def train(directory=None):
         text = _data(workdir, config, request._replace(data_path=directory))
@@ -185,7 +184,7 @@ def _checked(config, request):
 
 def _check_new_words(run, request):
     """Checks that a model that knows no new words is not asked for them."""
-    if predicts_new_words(run):
+    if run.predicts_new_words:
         return
     if request.down_weight != 1:
         raise InputError(
@@ -210,7 +209,7 @@ def _job(run, ids, settings, request):
     _check_new_words(run, request)
     uniform = request.uniform
     if uniform is None:
-        uniform = 0.0 if predicts_new_words(run) else UNIFORM
+        uniform = 0.0 if run.predicts_new_words else UNIFORM
 
     def progress(what):
         return functools.partial(

@@ -17,10 +17,7 @@ import numpy as np
 from adaptive_jax.data.corpora.occurring import occurring
 from adaptive_jax.data.vocabulary.words import Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, open_run
 from adaptive_jax.evaluation.scoring import perplexity
-from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.workdir.settings import read_config, with_own_files
 
 TRAIN, UNION = "train", "union"
 # U for a model that gives new words no probability; of GroC's public code, where the paper names no
@@ -63,39 +60,6 @@ def _read(path):
             " line"
         ) from None
     return [line.split()[0] for line in lines if line.strip()]
-
-
-def open_extended(
-    workdir: Path,
-    checkpoint: str,
-    own: Vocabulary,
-    vocabulary: Vocabulary,
-    share: float | None = None,
-) -> Run:
-    """Opens a run with a vocabulary of `extended`. share, and raises InputError: as `open_run`."""
-    if len(own) == len(vocabulary):
-        return open_run(workdir, checkpoint, own, share)
-    given = read_config(workdir)
-    # New words are in no cluster.
-    if not given["output"]["clusters"] and fits_any_vocabulary(
-        with_own_files(given, workdir), len(own)
-    ):
-        run = open_run(workdir, checkpoint, vocabulary, share)
-    else:
-        run = open_run(workdir, checkpoint, own, share)._replace(vocabulary=vocabulary)
-    return run._replace(more=len(vocabulary) - len(own))
-
-
-def fits_any_vocabulary(config: Mapping, words: int) -> bool:
-    """Whether the parameters of a config's model, of so many words, are those of a model of
-    more words.
-    """
-    return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
-
-
-def predicts_new_words(run: Run) -> bool:
-    """Whether the model gives probability to all words of the vocabulary."""
-    return run.model.input.vocabulary_size == len(run.vocabulary)
 
 
 def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A trained model, opened for evaluation."""
+"""A trained model, read from its workdir once and handed on."""
 
 import logging
 from pathlib import Path
@@ -21,11 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
-    """A model with its parameters and words, on devices.
+    """A model with its parameters and words, on devices; `Run.open(workdir)` reads one.
 
     Attributes:
         params: laid out on `mesh` as `sharding.parameter_specs` says.
         lexicon: arrays about the words, replicated; see `adaptive_jax.data.vocabulary.lexicon`.
+        config: as `build` takes it, with the paths of the run's own files.
         step: updates that made the parameters.
         more: words at the end of the vocabulary that training did not know.
     """
@@ -39,66 +40,113 @@ class Run(NamedTuple):
     step: int
     more: int = 0
 
+    @classmethod
+    def open(cls, workdir: Path, checkpoint: str = "best") -> "Run":
+        """Opens a run of train.py, or an exported model. Of its checkpoint, only the parameters
+        are read, or their averages if the optimizer takes them.
+
+        checkpoint: "best" by validation, "latest", or a step.
+
+        Raises:
+            InputError: no run or checkpoint there, or one that cannot be read.
+        """
+        return SavedRun.read(workdir).load(checkpoint)
+
     @property
     def known(self) -> int:
         """Words that training knew; they come first in the vocabulary."""
         return len(self.vocabulary) - self.more
 
+    @property
+    def predicts_new_words(self) -> bool:
+        """Whether the model gives probability to all words of the vocabulary."""
+        return self.model.input.vocabulary_size == len(self.vocabulary)
 
-def open_run(
-    workdir: Path,
-    checkpoint: str = "best",
-    vocabulary: Vocabulary | None = None,
-    share: float | None = None,
-) -> Run:
-    """Opens a run of train.py, or an exported model: reads its parameters, or their averages, and
-    nothing else.
 
-    Args:
-        checkpoint: "best" by validation, "latest", or a step.
-        vocabulary: score over these words instead of the run's own; the model must compose its
-            vectors from what the lexicon says of a word, so that its parameters fit any vocabulary.
-        share: of the words, those that keep their entries in the lexicon; None: as the run was
-            trained.
+class SavedRun(NamedTuple):
+    """What a workdir says of a run before its parameters are read.
 
-    Raises:
-        InputError: no run or checkpoint there, or a vocabulary that the parameters do not fit.
+    config: the config that the run was started with.
     """
-    own = read_words(workdir)
-    vocabulary = vocabulary or own
-    given, other_words = read_config(workdir), not own.index.keys() >= vocabulary.index.keys()
-    config = with_own_files(given, workdir, other_words)
-    if other_words and lexicon_of(config) != lexicon_of(given):
-        logger.warning(
-            "there is no input.lexicon=%r any more: new words have no entries", lexicon_of(given)
+
+    workdir: Path
+    config: dict
+    vocabulary: Vocabulary
+
+    @classmethod
+    def read(cls, workdir: Path) -> "SavedRun":
+        """Reads the config and the words. Raises InputError: no run there, or a damaged one."""
+        return cls(workdir, read_config(workdir), read_words(workdir))
+
+    def model(self) -> LanguageModel:
+        """The model that the run trains."""
+        return build(with_own_files(self.config, self.workdir), len(self.vocabulary))
+
+    def load(
+        self,
+        checkpoint: str = "best",
+        vocabulary: Vocabulary | None = None,
+        share: float | None = None,
+    ) -> Run:
+        """Reads the parameters onto the devices.
+
+        Args:
+            checkpoint: "best" by validation, "latest", or a step.
+            vocabulary: the run's words with new ones after them, see `open_words`. A model whose
+                parameters fit any vocabulary composes the vectors of new words from what the
+                lexicon says of them; any other model has none.
+            share: of the words, those that keep their entries in the lexicon; None: as the run
+                was trained.
+
+        Raises:
+            InputError: no such checkpoint, one that cannot be read, or a share without a lexicon.
+        """
+        config, words = with_own_files(self.config, self.workdir), self.vocabulary
+        vocabulary = vocabulary or words
+        more = len(vocabulary) - len(words)
+        # New words are in no cluster.
+        if (
+            more
+            and not self.config["output"]["clusters"]
+            and fits_any_vocabulary(config, len(words))
+        ):
+            words, config = vocabulary, with_own_files(self.config, self.workdir, other_words=True)
+            if lexicon_of(config) != lexicon_of(self.config):
+                logger.warning(
+                    "input.lexicon=%r no longer exists: new words have no entries",
+                    lexicon_of(self.config),
+                )
+        if share is not None:
+            if "share" not in config["input"]:
+                raise InputError(
+                    f"share={share} is for a run with a lexicon, and this one has none: leave it"
+                    " out"
+                )
+            config = config | {"input": config["input"] | {"share": share}}
+        cache = config["data"]["cache"]
+        accelerators.keep_programs(cache)
+        model = build(config, len(words))
+        mesh = sharding.device_mesh(
+            choose_fsdp(config, len(words), jax.device_count(), accelerators.memory())
         )
-    if share is not None:
-        if "share" not in config["input"]:
-            raise InputError(
-                f"share={share} is for a run with a lexicon, and this one has none: leave it out"
-            )
-        config = config | {"input": config["input"] | {"share": share}}
-    accelerators.keep_programs(config["data"]["cache"])
-    model = build(config, len(vocabulary))
-    mesh = sharding.device_mesh(
-        choose_fsdp(config, len(vocabulary), jax.device_count(), accelerators.memory())
-    )
-    shapes = parameter_shapes(model)
-    like = jax.tree.map(
-        lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec)),
-        shapes,
-        sharding.parameter_specs(shapes, mesh),
-    )
-    step, params = read_parameters(workdir, checkpoint, like)
-    return Run(
-        model,
-        params,
-        put_lexicon(model, vocabulary, mesh, config["data"]["cache"]),
-        mesh,
-        vocabulary,
-        config,
-        step,
-    )
+        shapes = parameter_shapes(model)
+        like = jax.tree.map(
+            lambda a, spec: jax.ShapeDtypeStruct(
+                a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
+            ),
+            shapes,
+            sharding.parameter_specs(shapes, mesh),
+        )
+        step, params = read_parameters(self.workdir, checkpoint, like)
+        arrays = put_lexicon(model, words, mesh, cache)
+        return Run(model, params, arrays, mesh, vocabulary, config, step, more)
+
+
+def fits_any_vocabulary(config: dict, words: int) -> bool:
+    """Whether the parameters of a config's model, of so many words, are those of a model of
+    more words.
+    """
+    return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
 
 
 def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh, cache: str = "") -> dict:

@@ -12,12 +12,12 @@ from flax import traverse_util
 
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.files import in_store, names_in, path_of, replacing
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.workdir.exported import FILE, write_tensors
-from adaptive_jax.workdir.settings import check_name, read_config, write_json
+from adaptive_jax.workdir.settings import check_name, write_json
 
 __all__ = ["Shape", "export"]
 
@@ -39,14 +39,14 @@ def export(
             or a package is missing.
     """
     output = _new(output)
-    read_config(workdir)  # first: it says best what a directory without a run lacks
-    run = open_run(workdir, checkpoint)
+    saved = SavedRun.read(workdir)
+    run = saved.load(checkpoint)
     params = sharding.on_host(run.params, run.mesh)
     if hosts.first():
         if in_store(output):
-            _write(workdir, output, run, params, shape)
+            _write(saved, output, run, params, shape)
         else:
-            _at_once(output, lambda directory: _write(workdir, directory, run, params, shape))
+            _at_once(output, lambda directory: _write(saved, directory, run, params, shape))
     hosts.wait("the export")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     hosts.say(
@@ -83,23 +83,20 @@ def _at_once(output, write):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _write(workdir: Path, output: Path, run: Run, params: Mapping, shape: Shape | None) -> None:
+def _write(saved: SavedRun, output: Path, run: Run, params: Mapping, shape: Shape | None) -> None:
     """Writes the words, what is known of them, the config and the arrays."""
     write_sealed(run.vocabulary, output / "vocabulary.txt")
-    config, metadata = (
-        read_config(workdir),
-        {"step": str(run.step), "vocabulary": run.vocabulary.digest},
-    )
+    metadata = {"step": str(run.step), "vocabulary": run.vocabulary.digest}
     if shape is None:
         for name in COPIES:
-            if (workdir / name).exists():
+            if (saved.workdir / name).exists():
                 with replacing(output / name) as file:
-                    file.write((workdir / name).read_bytes())
-        write_json(output / "config.json", config)
+                    file.write((saved.workdir / name).read_bytes())
+        write_json(output / "config.json", saved.config)
         write_tensors(output / FILE, traverse_util.flatten_dict(params, sep="."), metadata)
         return
     scorer = make_scorer(run, params, shape)
     with replacing(output / "scorer.stablehlo") as file:
         file.write(scorer.program)
-    write_json(output / "scorer.json", scorer.about | {"step": run.step, "config": config})
+    write_json(output / "scorer.json", scorer.about | {"step": run.step, "config": saved.config})
     write_tensors(output / "scorer.safetensors", scorer.arrays, metadata)

@@ -9,7 +9,7 @@ from absl import logging
 
 from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import composed, perplexity
 from adaptive_jax.files import path_of
 from adaptive_jax.text.decoding import Decoder
@@ -18,7 +18,6 @@ from adaptive_jax.text.lines import Lines
 from adaptive_jax.text.rows import Reader
 from adaptive_jax.text.running import Reading
 from adaptive_jax.text.surprisal import LineScorer, ScoredLine
-from adaptive_jax.workdir.settings import read_config
 
 
 class LoadedModel:
@@ -180,11 +179,9 @@ def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedMo
     Raises:
         InputError: no run or checkpoint there.
     """
-    place = path_of(workdir)
-    read_config(place)  # first: it says best what a directory without a run lacks
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
     try:
-        return LoadedModel(open_run(place, str(checkpoint)))
+        return LoadedModel(Run.open(path_of(workdir), str(checkpoint)))
     finally:
         logging.set_verbosity(verbosity)

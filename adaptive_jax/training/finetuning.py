@@ -14,13 +14,13 @@ from adaptive_jax.config.keys import General
 from adaptive_jax.data.vocabulary.clusters import in_order
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.files import path_of
-from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
+from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.parallel import hosts, sharding
 from adaptive_jax.training.state import State
 from adaptive_jax.workdir.parameters import checkpoint_step
-from adaptive_jax.workdir.settings import has_checkpoints, read_config, read_words, with_own_files
+from adaptive_jax.workdir.settings import has_checkpoints, read_words
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
 BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
@@ -52,7 +52,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
                 f"init_from={config['init_from']} holds no run (no config.json): give the workdir"
                 " of a run"
             )
-        other = build(with_own_files(read_config(origin), origin), len(read_words(origin)))
+        other = SavedRun.read(origin).model()
         _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
         checkpoint_step(origin, config["init_checkpoint"])
 
@@ -109,10 +109,10 @@ def finetuned(
     words: the vocabulary of `model`, and the devices of `state`.
 
     Raises:
-        InputError: as `check_fits` and `open_run`.
+        InputError: as `check_fits` and `Run.open`.
     """
     vocabulary, mesh = words
-    run = open_run(path_of(config["init_from"]), config["init_checkpoint"])
+    run = Run.open(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
     places = {word: place for place, word in enumerate(run.vocabulary.words)}
     taken = np.array([places.get(word, -1) for word in vocabulary.words])

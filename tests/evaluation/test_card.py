@@ -28,7 +28,7 @@ from adaptive_jax.evaluation.card import (
 from adaptive_jax.evaluation.contexts import COLUMNS, rows
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
 from adaptive_jax.evaluation.methods import Job
-from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.runs import Run
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
@@ -132,7 +132,7 @@ def test_scores_that_are_not_finite():
 
 def test_a_run_of_damaged_parameters(workdir, monkeypatch):
     """Fails in one line, and leaves no result."""
-    run = open_run(workdir, "latest")
+    run = Run.open(workdir, "latest")
     broken = run._replace(
         params={
             **run.params,

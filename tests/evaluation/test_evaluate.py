@@ -19,7 +19,7 @@ from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.interop.convert import convert
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -209,7 +209,7 @@ def other_count(path):
     ids=["cut at a line", "a count", "empty", "a directory"],
 )
 def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
-    """Is told as that by evaluation, by `open_run` and by a resume; without its checksums, which
+    """Is told as that by evaluation, by `Run.open` and by a resume; without its checksums, which
     would tell of damage, no run is read.
     """
     workdir = shutil.copytree(trained, tmp_path / "run")
@@ -218,7 +218,7 @@ def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
     damage(workdir / "vocabulary.txt")
     for call in (
         (lambda: evaluate(workdir, Request())),
-        (lambda: open_run(workdir)),
+        (lambda: Run.open(workdir)),
         (lambda: train(config(), workdir)),
     ):
         with pytest.raises(
@@ -230,13 +230,13 @@ def test_a_damaged_vocabulary(trained, config, tmp_path, damage):
     shutil.copytree(trained, workdir)
     (workdir / "vocabulary.sha256").unlink()
     with pytest.raises(InputError, match=r"vocabulary\.sha256, .* is missing; restore the file"):
-        open_run(workdir, "latest")
+        Run.open(workdir, "latest")
 
 
 def test_a_checkpoint_that_training_deletes_while_it_is_read(trained, tmp_path, monkeypatch):
     """The one that it kept instead is read; one asked for by its number is missed in one line."""
     workdir = shutil.copytree(trained, tmp_path / "run")
-    step = open_run(workdir, "latest").step
+    step = Run.open(workdir, "latest").step
     saved = workdir / "checkpoints" / str(step)
     plain = Checkpoints.restore
 
@@ -247,10 +247,10 @@ def test_a_checkpoint_that_training_deletes_while_it_is_read(trained, tmp_path, 
 
     monkeypatch.setattr(Checkpoints, "restore", late)
     shutil.copytree(saved, workdir / "checkpoints" / str(step + 1))
-    assert open_run(workdir, "latest").step == step
+    assert Run.open(workdir, "latest").step == step
     shutil.copytree(saved, workdir / "checkpoints" / str(step + 1))
     with pytest.raises(InputError, match=f"holds no checkpoint '{step + 1}': it has steps"):
-        open_run(workdir, str(step + 1))
+        Run.open(workdir, str(step + 1))
 
 
 def test_a_converted_model_has_checksums(tmp_path):
@@ -258,7 +258,7 @@ def test_a_converted_model_has_checksums(tmp_path):
     convert(str(FIXTURES / "lm_post_norm.pt"), str(FIXTURES / "dict.txt"), str(tmp_path / "run"))
     other_count(tmp_path / "run" / "vocabulary.txt")
     with pytest.raises(InputError, match=r"vocabulary\.txt is damaged"):
-        open_run(tmp_path / "run")
+        Run.open(tmp_path / "run")
 
 
 def test_a_share_of_no_ids():

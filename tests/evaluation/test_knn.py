@@ -13,7 +13,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import knn
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.knn import Datastore, Neighbours, log_chances
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Scored
 
 WORDS, FEATURES = 9, 4
@@ -142,7 +142,7 @@ def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path):
 
 def test_fingerprints(trained):
     """They differ where one entry does, or two change places, and not otherwise."""
-    run = open_run(trained, "latest")
+    run = Run.open(trained, "latest")
     params = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.float32(1)}
     same = knn.fingerprint(params)
     assert same == knn.fingerprint({"a": params["a"].copy(), "b": np.float32(1)})

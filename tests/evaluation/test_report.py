@@ -173,7 +173,7 @@ def test_scores_are_kept(made, monkeypatch):
     scored anew.
     """
     directory, (one, _) = made
-    monkeypatch.setattr(scores, "open_run", lambda *_: pytest.fail("opened the model"))
+    monkeypatch.setattr(scores.SavedRun, "load", lambda *_: pytest.fail("opened the model"))
     again = subject(directory / "one", NAME, Wanted())
     np.testing.assert_array_equal(scores_of(again), scores_of(one.subject))
     assert again.digest == one.subject.digest

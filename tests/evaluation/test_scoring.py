@@ -19,7 +19,7 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import Extras, continued, plain, scores, summary
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
@@ -451,17 +451,11 @@ def test_text_can_be_broken_otherwise_than_in_training(workdir, text, capsys):
 
 
 def test_a_run_is_opened_with_its_parameters_alone(workdir):
-    """Whatever else a checkpoint holds is not read, and another vocabulary fits composed models
-    only.
-    """
+    """Whatever else a checkpoint holds is not read."""
     for item in "optimizer", "carry":
         shutil.rmtree(workdir / "checkpoints" / "240" / item, ignore_errors=True)
-    run = open_run(workdir, "latest")
+    run = Run.open(workdir, "latest")
     assert (run.step, len(run.vocabulary)) == (240, 122)
-    with pytest.raises(InputError, match="cannot be read"):
-        open_run(
-            workdir, "latest", Vocabulary.build({"<eos>": 1} | {f"w{n}": 1 for n in range(80)})
-        )
 
 
 EVALUATE = """

@@ -23,13 +23,10 @@ from adaptive_jax.evaluation.cache import Cache, log_chances, mixed
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.open_words import (
     extended,
-    fits_any_vocabulary,
-    open_extended,
-    predicts_new_words,
     seen_and_unseen,
     with_uniform,
 )
-from adaptive_jax.evaluation.runs import Run, open_run, put_lexicon
+from adaptive_jax.evaluation.runs import Run, SavedRun, fits_any_vocabulary, put_lexicon
 from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer
 from adaptive_jax.interop.awd_lstm import parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
@@ -273,11 +270,10 @@ def looked_up(trained, tmp_path_factory):
 
 def opened(workdir, other):
     """The run with the words of the other text."""
-    run = open_run(workdir, "latest")
-    data = run.config["data"] | {"path": str(other)}
-    return run, open_extended(
-        workdir, "latest", run.vocabulary, extended(run.vocabulary, "union", data, "test")
-    )
+    saved = SavedRun.read(workdir)
+    data = saved.config["data"] | {"path": str(other)}
+    vocabulary = extended(saved.vocabulary, "union", data, "test")
+    return saved.load("latest"), saved.load("latest", vocabulary)
 
 
 def chances(run, extras=PLAIN, uniform=0.0):
@@ -296,7 +292,7 @@ def test_a_composed_model_over_words_it_never_saw(composed, other):
     before, run = opened(composed, other)
     assert run.vocabulary.words == (*before.vocabulary.words, "zebra", "quagga")
     assert (run.known, len(run.vocabulary)) == (122, 124)
-    assert predicts_new_words(run)
+    assert run.predicts_new_words
     of_words = run.lexicon["input"]["definitions"]["words"]
     assert of_words[122].tolist() == [
         run.vocabulary.index["the"],
@@ -317,7 +313,7 @@ def test_a_model_without_vectors_of_new_words(looked_up, other):
     all.
     """
     _, run = opened(looked_up, other)
-    assert not predicts_new_words(run)
+    assert not run.predicts_new_words
     plain, mixed = chances(run), chances(run, uniform=0.01)
     np.testing.assert_allclose([plain.sum(), mixed.sum()], 1.0, rtol=1e-5)
     assert (plain[-2:] == 0).all()

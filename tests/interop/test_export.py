@@ -23,7 +23,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report.history import hours
 from adaptive_jax.evaluation.report.scores import Wanted, scores_of, subject
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.interop.export import Shape, export
 from adaptive_jax.model.composition import make_compose
 from adaptive_jax.model.language_model import build, parameter_shapes
@@ -123,7 +123,7 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     """Parameters are equal bit by bit, evaluation gives the same number, and it can be exported
     again.
     """
-    run, back = open_run(trained), open_run(exported)
+    run, back = Run.open(trained), Run.open(exported)
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(run.params), jax.device_get(back.params)
     )
@@ -141,7 +141,7 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
         logged["validation/nll"], abs=1e-6
     )
     export(exported, tmp_path / "again", checkpoint=str(run.step))
-    again = open_run(tmp_path / "again")
+    again = Run.open(tmp_path / "again")
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(back.params), jax.device_get(again.params)
     )
@@ -172,7 +172,7 @@ def test_examples_give_the_log_probabilities_of_this_package(untrained, name, ch
     if name == "torch_scorer":
         pytest.importorskip("torch")
     folder, module = untrained(**changes), example(name)
-    run, ids = open_run(folder), np.random.default_rng(1).integers(0, 122, 11)
+    run, ids = Run.open(folder), np.random.default_rng(1).integers(0, 122, 11)
     params, config, words = module.load(folder)
     assert list(words) == list(run.vocabulary.words)
     batch = Batch(ids[None], ids[None], None, np.arange(1))
@@ -203,7 +203,7 @@ def test_programs_score_as_this_package(untrained, tmp_path, name):
     state.
     """
     folder, output = untrained(**MODELS[name]), tmp_path / "scorer"
-    run = open_run(folder)
+    run = Run.open(folder)
     export(folder, output, shape=Shape(rows=3, window=8))
     module = example("stablehlo_scorer")
     program, arrays, about, words = module.load(output)
@@ -273,7 +273,7 @@ def test_examples_score_lines(exported, quick_command, tmp_path):
         "vocabulary.sha256",
         "vocabulary.txt",
     ]
-    module, run = example("stablehlo_scorer"), open_run(exported)
+    module, run = example("stablehlo_scorer"), Run.open(exported)
     program, arrays, about, words = module.load(tmp_path / "x")
     ids = [
         [words["<eos>"], *(words[word] for word in line.split()), words["<eos>"]]
@@ -369,11 +369,11 @@ def test_damaged_files(untrained):
         if not seal:
             (folder / "model.sha256").unlink(missing_ok=True)
         with pytest.raises(InputError, match="model.safetensors is damaged"):
-            open_run(folder)
+            Run.open(folder)
     (folder / FILE).write_bytes(whole)
     settings = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", settings | {"body": settings["body"] | {"layers": 2}})
     with pytest.raises(
         InputError, match=r"body.blocks.attended.bias is of shape \(1, 32\), not of shape \(2, 32\)"
     ):
-        open_run(folder)
+        Run.open(folder)

@@ -12,7 +12,7 @@ import pytest
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.parallel import hosts
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import settings as workdirs
@@ -274,7 +274,7 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     checkpoints = Checkpoints(workdir, read_only=True)
     assert checkpoints.latest() == last["step"] and not checkpoints.evaluated(last["step"])
     checkpoints.close()
-    assert open_run(workdir, "latest").step == last["step"]
+    assert Run.open(workdir, "latest").step == last["step"]
     several = [line for line in several if line["step"] < 10]
     assert [(line["step"], sorted(line)) for line in several] == [
         (line["step"], sorted(line)) for line in single

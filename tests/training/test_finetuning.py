@@ -13,7 +13,7 @@ from adaptive_jax.data.vocabulary.clusters import Header, in_clusters, write_clu
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
@@ -173,7 +173,7 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
         for i, words in enumerate((OLD, NEW))
     )
     saved_run(tmp_path / "run", config, old_words)
-    run = open_run(tmp_path / "run")
+    run = Run.open(tmp_path / "run")
     model, fresh, params = started(own | {"init_from": str(tmp_path / "run")}, new_words)
     told = capsys.readouterr().out
     jax.tree.map(np.testing.assert_array_equal, params["body"], run.params["body"])
@@ -309,10 +309,10 @@ def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
     train(small(**changes | {"steps": 2}, **origin), tmp_path / "stopped")
     with pytest.raises(InputError, match=r"init_from was .*first and is now .*elsewhere"):
         train(small(**changes | {"init_from": str(tmp_path / "elsewhere")}), tmp_path / "stopped")
-    first = open_run(tmp_path / "first", "latest")
+    first = Run.open(tmp_path / "first", "latest")
     shutil.move(tmp_path / "first", tmp_path / "elsewhere")
     train(small(**changes), tmp_path / "stopped")
-    whole, stopped = (open_run(tmp_path / name, "latest") for name in ("whole", "stopped"))
+    whole, stopped = (Run.open(tmp_path / name, "latest") for name in ("whole", "stopped"))
     jax.tree.map(np.testing.assert_array_equal, stopped.params, whole.params)
     assert stopped.config["init_from"] == str(tmp_path / "first")
     before, after = (
@@ -328,7 +328,7 @@ def test_a_run_goes_on_with_another_text(small, quick_command, tmp_path):
     shutil.move(tmp_path / "elsewhere", tmp_path / "again")
     train(small(path="other", steps=2, init_words="both"), tmp_path / "both")  # resumes without it
     shutil.move(tmp_path / "again", tmp_path / "elsewhere")
-    words, alone = open_run(tmp_path / "both").vocabulary, whole.vocabulary
+    words, alone = Run.open(tmp_path / "both").vocabulary, whole.vocabulary
     assert words.words[: len(alone)] == alone.words
     assert set(words.words) == {*alone.words, *first.vocabulary.words} > set(alone.words)
     assert not words.counts[len(alone) :].any()

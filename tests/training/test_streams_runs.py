@@ -10,7 +10,7 @@ from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel.sharding import device_mesh
 from adaptive_jax.training.divergence import Rewinds
@@ -94,7 +94,7 @@ def test_evaluation_carries_the_state_through_the_split(learned, capsys):
     """One row equals the whole split in one window; any window gives the same; 4 rows lose what
     came before three of them.
     """
-    run, corpus = open_run(learned), load(json.loads((learned / "config.json").read_text())["data"])
+    run, corpus = Run.open(learned), load(json.loads((learned / "config.json").read_text())["data"])
     ids = np.asarray(corpus.ids["test"])
     inputs = np.append(run.vocabulary.eos, ids[:-1])[None]
     batch = Batch(inputs, ids[None], np.ones(inputs.shape, np.float32), np.zeros(1, np.int32))

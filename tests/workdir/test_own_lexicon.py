@@ -9,7 +9,7 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.runs import open_run
+from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.training.loop import train
 
 CHANGES = {
@@ -65,14 +65,14 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
     assert len(kept) == 72 and {tuple(entry["relations"])[-1:] for entry in kept} == {
         (f"t{i}w0",) for i in range(12)
     }
-    run = open_run(workdir, "latest")
+    run = Run.open(workdir, "latest")
     assert rows(run, "relations").sum() == rows(run, "definitions").sum() == 72 and run.step == 2
     assert "input.lexicon" not in caplog.text
     more = Vocabulary((*run.vocabulary.words, "zebra"), np.append(run.vocabulary.counts, 0))
-    assert rows(open_run(workdir, "latest", more), "relations").sum() == 72
+    assert rows(SavedRun.read(workdir).load("latest", more), "relations").sum() == 72
     assert (
-        "there is no input.lexicon='" in caplog.text
-        and "any more: new words have no entries" in caplog.text
+        "input.lexicon='" in caplog.text
+        and "no longer exists: new words have no entries" in caplog.text
     )
     capsys.readouterr()
     train(given | {"steps": 3}, workdir)
@@ -80,7 +80,7 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
         "lexicon      of 122 words, 59.02 % have relations, 59.02 % have definitions\n"
         in capsys.readouterr().out
     )
-    assert open_run(workdir, "latest").step == 3
+    assert Run.open(workdir, "latest").step == 3
     with pytest.raises(InputError, match="there is no input.lexicon="):
         train(given, workdir.with_name("new"))
 
@@ -88,7 +88,7 @@ def test_a_run_opens_and_resumes_without_its_lexicon(grounded, config, capsys, c
 def test_a_share_of_the_entries_at_evaluation(grounded, trained):
     """Fewer words have entries, the parameters are the same; a run without a lexicon says so."""
     _, workdir = grounded
-    whole, less = open_run(workdir, "best"), open_run(workdir, "best", share=0.25)
+    whole, less = Run.open(workdir, "best"), SavedRun.read(workdir).load(share=0.25)
     for name in ("relations", "definitions"):
         assert (
             rows(less, name).sum() == round(0.25 * 122)
@@ -99,7 +99,7 @@ def test_a_share_of_the_entries_at_evaluation(grounded, trained):
     ]
     assert losses[0] == losses[1] != losses[2]
     with pytest.raises(InputError, match="share=0.5 is for a run with a lexicon"):
-        open_run(trained, share=0.5)
+        SavedRun.read(trained).load(share=0.5)
 
 
 def test_a_damaged_copy_is_told(grounded, tmp_path):
@@ -110,9 +110,9 @@ def test_a_damaged_copy_is_told(grounded, tmp_path):
     try:
         path.write_text(content.replace("zebra", "horse"))
         with pytest.raises(InputError, match=r"lexicon.jsonl is damaged.*restore it"):
-            open_run(workdir, "latest")
+            Run.open(workdir, "latest")
         path.unlink()
         with pytest.raises(InputError, match=r"lexicon.jsonl is missing: restore"):
-            open_run(workdir, "latest")
+            Run.open(workdir, "latest")
     finally:
         path.write_text(content)

@@ -15,13 +15,12 @@ from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.runs import Run, open_run
+from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import plain
 from adaptive_jax.files import replacing
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.workdir.parameters import checkpoint_step
-from adaptive_jax.workdir.settings import read_config, read_words
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,8 @@ def subject(workdir: Path, name: str, wanted: Wanted) -> Subject:
     Raises:
         InputError: no run or checkpoint there, no such split, or settings that do not fit.
     """
-    config, vocabulary = read_config(workdir), read_words(workdir)
+    saved = SavedRun.read(workdir)
+    config, vocabulary = saved.config, saved.vocabulary
     batches = config["batches"]
     rows = wanted.rows or (1 if batches["layout"] == "streams" else 0)
     window = wanted.window or batches["sequence_length"]
@@ -92,7 +92,7 @@ def subject(workdir: Path, name: str, wanted: Wanted) -> Subject:
     step = checkpoint_step(workdir, wanted.checkpoint)
     digest = hashlib.sha256(repr((windows, vocabulary.digest, _identity(workdir, step))).encode())
     digest.update(np.ascontiguousarray(ids[:]))
-    opened = functools.cache(lambda: open_run(workdir, str(step), vocabulary))
+    opened = functools.cache(lambda: saved.load(str(step)))
     return Subject(
         name,
         workdir,
