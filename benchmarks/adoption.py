@@ -38,8 +38,8 @@ from jax.sharding import PartitionSpec as P
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
-from adaptive_jax.planning.programs import report
 from benchmarks.outputs import machine
+from benchmarks.programs import report
 from benchmarks.timing import interleaved
 
 DEVICES = 8

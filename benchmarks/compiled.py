@@ -25,18 +25,17 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs
 import json
 from pathlib import Path
 
+import jax
 from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import check_at_least
-from adaptive_jax.model.language_model import build
-from adaptive_jax.planning.hlo import read
-from adaptive_jax.planning.programs import Program, report
+from adaptive_jax.model.language_model import build, variable_shapes
 from adaptive_jax.planning.targets import topology
-from adaptive_jax.planning.traced import output_bands
-from adaptive_jax.training.targets import compile_for, plan_for
+from adaptive_jax.training.compiled import compile_for
+from benchmarks.programs import Program, read, report
 from configs import wikitext103
 
 GIB = 2**30
@@ -81,17 +80,18 @@ def counts(config: dict, rows: int, name: str, cublas: bool = False) -> dict:
     """Everything that is printed, of an update of `rows` rows on each device in one batch; see
     the module for `cublas`.
     """
-    target = topology(name)
     tokens = rows * config["batches"]["sequence_length"]
     config = config | {
-        "tokens_per_update": tokens * len(target.devices),
+        "tokens_per_update": tokens * len(topology(name).devices),
         "tokens_per_device": tokens,
     }
-    plan = plan_for(target, config)
-    compiled = compile_for(target, config, plan, CUBLAS if cublas else None)
+    target, plan, compiled = compile_for(name, config, CUBLAS if cublas else None)
     found, program = report(compiled), Program(*read(text := compiled.as_text()))
     loops = of_layers(found["loops"], layers := config["body"].get("layers", 0))
-    table = output_bands(build(config, plan.vocabulary_size))[0].table
+    model = build(config, plan.vocabulary_size)
+    table = jax.eval_shape(
+        lambda v: model.apply(v, method=lambda m: m.output.bands()), variable_shapes(model)
+    )[0].table
     return found | {
         "target": target.devices[0].device_kind,
         "tokens": tokens,

@@ -18,9 +18,12 @@ empty, word: it reads each word once, too.
 
 import collections
 import json
+import math
 from pathlib import Path
 
 import jax
+import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
@@ -29,11 +32,16 @@ from adaptive_jax.config.flags import read
 from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.model.language_model import build
+from adaptive_jax.model.language_model import (
+    LanguageModel,
+    build,
+    parameter_shapes,
+    variable_shapes,
+)
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.planning import traced
+from adaptive_jax.planning.plan import multiplied, training_flops
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
 from benchmarks.outputs import machine
@@ -98,10 +106,56 @@ def update_of(config: dict, vocabulary: Vocabulary, ids: np.ndarray):
 def flops_of(config: dict, words: int) -> dict[str, float]:
     """FLOPs of an update: of its tokens, and of composing all words."""
     model = build(config, words)
-    tokens = config["tokens_per_update"] * traced.forward_flops(
-        model, config["batches"]["sequence_length"]
-    )
-    return {"tokens": 3 * tokens, "composed": 3 * traced.composed_flops(model)}
+    token = training_flops(model, config["batches"]["sequence_length"])
+    token -= 6 * multiplied(parameter_shapes(model)["input"])  # of words, not of tokens
+    return {
+        "tokens": config["tokens_per_update"] * token,
+        "composed": 3 * composed_flops(model),
+    }
+
+
+def composed_flops(model: LanguageModel) -> float:
+    """FLOPs of composing the vectors of all words once, forward; all words count as long ones."""
+    if model.composed_words() != "all":
+        return 0.0
+    total, words = 0.0, jnp.arange(model.input.vocabulary_size)
+    given = variable_shapes(model) | {"tables": {}}
+    for layer_of in (lambda m: m.input), (lambda m: m.output.table):
+        layer = layer_of(model)
+        if not hasattr(layer, "compose"):
+            continue
+
+        def compose(given, words, layer_of=layer_of):
+            method = lambda model, words: layer_of(model).compose(words)
+            return model.apply(given, words, method=method, mutable=["tables"])[1]["tables"]
+
+        chunk = getattr(getattr(layer, "cnn", layer), "chunk", len(words))
+        total += product_flops(jax.make_jaxpr(compose)(given, words).jaxpr, -(-len(words) // chunk))
+        given |= {"tables": jax.eval_shape(compose, given, words)}
+    return total
+
+
+def product_flops(jaxpr, trips: int = 1) -> float:
+    """FLOPs of all matrix products in a jaxpr. The body of a scan counts as often as it runs.
+
+    Of the loops of unknown length, only the most expensive counts, and it counts `trips` times: of
+    the character CNN, a chunk of long words.
+    """
+    total, loops = 0, [0]
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * depth
+        inner = sum(
+            product_flops(inner, trips)
+            for inner in jax.extend.core.jaxprs_in_params(equation.params)
+        )
+        if equation.primitive.name == "while":
+            loops.append(inner * trips)
+        else:
+            total += inner * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+    return total + max(loops)
 
 
 def measure(settings) -> dict:

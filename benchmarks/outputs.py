@@ -44,8 +44,7 @@ from absl import flags
 from adaptive_jax.config import commands
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses import banded
-from adaptive_jax.numerics.bands import Band, split_rows
-from adaptive_jax.planning.flops import softmax_flops
+from adaptive_jax.numerics.bands import Band, softmax_flops, split_rows
 from benchmarks import loss_sizes, output_peers
 from benchmarks.timing import interleaved, torch_device, torch_memory
 

@@ -13,7 +13,7 @@ float32; matrices of blocks that are gathered in bfloat16 take half.
 
 from adaptive_jax.config import commands
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.parallel.accelerators import ACCELERATORS
+from adaptive_jax.numerics.devices import DEVICES
 from adaptive_jax.planning.plan import make_plan
 from configs import billion_word, wikitext103
 
@@ -22,7 +22,9 @@ NEAR = 8  # devices of a machine, or of a TPU's neighbourhood
 # Bytes per second of a device: to its neighbours; and to all, if more than NEAR take part. NVLink
 # within a machine and a 400 Gb/s port for each GPU, with eight ports used at once for parts of one
 # sum; a TPU's torus of two or three axes.
-LINKS = {"H200": (450e9, 400e9), "TPU v5 lite": (180e9, 180e9), "TPU v5": (540e9, 540e9)}
+LINKS = {"h200": (450e9, 400e9), "v5e": (180e9, 180e9), "v5p": (540e9, 540e9)}
+# Tokens that a device holds at a time, of the larger model.
+HELD = {"h200": 16_384, "v5e": 2_048, "v5p": 16_384}
 COUNTS = (8, 64, 512)
 
 
@@ -31,12 +33,12 @@ def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
     `tokens` for each device.
     """
     plan = make_plan(
-        config | {"fsdp": fsdp},
+        config | {"fsdp": fsdp, "tokens_per_device": HELD[name]},
         config["data"]["vocabulary_size"],
         8,
-        int(ACCELERATORS[name].memory),
+        int(DEVICES[name].memory),
     )
-    work = plan.flops_per_token["training"] * plan.tokens_per_update
+    work = plan.flops_per_token * plan.tokens_per_update
     parameters = 4 * plan.parameters["total"]
     near, far = LINKS[name]
 
@@ -52,7 +54,7 @@ def costs(config: dict, name: str, devices: int, fsdp: int) -> dict:
         communication = gathered + summed(parameters, devices // fsdp, far)
     else:
         communication = summed(parameters, devices, near if devices <= NEAR else far)
-    arithmetic = work / devices / EFFICIENCY / ACCELERATORS[name].flops
+    arithmetic = work / devices / EFFICIENCY / DEVICES[name].flops
     return {"tokens": tokens, "arithmetic": arithmetic, "communication": communication}
 
 

@@ -253,7 +253,7 @@ def measure(config: dict, settings) -> tuple[dict, dict]:
     plan = make_plan(
         config | {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}, words, 1
     )
-    work = tokens * plan.flops_per_token["training"]
+    work = tokens * plan.flops_per_token
     body, device = config["body"], jax.devices()[0]
     whole = (
         speed if device.platform == "cpu" else speed * jax.device_count()

@@ -1,19 +1,24 @@
-"""Your own text: the vocabulary, the model and the training are chosen for the text, for this
-machine and for the time you have.
+"""Your own text: one of three models, with a vocabulary and cutoffs from the text.
 
-    python train.py --config=configs/own_text.py --config.data.path=DIR --workdir=runs/mine \\
-        --hours=1
+    python train.py --config=configs/own_text.py:small --config.data.path=DIR \\
+        --workdir=runs/mine --hours=1
     python evaluate.py --workdir=runs/mine --split=test
+
+| row | parameters of the blocks | tokens read | for |
+|---|---:|---:|---|
+| small | 0.9M | 6M | a laptop, minutes |
+| medium | 11M | 330M | one accelerator, an hour or two |
+| large | 200M | 6,600M | several accelerators, a day |
 
 DIR holds train.txt, valid.txt and test.txt, or one text file, or is that file: of one file, the
 last tenth of the lines (at most 10,000 + 10,000) is split into validation and test text. The copies
 lie in data.cache; your folder stays as it is. White space separates words, and a line ends a
 sentence or a paragraph.
 
-Training prints what it chose and why; `--dry_run` prints it too. The rules are in
-adaptive_jax/planning/choose.py. A setting of yours is kept, and the others are chosen around it:
-`--config.body.layers=4`, `--config.data.threshold=3`, `--config.data.codes=8000`. The choice is
-made once: the same command resumes the run with it.
+Training prints the vocabulary that it chose and why; `--dry_run` prints it too, with the size of
+the model. `--config.data.threshold=3` or `--config.data.codes=8000` chooses another, and any key
+changes the model. Training ends after `steps` updates, after `--hours`, or when four evaluations in
+a row are no better.
 
 Ids of a tokenizer of your own, in train, valid and test as .npy or flat .bin (docs/own_data.md):
 
@@ -23,40 +28,53 @@ Ids of a tokenizer of your own, in train, valid and test as .npy or flat .bin (d
 This file needs nothing but the package: a copy of it trains anywhere, also without a clone.
 
 Reproduces: nothing published. It is the model of Baevski & Auli 2019 (ADP-T: adaptive input, tied
-adaptive softmax), from 0.2M to some 700M parameters.
+adaptive softmax).
 """
 
 from adaptive_jax.config import rows
+from adaptive_jax.config.rows import Row
 
-SETTINGS = {"data.corpus": "text_files", "schedule.cycles": 1, "early_stopping": 4}
+SETTINGS = {"own_text": True, "data.corpus": "text_files", "schedule.cycles": 1}
+SETTINGS |= {"early_stopping": 4}
 LAYERS = {
-    "input.name": "adaptive",
-    "output.name": "adaptive",
-    "output.tail_dropout": 0.0,
-    "output.table.name": "tied",
+    "adp_t": {
+        "input.name": "adaptive",
+        "output.name": "adaptive",
+        "output.tail_dropout": 0.0,
+        "output.table.name": "tied",
+    }
 }
-CHOSEN = [
-    "steps",
-    "dtype",
-    "tokens_per_update",
-    "tokens_per_device",
-    "log_every",
-    "evaluate_every",
-    "checkpoint_every",
-    *(f"data.{key}" for key in ("threshold", "limit", "codes", "vocabulary_size")),
-    "batches.sequence_length",
-    "input.cutoffs",
-    *(f"body.{key}" for key in ("layers", "features", "heads", "feed_forward")),
-    "body.dropout",
-    "body.attention_dropout",
-    "optimizer.learning_rate",
-    "schedule.warmup_steps",
-    "schedule.cycle_steps",
-]
 
 
-def get_config():
-    """The config: what is None is chosen when training begins. `choose.hours` is the time that
-    it may take.
-    """
-    return rows.config(SETTINGS, LAYERS, dict.fromkeys(CHOSEN), {"choose.hours": 1.0})
+def size(layers, features, heads, length, batch, steps):
+    """The settings of a model, its rows, its updates and their schedule."""
+    return {
+        "body.layers": layers,
+        "body.features": features,
+        "body.heads": heads,
+        "body.feed_forward": 4 * features,
+        "batches.sequence_length": length,
+        "tokens_per_update": batch,
+        "tokens_per_device": min(batch, 8_192),
+        "steps": steps,
+        "evaluate_every": steps // 20,
+        "checkpoint_every": steps // 20,
+        "optimizer.learning_rate": 1.0 if batch >= 16_384 else 0.5,
+        "schedule.warmup_steps": steps // 10,
+        "schedule.cycle_steps": steps - steps // 10,
+    }
+
+
+ROWS = {
+    "small": Row("adp_t", size(2, 192, 4, 64, 2_048, 3_000)),
+    "medium": Row("adp_t", size(6, 384, 8, 256, 16_384, 20_000)),
+    "large": Row(
+        "adp_t",
+        size(16, 1_024, 16, 512, 65_536, 100_000) | {"dtype": "bfloat16", "tokens_per_device": 0},
+    ),
+}
+
+
+def get_config(row="small"):
+    """The config of a row of `ROWS`; `hours` limits the time of training."""
+    return rows.config_of(row, __file__, ROWS, LAYERS, SETTINGS)

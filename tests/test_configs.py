@@ -32,7 +32,7 @@ NAMES = [
     path.stem
     for path in sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
     if path.stem not in ("papers", "own_text")
-]  # which chooses its sizes: tests/planning/test_choose.py
+]  # which chooses its sizes: tests/training/test_own_text.py
 FILES = {name: importlib.import_module(f"configs.{name}") for name in NAMES}
 EIGHT = {"sm", "sm_t", "bpe", "bpe_t", "asm", "cnn", "adp", "adp_t"}
 SMALL = {"awd_small", "gcnn_small", "transformer_small"}

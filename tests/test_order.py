@@ -129,7 +129,7 @@ def test_a_run_in_clusters(config, tmp_path):
     check_embeddings(tmp_path / "whole")
 
     stopped = tmp_path / "stopped"
-    dry_run(config(steps=9, **last | {"data.vocabulary_size": 9}), stopped, 1)
+    dry_run(config(steps=9, **last | {"data.vocabulary_size": 9}), stopped)
     for sizes, says in (
         ((40, 42, 40), r"input.cutoffs was \[40, 80\] and is now \[40, 82\]"),
         ((40, 40, 42), "not the same ones in the same order: restore the corpus, and the clusters"),

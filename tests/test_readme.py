@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.__main__ import COMMANDS as NAMES_OF_COMMANDS
-from adaptive_jax.config.keys import NAMES, groups_of, home, keys_of, resolve
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
 from adaptive_jax.workdir.settings import FREE
 from tests.pages import PAGES, PYTHON, ROOT, commands
 
@@ -33,7 +33,7 @@ def arguments_of(script):
 
 def keys():
     """Every key of every config, such as "body.layers"."""
-    groups = groups_of({"choose": {}})
+    groups = ALL_GROUPS
     found = {*groups, *(f"{group}.name" for group in NAMES)}
     for group in groups:
         for name in home(group) if group in NAMES else [None]:
@@ -70,7 +70,7 @@ def test_commands_that_train(given, quick_command, text, tmp_path):
         f"--config.data.cache={tmp_path / 'cache'}",
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert ("memory       about" if planned else "--config.steps=") in done.stdout
+    assert ("state        " if planned else "--config.steps=") in done.stdout
 
 
 @pytest.mark.parametrize("given", arguments_of("evaluate.py"), ids=" ".join)
@@ -163,7 +163,7 @@ def test_config_keys():
     """Keys that pages name exist: those after --config or config, those in code such as
     `body.remat`, and whole groups.
     """
-    known, groups = keys(), groups_of({})
+    known, groups = keys(), ALL_GROUPS
     for page, content in PAGES.items():
         named = re.findall(r"--config\.([a-z_.]+)=", content) + re.findall(
             r"`config\.([a-z_.]+)`", content

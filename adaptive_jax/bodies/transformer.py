@@ -225,6 +225,10 @@ class Transformer(nn.Module):
                 "choose body.heads so that they do"
             )
 
+    def attention_flops(self, length: int) -> int:
+        """FLOPs per token of the products of queries, keys and values, in rows of `length`."""
+        return 4 * self.layers * length * self.features
+
     @nn.compact
     def __call__(
         self, vectors: jax.Array, carry=(), batch: Batch | None = None, *, train: bool = False

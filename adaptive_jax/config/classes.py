@@ -20,7 +20,7 @@ def find(group: str, known: Mapping[str, Callable], name: str) -> Callable:
     group: the group's name in the config, for messages.
 
     Raises:
-        InputError: no such name, or what it names is no class.
+        InputError: no such name, or it does not name a class.
         ExternalClassError: no such module or class.
     """
     what = f"config.{group}.name={name!r}"

@@ -23,9 +23,9 @@ from adaptive_jax.config import keys
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import check_reachable, path_of
 
-DENIED = {errno.EACCES, errno.EPERM}
-OCCUPIED = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
-UNWRITABLE = DENIED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+UNUSABLE = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
+UNUSABLE |= {errno.ENAMETOOLONG, errno.ELOOP}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # File systems of the kernel, which answer "no such file" to whoever creates one
 NO_FILES = "/proc", "/sys"
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false, or have no value"}
@@ -199,7 +199,7 @@ def _parse(argv, positional):
         )
     if found > needed and not last.endswith(("...", "...]")):
         raise InputError(
-            f"{rest[needed + 1]!r} is no flag: write --flag=value; --help lists the flags"
+            f"{rest[needed + 1]!r} is not a flag: write --flag=value; --help lists the flags"
         )
     return rest
 
@@ -216,7 +216,7 @@ def _flag_error(error):
         close = re.findall(r"\w+", found[2] or "")
         own = (name for name in close if name in flags.FLAGS and not _of_absl(name))
         meant = next((f". Did you mean --{name}?" for name in own), "; --help lists the flags")
-        return f"--{found[1]} is no flag of this command{meant}"
+        return f"--{found[1]} is not a flag of this command{meant}"
     if found := re.match(r"Missing value for flag (\S+)", error):
         return f"{found[1]} has no value: write {found[1]}=VALUE"
     return error
@@ -240,21 +240,15 @@ def _guarded(call, stopped):
         os._exit(141)  # as others do whose reader, such as `head`, has read enough
     except OSError as error:
         name, reason = error.filename or "a file", os.strerror(error.errno or 0)
-        if error.errno in DENIED and not _readable(name):
+        if error.errno in FULL:
             fail(
-                f"cannot read {name}: {reason}; give yourself permission to read it, or choose"
-                " another place"
+                f"cannot write {name}: {reason}; what was saved before is intact. Make room or"
+                " choose another place, then run the same command to resume"
             )
-        if error.errno in OCCUPIED:
-            fail(f"cannot use {name}: {reason}; choose another place")
-        if error.errno == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES):
-            fail(f"cannot write {name}: {reason}; choose another place")
-        if error.errno not in UNWRITABLE:
+        unwritable = error.errno == errno.ENOENT and os.path.abspath(name).startswith(NO_FILES)
+        if error.errno not in UNUSABLE and not unwritable:
             raise
-        fail(
-            f"cannot write {name}: {reason}; what was saved before is intact. "
-            "Make room or choose another place, then run the same command to resume"
-        )
+        fail(f"cannot use {name}: {reason}; choose another place, or change its permissions")
     except Exception as error:
         if str(error).startswith("Unable to initialize backend"):
             fail(
@@ -270,16 +264,6 @@ def _guarded(call, stopped):
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)
         sys.exit(130)
-
-
-def _readable(name):
-    """Whether this user may read a file or list a directory; for a file that does not exist,
-    the directory it would be in.
-    """
-    path = Path(os.path.abspath(name))
-    while not os.path.lexists(path):
-        path = path.parent
-    return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
 
 
 def fail(message: object) -> NoReturn:

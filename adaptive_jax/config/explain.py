@@ -5,11 +5,10 @@ it.
 import inspect
 from collections.abc import Iterable, Mapping
 
-from adaptive_jax.config.keys import NAMES, Key, at, groups_of, home, keys_of, maker
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, Key, at, home, keys_of, maker
 
 TITLES = {
     "": "the run",
-    "choose": "keys that are None, which are chosen for the text",
     "divergence": "a loss that is not finite",
     "metrics": "what is logged",
     "data": "the corpus",
@@ -36,7 +35,7 @@ what the file states if the new class has the key, and says what it drops.
 def config(settings: Mapping) -> str:
     """Every key of a whole config by group, with its default if it has another value."""
     lines = []
-    for group in groups_of(settings):
+    for group in ALL_GROUPS:
         stated = at(settings, group)
         name = stated.get("name") if group in NAMES else None
         prefix = f"  --config.{group}." if group else "  --config."
@@ -54,7 +53,7 @@ def config(settings: Mapping) -> str:
 def page() -> str:
     """Every key of every class, as Markdown."""
     lines = [HEAD]
-    for group in groups_of({"choose": {}}):
+    for group in ALL_GROUPS:
         lines.append(f"## {f'`{group}`: ' * bool(group)}{TITLES[group]}\n")
         if said := _of_the_model(group):
             lines += ["```text", *said[:-1], "```\n"]

@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> list[str]:
         raise InputError(one_line(error)) from error
     except (KeyError, AttributeError, TypeError) as error:
         raise InputError(
-            f"--config={place} has not all groups ({one_line(error)}): let get_config return"
+            f"--config={place} lacks a group ({one_line(error)}): let get_config return"
             " adaptive_jax.config.rows.config(...)"
         ) from error
 
@@ -127,13 +127,12 @@ def _parsed():
 def _check_group(key):
     """Raises InputError for a flag --config.KEY that ml_collections cannot read."""
     *outer, _ = key.split(".")
-    groups = [*rows.GROUPS, "choose"]
-    if key in groups:
+    if key in rows.GROUPS:
         raise InputError(f"--config.{key} is a group: give --config.{key}.KEY=VALUE")
     if outer:
-        check_known(f"config.{'.'.join(outer)} of --config.{key}", ".".join(outer), groups)
+        check_known(f"config.{'.'.join(outer)} of --config.{key}", ".".join(outer), rows.GROUPS)
     if not all(part.isidentifier() for part in key.split(".")):
-        raise InputError(f"--config.{key} is no key: give --config.KEY=VALUE")
+        raise InputError(f"--config.{key} is not a key: give --config.KEY=VALUE")
 
 
 def _without_config(arguments):

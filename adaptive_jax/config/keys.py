@@ -20,6 +20,7 @@ from adaptive_jax.config import rows
 from adaptive_jax.config.classes import ExternalClassError, find
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
+ALL_GROUPS = "", *rows.GROUPS  # the outermost first
 LARGEST = 2**31 - 1  # of any number but the seed: JAX counts in 32 bits
 SEEDS = 2**32
 NAMES = {  # the default classes of groups with a key `name`, outer groups before inner ones
@@ -62,10 +63,13 @@ class General:
         tokens_per_update: tokens of an update, over all devices; a multiple of
             batches.sequence_length.
         tokens_per_device: tokens that a device holds at a time, at most; an update accumulates
-            gradients over as many microbatches as it needs. 0: as many as its memory holds, by an
-            estimate, and 4,096 where memory is not known, as on CPUs.
+            gradients over as many microbatches as it needs. 0: as many as its memory holds, by the
+            count of the compiler, and 4,096 where memory is not known, as on CPUs.
         compose_share: share of updates that compose word vectors anew, the first one among them;
             the others use those of the last such update and train the rest of the model.
+        own_text: whether the text decides, where they are left at their defaults, data.threshold or
+            data.codes, data.vocabulary_size and input.cutoffs; it may then be a single file. See
+            configs/own_text.py.
         init_from: workdir of a run whose parameters this one starts from; empty: fresh parameters.
         init_checkpoint: with init_from: best by validation, latest, or the number of updates.
         init_words: with init_from: the vocabulary: new, words of the new corpus alone; both, those
@@ -92,6 +96,7 @@ class General:
     tokens_per_update: int = 8_192
     tokens_per_device: int = 8_192
     compose_share: float = 1.0
+    own_text: bool = False
     init_from: str = ""
     init_checkpoint: str = "best"
     init_words: str = "new"
@@ -139,18 +144,6 @@ class Metrics:
     norms: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Choose:
-    """In a config with this group, any key may be None: it is chosen for the text when training
-    begins.
-
-    Attributes:
-        hours: hours that training may take; --hours sets it.
-    """
-
-    hours: float = 1.0
-
-
 class Key(NamedTuple):
     """A key of a config.
 
@@ -177,7 +170,7 @@ def maker(group: str, name: str | None = None) -> Callable:
         InputError: a name that does not exist.
     """
     if group not in NAMES:
-        own = {"": General, "divergence": Divergence, "metrics": Metrics, "choose": Choose}
+        own = {"": General, "divergence": Divergence, "metrics": Metrics}
         return own.get(group) or home(group)
     name = name or NAMES[group]
     if not isinstance(name, str):
@@ -224,11 +217,6 @@ def _key(parameter):
     return Key(default, kind, optional)
 
 
-def groups_of(config: Mapping) -> list[str]:
-    """The groups of a config, "" for the outermost, in the order in which they are written."""
-    return ["", *(["choose"] if "choose" in config else []), *rows.GROUPS]
-
-
 def at(config: Mapping, key: str) -> Any:
     """The group of a config, or the value, that a dotted key names; `{}` if it is not stated."""
     for name in filter(None, key.split(".")):
@@ -240,8 +228,6 @@ def resolve(config: Mapping) -> dict:
     """The whole config as plain values: what `config` states, lists as tuples, and the defaults of
     all other keys.
 
-    A config with the group `choose` may leave any key None: it is chosen when training begins.
-
     Raises:
         InputError: names the first unknown key or name and the closest known one, a value of
             another type, or a key that is missing and has no default.
@@ -249,20 +235,21 @@ def resolve(config: Mapping) -> dict:
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
         raise InputError(f"a config must be a mapping of keys to values, got {_short(config)}")
-    groups = groups_of(config)
     whole: dict = {}
-    for group in groups:
+    for group in ALL_GROUPS:
         stated = at(config, group)
         if not isinstance(stated, Mapping):
             raise InputError(f"config.{group}={stated!r} must be a group of keys")
         name = {"name": stated.get("name", NAMES[group])} if group in NAMES else {}
         keys = keys_of(group, name.get("name"))
         path = f"config.{group}." if group else "config."
-        inner = [each.rpartition(".")[2] for each in groups[1:] if each.rpartition(".")[0] == group]
+        inner = [
+            each.rpartition(".")[2] for each in rows.GROUPS if each.rpartition(".")[0] == group
+        ]
         for key in stated:
             check_known(f"{path}{key}", key, [*name, *keys, *inner])
         values = name | {
-            key: _value(f"{path}{key}", stated.get(key, found.default), found, config)
+            key: _value(f"{path}{key}", stated.get(key, found.default), found)
             for key, found in keys.items()
         }
         outer, _, last = group.rpartition(".")
@@ -270,13 +257,13 @@ def resolve(config: Mapping) -> dict:
     return whole
 
 
-def _value(path, value, key, config):
+def _value(path, value, key):
     """`value` as the type of its key."""
     if value is inspect.Parameter.empty:
         raise InputError(f"{path} is missing, and it has no default")
     if isinstance(value, str) and value.lower() == "none" and key.kind is not str:
         value = None
-    if value is None and (key.optional or "choose" in config):
+    if value is None and key.optional:
         return None
     if path != "config.seed" and key.kind is not str:
         _check_size(path, value)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.inputs import letters
 from adaptive_jax.inputs.letters import Reader, places_of, read_words
 from adaptive_jax.numerics.activations import ACTIVATIONS
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
@@ -185,12 +184,6 @@ class CharacterCNN(nn.Module):
     def chunk(self) -> int:
         """Distinct words that are read at a time."""
         return min(CHUNK, self.vocabulary_size)
-
-    def kept_bytes(self, words: int) -> int:
-        """Bytes that the forward pass keeps for the backward pass when that many words are read."""
-        pooled = sum(out for _, out in self.filters)
-        kept = words * self.highway_layers * 2 * pooled * jnp.dtype(self.dtype).itemsize
-        return kept if kept <= letters.MOST_KEPT else 0
 
     def _encode(self, words, short=SHORT):
         weights = {

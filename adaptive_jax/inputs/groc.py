@@ -163,12 +163,6 @@ class GroC(CharacterCNN):
         """
         return min(CHUNK, self.vocabulary_size)
 
-    def kept_bytes(self, words: int) -> int:
-        """As `CharacterCNN.kept_bytes`, for words and those in their lists."""
-        return super().kept_bytes(
-            min(words * (1 + sum(self._parts().values())), self.vocabulary_size)
-        )
-
     def _surfaces(self, words):
         return super()._encode(words, SHORT)
 

@@ -7,6 +7,8 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from adaptive_jax.errors import InputError, check_at_least
 
 if TYPE_CHECKING:  # processes that only read text should not wait for JAX
@@ -97,6 +99,43 @@ def band_shapes(layer) -> list[tuple[int, int]]:
             sizes, band_widths(layer.width or layer.features, layer.factor, len(sizes)), strict=True
         )
     )
+
+
+def band_flops(rows, width, columns, features=0):
+    """FLOPs of one band's forward pass: `rows` hidden states, projected to `width` if that is not
+    theirs, times the band's columns.
+
+        2 · rows · width · (columns + features)
+
+    columns: words of the band; in the head, one more for every tail. features: width of the hidden
+    states, or 0 for a band without projection. Arrays broadcast.
+    """
+    return 2.0 * rows * width * (columns + features)
+
+
+def softmax_flops(bands: Sequence[Band], visits: Sequence[float] | None = None) -> float:
+    """FLOPs of the forward pass of a softmax over `bands`, arrays or their shapes, the head first.
+
+    visits: hidden states that each band is computed for; by default those of one token, see
+        `zipf_visits`. The head serves all, a tail those whose target is in its band.
+    """
+    total, tails = 0.0, len(bands) - 1
+    visits = zipf_visits(bands) if visits is None else visits
+    for (table, projection, _), rows in zip(bands, visits, strict=True):
+        words, width = table.shape
+        features = 0 if projection is None else projection.shape[1]
+        total += band_flops(rows, width, words + tails, features)
+        tails = 0
+    return float(total)
+
+
+def zipf_visits(bands: Sequence[Band]) -> np.ndarray:
+    """Visits per token to each band, if the word of rank r has a probability proportional to
+    1/r (Zipf's law).
+    """
+    ends = np.cumsum([band.table.shape[0] for band in bands])
+    reached = np.cumsum(np.append(0.0, 1 / np.arange(1, ends[-1] + 1)))
+    return np.append(1.0, np.diff(reached[ends]) / reached[-1])
 
 
 def make_tables(layer, initializer: Callable) -> "list[jax.Array]":

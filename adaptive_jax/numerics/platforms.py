@@ -7,7 +7,7 @@ import contextlib
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from adaptive_jax.numerics.gpus import GPUS
+from adaptive_jax.numerics.devices import GPUS
 
 NAMES = {"cuda": "gpu", "rocm": "gpu"}
 # Compute capabilities whose blocks of threads can have 163 or 227 KiB of shared memory; from 8.0
@@ -37,7 +37,7 @@ def capability() -> tuple[int, int]:
         return 0, 0
     if not present():
         kind = jax.sharding.get_abstract_mesh().abstract_device.device_kind
-        return next((gpu.capability for gpu in GPUS.values() if gpu.kind == kind), (0, 0))
+        return next((chip.capability for chip in GPUS.values() if chip.kind == kind), (0, 0))
     major, _, minor = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")
     # AMD's versions are names.
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)

@@ -1,6 +1,7 @@
 """The differentiated softmax: one softmax over bands of words, rarer ones with shorter vectors."""
 
 import itertools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from adaptive_jax.errors import InputError, check_known, check_rates
 from adaptive_jax.losses import one_pass
 from adaptive_jax.losses.chunks import chunk_size, project
 from adaptive_jax.numerics.arrays import floats, whole_numbers
-from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.dropout_layers import Dropout
 from adaptive_jax.outputs.softmax import Loss
 
@@ -81,6 +82,10 @@ class Differentiated(nn.Module):
                 f" {self.table.features}: give output.table.width={most} or less"
             )
         return bands
+
+    def flops(self, bands: Sequence[Band]) -> float:
+        """FLOPs per token of the loss's forward pass over `bands`, every one of them."""
+        return sum(softmax_flops([band], [1]) for band in bands)
 
     def loss(
         self,

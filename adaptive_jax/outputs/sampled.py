@@ -1,6 +1,7 @@
 """Losses that see a sample of the vocabulary: sampled softmax and noise-contrastive estimation."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from adaptive_jax.losses import banded, one_pass
 from adaptive_jax.losses.chunks import chunk_size, project
 from adaptive_jax.losses.given import given
 from adaptive_jax.numerics.arrays import floats, whole_numbers
-from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.bands import Band, band_flops
 from adaptive_jax.numerics.dropout_layers import Dropout
 from adaptive_jax.outputs.softmax import Loss
 
@@ -94,6 +95,12 @@ class Sampled(nn.Module):
                 " output.name='adaptive', or output.table.name='own' without cutoffs"
             )
         return bands
+
+    def flops(self, bands: Sequence[Band]) -> float:
+        """FLOPs per token of the training loss's forward pass: the target and the candidates."""
+        [(table, projection, _)] = bands
+        features = 0 if projection is None else projection.shape[1]
+        return band_flops(1, table.shape[1], self.samples + 1, features)
 
     def loss(
         self,

@@ -14,7 +14,7 @@ from adaptive_jax.losses import banded
 from adaptive_jax.losses.cross_entropy import REDUCTIONS
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats, whole_numbers
-from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.dropout_layers import Dropout
 from adaptive_jax.outputs.prediction import predict
 from adaptive_jax.outputs.tables import OwnTable
@@ -94,6 +94,12 @@ class Softmax(nn.Module):
     def bands(self, *, train: bool = False) -> list[Band]:
         """The bands of the softmax, the head first; `train` draws the table's dropout."""
         return self.table.bands(train=train)
+
+    def flops(self, bands: Sequence[Band]) -> float:
+        """FLOPs per token of the loss's forward pass over `bands`, arrays or shapes; words occur by
+        Zipf's law.
+        """
+        return softmax_flops(bands)
 
     def arrays(self, *, train: bool = False) -> tuple[list[Band], Band | None]:
         """`(bands, clusters)`, as `adaptive_jax.adaptive_cross_entropy` takes them."""

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.errors import InputError, check_at_least
-from adaptive_jax.numerics.bands import band_sizes, band_widths
-from adaptive_jax.planning.flops import band_flops
+from adaptive_jax.numerics.bands import band_flops, band_sizes, band_widths
 
 # Tokens in a chunk of a tail, on a CPU; not imported from the outputs, which would import JAX
 LEAST_ROWS = 96
@@ -62,8 +61,8 @@ def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], workload:
     """Expected FLOPs per token of the softmax, forward and backward.
 
     Of `tokens` tokens, all visit the head, and a share `p_i` visits tail i: the share of tokens
-    whose word is in band i. The matrix products are those of `flops.band_flops`, with at least
-    `least_rows` rows, three times. Exponentials, sorting and the sums into the gradients of the
+    whose word is in band i. The matrix products are those of `bands.band_flops`, with
+    at least `least_rows` rows, three times. Exponentials, sorting and sums into gradients of
     tables are left out.
 
     counts: `[V]`, how often each word occurs, or its share, most frequent first. No cutoffs: the

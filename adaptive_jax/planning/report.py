@@ -27,13 +27,10 @@ THRESHOLDS = (1, 2, 3, 5, 10, 20, 50, 100)
 LIMITS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 BANDS = (2, 3, 4, 5)
 POSITIONAL = ["CORPUS"]
-STOPPED = "stopped: what was prepared is kept; the same command goes on"
+STOPPED = "stopped: what was prepared is kept; the same command resumes"
 DEFAULTS = Workload()
-RANGES = {  # of the flags that are numbers, beside those that `check_cut` knows
-    **dict.fromkeys(("width", "factor", "batch"), (1, LARGEST)),
-    **dict.fromkeys(("smallest", "least_rows"), (0, LARGEST)),
-    "bands": (0, 1_000),
-}
+RANGES = dict.fromkeys(("width", "factor"), (1, LARGEST))
+RANGES |= {"smallest": (0, LARGEST), "bands": (0, 1_000)}
 NO_UNKNOWN = (
     f"It has no {UNKNOWN}, so it cannot encode the other splits: train with data.threshold=2 or a"
     " data.limit."
@@ -49,38 +46,31 @@ class Cut(NamedTuple):
     """A vocabulary whose rare words are folded into `<unk>`.
 
     size: words that remain, with `<eos>` and, if there is one, `<unk>`.
-    coverage: share of the tokens counted that are not `<unk>`.
-    lost: share of the tokens of each other split that become or are `<unk>`.
+    unknown: share of the tokens of each split that become or are `<unk>`.
     """
 
     size: int
-    coverage: float
-    lost: dict[str, float]
+    unknown: dict[str, float]
 
 
-def cut(
-    words: Vocabulary, others: Mapping[str, np.ndarray], threshold: int = 1, limit: int = 0
-) -> Cut:
-    """What `words.cut(threshold, limit)` would keep, without building it; arguments as `count`
-    returns them.
+def cut(splits: Mapping[str, np.ndarray], words: Vocabulary, threshold: int, limit: int = 0) -> Cut:
+    """What `words.cut(threshold, limit)` would keep, without building it; `count` returns the other
+    arguments.
     """
     special = [words.index[EOS], words.index[UNKNOWN]]
     foldable = np.delete(np.arange(len(words)), special)
     kept = int(np.searchsorted(-words.counts[foldable], -threshold, side="right"))
-    unknown = bool(words.counts[special[1]])
-    if limit and kept + 1 + (unknown or kept < len(foldable)) > limit:
+    has_unknown = bool(words.counts[special[1]])
+    if limit and kept + 1 + (has_unknown or kept < len(foldable)) > limit:
         kept = limit - 2
     known = np.append(foldable[:kept], special[0])
-    coverage, *rest = (
-        float(counts[known].sum() / counts.sum()) for counts in (words.counts, *others.values())
-    )
-    lost = dict(zip(others, (1 - share for share in rest), strict=True))
-    return Cut(kept + 1 + (unknown or kept < len(foldable)), coverage, lost)
+    unknown = {split: float(1 - n[known].sum() / n.sum()) for split, n in splits.items()}
+    return Cut(kept + 1 + (has_unknown or kept < len(foldable)), unknown)
 
 
-def count(data: Mapping) -> tuple[Vocabulary, dict[str, np.ndarray]]:
-    """All words of a corpus, with `<unk>` even if it never occurs; and for each other split `[V]`
-    counts of the same words.
+def count(data: Mapping) -> tuple[dict[str, np.ndarray], Vocabulary]:
+    """`[V]` counts of each split, train first, of all words of its train split, with `<unk>` even
+    if it never occurs; and these words.
 
     data: as for `load`, which raises InputError. Words that the train split lacks count as `<unk>`.
     """
@@ -88,30 +78,28 @@ def count(data: Mapping) -> tuple[Vocabulary, dict[str, np.ndarray]]:
     words = Vocabulary.build(
         {UNKNOWN: 0} | dict(zip(words.words, words.counts.tolist(), strict=True))
     )
-    splits = [split for split in splits_of(data["corpus"], data["path"]) if split != "train"]
-    ids = load(data, vocabulary=words, splits=splits).ids if splits else {}
-    return words, {split: np.bincount(ids[split], minlength=len(words)) for split in splits}
+    others = [split for split in splits_of(data["corpus"], data["path"]) if split != "train"]
+    ids = load(data, vocabulary=words, splits=others).ids if others else {}
+    counts = {split: np.bincount(ids[split], minlength=len(words)) for split in others}
+    return {"train": words.counts} | counts, words
 
 
 def cuts_table(
-    words: Vocabulary, others: Mapping[str, np.ndarray], threshold: int, limit: int
+    splits: Mapping[str, np.ndarray], words: Vocabulary, threshold: int, limit: int
 ) -> str:
     """A line for each usual threshold and size, and one, marked, for the vocabulary of
     `threshold` and `limit`.
     """
-    rows = [(t, 0) for t in THRESHOLDS] + [(1, size) for size in LIMITS if size < len(words)]
     chosen = threshold, limit
+    cuts = [(t, 0) for t in THRESHOLDS] + [(1, size) for size in LIMITS if size < len(words)]
     lines = []
-    for row in rows if chosen in rows else [*rows, chosen]:
-        name = f"threshold {row[0]:,}" * (row[0] > 1 or not row[1]) + f" limit {row[1]:,}" * bool(
-            row[1]
-        )
-        size, coverage, lost = cut(words, others, *row)
-        shares = [f"{share:.2%}" for share in (coverage, *lost.values())]
+    for row in cuts if chosen in cuts else [*cuts, chosen]:
+        name = f"threshold {row[0]:,}" if row[0] > 1 or not row[1] else ""
+        name += f" limit {row[1]:,}" if row[1] else ""
+        size, unknown = cut(splits, words, *row)
+        shares = [f"{share:.2%}" for share in unknown.values()]
         lines.append([("* " if row == chosen else "  ") + name.strip(), f"{size:,}", *shares])
-    return _table(
-        ["  words kept", "words", "train covered", *(f"{split} <unk>" for split in others)], lines
-    )
+    return _table(["  words kept", "words", *(f"{split} <unk>" for split in splits)], lines)
 
 
 def bands_table(
@@ -126,44 +114,26 @@ def bands_table(
         no such line.
     """
     choices = {"full softmax": ()}
-    choices |= {
-        f"{n} bands": cutoffs.propose(counts, n, workload, smallest, paper or ())[0] for n in bands
-    }
+    for n in bands:
+        choices[f"{n} bands"], _ = cutoffs.propose(counts, n, workload, smallest, paper or ())
     if paper:
         choices["paper's" if paper in cutoffs.PAPERS.values() else "as paper's"] = paper
-    work = [cutoffs.cost(counts, cuts, workload) for cuts in choices.values()]
-    lines = []
-    for (name, cuts), flops in zip(choices.items(), work, strict=True):
-        shares = " ".join(f"{share:.1%}" for share in cutoffs.band_shares(counts, cuts))
-        size = cutoffs.parameters(len(counts), cuts, workload) / 1e6
-        line = [
-            " ".join(f"{c:,}" for c in cuts) or "-",
-            shares,
-            f"{flops / 1e6:,.2f}",
-            f"{flops / work[0]:.1%}",
-        ]
-        against = f"{flops / work[-1]:.1%}" if paper else "-"
+    work = {name: cutoffs.cost(counts, cuts, workload) for name, cuts in choices.items()}
+    full, least, lines = work["full softmax"], min(work.values()), []
+    for name, cuts in choices.items():
+        shares = cutoffs.band_shares(counts, cuts)
         lines.append(
-            [("* " if flops == min(work) else "  ") + name, *line, against, f"{size:,.2f}M"]
+            [
+                ("* " if work[name] == least else "  ") + name,
+                " ".join(f"{cut:,}" for cut in cuts) or "-",
+                " ".join(f"{share:.1%}" for share in shares),
+                f"{work[name] / 1e6:,.2f}",
+                f"{work[name] / full:.1%}",
+                f"{cutoffs.parameters(len(counts), cuts, workload) / 1e6:,.2f}M",
+            ]
         )
-    header = [
-        "  bands",
-        "cutoffs",
-        "tokens in each",
-        "MFLOP/token",
-        "of full",
-        "of paper's",
-        "parameters",
-    ]
-    return _table(header, lines)
-
-
-def _fits(words, bands, workload):
-    try:
-        workload.widths(bands)
-    except InputError:
-        return False
-    return bands <= words
+    columns = ["cutoffs", "tokens in each", "MFLOP/token", "of full", "parameters"]
+    return _table(["  bands", *columns], lines)
 
 
 def _table(header, rows):
@@ -188,73 +158,43 @@ def print_report(corpus: str, flag: flags.FlagValues) -> None:
         if not least <= getattr(flag, name) <= most:
             raise InputError(f"--{name}={getattr(flag, name)} must be from {least} to {most:,}")
     check_cut(flag.threshold, flag.limit)
-    workload = Workload(flag.width, flag.factor, tokens=flag.batch, least_rows=flag.least_rows)
+    workload = Workload(flag.width, flag.factor)
     workload.widths(flag.bands or 1)
     data = {"corpus": corpus, "path": flag.path, "tokeniser": flag.tokeniser, "lower": flag.lower}
-    words, others = count(data if flag.cache is None else data | {"cache": flag.cache})
-    known = {
-        word: n
-        for word, n in zip(words.words, words.counts.tolist(), strict=True)
-        if n or word != UNKNOWN
-    }
+    splits, words = count(data if flag.cache is None else data | {"cache": flag.cache})
+    known = dict(zip(words.words, words.counts.tolist(), strict=True))
+    if not known[UNKNOWN]:
+        del known[UNKNOWN]
     vocabulary = Vocabulary.build(known, flag.threshold, flag.limit)
     size = len(vocabulary)
-    paper = cutoffs.paper_cutoffs(corpus, size) if _fits(size, 3, workload) else None
+
+    def fits(bands, of):
+        return bands <= of and workload.features >= workload.factor ** (bands - 1)
+
+    paper = cutoffs.paper_cutoffs(corpus, size) if fits(3, size) else None
     smallest = flag.smallest or cutoffs.smallest_band(size)
-    bands = (
-        [flag.bands] if flag.bands else [n for n in BANDS if _fits(size // smallest, n, workload)]
-    )
+    bands = [flag.bands] if flag.bands else [n for n in BANDS if fits(n, size // smallest)]
     planned = bands_table(vocabulary.counts, bands, workload, smallest, paper)
-    tokens = {"train": words.counts.sum()} | {
-        split: counts.sum() for split, counts in others.items()
-    }
-    print(
-        f"{corpus}: tokens, with {EOS}: "
-        + ", ".join(f"{split} {n:,}" for split, n in tokens.items())
-    )
-    print(f"\n{cuts_table(words, others, flag.threshold, flag.limit)}")
+    tokens = ", ".join(f"{split} {counts.sum():,}" for split, counts in splits.items())
+    print(f"{corpus}: tokens, with {EOS}: {tokens}\n")
+    print(cuts_table(splits, words, flag.threshold, flag.limit))
     print("* the vocabulary that is divided into bands below")
-    if UNKNOWN not in vocabulary.words and any(cut(words, others).lost.values()):
+    if UNKNOWN not in vocabulary.words and any(cut(splits, words, 1).unknown.values()):
         print(NO_UNKNOWN)
-    print(
-        f"\nAdaptive softmax of {size:,} words, width {flag.width:,}, factor {flag.factor},"
-        f" {flag.batch:,} tokens at a time;"
-    )
-    print(
-        f"a matrix product of fewer than {flag.least_rows} rows counts as one of {flag.least_rows}:"
-    )
-    print(f"\n{planned}\n{NOTE.format(smallest)}")
+    print(f"\nAdaptive softmax of {size:,} words, width {flag.width:,}, factor {flag.factor}:\n")
+    print(f"{planned}\n{NOTE.format(smallest)}")
 
 
 def define_flags() -> None:
     """Defines the flags of the command."""
-    flags.DEFINE_string(
-        "path",
-        "",
-        "Directory with a local copy: train, valid and test as .txt, .txt.xz or .txt.gz.",
-    )
-    flags.DEFINE_string("cache", None, "Directory for prepared corpora; default: as in training.")
-    flags.DEFINE_string("tokeniser", "none", "none: split at white space; or moses.")
+    text, number = flags.DEFINE_string, flags.DEFINE_integer
+    text("path", "", "A local copy: train, valid and test as .txt, .txt.xz or .txt.gz.")
+    text("cache", None, "Directory for prepared corpora; default: as in training.")
+    text("tokeniser", "none", "none: split at white space; or moses.")
     flags.DEFINE_boolean("lower", False, "Lower-case all words.")
-    flags.DEFINE_integer("threshold", 1, "Keep words that occur at least this often.")
-    flags.DEFINE_integer("limit", 0, "Size of the whole vocabulary; 0: no limit.")
-    flags.DEFINE_integer(
-        "width", DEFAULTS.features, "Width of the hidden states and of the first band."
-    )
-    flags.DEFINE_integer(
-        "bands", 0, f"Number of bands to propose cutoffs for; 0: each of {BANDS} that fits."
-    )
-    flags.DEFINE_integer(
-        "smallest",
-        0,
-        "Words that each proposed band has at least; 0: the proportion 10,000 of 267,735.",
-    )
-    flags.DEFINE_integer(
-        "factor", DEFAULTS.factor, "How many times narrower each band is than the one before."
-    )
-    flags.DEFINE_integer("batch", DEFAULTS.tokens, "Tokens that a device scores at a time.")
-    flags.DEFINE_integer(
-        "least_rows",
-        DEFAULTS.least_rows,
-        "Matrix products of fewer rows count as one of this many.",
-    )
+    number("threshold", 1, "Keep words that occur at least this often.")
+    number("limit", 0, "Size of the whole vocabulary; 0: no limit.")
+    number("width", DEFAULTS.features, "Width of the hidden states and of the first band.")
+    number("factor", DEFAULTS.factor, "How many times narrower each band is than the one before.")
+    number("bands", 0, f"Number of bands to propose cutoffs for; 0: each of {BANDS} that fits.")
+    number("smallest", 0, "Words that each proposed band has at least; 0: 3.7% of the vocabulary.")

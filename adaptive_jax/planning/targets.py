@@ -21,14 +21,9 @@ import jax
 from jax.experimental import topologies
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.numerics.gpus import GPUS, description
-from adaptive_jax.parallel.accelerators import accelerator
+from adaptive_jax.numerics.devices import DEVICES, GPUS, description
 
 TPUS = ("v4", "v5e", "v5p", "v6e")
-# The share of a GPU's memory that JAX takes by default, and XLA leaves to programs on a TPU.
-SHARE = {"gpu": 0.75, "tpu": 0.98}
-# Of the compiler: without the device nothing can be timed.
-OPTIONS = {"gpu": {"xla_gpu_autotune_level": "0"}, "tpu": {}}
 # For libtpu, which otherwise asks the cloud for a minute what TPU this is, complains of none, and
 # serves one process only.
 NO_TPU = {
@@ -43,10 +38,10 @@ CURE = "pip install -e '.[targets]' in an environment of its own"
 class Target(NamedTuple):
     """Devices of one kind that are not here."""
 
-    platform: str  # "gpu" or "tpu"
     name: str
     devices: list[jax.Device]  # to compile for, in a mesh; no array can be put on them
     memory: int  # bytes that programs may use on each
+    options: dict  # of the compiler
 
 
 def topology(name: str) -> Target:
@@ -58,31 +53,25 @@ def topology(name: str) -> Target:
     kind, _, grid = name.partition(":")
     if not re.fullmatch(r"[a-z0-9]+(:[1-9]\d*(x[1-9]\d*)*)?", name) or kind not in (*GPUS, *TPUS):
         raise InputError(
-            f"--target={name} is no device: give one of {', '.join(GPUS)}, with a number of them as"
+            f"--target={name} must be one of {', '.join(GPUS)}, with a number of them as"
             f" in h100:8; or chips of a TPU {', '.join(TPUS)}, as in v5e:2x2"
         )
-    if sys.version_info < (3, 12):
+    gpu = kind in GPUS
+    compiler = ("nvidia", "jax_plugins") if gpu else ("libtpu",)
+    lacks = [module for module in compiler if importlib.util.find_spec(module) is None]
+    if lacks or sys.version_info < (3, 12):
         raise InputError(
-            f"--target={name} needs Python 3.12 or newer, and this is {sys.version.split()[0]},"
-            f" which lacks JAX's compilers for other devices: {CURE}"
+            f"--target={name} needs {' and '.join(lacks) or 'JAX with compilers for other devices'}"
+            f" on Python 3.12 or newer, and this is {sys.version.split()[0]}: {CURE}"
         )
-    platform = "gpu" if kind in GPUS else "tpu"
-    devices = (_gpus if platform == "gpu" else _tpus)(name, kind, grid)
-    memory = GPUS[kind].memory if platform == "gpu" else accelerator(devices[0].device_kind).memory
-    return Target(platform, name, devices, int(memory * SHARE[platform]))
+    devices = _gpus(name, kind, grid) if gpu else _tpus(name, kind, grid)
+    # JAX takes three quarters of a GPU's memory by default; XLA leaves 98 % of a TPU's to programs.
+    memory = int(DEVICES[kind].memory * (0.75 if gpu else 0.98))
+    # Without the device the compiler cannot time kernels.
+    return Target(name, devices, memory, {"xla_gpu_autotune_level": "0"} if gpu else {})
 
 
 def _gpus(name, kind, grid):
-    plugin = next(
-        (
-            found
-            for found in ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-            if _installed(found)
-        ),
-        None,
-    )
-    if plugin is None or not _installed("nvidia"):
-        raise InputError(f"--target={name} needs NVIDIA's compiler and JAX's plugin for it: {CURE}")
     sizes = grid.split("x") if grid else ["1"]
     if len(sizes) > 2:
         raise InputError(
@@ -91,20 +80,18 @@ def _gpus(name, kind, grid):
         )
     # The plugin refuses to start without cuBLAS and cuDNN, which only running a program takes.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-    asked = {
-        "target_config": description(GPUS[kind]),
-        "topology": "x".join(["1", "1", *sizes][-3:]),
-    }
+    shape = "x".join(["1", "1", *sizes][-3:])
+    asked = {"platform": "cuda", "target_config": description(kind), "topology": shape}
     try:
-        return topologies.get_topology_desc(platform="cuda", **asked).devices
+        return topologies.get_topology_desc(**asked).devices
     except NotImplementedError:  # JAX has started before, without the plugin
+        versions = (f"jax_plugins.xla_cuda{version}" for version in (13, 12))
+        plugin = next(name for name in versions if importlib.util.find_spec(name))
         importlib.import_module(plugin).initialize()
-        return topologies.get_topology_desc(platform="cuda", **asked).devices
+        return topologies.get_topology_desc(**asked).devices
 
 
 def _tpus(name, kind, grid):
-    if not _installed("libtpu"):
-        raise InputError(f"--target={name} needs libtpu: {CURE}")
     if not grid:
         raise InputError(f"--target={name}: give the shape of the grid of chips, as in {kind}:2x2")
     for variable, value in NO_TPU.items():
@@ -115,10 +102,3 @@ def _tpus(name, kind, grid):
         raise InputError(
             f"--target={name}: libtpu knows no such grid: {' '.join(str(error).split())[:200]}"
         ) from error
-
-
-def _installed(module):
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it
-        return False

@@ -14,16 +14,11 @@ import os
 
 from absl import flags
 
-from adaptive_jax.config import commands, keys
+from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.errors import InputError
 
 config_flags.define()
-MEMORY = flags.DEFINE_float(
-    "memory",
-    80,
-    "With --dry_run: GB of memory of an accelerator, to show how 8, 32 and 64 would hold it.",
-)
 DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Print the plan, write it to workdir/plan.json, and stop."
 )
@@ -33,9 +28,7 @@ TARGET = flags.DEFINE_string(
     "With --dry_run: a device that need not be here, such as h100 or v5e:2x2, whose compiler counts"
     " memory.",
 )
-HOURS = flags.DEFINE_float(
-    "hours", None, "How long training may take; short for --config.hours, or --config.choose.hours."
-)
+HOURS = flags.DEFINE_float("hours", None, "How long training may take; short for --config.hours.")
 INIT_FROM = flags.DEFINE_string(
     "init_from",
     None,
@@ -60,7 +53,7 @@ commands.define_workdir("Directory of this run: config, vocabulary, metrics, che
 flags.adopt_module_key_flags(commands)  # --help shows them
 flags.adopt_module_key_flags(config_flags)
 STOPPED = (
-    "stopped: the same command goes on from the last checkpoint, or starts anew where there is none"
+    "stopped: the same command resumes from the last checkpoint, or starts anew where there is none"
 )
 
 
@@ -68,7 +61,7 @@ def configured():
     """The config with the values of all flags, and the lines of classes that flags switched."""
     config, switched = config_flags.config()
     if HOURS.value is not None:
-        keys.at(config, "choose" if "choose" in config else "")["hours"] = HOURS.value
+        config["hours"] = HOURS.value
     for flag in INIT_FROM, INIT_CHECKPOINT:
         if flag.value is not None:
             config[flag.name] = flag.value
@@ -83,11 +76,6 @@ def main():
         given = flags.FLAGS["config"].value is not None
         return print(explain.config(configured()[0]) if given else explain.page())
     workdir, others = commands.workdir()
-    if not 0 < MEMORY.value < 1e9:
-        raise InputError(
-            f"--memory={MEMORY.value:g} is no memory: give the GB of an accelerator, such as"
-            " --memory=80"
-        )
     if TARGET.value is not None:
         if not DRY_RUN.value:
             raise InputError(
@@ -117,7 +105,7 @@ def main():
         hosts.say(line)
     with hosts.together():
         if DRY_RUN.value:
-            dry_run(config, workdir, int(MEMORY.value * 1e9), TARGET.value)
+            dry_run(config, workdir, TARGET.value)
         else:
             row, changed = config_flags.published()
             changed += [flag.name for flag in (HOURS, INIT_FROM) if flag.value is not None]

@@ -13,12 +13,10 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts
-from adaptive_jax.parallel.speed import gain_of_bfloat16
-from adaptive_jax.planning.plan import describe, divide_update, dry_run_lines
-from adaptive_jax.planning.targets import topology
-from adaptive_jax.training import sparse, targets, writers
-from adaptive_jax.training.choice import settle
+from adaptive_jax.planning.plan import describe, divide_update, make_plan
+from adaptive_jax.training import compiled, sparse, writers
 from adaptive_jax.training.finetuning import check_fits
+from adaptive_jax.training.own_text import with_text
 from adaptive_jax.workdir.settings import (
     at_clusters,
     check_same_run,
@@ -27,56 +25,42 @@ from adaptive_jax.workdir.settings import (
     write_json,
 )
 
-WORTH = 1.3  # times as fast, from which on bfloat16 is mentioned
-ESTIMATE = (
-    "estimate     memory; --target=h100 asks the compiler, for that device and others, see"
-    " docs/hosts.md"
+UNKNOWN = (
+    "unknown      parameters, work and memory: they depend on data.vocabulary_size, which is 0. Set"
+    " it, or train: the plan is printed once the corpus is read"
 )
+TARGET = "memory       of a whole update: --target=h100 asks the compiler, see docs/hosts.md"
 
 
-def dry_run(config: dict, workdir: Path, memory: int, target: str | None = None) -> None:
+def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     """Prints the plan of `config` for its published vocabulary, without its corpus; a new workdir
     gets it as plan.json.
 
-    memory: bytes of an accelerator, for the lines about 8, 32 and 64 of them. target: devices to
-    compile the update for, see `adaptive_jax.planning.targets`; the plan is then for them.
+    target: devices to compile the update for, see `adaptive_jax.planning.targets`; the plan is then
+    for them.
     """
-    config = at_clusters(with_origin(settle(resolve(config), workdir), workdir), workdir)
+    config = at_clusters(with_origin(with_text(resolve(config), workdir), workdir), workdir)
     check_same_run(workdir, config)
     check_config(
         config := with_own_files(config, workdir), jax.device_count() if target is None else None
     )
-    check_fits(config, workdir, build(config, config["data"]["vocabulary_size"]))
-    if target is None:
-        plan, lines = dry_run_lines(config, jax.device_count(), memory)
-        written = plan and plan._asdict()
-        hosts.say("\n".join([*lines, *_of_bfloat16(config), ESTIMATE] if plan else lines))
+    words = config["data"]["vocabulary_size"]
+    if not words and target is None:
+        return hosts.say(UNKNOWN)
+    if words:
+        check_fits(config, workdir, build(config, words))
+    if target is not None:
+        hosts.say(f"compiling    for {target}: a large model takes minutes")
+        found, plan, program = compiled.compile_for(target, config)
+        counted = compiled.counts(found, program)
+        written = plan._asdict() | {"target": counted}
+        hosts.say(f"{describe(plan)}\n{compiled.describe(found, counted)}")
     else:
-        written = _compiled(config, target)
-    begun = (workdir / "config.json").exists()  # such a run has its own plan
-    if written is not None and hosts.first() and not begun:
+        plan = make_plan(config, words, jax.device_count())
+        written = plan._asdict()
+        hosts.say(f"{describe(plan)}\n{TARGET}")
+    if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own
         write_json(workdir / "plan.json", written)
-
-
-def _of_bfloat16(config):
-    """The line that a user of float32 reads on a CPU that is faster in bfloat16."""
-    if jax.default_backend() != "cpu" or config["dtype"] != "float32":
-        return []
-    gain = gain_of_bfloat16()
-    told = (
-        f"bfloat16     this CPU multiplies {gain:.1f} times as fast in it: try"
-        " --config.dtype=bfloat16, see docs/speed.md"
-    )
-    return [told] if gain >= WORTH else []
-
-
-def _compiled(config, name):
-    target = topology(name)
-    plan = targets.plan_for(target, config)
-    hosts.say(f"{describe(plan)}\ncompiling    for {name}: a large model takes minutes")
-    counted = targets.counts(target, plan, targets.compile_for(target, config, plan))
-    hosts.say("\n".join(targets.describe(target, counted)))
-    return plan._asdict() | {"target": counted}
 
 
 def check_config(config: Mapping, devices: int | None) -> None:

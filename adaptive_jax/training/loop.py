@@ -25,15 +25,16 @@ from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model.language_model import build
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
-from adaptive_jax.planning.plan import Plan, check_memory, describe, make_plan
+from adaptive_jax.planning.plan import Plan, check_memory, describe
 from adaptive_jax.training import sparse, writers
-from adaptive_jax.training.choice import settle
+from adaptive_jax.training.compiled import plan_update
 from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
 from adaptive_jax.training.dry_run import check_config
 from adaptive_jax.training.ends import Clock, due, reason, validates
 from adaptive_jax.training.finetuning import check_fits, finetuned, vocabulary_for
 from adaptive_jax.training.intervals import Interval
 from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
+from adaptive_jax.training.own_text import with_text
 from adaptive_jax.training.state import (
     State,
     initial_state,
@@ -87,7 +88,7 @@ def train(
             stays.
         Stopped: a stop was requested; the message says what was saved.
     """
-    given = at_clusters(with_origin(settle(resolve(config), workdir), workdir), workdir)
+    given = at_clusters(with_origin(with_text(resolve(config), workdir), workdir), workdir)
     check_same_run(workdir, given)
     config = with_own_files(given, workdir)
     accelerators.keep_programs(config["data"]["cache"])
@@ -101,7 +102,7 @@ def train(
     check_ends(vocabulary, layout.break_mode)
     check_same_vocabulary(workdir, vocabulary)
     memory = accelerators.memory()
-    plan = make_plan(config, len(vocabulary), jax.device_count(), memory)
+    plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
     check_memory(plan, memory or accelerators.installed())
     mesh = sharding.device_mesh(plan.fsdp)
     hosts.say(describe(plan))
@@ -260,7 +261,7 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
             raise Stopped(f"stopped after update {first:,} of {steps:,}: the same command resumes")
         if over := why(state, first, late):
             return finish(first, over)
-        interval, before, programs = Interval(job.plan.flops_per_token["training"], names), None, {}
+        interval, before, programs = Interval(job.plan.flops_per_token, names), None, {}
         with Ahead(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
             for step, (arrays, words) in batches:
                 stored = not sparse.composes(config["seed"], step, config["compose_share"])

@@ -4,9 +4,8 @@ what the head computes.
 
 import json
 
-from adaptive_jax.planning.hlo import read
-from adaptive_jax.planning.programs import Program
 from benchmarks.compiled import head_rows, of_layers
+from benchmarks.programs import Program, read
 from tests.training.test_compiled_for import compiles
 
 TEXT = """\

@@ -18,8 +18,8 @@ from adaptive_jax.bodies.positions import alibi_slopes, biases
 from adaptive_jax.bodies.splash import splash
 from adaptive_jax.bodies.transformer import Transformer
 from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.devices import GPUS
 from adaptive_jax.numerics.dropout import keep_mask, positions, row_seeds
-from adaptive_jax.numerics.gpus import GPUS
 from adaptive_jax.numerics.platforms import tracing_for
 
 RATE = 0.3

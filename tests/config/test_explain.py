@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from adaptive_jax.config import explain
-from adaptive_jax.config.keys import NAMES, groups_of, home, keys_of, resolve
+from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
 from adaptive_jax.workdir.settings import flat
-from configs import own_text, quickstart
+from configs import quickstart
 
 ROOT = Path(__file__).parents[2]
 # Of classes that refer to others: those say it.
@@ -30,7 +30,7 @@ def test_the_page_is_up_to_date():
     assert (ROOT / "docs" / "configuration.md").read_text() == explain.page() + "\n"
 
 
-@pytest.mark.parametrize("group", groups_of({"choose": {}}))
+@pytest.mark.parametrize("group", ALL_GROUPS)
 def test_every_key_is_explained(group):
     """The docstring of its class, or of the one that it refers to, names it: without one a reader
     of --explain sees a key and no word about it.
@@ -63,11 +63,3 @@ def test_the_commands_that_explain(quick_command):
     assert "--config.input.cutoffs" not in done.stdout
     done = quick_command("train.py", "--help")
     assert "output, output.table" in " ".join(done.stdout.split())
-
-
-def test_settings_that_are_chosen_are_explained():
-    """A config that leaves settings open shows them as None, and the time that they are chosen
-    for.
-    """
-    text = explain.config(resolve(own_text.get_config()))
-    assert "  --config.steps=None  (default 7500)\n" in text and "  --config.choose.hours=" in text

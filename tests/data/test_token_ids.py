@@ -19,8 +19,8 @@ from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.text.lines import Lines
-from adaptive_jax.training.choice import settle
 from adaptive_jax.training.loop import train
+from adaptive_jax.training.own_text import with_text
 from configs import own_text, quickstart
 
 SIZE, EOS = 60, 7  # id 59 never occurs, id 58 in the test split alone
@@ -225,8 +225,8 @@ def test_own_text_chooses_a_model_for_ids(data, tmp_path, capsys):
     """The one config for texts of one's own takes ids, too, and drops no setting in silence."""
     config = own_text.get_config().to_dict()
     config["data"] |= data
-    chosen = settle(resolve(config), tmp_path)["data"]
+    chosen = with_text(resolve(config), tmp_path)["data"]
     assert (chosen["vocabulary_size"], chosen["threshold"], chosen["codes"]) == (SIZE, 1, 0)
-    assert "words        all 60 ids of the tokenizer, the mo" in capsys.readouterr().out
+    assert "words        the ids of the tokenizer, the most" in capsys.readouterr().out
     with pytest.raises(InputError, match="data.limit=9 does not fit data.corpus=ids"):
-        settle(resolve(config | {"data": config["data"] | {"limit": 9}}), tmp_path)
+        with_text(resolve(config | {"data": config["data"] | {"limit": 9}}), tmp_path)

@@ -383,7 +383,7 @@ def test_logs_that_are_being_written(tmp_path):
             ["RUN", "--output=report.png"],
             "output=report.png must be the name of a page, such as report.html",
         ),
-        (["RUN", "--output=/proc/report.html"], "cannot write /proc/report_files"),
+        (["RUN", "--output=/proc/report.html"], "cannot use /proc/report_files"),
         (["RUN", "--bins=10,ten"], "--bins=10,ten must be whole numbers, such as 10,100,1000"),
         (["RUN", "--bins=100,10"], "bins=100,10 must be growing frequencies above 0"),
         (["RUN", "--names=a,b"], "names=a,b must be one name for each of 1 runs"),

@@ -10,7 +10,7 @@ from adaptive_jax.losses.long_tables import Plan
 from adaptive_jax.losses.settings import Settings, Tokens
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.gpus import GPUS
+from adaptive_jax.numerics.devices import GPUS
 from adaptive_jax.numerics.platforms import tracing_for
 
 TOKENS, FEATURES, WIDTH, ROWS, WORDS = 150, 24, 16, 384, 301

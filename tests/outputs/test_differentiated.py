@@ -7,7 +7,6 @@ import pytest
 
 from adaptive_jax.outputs.differentiated import Differentiated
 from adaptive_jax.outputs.tables import OwnTable
-from adaptive_jax.planning.traced import output_flops
 from tests.toys import random_params
 
 FEATURES, TOKENS = 12, 6
@@ -129,6 +128,6 @@ def test_logits_exist_for_a_chunk_and_run_in_bfloat16(monkeypatch):
 def test_work_is_that_of_all_bands():
     """Every token visits each word with the width of its band, and slices cost nothing."""
     model, params, *_ = setting("slices, 7 words")
-    assert output_flops(model, model.apply({"params": params}, method="bands")) == 2 * (
+    assert model.flops(model.apply({"params": params}, method="bands")) == 2 * (
         2 * 6 + 2 * 3 + 3 * 1
     )

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
-from adaptive_jax.planning.flops import softmax_flops, zipf_visits
 from tests.toys import random_params
 
 FEATURES, TOKENS = 8, 6
@@ -121,4 +120,4 @@ def test_bfloat16_is_near_float32():
 def test_work_is_that_of_the_classes_visited():
     """With classes of equal words every token pays for the classes and for one of them."""
     bands = [Band(np.zeros((0, 16))), *[Band(np.zeros((100, 16)))] * 100]
-    assert softmax_flops(bands, zipf_visits(bands)) == pytest.approx(2 * 16 * (100 + 100))
+    assert softmax_flops(bands) == pytest.approx(2 * 16 * (100 + 100))

@@ -12,7 +12,6 @@ import pytest
 from adaptive_jax.outputs import sampled
 from adaptive_jax.outputs.sampled import NCE, Sampled
 from adaptive_jax.outputs.tables import OwnTable
-from adaptive_jax.planning.traced import output_flops
 from tests.toys import random_params
 
 FEATURES, TOKENS, SAMPLES = 8, 4, 9
@@ -207,4 +206,4 @@ def test_work_is_that_of_the_candidates():
     """A token is projected, then multiplied with its target and the candidates."""
     model = Sampled(OwnTable(1_000, 8, width=4), 9)
     bands = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), method="bands")[0])
-    assert output_flops(model, bands) == 2 * 4 * (9 + 1 + 8)
+    assert model.flops(bands) == 2 * 4 * (9 + 1 + 8)

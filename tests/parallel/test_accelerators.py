@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from adaptive_jax.numerics.devices import find
 from adaptive_jax.parallel import accelerators
 
 
@@ -19,7 +20,7 @@ from adaptive_jax.parallel import accelerators
 )
 def test_devices_are_found_by_their_kind(kind, flops):
     """The name that a device reports picks its figures; "TPU v5 lite" is not a "TPU v5"."""
-    assert accelerators.accelerator(kind).flops == flops
+    assert find(kind).flops == flops
 
 
 def test_utilisation_is_work_over_what_was_possible():

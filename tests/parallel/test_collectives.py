@@ -198,9 +198,9 @@ COMPILED = """
 import json, sys
 import jax
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.planning.programs import report
+from benchmarks.programs import report
 from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.training.targets import compiled_update
+from adaptive_jax.training.compiled import compile_for
 from configs import quickstart
 config = quickstart.get_config()
 config.update_from_flattened_dict(json.loads(sys.argv[1]))
@@ -213,7 +213,7 @@ json.dump(
     {
         "all": sum(a.size for _, a in shapes),
         "vectors": vectors,
-        "collectives": report(compiled_update(config, sys.argv[3]))["collectives"],
+        "collectives": report(compile_for(sys.argv[3], config)[2])["collectives"],
     },
     open(sys.argv[2], "w"),
 )

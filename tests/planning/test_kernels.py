@@ -12,7 +12,7 @@ from adaptive_jax.bodies.positions import alibi_slopes
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.parallel.sharding import device_mesh
-from adaptive_jax.planning.targets import OPTIONS, topology
+from adaptive_jax.planning.targets import topology
 from tests.training.test_compiled_for import compiles
 
 TIME, FEATURES = 128, 128
@@ -43,7 +43,8 @@ def test_kernels_fit_in_shared_memory(name, kernels):
     """Two kernels for each width of heads, and two for each width of a tail, where they are
     used; none is too large.
     """
-    mesh, whole = device_mesh(1, topology(name).devices), PartitionSpec()
+    target = topology(name)
+    mesh, whole = device_mesh(1, target.devices), PartitionSpec()
 
     def array(*shape, dtype=jnp.bfloat16):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, whole))
@@ -65,5 +66,5 @@ def test_kernels_fit_in_shared_memory(name, kernels):
     update = jax.shard_map(
         jax.grad(loss, (0, 1, 4, 5, 6)), mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False
     )
-    text = jax.jit(update).lower(*given).compile(OPTIONS["gpu"]).as_text()
+    text = jax.jit(update).lower(*given).compile(target.options).as_text()
     assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == kernels

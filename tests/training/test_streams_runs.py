@@ -143,4 +143,4 @@ def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):
         " batches.layout=packed"
     )
     with pytest.raises(InputError, match=says):
-        dry_run(config(**{"batches.layout": "streams"}), tmp_path, int(1e9))
+        dry_run(config(**{"batches.layout": "streams"}), tmp_path)

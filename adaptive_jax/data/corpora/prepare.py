@@ -29,7 +29,7 @@ def main():
     from adaptive_jax.data.corpora import stored  # after the flags: their errors should not wait
     from adaptive_jax.data.corpora.load import load
 
-    if "choose" in config:
+    if config["own_text"]:
         raise InputError(
             "configs/own_text.py chooses the vocabulary when training begins: run train.py, which"
             " prepares the text"

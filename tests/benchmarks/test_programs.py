@@ -5,8 +5,7 @@ compiled here.
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.planning.hlo import read, sizes
-from adaptive_jax.planning.programs import Program, report
+from benchmarks.programs import Program, read, report, sizes
 
 # Three trips: a slice of 3 stacked matrices of 128 bytes, a whole mask of 64 bytes, a product, a
 # stack of results.

@@ -1,0 +1,176 @@
+"""The update of a config, compiled before any array exists: for the devices that are here, or for
+others, whose names `adaptive_jax.planning.targets` has.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from adaptive_jax.data.batches.layouts import LAYOUTS
+from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.model.language_model import build, variable_shapes
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import Plan, make_plan
+from adaptive_jax.planning.targets import Target, topology
+from adaptive_jax.training import sparse
+from adaptive_jax.training.state import shape_of_state
+from adaptive_jax.training.update import Extras, make_update
+
+SHARE = 0.9  # of a device's memory that a program may take; the rest is lost between its arrays
+
+
+class Memory(NamedTuple):
+    """Bytes of one device that a program needs: its arguments, and all else while it runs."""
+
+    state: int
+    temporary: int
+
+
+def memory_of(compiled: jax.stages.Compiled) -> Memory:
+    """The memory of a program; results in the place of arguments count once."""
+    counted = compiled.memory_analysis()
+    results = max(0, counted.output_size_in_bytes - counted.alias_size_in_bytes)
+    return Memory(counted.argument_size_in_bytes, counted.temp_size_in_bytes + results)
+
+
+def compile_update(
+    config: Mapping,
+    plan: Plan,
+    devices: Sequence[jax.Device] | None = None,
+    options: Mapping | None = None,
+) -> jax.stages.Compiled:
+    """Compiles the first update of a config.
+
+    devices: that the plan is for; None: those that are here. options: of the compiler.
+    """
+    mesh = sharding.device_mesh(plan.fsdp, devices)
+    model = build(config, plan.vocabulary_size)
+    rows = plan.rows_per_device * plan.devices
+    optimizer = sparse.optimizer(config, model)
+    carried = (plan.accumulation, rows) if config["batches"]["layout"] == "streams" else None
+    state = shape_of_state(model, optimizer, mesh, carried, sparse=config["compose_share"] < 1)
+    whole, by_rows = sharding.replicated(mesh), NamedSharding(mesh, sharding.batch_spec(1))
+    lexicon = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole),
+        variable_shapes(model).get("lexicon", {}),
+    )
+    of_text, of_examples = LAYOUTS[config["batches"]["layout"]]
+    layout = of_text if config["batches"]["break_mode"] == "none" else of_examples
+
+    def array(dtype, *shape):
+        return jax.ShapeDtypeStruct((plan.accumulation, rows, *shape), dtype, sharding=by_rows)
+
+    time = plan.tokens_per_update // plan.rows_per_update
+    tokens = array(jnp.int32, time)
+    segments = tokens if layout.segmented else None
+    reset = array(jnp.bool) if layout.continued else None
+    batch = Batch(tokens, tokens, array(jnp.float32, time), array(jnp.int32), segments, reset)
+    update = make_update(model, optimizer, mesh, config["seed"], state, Extras.from_config(config))
+    return update.lower(state, lexicon, batch).compile(dict(options or {}))
+
+
+def plan_update(
+    config: Mapping,
+    vocabulary_size: int,
+    devices: Sequence[jax.Device],
+    memory: int | None,
+    options: Mapping | None = None,
+) -> tuple[Plan, jax.stages.Compiled | None]:
+    """`make_plan`; and if the config leaves `tokens_per_device` open (0), with about the largest
+    microbatches whose compiled update fits `memory`, the bytes of a device, that update.
+
+    Raises:
+        InputError: as `make_plan`, or one row a device is too much.
+    """
+    plan = make_plan(config, vocabulary_size, len(devices), memory)
+    if config["tokens_per_device"] or memory is None:
+        return plan, None
+    length, share = config["batches"]["sequence_length"], plan.rows_per_update // len(devices)
+    rows, limit = share, int(SHARE * memory)
+    while rows:
+        changes = {"tokens_per_device": rows * length, "fsdp": plan.fsdp}
+        plan = make_plan(config | changes, vocabulary_size, len(devices), memory)
+        try:
+            compiled = compile_update(config, plan, devices, options)
+            state, temporary = memory_of(compiled)
+        except jax.errors.JaxRuntimeError as error:
+            if not _is_full(error):
+                raise
+            least = rows // 2
+        else:
+            if state + temporary <= limit:
+                return plan, compiled
+            least = rows * max(0, limit - state) / temporary  # that surely fit
+        rows = next((n for n in range(1, rows) if share % n == 0 and n >= least), 0)
+    raise InputError(
+        f"a device of {memory / 1e9:,.1f} GB cannot hold one row of {length:,} tokens: make the"
+        " model smaller, raise fsdp, or lower sequence_length"
+    )
+
+
+def compile_for(
+    name: str, config: Mapping, options: Mapping | None = None
+) -> tuple[Target, Plan, jax.stages.Compiled]:
+    """Plans and compiles a config's update, of `data.vocabulary_size` words, for other devices.
+
+    Raises:
+        InputError: as `topology` and `plan_update`; no size of the vocabulary; too little memory.
+    """
+    target, words = topology(name), config["data"]["vocabulary_size"]
+    if not words:
+        raise InputError(
+            f"--target={name} needs the size of the vocabulary: set data.vocabulary_size, which is"
+            " 0"
+        )
+    options = target.options | dict(options or {})
+    plan, compiled = plan_update(config, words, target.devices, target.memory, options)
+    if compiled is not None:
+        return target, plan, compiled
+    try:
+        return target, plan, compile_update(config, plan, target.devices, options)
+    except jax.errors.JaxRuntimeError as error:
+        if not _is_full(error):
+            raise
+        raise InputError(
+            f"--target={name} has too little memory: lower tokens_per_device, or raise fsdp. The"
+            f" compiler says: {one_line(error)[:300]}"
+        ) from error
+
+
+def _is_full(error):
+    return "RESOURCE_EXHAUSTED" in str(error) or "memory" in str(error)
+
+
+def counts(target: Target, compiled: jax.stages.Compiled) -> dict:
+    """What plan.json says of a target; `flops` are one device's by the compiler's count, in which a
+    loop counts once.
+    """
+    state, temporary = memory_of(compiled)
+    return {
+        "name": target.name,
+        "devices": len(target.devices),
+        "state_bytes": state,
+        "temp_bytes": temporary,
+        "flops": (compiled.cost_analysis() or {}).get("flops", 0.0),
+    }
+
+
+def describe(target: Target, counted: Mapping) -> str:
+    """`counts` in lines."""
+    state, temporary = counted["state_bytes"], counted["temp_bytes"]
+    full = ": too little memory" if state + temporary > target.memory else ""
+    return (
+        f"target       {target.name}: {len(target.devices)} x {target.devices[0].device_kind}, by"
+        " its compiler, a device\n"
+        f"memory       {_size(state + temporary)} of {_size(target.memory)}: state {_size(state)},"
+        f" temporary {_size(temporary)}{full}\n"
+        f"products     {counted['flops'] / 1e12:,.3f} TFLOP, of a loop those of one trip"
+    )
+
+
+def _size(count):
+    return f"{count / 1e9:,.2f} GB" if count >= 1e7 else f"{count / 1e6:,.3f} MB"

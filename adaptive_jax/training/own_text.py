@@ -1,0 +1,132 @@
+"""What a config with `own_text` takes from its text: splits of a single file, vocabulary, cutoffs.
+configs/own_text.py has such configs.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from adaptive_jax.config import rows
+from adaptive_jax.config.keys import at
+from adaptive_jax.data.corpora.load import cache_of, load
+from adaptive_jax.data.corpora.split import single_file, split_lines
+from adaptive_jax.data.vocabulary.subwords import TooManyCodes
+from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.parallel import hosts
+from adaptive_jax.planning.cutoffs import paper_cutoffs
+from adaptive_jax.workdir.settings import read_config
+
+# The keys that the text decides, where they have these values.
+OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0, "input.cutoffs": ()}
+MOST_UNKNOWN = 0.05  # of the words of the text; beyond, sub-words
+FULL_SOFTMAX = 4_000  # words and fewer need no bands
+MERGES = 4  # for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 MB
+LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
+
+
+def with_text(config: dict, workdir: Path) -> dict:
+    """The config with a value for each key that its text decides; a config without `own_text`
+    itself.
+
+    A new run reads the text and prints what is chosen; one that has begun takes what it began with.
+    All hosts call this.
+
+    Raises:
+        InputError: no text, and see `split_lines` and `load`.
+    """
+    if not config["own_text"]:
+        return config
+    config = copy.deepcopy(config)
+    data = config["data"]
+    lines = _split(data)
+    if (workdir / "config.json").exists():
+        begun = read_config(workdir)
+        for key in _open_keys(config):
+            rows.put(config, key, at(begun, key))
+        return config
+    if {"data.threshold", "data.codes"} <= {*_open_keys(config)} and not data["limit"]:
+        if data["corpus"] == "ids":
+            lines.append("words        the ids of the tokenizer, the most frequent first")
+        else:
+            everything = load(data | {"threshold": 1}, splits=()).vocabulary
+            chosen, line = choose_vocabulary(everything)
+            data |= chosen
+            lines.append(f"words        {line}")
+    try:
+        size = len(load(data).vocabulary)
+    except TooManyCodes as error:
+        if not error.able:
+            raise
+        data["codes"] = error.able
+        lines.append(f"merges       only {error.able}: they make every word of this text one unit")
+        size = len(load(data).vocabulary)
+    data["vocabulary_size"] = data["vocabulary_size"] or size
+    if "input.cutoffs" in _open_keys(config):
+        cuts = (paper_cutoffs("", size) if size > FULL_SOFTMAX else None) or ()
+        config["input"]["cutoffs"] = cuts
+        bands = "none: a full softmax over so few words is cheap"
+        if cuts:
+            bands = f"cutoffs {', '.join(f'{cut:,}' for cut in cuts)}, in the paper's proportions"
+        lines.append(f"bands        {bands}")
+    hosts.say("\n".join(lines))
+    return config
+
+
+def choose_vocabulary(words: Vocabulary) -> tuple[dict, str]:
+    """The settings `threshold` or `codes` for a text of these words, and a line that says why.
+
+    A word that occurs once becomes `<unk>`, so that the model learns when to expect a new one; the
+    share of such words estimates that of unseen words in other text (Good 1953). If more than 5 %
+    of the text would become `<unk>`, as in a short text or one whose words are not separated by
+    spaces, the vocabulary is one of sub-words, which can spell every word.
+
+    words: all words of the train split.
+    """
+    counts = {
+        word: n
+        for word, n in zip(words.words, words.counts.tolist(), strict=True)
+        if word not in (EOS, UNKNOWN)
+    }
+    if not counts:
+        raise InputError("the text has no words: put text in it, one sentence or paragraph a line")
+    # Something must become <unk>, or the model could not read an unseen word.
+    threshold = max(2, min(counts.values()) + 1)
+    kept = [n for n in counts.values() if n >= threshold]
+    share = 1 - sum(kept) / sum(counts.values())
+    if share <= MOST_UNKNOWN:
+        return {"threshold": threshold}, (
+            f"words seen {threshold} times or more, {len(kept):,} of {len(counts):,}: {share:.1%}"
+            f" of the text become {UNKNOWN}"
+        )
+    size = sum(n * (1 + len(word.encode())) for word, n in counts.items())
+    codes = min(max(round(MERGES * math.sqrt(size)), LEAST_MERGES), MOST_MERGES)
+    return {"codes": codes}, (
+        f"sub-words, {codes:,} merges: of whole words, {share:.1%} of the text would become"
+        f" {UNKNOWN}"
+    )
+
+
+def _open_keys(config: Mapping) -> list[str]:
+    return [key for key, value in OPEN.items() if at(config, key) == value]
+
+
+def _split(data: dict) -> list[str]:
+    """Makes `data.path` a directory of three splits; returns the line that tells of a split."""
+    if data["corpus"] != "text_files":
+        return []
+    if not data["path"]:
+        raise InputError(
+            "configs/own_text.py needs a text: give --config.data.path=DIR, with train.txt,"
+            " valid.txt and test.txt in it or one text file"
+        )
+    file = single_file(data["path"])
+    if file is None:
+        return []
+    directory, (train, validation, test) = split_lines(file, cache_of(data["cache"]))
+    data["path"] = str(directory)
+    return [
+        f"text         {file} is split: its first {train:,} lines train, the next {validation:,}"
+        f" validate, the last {test:,} test; copies in {directory}"
+    ]

@@ -1,0 +1,140 @@
+"""A text of one's own: its vocabulary, the split of a single file, a run from one line."""
+
+import gzip
+import json
+import re
+import shutil
+
+import pytest
+
+from adaptive_jax.config.keys import resolve
+from adaptive_jax.config.rows import put
+from adaptive_jax.data.corpora.split import single_file, split_lines
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.planning.plan import make_plan
+from adaptive_jax.training.dry_run import dry_run
+from adaptive_jax.training.loop import train
+from adaptive_jax.training.own_text import choose_vocabulary
+from configs import own_text
+
+
+@pytest.mark.parametrize("row, millions", [("small", 0.9), ("medium", 10.7), ("large", 201)])
+def test_rows_are_the_sizes_that_the_file_promises(row, millions):
+    """Their updates divide over eight devices, and the schedule ends with the run."""
+    config = resolve(own_text.get_config(row))
+    plan, schedule = make_plan(config, 30_000, 8), config["schedule"]
+    assert plan.parameters["body"] / 1e6 == pytest.approx(millions, rel=0.02)
+    assert schedule["warmup_steps"] + schedule["cycle_steps"] == config["steps"]
+
+
+COMMON = {f"word{n}": 1 + 2_000 // (n + 1) for n in range(900)}
+ONCE = {f"rare{n}": 1 for n in range(400)}
+
+
+@pytest.mark.parametrize(
+    "counts, expected",
+    [
+        (COMMON | ONCE | {"<eos>": 900}, {"threshold": 2}),  # 2.6 % occur once
+        (COMMON | {"<unk>": 5_000, "<eos>": 900}, {"threshold": 4}),  # something becomes <unk>
+        (ONCE | {"<eos>": 3}, {"codes": 222}),
+        ({"字": 3, "<eos>": 3}, {"codes": 200}),
+    ],
+)
+def test_vocabulary_for_a_text(counts, expected):
+    """Words while few of them become <unk>, otherwise sub-words; the line gives the numbers."""
+    words = Vocabulary.build(counts)
+    chosen, line = choose_vocabulary(words)
+    assert chosen == expected
+    if "codes" in chosen:
+        assert line.startswith(f"sub-words, {chosen['codes']:,} merges: of whole words, ")
+    else:
+        kept = len(words.cut(chosen["threshold"], 0))
+        assert 0 <= kept - int(re.search(r"([\d,]+) of", line)[1].replace(",", "")) <= 2
+
+
+@pytest.mark.parametrize(
+    "lines, expected", [(3, (1, 1, 1)), (40, (36, 2, 2)), (250_001, (230_001, 10_000, 10_000))]
+)
+@pytest.mark.parametrize("compress", [None, gzip])
+def test_a_file_is_split_in_order(lines, expected, compress, tmp_path):
+    """The last tenth is for validation and test; together the copies are the text, and the
+    user's folder stays as it is.
+    """
+    text = "\n".join(f"line {n}" for n in range(lines)).encode()
+    folder, cache = tmp_path / "mine", tmp_path / "cache"
+    folder.mkdir()
+    file = folder / ("book.md.gz" if compress else "book.md")
+    file.write_bytes(compress.compress(text) if compress else text)
+    (folder / ".hidden").touch()
+    assert single_file(str(folder)) == single_file(str(file)) == file
+    directory, counts = split_lines(single_file(str(folder)), cache)
+    parts = [(directory / f"{name}.txt").read_bytes() for name in ("train", "valid", "test")]
+    assert counts == expected == tuple(part.count(b"\n") for part in parts)
+    assert b"".join(parts) == text + b"\n"
+    assert directory.parent.parent == cache
+    assert {path.name for path in folder.iterdir()} == {".hidden", file.name}
+    assert split_lines(file, cache) == (directory, counts)
+    file.write_bytes(compress.compress(text + b" x") if compress else text + b" x")
+    assert split_lines(file, cache).directory != directory
+
+
+def test_what_is_no_single_file(text, tmp_path):
+    """A folder of splits, of nothing, of two files; an archive; nothing at all."""
+    (tmp_path / "two").mkdir()
+    for name in "a", "b":
+        (tmp_path / "two" / name).touch()
+    (tmp_path / "text.tar.gz").touch()
+    (tmp_path / "empty").mkdir()
+    for name in "two", "text.tar.gz", "empty", "nowhere":
+        assert single_file(str(tmp_path / name)) is None
+    assert single_file(str(text)) is None
+    (tmp_path / "two" / "a").write_text("one line only\nand another")
+    with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
+        split_lines(tmp_path / "two" / "a", tmp_path)
+
+
+def request(**changes):
+    """The config as the command line gives it."""
+    config = resolve(own_text.get_config())
+    for key, value in changes.items():
+        put(config, key, value)
+    return config
+
+
+def test_own_text_in_one_line(text, tmp_path, capsys):
+    """A dry run says what would be chosen; the run trains with that, resumes with it, refuses
+    another, and is evaluated.
+    """
+    book, workdir, cache = tmp_path / "book", tmp_path / "run", str(tmp_path / "cache")
+    book.mkdir()
+    splits = [(text / f"{name}.txt").read_bytes() for name in ("train", "valid", "test")]
+    (book / "book.txt").write_bytes(b"".join(splits))
+    asked = {"data.path": str(book), "data.cache": cache, "body.layers": 1, "log_every": 1}
+    asked |= {"tokens_per_update": 512, "schedule.warmup_steps": 1}
+    dry_run(request(**asked), workdir)
+    said = capsys.readouterr().out
+    for line in "text  ", "words  ", "bands  ", "parameters  ", "state  ":
+        assert f"\n{line}" in f"\n{said}", line
+    assert "book.txt is split: its first 372 lines train, the next 20 validate, the last 20" in said
+
+    train(request(**asked, steps=3), workdir)
+    config = json.loads((workdir / "config.json").read_text())
+    first = (workdir / "metrics.jsonl").read_text()
+    assert config["own_text"] and config["data"]["vocabulary_size"] > 1
+    assert config["data"]["codes"] > 0 or config["data"]["threshold"] > 1
+    capsys.readouterr()
+
+    shutil.rmtree(cache)  # what was prepared, the copies of the split among it, may be deleted
+    train(request(**asked, steps=5), workdir)
+    out = capsys.readouterr().out
+    assert "after 3 of 5 updates" in out and "\nbands  " not in out  # nothing is chosen again
+    assert json.loads((workdir / "config.json").read_text()) == config | {"steps": 5}
+    assert (workdir / "metrics.jsonl").read_text().startswith(first)
+    with pytest.raises(InputError, match=r"data.threshold was \d+ and is now 9"):
+        train(request(**asked, **{"data.threshold": 9}), workdir)
+    assert evaluate(workdir, Request())["step"] in (3, 5)
+    with pytest.raises(InputError, match="--config.data.path=DIR"):
+        train(request(), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
