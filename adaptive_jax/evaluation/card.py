@@ -3,6 +3,7 @@ published numbers, versions.
 """
 
 import contextlib
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -54,6 +55,24 @@ def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
             | _versions()
         ),
     }
+
+
+def fingerprint(workdir: Path, step: int, vocabulary: Vocabulary, ids: np.ndarray) -> str:
+    """Hexadecimal digits that differ when the parameters, the words or the text differ.
+
+    step: of the checkpoint, whose own checksums tell it from that of another training.
+    """
+    checkpoint = workdir / "checkpoints" / str(step)
+    digest = hashlib.sha256(f"{step} {vocabulary.digest}".encode())
+    for path in (
+        checkpoint / "checksums.sha256",
+        checkpoint / "_CHECKPOINT_METADATA",
+        workdir / "model.sha256",
+    ):
+        if path.exists():
+            digest.update(path.read_bytes())
+    digest.update(np.ascontiguousarray(ids[:]))
+    return digest.hexdigest()[:16]
 
 
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
