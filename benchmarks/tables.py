@@ -47,7 +47,6 @@ COLUMNS += "paper: valid | test | parameters | s an epoch | hours | MB"
 TITLE = f"| {COLUMNS} |\n|---{'|---:' * COLUMNS.count('|')}|"
 
 METHODS = "methods"  # the table of ways to score, see methods_table.py
-MEASURED = {"gcnn_table_4": "benchmarks.responsiveness"}  # tables of times alone
 
 
 def runs_of(name: str, size: str, workdir: str) -> Path:
@@ -288,9 +287,7 @@ def main(name: str, settings) -> None:
     """Trains the rows of a table, or the one that --only names, then prints and writes the
     table.
     """
-    check_known(f"TABLE={name}", name, [*TABLES, *MEASURED, METHODS])
-    if name in MEASURED:
-        raise InputError(f"TABLE={name} has nothing to train: use python -m {MEASURED[name]}")
+    check_known(f"TABLE={name}", name, [*TABLES, METHODS])
     size, given = (
         settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu"),
         _directories(settings.corpora),
