@@ -71,7 +71,8 @@ def attention_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
     """With dropout and without."""
     rows, time, heads, width = sizes
     keys = jax.random.split(jax.random.key(0), 3)
-    arrays = tuple(jax.random.normal(key, (rows, time, heads, width), dtype) for key in keys)
+    shape = rows, time, heads, width
+    arrays = tuple(jax.random.normal(key, shape).astype(dtype) for key in keys)
     seeds = row_seeds(jax.random.key(1), jnp.arange(rows))
     for dropout in 0.1, 0.0:
         pairs = attention.Pairs(dropout=dropout, seeds=seeds if dropout else None)

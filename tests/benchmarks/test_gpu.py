@@ -42,9 +42,7 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     variants = [gpu.Variant(name, [name]) for name in scripts]
-    monkeypatch.setattr(
-        gpu, "steps", lambda out, tiny: [gpu.Step(5, [each]) for each in variants]
-    )
+    monkeypatch.setattr(gpu, "steps", lambda out, tiny: [gpu.Step(5, [each]) for each in variants])
     timed = gpu.run_variant
     monkeypatch.setattr(
         gpu,
