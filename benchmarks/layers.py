@@ -140,7 +140,8 @@ def _looped(x, weights, state):
         state = recurrence.State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
         return state, state.hidden
 
-    state, hidden = jax.lax.scan(step, state, jnp.swapaxes(x, 0, 1) @ weights.input + weights.bias)
+    pushed = jnp.swapaxes(x, 0, 1) @ weights.input + weights.bias[None, None]
+    state, hidden = jax.lax.scan(step, state, pushed)
     return jnp.swapaxes(hidden, 0, 1), state
 
 
@@ -158,12 +159,13 @@ def convolution_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
 
     def shifts(v, bias, x):
         long = jnp.pad(x, ((0, 0), (kernel - 1, 0), (0, 0)))
-        return sum(product(long[:, at : at + time], matrix) for at, matrix in enumerate(v)) + bias
+        shifted = (product(long[:, at : at + time], matrix) for at, matrix in enumerate(v))
+        return sum(shifted) + bias[None, None]
 
     def xla(v, bias, x):
         names, padding = ("NWC", "WIO", "NWC"), [(kernel - 1, 0)]
         convolve = jax.lax.conv_general_dilated
-        return convolve(x, v, (1,), padding, dimension_numbers=names) + bias
+        return convolve(x, v, (1,), padding, dimension_numbers=names) + bias[None, None]
 
     def in_torch(v, bias, x):
         from torch.nn import functional

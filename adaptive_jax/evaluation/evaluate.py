@@ -77,7 +77,7 @@ def evaluate(workdir: Path, request: Request) -> dict:
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
         that scoring took (compilation included), `settings`: the config, break_mode, window,
-        context and checkpoint, of a run on streams, rows, too; what `card.facts` returns; and as
+        context and checkpoint, of a run on streams, rows, too; what `card.metadata` returns; and as
         `published` and `scored`, what `card.published` and `card.fingerprint` return. Of a
         vocabulary with more words, `unseen` is the share of new words, `open` has share and
         perplexity of words that training knew and of others, and the settings are those of the
@@ -124,7 +124,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         found, nll = _best(score, job)
         result = found | {"seconds": time.perf_counter() - start} | _about(each, settings, config)
         result |= {"unseen": corpus.unseen.get(each.split), "step": run.step}
-        result |= card.facts(run, ids, nll) | {"published": paper}
+        result |= card.metadata(run, ids, nll) | {"published": paper}
         result |= {"scored": card.fingerprint(workdir, run.step, vocabulary, ids)}
         if each.vocabulary != TRAIN:
             result |= {"open": seen_and_unseen(nll, ids, run.known)}

@@ -19,9 +19,9 @@ from adaptive_jax.evaluation.card import (
     by_band,
     count_characters,
     edges,
-    facts,
     lines,
     markdown,
+    metadata,
     published,
 )
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
@@ -101,7 +101,7 @@ def test_a_card_is_of_the_tokens_that_count():
         Run(None, {}, {}, None, WORDS, config, 7, more=1),
         WORDS.encode_lines(["the é", "", "hat"]),
     )
-    found = facts(run, ids, np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2))
+    found = metadata(run, ids, np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2))
     assert (found["characters"], found["bits_per_character"]) == (
         len("the é\nhat\n"),
         pytest.approx(1.7),

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import chromium
 import numpy as np
@@ -353,73 +354,43 @@ def test_logs_that_are_being_written(tmp_path):
     assert runs._results(tmp_path, {}, "") == []
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ([], "RUN... is missing: give RUN...; --help explains them"),
-        (
-            ["/nowhere"],
-            (
-                "/nowhere holds no run (no config.json): give the --workdir of a run that train.py"
-                " made"
-            ),
-        ),
-        (["RUN", "RUN"], "is given twice: give each run once"),
-        (
-            ["RUN", "--output=report.png"],
-            "output=report.png must be the name of a page, such as report.html",
-        ),
-        (["RUN", "--output=/proc/report.html"], "cannot use /proc/report_files"),
-        (["RUN", "--bins=10,ten"], "--bins=10,ten must be whole numbers, such as 10,100,1000"),
-        (["RUN", "--bins=100,10"], "bins=100,10 must be growing frequencies above 0"),
-        (["RUN", "--names=a,b"], "names=a,b must be one name for each of 1 runs"),
-        (["RUN", "--window=10000"], "window=10000 is longer than the test split, 426 tokens"),
-        (["RUN", "--context=16"], "window=16 must be greater than context=16"),
-        (["RUN", "--split=dev"], "--split=dev must be one of train, validation, test"),
-        (["RUN", "--data_path=/nowhere"], "data.path=/nowhere is not a directory"),
-        (["RUN", "--checkpoint=7"], "holds no checkpoint '7'"),
-    ],
-)
-def test_bad_input(made, quick_command, tmp_path, arguments, says):
-    """Is one line."""
+def test_bad_input(made, tmp_path):
+    """What does not fit ends the report before a run is scored, with its numbers."""
     directory, *_ = made
-    given = [str(directory / "one") if each == "RUN" else each for each in arguments]
-    given += (
-        []
-        if any("--output" in each for each in given)
-        else [f"--output={tmp_path / 'report.html'}"]
-    )
-    done = quick_command("-m", "adaptive_jax", "report", *given)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert says in done.stderr
-    assert len(done.stderr) < 300
-
-
-def test_a_passage_or_a_text_that_does_not_fit(made, tmp_path):
-    """Is told with its numbers."""
-    directory, *_ = made
-    with pytest.raises(
-        InputError, match="sample_from=426 and sample_words=150 must lie in the text of 426 words"
-    ):
-        report([directory / "one"], Job(passage=Passage(426), output=tmp_path / "report.html"))
-    shutil.copytree(directory / "one", tmp_path / "other")
-    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    one, output = directory / "one", tmp_path / "report.html"
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "test.txt").write_text("the t0w0\n" * 9)
+    shutil.copytree(one, tmp_path / "other")
+    config = json.loads((one / "config.json").read_text())
     config["data"]["path"] = str(tmp_path / "text")
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        InputError, match="score different texts, of 426 and 27 words: give --data_path=DIR"
+    none, usual = Passage(0, 0), Job(output=output)
+    for workdirs, job, says in (
+        ([tmp_path / "none"], usual, "none holds no run"),
+        ([one, one], usual, "is given twice: give each run once"),
+        ([one], usual._replace(output=tmp_path / "report.png"), "must be the name of a page"),
+        (
+            [one],
+            usual._replace(output=Path("/proc/report.html")),
+            "cannot write /proc/report_files",
+        ),
+        ([one], usual._replace(edges=(100, 10)), "bins=100,10 must be growing frequencies"),
+        ([one], usual._replace(names=("a", "b")), "names=a,b must be one name for each of 1 runs"),
+        ([one], usual._replace(request=Request(window=10_000)), "window=10000 is longer than"),
+        ([one], usual._replace(passage=Passage(426)), "must lie in the text of 426 words"),
+        ([one, tmp_path / "other"], usual._replace(passage=none), "score different texts, of 426"),
     ):
-        report(
-            [directory / "one", tmp_path / "other"],
-            Job(passage=Passage(0, 0), output=tmp_path / "report.html"),
-        )
+        with pytest.raises(InputError, match=re.escape(says)):
+            report(workdirs, job)
 
 
 def test_the_command(made, quick_command, tmp_path):
-    """Takes several runs, writes where it is told to and prints the page's name."""
+    """Takes several runs, writes where it is told to and prints the page's name; one line says
+    what is wrong.
+    """
+    done = quick_command("-m", "adaptive_jax", "report", "RUN", "--bins=10,ten")
+    says = "error: --bins=10,ten must be whole numbers, such as 10,100,1000\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
     directory, *_ = made
     output = tmp_path / "deep" / "page.html"
     runs = directory / "one", directory / "two"
