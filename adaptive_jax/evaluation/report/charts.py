@@ -1,5 +1,6 @@
 """The figures of a report. To add one, write a function and name it in `FIGURES`."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -59,46 +60,75 @@ class Chart(NamedTuple):
         ]
 
 
-class Scores(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Scores:
     """What figures are drawn from. edges: largest frequencies of the bins but the last."""
 
     runs: Sequence[RunReport]
     edges: Sequence[int]
 
-
-def by_word(statistic: str, scores: Scores) -> Chart:
-    """Loss by the frequency of the word. statistic: "mean" or "median"."""
-    bins = {
-        run.name: by_frequency(run.words.nll, run.words.counts, scores.edges) for run in scores.runs
-    }
-    title = f"{statistic.capitalize()} loss by frequency of the word"
-    note = _note(statistic, "Figures 2 and 4 of Baevski & Auli (2019).")
-    return _of_bins(f"{statistic}_by_word", title, note, BY_FREQUENCY, statistic, bins)
-
-
-def by_previous(statistic: str, scores: Scores) -> Chart:
-    """Loss by the frequency of the word before."""
-    bins = {
-        run.name: by_frequency(run.words.nll, run.words.before(), scores.edges)
-        for run in scores.runs
-    }
-    title = f"{statistic.capitalize()} loss by frequency of the word before"
-    note = _note(statistic, "Figures 3 and 5 of Baevski & Auli (2019).")
-    return _of_bins(f"{statistic}_by_previous", title, note, BY_FREQUENCY, statistic, bins)
+    @functools.cached_property
+    def bins(self) -> dict[str, dict[str, list[Bin]]]:
+        """Losses by frequency of the word and of the word before, and differences from the first
+        run by its frequencies; of each run.
+        """
+        first, values = self.runs[0].words, {"by_word": {}, "by_previous": {}, "difference": {}}
+        for run in self.runs:
+            values["by_word"][run.name] = run.words.nll, run.words.counts
+            values["by_previous"][run.name] = run.words.nll, run.words.before()
+        for run in self.runs[1:]:
+            values["difference"][run.name] = run.words.nll - first.nll, first.counts
+        return {
+            figure: {run: by_frequency(*each, self.edges) for run, each in runs.items()}
+            for figure, runs in values.items()
+        }
 
 
-def difference(statistic: str, scores: Scores) -> Chart:
-    """How much more words cost than in the first run, by their frequency there."""
-    first, *others = scores.runs
-    bins = {
-        run.name: by_frequency(run.words.nll - first.words.nll, first.words.counts, scores.edges)
-        for run in others
-    }
-    title = f"{statistic.capitalize()} difference from {first.name}"
-    note = "Word by word: below 0 the run is better."
-    if statistic == "median":
-        note = "Figure 3 of Pappas et al. (2020)."
-    return _of_bins(f"{statistic}_difference", title, note, DIFFERENCE, statistic, bins)
+OUTLIERS = "Outliers count less than in the mean."
+BINNED = {  # titles, and notes by statistic
+    "by_word": (
+        "loss by frequency of the word",
+        {"mean": "Figures 2 and 4 of Baevski & Auli (2019).", "median": OUTLIERS},
+    ),
+    "by_previous": (
+        "loss by frequency of the word before",
+        {"mean": "Figures 3 and 5 of Baevski & Auli (2019).", "median": OUTLIERS},
+    ),
+    "difference": (
+        "difference from the first run",
+        {
+            "mean": "Word by word: below 0 the run is better.",
+            "median": "Figure 3 of Pappas et al. (2020).",
+        },
+    ),
+}
+
+
+def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
+    """A statistic, "mean" or "median", of a figure of `BINNED`. Below each bin stand the words of
+    the first run.
+    """
+    title, notes = BINNED[figure]
+    lines, tops = [], {}
+    for run, found in scores.bins[figure].items():
+        points = []
+        for each in found:
+            value = getattr(each, statistic)
+            low, high = getattr(each, f"{statistic}_interval") or (value, value)
+            points.append((each.label, value, low, high, each.words, each.least, each.most))
+            tops.setdefault((each.least, each.label), each.words if not lines else 0)
+        lines.append(Line(run, points))
+    return Chart(
+        f"{statistic}_{figure}",
+        f"{statistic.capitalize()} {title}",
+        notes[statistic],
+        DIFFERENCE if figure == "difference" else BY_FREQUENCY,
+        ("bin", statistic, "low", "high", "words", "least", "most"),
+        lines,
+        "frequency in training; below, words of the text",
+        NATS,
+        {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
+    )
 
 
 def curves(scores: Scores) -> Chart:
@@ -144,12 +174,12 @@ def contexts(scores: Scores) -> Chart:
 
 
 FIGURES: list[Callable[[Scores], Chart]] = [
-    functools.partial(by_word, "mean"),
-    functools.partial(by_previous, "mean"),
-    functools.partial(by_word, "median"),
-    functools.partial(by_previous, "median"),
-    functools.partial(difference, "mean"),
-    functools.partial(difference, "median"),
+    functools.partial(by_bins, "mean", "by_word"),
+    functools.partial(by_bins, "mean", "by_previous"),
+    functools.partial(by_bins, "median", "by_word"),
+    functools.partial(by_bins, "median", "by_previous"),
+    functools.partial(by_bins, "mean", "difference"),
+    functools.partial(by_bins, "median", "difference"),
     curves,
     contexts,
 ]
@@ -158,24 +188,3 @@ FIGURES: list[Callable[[Scores], Chart]] = [
 def charts_of(scores: Scores) -> list[Chart]:
     """All figures that have something to draw."""
     return [chart for figure in FIGURES if (chart := figure(scores)).lines]
-
-
-def _note(statistic, figures):
-    return figures if statistic == "mean" else "Outliers count less than in the mean."
-
-
-def _of_bins(name, title, note, section, statistic, bins: Mapping[str, list[Bin]]) -> Chart:
-    """A chart of means or medians. Below each bin stand the words of the first run."""
-    lines, tops = [], {}
-    for run, found in bins.items():
-        points = []
-        for each in found:
-            value = getattr(each, statistic)
-            low, high = getattr(each, f"{statistic}_interval") or (value, value)
-            points.append((each.label, value, low, high, each.words, each.least, each.most))
-            tops.setdefault((each.least, each.label), each.words if not lines else 0)
-        lines.append(Line(run, points))
-    ticks = {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())}
-    columns = "bin", statistic, "low", "high", "words", "least", "most"
-    xlabel = "frequency in training; below, words of the text"
-    return Chart(name, title, note, section, columns, lines, xlabel, NATS, ticks)

@@ -19,7 +19,9 @@ SIGNS = dict(zip("osD^vPX*<>", "●■◆▲▼✚✖★◀▶", strict=True))
 MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so much
 MILLIONS = lambda number: f"{number / 1e6:.1f}M"
 TWO_DIGITS = "{:.2f}".format
-# Columns of the table of runs that hold numbers; {split} is that of the report.
+# Columns of the table of runs: words, and numbers; {split} is that of the report.
+WORDS = "run", "input", "body", "output", "reads"
+PERPLEXITIES = "validation_perplexity", "perplexity"
 NUMBERS = {
     "validation_perplexity": ("Valid", TWO_DIGITS),
     "perplexity": ("{split}", TWO_DIGITS),
@@ -96,26 +98,20 @@ def runs_table(lines: Sequence[Mapping], split: str) -> str:
     """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best
     perplexities stand out. lines: `RunReport.about` of each run.
     """
-    words = list(lines[0])[:5]
-    shown = {
+    numbers = {
         key: how for key, how in NUMBERS.items() if any(line[key] is not None for line in lines)
     }
-    heads = [column.format(split=split.capitalize()) for column, _ in shown.values()]
-    best = {
-        key: min(line[key] for line in lines if line[key] is not None)
-        for key in ("validation_perplexity", "perplexity")
-        if sum(line[key] is not None for line in lines) > 1
-    }
-    rows = []
+    rows, best = [], set()
     for line in lines:
-        cells = [_cell(line[key], "words") for key in words]
-        for key, (_, show) in shown.items():
-            value = line[key]
-            kind = "best" if key in best and value == best[key] else ""
-            cells.append(_cell("" if value is None else show(value), kind))
-        rows.append(cells)
-    caption = "Perplexity is per word of the text, <eos> included."
-    return _table(caption, [key.capitalize() for key in words], heads, rows)
+        row = {key.capitalize(): line[key] for key in WORDS}
+        for key, (head, show) in numbers.items():
+            head, value = head.format(split=split.capitalize()), line[key]
+            row[head] = "" if value is None else show(value)
+            known = [other[key] for other in lines if other[key] is not None]
+            if key in PERPLEXITIES and len(known) > 1 and value == min(known):
+                best.add((len(rows), head))
+        rows.append(row)
+    return _table("Perplexity is per word of the text, <eos> included.", rows, len(WORDS), best)
 
 
 def chart_table(chart: Chart) -> str:
@@ -123,29 +119,34 @@ def chart_table(chart: Chart) -> str:
     rows = []
     for line in chart.lines:
         values = {x: f"{y:.3f}" for x, y, *_ in line.points}
-        rows.append([_cell(line.run, "words"), *(_cell(values.get(x, "")) for x in chart.ticks)])
-    return _table(f"{chart.title}: {chart.ylabel}", ["Run"], list(chart.ticks), rows)
+        rows.append({"Run": line.run} | {x: values.get(x, "") for x in chart.ticks})
+    return _table(f"{chart.title}: {chart.ylabel}", rows)
 
 
-def _table(caption, words, numbers, rows):
-    """A table that scrolls sideways where the page is too narrow; the first columns hold words."""
-    head = "".join(
-        f'<th scope="col"{kind}>{html.escape(column)}</th>'
-        for columns, kind in ((words, ' class="words"'), (numbers, ""))
-        for column in columns
-    )
-    body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
-    inner = (
-        f"<caption>{html.escape(caption)}</caption>\n<thead><tr>{head}</tr></thead>\n"
-        f"<tbody>\n{body}\n</tbody>"
-    )
-    return f'<div class="wide" tabindex="0">\n<table>{inner}</table>\n</div>'
+def _table(caption, rows, words=1, best=()):
+    """A table that scrolls sideways where the page is too narrow.
+
+    words: columns from the left that hold words; the others hold numbers.
+    best: cells that stand out, as row and column.
+    """
+    kinds = {column: ["words"] * (at < words) for at, column in enumerate(rows[0])}
+    lines = [_cells("th", [(column, kind) for column, kind in kinds.items()])]
+    for number, row in enumerate(rows):
+        cells = [(row[c], kinds[c] + ["best"] * ((number, c) in best)) for c in kinds]
+        lines.append(_cells("td", cells))
+    head, *body = lines
+    body = "\n".join(body)
+    inner = f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>"
+    caption = f"<caption>{html.escape(caption)}</caption>"
+    return f'<div class="wide" tabindex="0">\n<table>{caption}\n{inner}</table>\n</div>'
 
 
-def _cell(text, kind=""):
-    return (
-        f'<td class="{kind}">{html.escape(text)}</td>' if kind else f"<td>{html.escape(text)}</td>"
-    )
+def _cells(tag, cells):
+    scope, parts = ' scope="col"' if tag == "th" else "", []
+    for text, kinds in cells:
+        kind = f' class="{" ".join(kinds)}"' if kinds else ""
+        parts.append(f"<{tag}{scope}{kind}>{html.escape(text)}</{tag}>")
+    return f"<tr>{''.join(parts)}</tr>"
 
 
 def folded(title: str, content: str, shown: bool = False) -> str:

@@ -114,7 +114,7 @@ def read_run(workdir: Path, name: str, request: Request) -> RunReport:
     step = checkpoint_step(workdir, request.checkpoint)
     scored = card.fingerprint(workdir, step, vocabulary, ids)
     if not _chosen(found := _results(workdir, config, scored), config, request):
-        evaluate(workdir, request)
+        evaluate(workdir, request._replace(checkpoint=str(step)))
         found = _results(workdir, config, scored)
     result, nll = _chosen(found, config, request)
     words = words_of(ids, nll, vocabulary, config["data"])
