@@ -1,5 +1,6 @@
 """A passage of the text with the surprisal of each token, and what the model expected instead."""
 
+import contextlib
 import io
 import math
 import unicodedata
@@ -106,7 +107,8 @@ def _kept_distributions(run, begin, end):
             return dict(found)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # missing or damaged
         made = _distributions(run, begin, end)
-    with replacing(path) as file:
+    # Of a run that cannot be written to, the next report computes them again.
+    with contextlib.suppress(OSError), replacing(path) as file:
         np.savez(file, **made)
     return made
 
