@@ -21,7 +21,6 @@ Every number is printed as it comes.
 import functools
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -33,13 +32,14 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax.bodies.attention import PATHS, Pairs, attention
+from adaptive_jax.bodies.attention import Pairs
 from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.dropout import row_seeds
+from benchmarks import layers
 from benchmarks.outputs import Case, arguments, masked_dense
 from benchmarks.timing import first_line, interleaved, torch_device
 
@@ -85,44 +85,28 @@ def check(found: list, case: Case) -> None:
     _check_output(found, case)
     words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
     more = jnp.ones((len(words), 64))
-    for name, ids in (
-        ("as they come", words),
-        ("all different", jnp.arange(len(words)) % case.vocabulary),
-    ):
-        add = (
-            jax.jit(lambda table, ids, more: table.at[ids].add(more))
-            .lower(table, ids, more)
-            .compile()
-        )
-        run = functools.partial(
-            lambda add, *values: jax.block_until_ready(add(*values)), add, table, ids, more
-        )
-        note(
-            found,
-            f"{len(ids):,} rows added to a table, {name}",
-            milliseconds=1e3 * interleaved({"": run}, 5)[""][0],
-        )
+    add = jax.jit(lambda table, ids, more: table.at[ids].add(more))
+    orders = {"as they come": words, "all different": jnp.arange(len(words)) % case.vocabulary}
+    for name, ids in orders.items():
+        _timed(found, f"{len(ids):,} rows added to a table, {name}", add, table, ids, more)
     _check_attention(
         found, "float32"
     )  # last: in float32, Triton may take a minute to compile a kernel
 
 
 def _check_attention(found, dtype):
-    arrays = [jax.random.normal(jax.random.key(i), (2, 128, 4, 64)) for i in range(4)]
-    seeds = row_seeds(jax.random.key(0), jnp.arange(2))
-    for rate in 0.0, 0.1:
-        attend = functools.partial(attention, pairs=Pairs(dropout=rate, seeds=seeds))
-        exact = _pulled(functools.partial(attend, path="plain"), arrays, "float32", "highest")
-        for path in PATHS[1:]:
-            name = f"attention {path}, {dtype}, dropout {rate}"
+    pull = jax.random.normal(jax.random.key(9), (2, 128, 4, 64))
+    exact_cases = layers.attention_cases([2, 128, 4, 64], "float32")
+    for exact_case, case in zip(
+        exact_cases, layers.attention_cases([2, 128, 4, 64], dtype), strict=True
+    ):
+        with jax.default_matmul_precision("highest"):
+            exact = layers.both(exact_case.peers["plain"], exact_case.arguments, pull)
+        for path, peer in case.peers.items():
+            name = f"attention {path}, {dtype}, {case.about}"
+            run = jax.jit(functools.partial(layers.both, peer))
             try:
-                _compare(
-                    found,
-                    name,
-                    _pulled(functools.partial(attend, path=path), arrays, dtype),
-                    exact,
-                    dtype,
-                )
+                _compare(found, name, run(case.arguments, pull.astype(dtype)), exact, dtype)
             except Exception as error:  # a kernel may fail in any way
                 note(found, name, passed_over=first_line(error))
 
@@ -143,13 +127,6 @@ def _check_output(found, case):
             exact,
             dtype,
         )
-
-
-def _pulled(attend, arrays, dtype, precision=None):
-    with jax.default_matmul_precision(precision):
-        *inputs, gradient = (a.astype(dtype) for a in arrays)
-        attended, pull = jax.vjp(jax.jit(attend), *inputs)
-        return attended, *pull(gradient)
 
 
 def _loss_of(loss):
@@ -274,63 +251,46 @@ def torch_output(found: list, case: Case) -> None:
 
 def restart(found: list, _: Case) -> None:
     """Trains a small model twice: once in one go, once killed and resumed."""
-    rng = np.random.default_rng(0)
+    rng, losses = np.random.default_rng(0), {}
     with tempfile.TemporaryDirectory() as directory:
-        texts = Path(directory) / "text"
-        texts.mkdir()
+        here = Path(directory)
         for split in "train", "valid", "test":
-            words = rng.zipf(1.3, (2_000, 12)) % 500
-            (texts / f"{split}.txt").write_text(
-                "\n".join(" ".join(f"w{word}" for word in line) for line in words) + "\n"
+            lines = (
+                " ".join(f"w{word}" for word in line) for line in rng.zipf(1.3, (2_000, 12)) % 500
             )
-        settings = [
-            "--config=configs/quickstart.py",
-            "--config.data.corpus=text_files",
-            f"--config.data.path={texts}",
-            "--config.input.cutoffs=(50,200)",
-            "--config.data.threshold=2",
-            f"--config.data.cache={directory}/cache",
-            "--config.steps=100",
-            "--config.checkpoint_every=20",
-            "--config.evaluate_every=100",
-        ]
-        train = [sys.executable, "train.py", *settings]
-        losses = {}
+            (here / f"{split}.txt").write_text("\n".join(lines) + "\n")
+        settings = {
+            "data.corpus": "text_files",
+            "data.path": here,
+            "data.threshold": 2,
+            "data.cache": here / "cache",
+            "input.cutoffs": "(50,200)",
+            "steps": 100,
+            "checkpoint_every": 20,
+            "evaluate_every": 100,
+        }
+        train = [sys.executable, "train.py", "--config=configs/quickstart.py"]
+        train += [f"--config.{key}={value}" for key, value in settings.items()]
         for name in "whole", "killed":
-            run = Path(directory) / name
-            with open(Path(directory) / f"{name}.log", "ab") as log:
-                process = subprocess.Popen([*train, f"--workdir={run}"], stdout=log, stderr=log)
-                while (
-                    name == "killed"
-                    and process.poll() is None
-                    and not list(run.glob("checkpoints/[2-9]*"))
-                ):
-                    time.sleep(0.1)
+            run, log = here / name, here / f"{name}.log"
+            command = [*train, f"--workdir={run}"]
+            with log.open("ab") as file:
                 if name == "killed":
-                    process.send_signal(signal.SIGKILL)
-                status = process.wait()
-                if name == "killed":
-                    status = subprocess.run(
-                        [*train, f"--workdir={run}"], stdout=log, stderr=log
-                    ).returncode
+                    process = subprocess.Popen(command, stdout=file, stderr=file)
+                    while process.poll() is None and not list(run.glob("checkpoints/[2-9]*")):
+                        time.sleep(0.1)
+                    process.kill()
+                    process.wait()
+                status = subprocess.run(command, stdout=file, stderr=file).returncode
             if status:
-                last = (
-                    (Path(directory) / f"{name}.log").read_text(errors="replace").splitlines()[-1:]
-                )
-                raise InputError(f"train.py ended with status {status}: {' '.join(last)[:150]}")
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            losses[name] = {
-                line["step"]: line["train/nll"] for line in lines if "train/nll" in line
-            }
-        far = max(abs(losses["whole"][step] - loss) for step, loss in losses["killed"].items())
-        verdict = "right" if far <= (0 if jax.default_backend() == "cpu" else CLOSE) else "WRONG"
-        note(
-            found,
-            "killed and resumed",
-            updates=max(losses["killed"]),
-            largest_difference=far,
-            verdict=verdict,
-        )
+                last = " ".join(log.read_text(errors="replace").splitlines()[-1:])
+                raise InputError(f"train.py ended with status {status}: {last[:150]}")
+            logged = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+            losses[name] = {e["step"]: e["train/nll"] for e in logged if "train/nll" in e}
+    far = max(abs(losses["whole"][step] - loss) for step, loss in losses["killed"].items())
+    verdict = "right" if far <= (0 if jax.default_backend() == "cpu" else CLOSE) else "WRONG"
+    last = max(losses["killed"])
+    note(found, "killed and resumed", updates=last, largest_difference=far, verdict=verdict)
 
 
 PARTS = {

@@ -69,7 +69,7 @@ def _outputs(title, number):
     full = lines["penn_treebank"] + lines["wikitext2"]
     return Table(
         f"{title} (Pappas et al. 2020, Table {number})",
-        {"cpu": lines["penn_treebank"], "gpu": full, "full": full},
+        {"cpu": lines["penn_treebank"], "full": full},
         {"cpu": GROC_CPU | FIVE_EPOCHS},
         {("cpu", "penn_treebank"): _in_small(penn_treebank)},
     )
@@ -137,7 +137,7 @@ def _domains():
         )
     return Table(
         "Texts of other domains (Pappas et al. 2020, Table 5; published: 2008, 2011 and wiki)",
-        {"cpu": small, "gpu": small, "full": full},
+        {"cpu": small, "full": full},
         {"cpu": GROC_CPU},
         {
             ("cpu", "europarl_2m"): _in_small(news_crawl, compose_share=0.5)

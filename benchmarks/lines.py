@@ -92,7 +92,7 @@ class Table(NamedTuple):
 
     Attributes:
         title: what it compares, and where it is printed.
-        lines: by size: "cpu" and "gpu" in small, "full" as published.
+        lines: by size: "cpu" in small, "full" as published.
         settings: by size, beside those of the rows; `full` has none.
         rows: by size and corpus, rows that its config file does not have, and their layers.
         tuned: in small, settings of finetuning beside these.

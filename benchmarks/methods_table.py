@@ -7,14 +7,10 @@ finished is kept in `methods.json` of its model's workdir.
 """
 
 import json
-import os
-import platform
 from collections.abc import Mapping
-from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from adaptive_jax.config.keys import complete, resolve
@@ -27,7 +23,7 @@ from benchmarks.lines import Line, config_of
 from benchmarks.paper_tables import TABLES
 from configs import penn_treebank, quickstart
 
-WORDS = {"cpu": 10_000, "gpu": 0, "full": 0}  # of each split that are scored; 0: all
+WORDS = {"cpu": 10_000, "full": 0}  # of each split that are scored; 0: all
 # Words of the train split, for each that is scored, that are neighbours; all where all words are
 # scored
 ENTRIES = 10
@@ -157,25 +153,18 @@ def numbers_of(model: Model, way: Way, workdir: Path, words: int) -> dict:
         if not (folder / FILES["test"]).exists():
             write_sample(workdir, folder, size)
     own = {"datastore": str(samples[words])} if way.method == "knn" else {}
-    best = None
-    for options in (own | each for each in way.candidates()):
-        asked = request._replace(split="validation", data_path=str(samples[words]), options=options)
-        found = evaluate(workdir, asked)
-        if best is None or found["perplexity"] < best[0]["perplexity"]:
-            best = found, options
-    valid, options = best
+    asked = request._replace(split="validation", data_path=str(samples[words]))
+    tried = [own | each for each in way.candidates()]
+    results = [evaluate(workdir, asked._replace(options=options)) for options in tried]
+    best = min(range(len(tried)), key=lambda number: results[number]["perplexity"])
+    valid, options = results[best], tried[best]
     options = {key: (valid[key],) if key in way.grids else value for key, value in options.items()}
-    folders = samples[WARM], *[samples[words]] * REPEATS
-    _, *tests = [
-        evaluate(workdir, request._replace(data_path=str(folder), options=options))
-        for folder in folders
-    ]
-    chosen = {
-        key: options[key][0] if key in way.grids else options[key]
-        for key in (*way.grids, *way.tried)
-    }
+    tests = [
+        evaluate(workdir, request._replace(data_path=str(samples[size]), options=options))
+        for size in (WARM, *[words] * REPEATS)
+    ][1:]
     return {
-        "chosen": chosen,
+        "chosen": {key: valid[key] for key in way.grids} | {key: options[key] for key in way.tried},
         "valid": valid["perplexity"],
         "test": tests[0]["perplexity"],
         "seconds": min(test["seconds"] for test in tests),
@@ -193,28 +182,19 @@ def cells(way: Way, numbers: Mapping) -> str:
     )
 
 
-def section(size: str, runs: Path, corpora: Mapping[str, str]) -> str:
-    """The section of RESULTS.md, after training and scoring what is not finished.
+def lines(size: str, runs: Path, corpora: Mapping[str, str]) -> list[str]:
+    """What stands below the heading of the section, after training and scoring what is not
+    finished.
 
     runs: the directory of the models' workdirs. corpora: local copies by name.
     """
-    device, words = jax.devices()[0], WORDS[size]
-    where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
+    words = WORDS[size]
     scored = f"the first {words:,} words of each split" if words else "the whole of each split"
     entries = f"the first {ENTRIES * words:,} words" if words else "all words"
-    lines = [
-        f"## Ways to score a text, {size} size\n",
-        (
-            f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax"
-            f" {jax.__version__}.\n"
-        ),
-        "    python -m benchmarks.tables methods\n",
-        (
-            f"Perplexity of {scored}. Options are chosen on the validation text. Seconds are those"
-            f" of the test text, the least of {REPEATS} times, after programs have been compiled"
-            f" and the datastore of neighbours has been written: {entries} of the train split. One"
-            " run each."
-        ),
+    found = [
+        f"\nPerplexity of {scored}. Options are chosen on the validation text. Seconds are those of"
+        f" the test text, the least of {REPEATS} times, after programs have been compiled and the"
+        f" datastore of neighbours has been written: {entries} of the train split. One run each."
     ]
     for model in models():
         workdir = runs / f"{model.corpus or 'quickstart'}-{model.config['body']['name']}"
@@ -222,11 +202,11 @@ def section(size: str, runs: Path, corpora: Mapping[str, str]) -> str:
             model.config["data"]["path"] = corpora[model.corpus]
         train(model.config, workdir)
         kept = workdir / "methods.json"
-        found = json.loads(kept.read_text()) if kept.exists() else {}
+        numbers = json.loads(kept.read_text()) if kept.exists() else {}
         for way in model.ways:
-            if way.label not in found:
-                found[way.label] = numbers_of(model, way, workdir, words)
-                write_json(kept, found)
-        lines += [f"\n{model.name}:\n", f"| {COLUMNS} |\n|---|---{'|---:' * 4}|"]
-        lines += [cells(way, found[way.label]) for way in model.ways]
-    return "\n".join([*lines, ""])
+            if way.label not in numbers:
+                numbers[way.label] = numbers_of(model, way, workdir, words)
+                write_json(kept, numbers)
+        found += [f"\n{model.name}:\n", f"| {COLUMNS} |\n|---|---{'|---:' * 4}|"]
+        found += [cells(way, numbers[way.label]) for way in model.ways]
+    return found

@@ -1,7 +1,7 @@
 """Loss and gradient of the output layer: the one-pass banded core against its peers, in one run.
 
-    python -m benchmarks.outputs [--sizes=small,large,bands,live,rows10m] [--repeats=15]
-        [--json=FILE]
+    python -m benchmarks.outputs [--sizes=small,large,live,rows10m] [--repeats=15] [--json=FILE]
+    python -m benchmarks.outputs --sizes=growth [--tokens=2048] [--plot=FILE.png]
 
 Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states
 and all weights:
@@ -24,15 +24,20 @@ peak above the arguments and results: the compiler's count for JAX, the growth o
 The sizes `live`, where some tokens have weight 0, and `rows10m`, 10 million rows, are those of
 `benchmarks.loss_sizes`.
 
-The size `bands` cuts 50,000 words into 5, 64 and 500 equal bands and tells for each how long the
-core takes to compile and to run.
+The size `growth` takes vocabularies of 33 thousand words to a million, at width 256. All adaptive
+peers have the same cutoffs: the head has 10,000 words, the smallest size that Baevski & Auli (2019,
+Table 8) found no worse, and each tail ends at four times as many words as the one before. Every
+token visits the head, so all work would grow with the vocabulary if the head did. `smallest`, which
+is adaptive_jax at the smallest size, runs beside the peers of every size, and growth is measured in
+its time, because the speed of a busy machine changes within minutes. A peer that computes logits of
+all tokens and words is left out where these, with their gradients, would need more than 8 GB or a
+minute.
 """
 
-import functools
+import importlib.util
 import itertools
 import json
 import platform
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +47,9 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax.config import commands
-from adaptive_jax.errors import check_at_least, check_known
+from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.losses import banded
-from adaptive_jax.numerics.bands import Band, softmax_flops, split_rows
+from adaptive_jax.numerics.bands import Band, softmax_flops
 from benchmarks import loss_sizes, output_peers
 from benchmarks.timing import interleaved, torch_device, torch_memory
 
@@ -64,10 +69,17 @@ SIZES = {
     "small": Case(256, 33_278, (2_500, 10_000)),
     "large": Case(1024, 267_744, (20_000, 60_000)),
 }
-PRODUCT = {
-    "small": 2048,
-    "large": 4096,
-}  # rows and columns of the matrices of `product`, which is to take about as long as banded
+# Rows and columns of the matrices of `product`, which is to take about as long as banded
+PRODUCT = {"small": 2048, "large": 4096}
+VOCABULARIES = [267_735 * 2**k // 8 for k in range(6)]  # that of WikiText-103 is the fourth
+WIDTH, HEAD, TAIL = 256, 10_000, 4  # of `growth`
+DENSE = "masked dense", "full softmax"
+LABELS = {
+    "banded": "adaptive_jax",
+    "masked dense": "adaptive softmax with a mask",
+    "torch": "torch, adaptive softmax",
+}
+BYTES, FLOP = 8e9, 60 * 100e9  # in a minute, at the speed of a small machine
 
 
 def arguments(case, seed=0):
@@ -248,54 +260,6 @@ def machine():
     )
 
 
-def equal_bands(repeats, counts=(5, 64, 500), vocabulary=50_000, width=256, tokens=2048):
-    """Prints and returns a row for each number of equal bands that are cut from one table: what
-    it costs to compile and to run.
-    """
-    hidden, targets, [(table, *_)], _ = jax.tree.map(
-        jnp.asarray, arguments(Case(width, vocabulary, (), tokens))
-    )
-    rows, peers = {}, {}
-    for count in counts:
-        sizes = [len(part) for part in np.array_split(np.arange(vocabulary), count)]
-
-        def loss(hidden, table, clusters, sizes=sizes):
-            return banded.loss(
-                hidden,
-                targets,
-                jnp.ones(tokens),
-                list(map(Band, split_rows(table, sizes))),
-                Band(clusters),
-            )[0]
-
-        values = hidden, table, table[: count - 1]
-        lowered = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).lower(*values)
-        wall, cpu = time.perf_counter(), time.process_time()
-        peers[count] = functools.partial(lowered.compile(), *values)
-        times = {
-            "compile_seconds": time.perf_counter() - wall,
-            "compile_cpu_seconds": time.process_time() - cpu,
-        }
-        rows[count] = {
-            "size": "bands",
-            "bands": count,
-            "program_lines": lowered.as_text().count("\n"),
-        } | times
-    print(f"{vocabulary:,} words in equal bands, d {width}, {tokens:,} tokens")
-    running = interleaved(
-        {n: lambda run=run: jax.block_until_ready(run()) for n, run in peers.items()}, repeats
-    )
-    for count, row in rows.items():
-        row["seconds"] = running[count][0]
-        print(
-            f"{count:4} bands: {row['program_lines']:,} lines, compiled in"
-            f" {row['compile_seconds']:.1f} s ({row['compile_cpu_seconds']:.1f} s of CPU),"
-            f" {row['seconds'] * 1e3:.1f} ms",
-            flush=True,
-        )
-    return list(rows.values())
-
-
 def in_bfloat16(case, hidden, targets):
     """The core with products in bfloat16, as `more` of `jax_peers`."""
     bands, clusters = jax.tree.map(jnp.asarray, arguments(case)[2:])
@@ -332,13 +296,86 @@ def peers_at(size, settings):
     return rows
 
 
+def cutoffs_of(vocabulary: int) -> tuple[int, ...]:
+    """10,000, 40,000, 160,000 and so on, below the vocabulary size; four fifths of a vocabulary
+    of less than 12,500 words.
+    """
+    cutoffs = [min(HEAD, vocabulary * 4 // 5)]
+    while cutoffs[-1] * TAIL < vocabulary:
+        cutoffs.append(cutoffs[-1] * TAIL)
+    return tuple(cutoffs)
+
+
+def too_large(vocabulary: int, tokens: int) -> list[str]:
+    """Peers to leave out: those that hold logits of all tokens and words, three times (JAX) in
+    float32.
+    """
+    logits = vocabulary * tokens
+    return list(DENSE) if 3 * 4 * logits > BYTES or 6 * logits * WIDTH > FLOP else []
+
+
+def growth(settings) -> list[dict]:
+    """Prints and returns a row for each vocabulary and peer."""
+    tokens, rows, times = settings.tokens, [], {}
+    words = list(map(int, settings.vocabularies))
+    cases = [Case(WIDTH, each, cutoffs_of(each), tokens) for each in words]
+    [(compiled, values)] = jax_peers(cases[0], DENSE).values()
+    beside = {"smallest": lambda: jax.block_until_ready(compiled(*values))}
+    for case in cases:
+        skip = [*settings.skip, *too_large(case.vocabulary, tokens)]
+        found = measure(case, settings.repeats, skip, beside)
+        for row in found:
+            print(line(f"{case.vocabulary:,}", row), flush=True)
+            ratio = row["seconds"] / found[-1]["seconds"]
+            times.setdefault(row["peer"], []).append(f"{ratio:.2f}")
+            rows.append(case._asdict() | row | {"times_smallest": ratio})
+    del times["smallest"]
+    for peer, each in times.items():
+        print(f"{peer}: {', '.join(each)} times the time of banded at {words[0]:,} words")
+    if settings.plot:
+        plot(rows, Path(settings.plot), f"{tokens:,} tokens, d {WIDTH}")
+    return rows
+
+
+def plot(rows: list[dict], path: Path, about: str) -> None:
+    """Draws time and memory against vocabulary size, a line for each peer."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((11, 4.2), layout="constrained")
+    time_axes, memory_axes = figure.subplots(1, 2)
+    for peer in dict.fromkeys(row["peer"] for row in rows if row["peak_bytes"] is not None):
+        own, label = [row for row in rows if row["peer"] == peer], LABELS.get(peer, peer)
+        words = [row["vocabulary"] for row in own]
+        time_axes.plot(words, [row["times_smallest"] for row in own], "o-", label=label)
+        memory_axes.plot(words, [row["peak_bytes"] / 1e6 for row in own], "o-")
+    unit = f"time (1: adaptive_jax at {rows[0]['vocabulary']:,} words)"
+    for axes, ylabel in (time_axes, unit), (memory_axes, "memory, MB"):
+        axes.set(xscale="log", yscale="log", xlabel="words in the vocabulary", ylabel=ylabel)
+        axes.grid(alpha=0.3)
+    handles = time_axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
+    title = f"Output layer, loss and gradient: {machine().split(',')[0]}, {about}"
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def check(settings) -> None:
+    """Finds what is wrong with the flags before anything runs. Raises InputError."""
+    check_at_least(1, repeats=settings.repeats, tokens=settings.tokens)
+    check_at_least(10, vocabularies=min(map(int, settings.vocabularies)))
+    for size in settings.sizes:
+        check_known(f"--sizes={size}", size, [*SIZES, "growth", "live", "rows10m"])
+    if settings.plot and not Path(settings.plot).absolute().parent.is_dir():
+        raise InputError(f"--plot={settings.plot}: its directory does not exist; make it first")
+    if settings.plot and not importlib.util.find_spec("matplotlib"):
+        raise InputError("--plot needs matplotlib: pip install -r requirements-bench.txt")
+
+
 def main(settings):
     """Prints a table of the sizes and writes the JSON."""
-    check_at_least(1, repeats=settings.repeats)
-    for size in settings.sizes:
-        check_known(f"--sizes={size}", size, [*SIZES, "bands", "live", "rows10m"])
+    check(settings)
     print(f"{machine()}, median of {settings.repeats}")
-    if SIZES.keys() & set(settings.sizes):
+    if {*SIZES, "growth"} & set(settings.sizes):
         print(TITLE)
     rows = []
     for size in settings.sizes:
@@ -347,15 +384,18 @@ def main(settings):
         elif size == "live":
             rows += loss_sizes.live(settings.repeats)
         else:
-            rows += equal_bands(settings.repeats) if size == "bands" else peers_at(size, settings)
+            rows += growth(settings) if size == "growth" else peers_at(size, settings)
     if settings.json:
         Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def _define() -> flags.FlagValues:
-    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large, bands, live and rows10m.")
+    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large, growth, live and rows10m.")
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
     flags.DEFINE_list("rows10m", loss_sizes.ROWS10M, "Tokens, width and rows of the size rows10m.")
+    flags.DEFINE_list("vocabularies", VOCABULARIES, "Of the size growth, in words.")
+    flags.DEFINE_integer("tokens", 2048, "Of the size growth.")
+    flags.DEFINE_string("plot", None, "File for a plot of the size growth, .png.")
     flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
     flags.DEFINE_string("json", None, "File for the numbers.")
     return flags.FLAGS

@@ -29,20 +29,6 @@ TRANSFORMER_CPU = {
     "optimizer.momentum": 0.9,
     "optimizer.clip_norm": 0.5,
 }
-# About 15 epochs.
-TRANSFORMER_GPU = {
-    "steps": 2_000,
-    "evaluate_every": 2_000,
-    "checkpoint_every": 2_000,
-    "tokens_per_update": 16_384,
-    "tokens_per_device": 16_384,
-    "dtype": "bfloat16",
-    "body.features": 512,
-    "body.feed_forward": 2_048,
-    "schedule.warmup_steps": 200,
-    "schedule.cycle_steps": 1_800,
-    "schedule.cycles": 1,
-}
 # Two epochs of the Penn Treebank, or one of WikiText-2: little dropout, and the rate falls once.
 AWD_CPU = {
     "steps": 1_500,
@@ -105,17 +91,13 @@ def _in_small(rows, features):
 
 
 def _small(rows, tail_dropout=0.0):
-    """The same rows on WikiText-2, at both sizes. Words of the full softmax are half as wide as
-    the body, narrow ones a quarter.
+    """The same rows on WikiText-2. Words of the full softmax are half as wide as the body, narrow
+    ones a quarter.
     """
-    cutoffs, found = wikitext2.LAYERS["adp"]["input.cutoffs"], {}
-    for size, features, dropout in (
-        ("cpu", TRANSFORMER_CPU["body.features"], tail_dropout),
-        ("gpu", 512, 0.2),
-    ):
-        layers = papers.layers(cutoffs, features // 2, features // 4, dropout, wikitext2.CHARACTERS)
-        found[size, "wikitext2"] = _in_small(rows, features), layers
-    return found
+    cutoffs, features = wikitext2.LAYERS["adp"]["input.cutoffs"], TRANSFORMER_CPU["body.features"]
+    widths, letters = (features // 2, features // 4), wikitext2.CHARACTERS
+    layers = papers.layers(cutoffs, *widths, tail_dropout, letters)
+    return {("cpu", "wikitext2"): (_in_small(rows, features), layers)}
 
 
 def _transformers(title, table, rows=(), tail_dropout=0.0):
@@ -129,8 +111,8 @@ def _transformers(title, table, rows=(), tail_dropout=0.0):
     full = tuple(line._replace(corpus="wikitext103") for line in small)
     return Table(
         f"{title} (Baevski & Auli 2019, {table})",
-        {"cpu": small, "gpu": small, "full": full},
-        {"cpu": TRANSFORMER_CPU, "gpu": TRANSFORMER_GPU},
+        {"cpu": small, "full": full},
+        {"cpu": TRANSFORMER_CPU},
         _small(published, tail_dropout),
     )
 
@@ -163,10 +145,9 @@ def _contexts():
             )
     return Table(
         "Context in training and in evaluation (Baevski & Auli 2019, Table 5)",
-        {"cpu": lines["wikitext2"], "gpu": lines["wikitext2"], "full": lines["wikitext103"]},
+        {"cpu": lines["wikitext2"], "full": lines["wikitext103"]},
         {
             "cpu": TRANSFORMER_CPU | {"tokens_per_update": 3_072, "tokens_per_device": 3_072},
-            "gpu": TRANSFORMER_GPU | {"tokens_per_update": 18_432, "tokens_per_device": 18_432},
             "full": {"tokens_per_update": 73_728, "tokens_per_device": 6_144},
         },
         _small(rows["wikitext2"])
@@ -203,7 +184,7 @@ def _thesis(corpus):
     if corpus in ("europarl", "wikitext103"):  # too large for a CPU
         small = tuple(line._replace(corpus="wikitext2") for line in lines)
     title = f"Output layers of AWD-LSTM ({file.ROWS['awd_sm'].paper.table})"
-    return Table(title, {"cpu": small, "gpu": lines, "full": lines}, {"cpu": AWD_CPU})
+    return Table(title, {"cpu": small, "full": lines}, {"cpu": AWD_CPU})
 
 
 def _thesis_memory():
@@ -228,11 +209,11 @@ def _thesis_memory():
     small = lines["penn_treebank"] + lines["wikitext2"]
     return Table(
         "Memory, time and parameters of AWD-LSTM (Apostoae 2019, Table 5.1)",
-        {"cpu": small, "gpu": small, "full": sum(lines.values(), ())},
+        {"cpu": small, "full": sum(lines.values(), ())},
         {},
         {
             (size, corpus): (rows[corpus], CORPORA[corpus].LAYERS)
-            for size in ("cpu", "gpu", "full")
+            for size in ("cpu", "full")
             for corpus in rows
         },
     )
@@ -276,11 +257,8 @@ def _grave():
             "adaptive": {"output.name": "adaptive"} | bands,
         }
         epochs = streams(20, WORDS[corpus], epochs=5, window=20)
-        for size, width in (
-            ("cpu", 195),
-            ("gpu", 390),
-            ("full", 390),
-        ):  # slices of width, width / 4 and / 16 fill the hidden state
+        # Slices of width, width / 4 and / 16 fill the hidden state.
+        for size, width in ("cpu", 195), ("full", 390):
             layers = {name: papers.LSTM | epochs | changes for name, changes in outputs.items()}
             layers["d_softmax"] |= {"output.table.width": width}
             rows[size, corpus] = {name: Row(name) for name in outputs}, layers
@@ -289,8 +267,8 @@ def _grave():
     return Table(
         "Approximations of the softmax over one LSTM (Grave et al. 2017; published: Table 1, on"
         " Text8)",
-        dict.fromkeys(("cpu", "gpu", "full"), lines),
-        {"cpu": LSTM_CPU, "gpu": full, "full": full},
+        {"cpu": lines, "full": lines},
+        {"cpu": LSTM_CPU, "full": full},
         rows,
     )
 
@@ -312,11 +290,10 @@ def _activations():
     }
     return Table(
         "Activations of gated convolutions (Dauphin et al. 2017, Figure 3)",
-        {"cpu": lines["wikitext2"], "gpu": lines["wikitext2"], "full": lines["wikitext103"]},
+        {"cpu": lines["wikitext2"], "full": lines["wikitext103"]},
         {},
         {
             ("cpu", "wikitext2"): (small, wikitext2.LAYERS),
-            ("gpu", "wikitext2"): (small, wikitext2.LAYERS),
             ("full", "wikitext103"): (full, wikitext103.LAYERS),
         },
     )

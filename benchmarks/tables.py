@@ -1,17 +1,17 @@
 """A paper's table with our numbers beside the published ones: trains its rows one after the other,
 writes a table and a figure.
 
-    python -m benchmarks.tables TABLE [--size=cpu|gpu|full] [--corpora=NAME=DIR,...] [--glove=FILE]
+    python -m benchmarks.tables TABLE [--size=cpu|full] [--corpora=NAME=DIR,...] [--glove=FILE]
         [--lexicon=DIR]
 
 `cpu` takes at most two hours on 2 cores, GroC's tables 2 and 3 some four, and has the paper's
-corpus where that is small, else WikiText-2; `gpu` has not been run; `full` is the paper's own
-setting. Every row trains in a process of its own. The same command resumes, and keeps the rows that
-are finished. Once all are, it writes its section of benchmarks/RESULTS.md and a figure.
+corpus where that is small, else WikiText-2; `full` is the paper's own setting. Every row trains in
+a process of its own. The same command resumes, and keeps the rows that are finished. Once all are,
+it writes its section of benchmarks/RESULTS.md and a figure.
 
 Rows with `pretrained` in their names cluster words by the vectors of the run of `awd_sm`, those
-with `glove` by vectors from
---glove; without that file they are left out.
+with `glove` by vectors from --glove; without that file they are left out. The table `methods` has
+ways to score, see `benchmarks.methods_table`.
 """
 
 import importlib.util
@@ -45,51 +45,43 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 COLUMNS = "row | valid | test | parameters | s an epoch | minutes | peak MB | "
 COLUMNS += "paper: valid | test | parameters | s an epoch | hours | MB"
 TITLE = f"| {COLUMNS} |\n|---{'|---:' * COLUMNS.count('|')}|"
+METHODS = "methods"
+PASSED = "size", "workdir", "glove", "lexicon"  # flags that the process of a row gets, too
 
-METHODS = "methods"  # the table of ways to score, see methods_table.py
-MEASURED = {"gcnn_table_4": "benchmarks.responsiveness"}  # tables of times alone
 
-
-def runs_of(name: str, size: str, workdir: str) -> Path:
+def runs_of(name: str, settings) -> Path:
     """Where the runs of a table at a size are."""
-    return Path(workdir) / f"{name}_{size}"
+    return Path(settings.workdir) / f"{name}_{settings.size}"
 
 
-def measure(name: str, size: str, line: Line, settings) -> dict:
+def measure(name: str, line: Line, settings) -> dict:
     """Trains a line's model, or resumes its run, and scores it. Returns its numbers.
 
     Peak memory is that of the accelerator, or on a CPU of this process, the libraries among it.
     """
-    table, runs, texts = (
-        TABLES[name](),
-        runs_of(name, size, settings.workdir),
-        _directories(settings.corpora),
-    )
-    config, workdir = config_of(table, line, size), runs / line.run
+    table, runs, texts = TABLES[name](), runs_of(name, settings), directories(settings.corpora)
+    config, workdir = config_of(table, line, settings.size), runs / line.run
     config["data"]["path"] = texts.get(line.target if line.tuned else line.corpus, "")
     if line.tuned:
         config["init_from"] = str(runs / line.trained)
     if line.clusters:
-        config["output"]["clusters"] = str(_clusters(line, config, workdir, settings.glove))
+        config["output"]["clusters"] = str(clusters_of(line, config, workdir, settings.glove))
     if settings.lexicon and "lexicon" in config["input"]:
         config["input"]["lexicon"] = settings.lexicon
     train(config, workdir)
-    tests = _scored(workdir)
-    for key, each in {
-        each.scored: each for each in table.lines[size] if each.run == line.run
-    }.items():
-        if key not in tests:
+    tests = scored(workdir)
+    for each in table.lines[settings.size]:
+        if each.run == line.run and each.scored not in tests:
             directory = None if each.target == line.corpus else texts.get(each.target)
-            tests[key] = evaluate(workdir, each.request(directory))["perplexity"]
+            tests[each.scored] = evaluate(workdir, each.request(directory))["perplexity"]
     checkpoints = Checkpoints(workdir, read_only=True)
     logged = [json.loads(text) for text in (workdir / "metrics.jsonl").read_text().splitlines()]
     speeds = [each["train/words_per_second"] for each in logged if "train/words_per_second" in each]
+    curve = [(each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each]
     device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "test": tests,
-        "curve": [
-            (each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each
-        ],
+        "curve": curve,
         "epoch": (line.tuned or WORDS[line.corpus]) / statistics.median_high(speeds),
         "hours": checkpoints.hours(checkpoints.latest()),
         "parameters": json.loads((workdir / "plan.json").read_text())["parameters"]["total"],
@@ -97,7 +89,7 @@ def measure(name: str, size: str, line: Line, settings) -> dict:
     }
 
 
-def _scored(workdir):
+def scored(workdir: Path) -> dict:
     """What a finished run was scored on already, by `Line.scored`: a table may have got new
     lines since.
     """
@@ -105,12 +97,8 @@ def _scored(workdir):
     return json.loads(result.read_text())["test"] if result.exists() else {}
 
 
-def _directories(corpora):
-    """`--corpora` by name.
-
-    Raises:
-        InputError: no NAME=DIR, or an unknown name.
-    """
+def directories(corpora: list[str]) -> dict[str, str]:
+    """`--corpora` by name. Raises InputError: no NAME=DIR, or an unknown name."""
     found = dict(each.partition("=")[::2] for each in corpora)
     for name, directory in found.items():
         check_known(f"--corpora={name}", name, [*CORPORA, *TARGETS, NEAR, FAR])
@@ -119,66 +107,54 @@ def _directories(corpora):
     return found
 
 
-def _clusters(line, config, workdir, glove):
+def clusters_of(line: Line, config: dict, workdir: Path, glove: str) -> Path:
     """The file of a line's clusters, made once; the autoencoder's are as large as those of the
     row without it.
     """
     method, vectors = line.clusters
-    path, trained = (
-        workdir.with_name(f"{workdir.name}.clusters.txt"),
-        workdir.with_name(f"{line.corpus}-awd_sm"),
-    )
-    if not path.exists():
-        if not (trained / "config.json").exists():
-            raise InputError(
-                f"{line.row} needs the vocabulary of awd_sm: give --only={trained.name} first, or"
-                " no --only"
-            )
-        make = [
-            sys.executable,
-            "-m",
-            "adaptive_jax",
-            "clusters",
-            f"--vocabulary={trained}",
-            f"--method={method}",
-        ]
-        make += [
-            f"--embeddings={glove if vectors == 'glove' else trained}",
-            "--clusters=3",
-            f"--output={path}",
-        ]
+    path = workdir.with_name(f"{workdir.name}.clusters.txt")
+    trained = workdir.with_name(f"{line.corpus}-awd_sm")
+    if path.exists():
+        return path
+    if not (trained / "config.json").exists():
+        raise InputError(
+            f"{line.row} needs the vocabulary of awd_sm: give --only={trained.name} first, or no"
+            " --only"
+        )
+    given = {
+        "vocabulary": trained,
+        "method": method,
+        "embeddings": glove if vectors == "glove" else trained,
+        "clusters": 3,
+        "output": path,
+    }
+    if method == "autoencoder":
         cutoffs = config["output"]["table"]["cutoffs"] or config["input"].get("cutoffs", ())
-        make += [f"--cutoffs={','.join(map(str, cutoffs))}"] if method == "autoencoder" else []
-        if status := subprocess.run(make).returncode:
-            raise InputError(f"{' '.join(make)} ended with status {status}: mend what it says")
+        given["cutoffs"] = ",".join(map(str, cutoffs))
+    make = [f"--{key}={value}" for key, value in given.items()]
+    run("adaptive_jax", "clusters", *make)
     return path
 
 
-def numbers_of(name: str, size: str, line: Line, settings) -> dict:
-    """A line's numbers: those that its run keeps as `row.json`, or those of a process that trains
-    and scores it.
+def run(*arguments: str) -> None:
+    """Runs a module of this Python. Raises InputError if it fails."""
+    if status := subprocess.run([sys.executable, "-m", *arguments]).returncode:
+        raise InputError(
+            f"python -m {' '.join(arguments)} ended with status {status}: fix what it reports; the"
+            " same command resumes"
+        )
 
-    Raises:
-        InputError: the process fails.
+
+def numbers_of(name: str, line: Line, settings) -> dict:
+    """A line's numbers: those that its run keeps as `row.json`, or those of a process that trains
+    and scores it. Raises InputError if that fails.
     """
-    workdir = runs_of(name, size, settings.workdir) / line.run
-    if line.scored not in _scored(workdir):
+    workdir = runs_of(name, settings) / line.run
+    if line.scored not in scored(workdir):
         print(f"{line.run}:", flush=True)
-        same = [
-            f"--size={size}",
-            f"--workdir={settings.workdir}",
-            f"--glove={settings.glove}",
-            f"--only={line.run}",
-        ]
+        same = [f"--{key}={value}" for key in PASSED if (value := getattr(settings, key))]
         same += [f"--corpora={','.join(settings.corpora)}"] if settings.corpora else []
-        same += [f"--lexicon={settings.lexicon}"] if settings.lexicon else []
-        if status := subprocess.run(
-            [sys.executable, "-m", "benchmarks.tables", name, *same]
-        ).returncode:
-            raise InputError(
-                f"{line.run} ended with status {status}: mend what it says; the same command"
-                " resumes"
-            )
+        run("benchmarks.tables", name, f"--only={line.run}", *same)
     return json.loads((workdir / "row.json").read_text())
 
 
@@ -202,20 +178,22 @@ def cells(line: Line, numbers: dict) -> str:
     return f"| {' | '.join([*ours, *('' if each is None else str(each) for each in paper)])} |"
 
 
-def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
-    """The section of RESULTS.md: what ran and where, and a table for each corpus."""
-    device, table = jax.devices()[0], TABLES[name]()
+def heading(title: str, command: str) -> list[str]:
+    """The first lines of a section: what ran and where."""
+    device = jax.devices()[0]
     where = device.device_kind if device.platform != "cpu" else f"{os.cpu_count()} CPU cores"
-    lines = [
-        f"## {table.title}, {size} size\n",
-        (
-            f"{date.today()}, {where}, {platform.system()}; python {platform.python_version()}, jax"
-            f" {jax.__version__}.\n"
-        ),
-        f"    python -m benchmarks.tables {name} --size={size}",
-    ]
+    versions = f"python {platform.python_version()}, jax {jax.__version__}"
+    about = f"{date.today()}, {where}, {platform.system()}; {versions}.\n"
+    return [f"## {title}\n", about, f"    python -m benchmarks.tables {command}"]
+
+
+def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
+    """The section of RESULTS.md, with a table for each corpus."""
+    table = TABLES[name]()
+    lines = heading(f"{table.title}, {size} size", f"{name} --size={size}")
     for corpus in dict.fromkeys(line.corpus for line, _ in found):
-        config = config_of(table, next(line for line, _ in found if line.corpus == corpus), size)
+        inside = [(line, numbers) for line, numbers in found if line.corpus == corpus]
+        config = config_of(table, inside[0][0], size)
         body, tokens = config["body"], config["steps"] * config["tokens_per_update"]
         lines += [
             (
@@ -224,9 +202,9 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
                 f" {body.get('widths', body['features'])}. One run each.\n"
             ),
             TITLE,
-            *(cells(line, numbers) for line, numbers in found if line.corpus == corpus),
+            *(cells(line, numbers) for line, numbers in inside),
         ]
-        if tuned := next((line for line, _ in found if line.corpus == corpus and line.tuned), None):
+        for tuned in [line for line, _ in inside if line.tuned][:1]:
             config = config_of(table, tuned, size)
             lines += [
                 f"\nFinetuned: {config['steps']:,} updates, {TUNED_EPOCHS} epochs of"
@@ -242,30 +220,22 @@ def plot(found: list[tuple[Line, dict]], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    corpora = list(dict.fromkeys(line.corpus for line, _ in found))
-    figure = Figure((11, 4.2 * len(corpora)), layout="constrained")
-    for corpus, (left, right) in zip(
-        corpora, figure.subplots(len(corpora), 2, squeeze=False), strict=True
-    ):
-        for line, numbers in found:
-            if (
-                line.corpus == corpus
-                and not line.context
-                and not line.cache
-                and line.target in ("", corpus)
-            ):
-                (drawn,) = left.plot(*zip(*numbers["curve"], strict=True), label=line.row)
-                at = numbers["epoch"], numbers["test"][line.scored]
-                right.plot(*at, "o", color=drawn.get_color())
-                right.annotate(line.row, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
+    shown = {}
+    for line, numbers in found:
+        if not line.context and not line.cache and line.target in ("", line.corpus):
+            shown.setdefault(line.corpus, []).append((line, numbers))
+    figure = Figure((11, 4.2 * len(shown)), layout="constrained")
+    pairs = figure.subplots(len(shown), 2, squeeze=False)
+    for (corpus, lines), (left, right) in zip(shown.items(), pairs, strict=True):
+        for line, numbers in lines:
+            (drawn,) = left.plot(*zip(*numbers["curve"], strict=True), label=line.row)
+            at = numbers["epoch"], numbers["test"][line.scored]
+            right.plot(*at, "o", color=drawn.get_color())
+            right.annotate(line.row, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
         left.set(xlabel="updates", ylabel="validation loss, nats a word", title=corpus)
         left.legend(fontsize=8)
-        right.set(
-            xlabel="seconds an epoch",
-            ylabel="test perplexity",
-            title="perplexity against time",
-            xmargin=0.2,
-        )
+        title = "perplexity against time"
+        right.set(xlabel="seconds an epoch", ylabel="test perplexity", title=title, xmargin=0.2)
         for axes in (left, right):
             axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
@@ -288,74 +258,46 @@ def main(name: str, settings) -> None:
     """Trains the rows of a table, or the one that --only names, then prints and writes the
     table.
     """
-    check_known(f"TABLE={name}", name, [*TABLES, *MEASURED, METHODS])
-    if name in MEASURED:
-        raise InputError(f"TABLE={name} has nothing to train: use python -m {MEASURED[name]}")
-    size, given = (
-        settings.size or ("cpu" if jax.default_backend() == "cpu" else "gpu"),
-        _directories(settings.corpora),
-    )
+    check_known(f"TABLE={name}", name, [*TABLES, METHODS])
+    given, size = directories(settings.corpora), settings.size
     if name == METHODS:
-        text = methods_table.section(size, runs_of(name, size, settings.workdir), given)
+        lines = heading(f"Ways to score a text, {size} size", METHODS)
+        text = "\n".join([*lines, *methods_table.lines(size, runs_of(name, settings), given), ""])
         print(text)
-        write_section(RESULTS, text)
-        return
-    table = TABLES[name]()
-    if missing := {line.target for line in table.lines[size]} - {
-        "",
-        *given,
-        *(line.corpus for line in table.lines[size]),
-    }:
+        return write_section(RESULTS, text)
+    whole = TABLES[name]().lines[size]
+    corpora = {"", *given, *(line.corpus for line in whole)}
+    if missing := {line.target for line in whole} - corpora:
         raise InputError(
             f"{name} is scored on {', '.join(sorted(missing))}: give --corpora={min(missing)}=DIR,…"
         )
-    lines = [line for line in table.lines[size] if settings.glove or "glove" not in line.clusters]
+    lines = [line for line in whole if settings.glove or "glove" not in line.clusters]
     if settings.only:
         names = {line.run: line for line in lines}
         check_known(f"--only={settings.only}", settings.only, names)
-        line = names[settings.only]
-        write_json(
-            runs_of(name, size, settings.workdir) / settings.only / "row.json",
-            measure(name, size, line, settings),
-        )
-        return
+        numbers = measure(name, names[settings.only], settings)
+        return write_json(runs_of(name, settings) / settings.only / "row.json", numbers)
     if not importlib.util.find_spec("matplotlib"):
         raise InputError("benchmarks.tables draws a figure: pip install -r requirements-bench.txt")
-    if left := len(table.lines[size]) - len(lines):
+    if left := len(whole) - len(lines):
         print(f"{left} rows need vectors of GloVe and are left out: give --glove=FILE")
-    found = [(line, numbers_of(name, size, line, settings)) for line in lines]
+    found = [(line, numbers_of(name, line, settings)) for line in lines]
     text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
     print(text)
     plot(found, image)
-    write_section(
-        RESULTS, f"{text}\n![validation loss, and perplexity against time]({image.name})\n"
-    )
+    text += f"\n![validation loss, and perplexity against time]({image.name})\n"
+    write_section(RESULTS, text)
 
 
 if __name__ == "__main__":
-    flags.DEFINE_enum(
-        "size",
-        None,
-        ["cpu", "gpu", "full"],
-        "Size of the models; the default depends on the machine.",
-    )
+    flags.DEFINE_enum("size", "cpu", ["cpu", "full"], "Size of the models.")
     flags.DEFINE_list(
         "corpora",
         [],
         "Local copies of corpora: penn_treebank=DIR,wikitext2=DIR; others are downloaded.",
     )
-    flags.DEFINE_string(
-        "glove", "", "File of GloVe vectors, for the rows that cluster words by them."
-    )
-    flags.DEFINE_string(
-        "lexicon",
-        "",
-        "WordNet's directory or a .jsonl file, for the rows of GroC; see docs/words.md.",
-    )
-    flags.DEFINE_string(
-        "only",
-        "",
-        "Train and score this one run, such as penn_treebank-awd_sm, and write no table.",
-    )
+    flags.DEFINE_string("glove", "", "File of GloVe vectors, to cluster words by.")
+    flags.DEFINE_string("lexicon", "", "WordNet's directory or a .jsonl file, for rows of GroC.")
+    flags.DEFINE_string("only", "", "Only train and score this run, such as penn_treebank-awd_sm.")
     flags.DEFINE_string("workdir", "runs/tables", "Directory for the runs.")
     commands.run(lambda table: main(table, flags.FLAGS), positional=["TABLE"])

@@ -1,35 +1,36 @@
-"""Whole updates: loss, gradients, clipping and optimizer, against the same model in PyTorch in the
-same run.
+"""Words a second of whole models, beside their peers in the same run.
 
     python -m benchmarks.throughput [--repeats=9] [--json=FILE]
     python -m benchmarks.throughput --config=configs/wikitext103.py:adp --rows=32 --parts
         [--profile=DIR]
+    python -m benchmarks.throughput --of=evaluate --config=configs/wikitext2.py:gcnn_small
+        [--context=192]
+    python -m benchmarks.throughput --of=generate --workdir=runs/quickstart [--words=60]
 
-The default is a model for a laptop: `configs/wikitext2.py:adp` without dropout, which has 6 blocks
-of width 256, adaptive input and adaptive softmax over 33,278 words; 8 rows of 256 Zipf-distributed
-tokens, float32. Any other config may be given. torch, where it is installed, takes part if it has
-the layers of the config, which is true of `adp`: adaptive input and adaptive softmax with tables of
-their own. It uses the same device and dtype, and on a GPU it runs both as it is and by
-torch.compile.
+- `update`: loss, gradients, clipping and optimizer, against the same model in PyTorch. The default
+  is a model for a laptop: `configs/wikitext2.py:adp` without dropout, which has 6 blocks of width
+  256, adaptive input and adaptive softmax over 33,278 words; 8 rows of 256 Zipf-distributed
+  tokens, float32. torch, where it is installed, takes part if it has the layers of the config,
+  which is true of `adp`: adaptive input and adaptive softmax with tables of their own. It uses the
+  same device and dtype, and on a GPU it runs both as it is and by torch.compile. FLOPs are those
+  of `adaptive_jax.planning.plan`; utilisation is relative to the speed of a large matrix product,
+  measured in the same run.
+- `evaluate`, `generate`: see `benchmarks.reading_and_writing`.
 
-The peers take turns, so that a busy machine slows all of them alike; times are medians. FLOPs are
-those of `adaptive_jax.planning.plan`. Utilisation is relative to the speed of a large matrix
-product, measured in the same run.
+The peers take turns, so that a busy machine slows all of them alike; times are medians.
 """
 
 import contextlib
 import gzip
 import json
 import os
-import platform
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-os.environ.setdefault(
-    "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-)  # torch needs memory of the same GPU
+# torch needs memory of the same GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,8 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
+from benchmarks.outputs import machine
+from benchmarks.reading_and_writing import evaluate_peers, generate_peers
 from benchmarks.timing import first_line, interleaved, torch_device
 from configs import wikitext2
 
@@ -67,15 +70,12 @@ def laptop() -> dict:
     return config
 
 
-def zipf(config: dict, rows: int) -> np.ndarray:
-    """Ids int32 `[rows, sequence_length + 1]`; the word of rank r is as frequent as 1/r."""
-    words, length = config["data"]["vocabulary_size"], config["batches"]["sequence_length"]
+def zipf(config: dict, *shape: int) -> np.ndarray:
+    """Ids int32 of this shape; the word of rank r is as frequent as 1/r."""
+    words = config["data"]["vocabulary_size"]
     shares = 1 / np.arange(1, words + 1)
-    return (
-        np.random.default_rng(0)
-        .choice(words, (rows, length + 1), p=shares / shares.sum())
-        .astype(np.int32)
-    )
+    ids = np.random.default_rng(0).choice(words, shape, p=shares / shares.sum())
+    return ids.astype(np.int32)
 
 
 def model_and_lexicon(config: dict):
@@ -92,7 +92,10 @@ def our_update(config: dict, rows: int):
     needs as the compiler counts them.
     """
     (model, words), mesh = model_and_lexicon(config), sharding.device_mesh()
-    optimizer, ids = optim.from_config(config), zipf(config, rows)[None]
+    optimizer, ids = (
+        optim.from_config(config),
+        zipf(config, 1, rows, config["batches"]["sequence_length"] + 1),
+    )
     inputs, targets = ids[..., :-1], ids[..., 1:]
     batch = Batch(
         inputs, targets, np.ones(inputs.shape, np.float32), np.arange(rows, dtype=np.int32)[None]
@@ -115,7 +118,10 @@ def our_update(config: dict, rows: int):
 
 def our_output(config: dict, rows: int):
     """A function that computes loss and gradients of the output layer alone, for as many tokens."""
-    (model, words), targets = model_and_lexicon(config), jnp.asarray(zipf(config, rows)[:, 1:])
+    (model, words), targets = (
+        model_and_lexicon(config),
+        jnp.asarray(zipf(config, rows, config["batches"]["sequence_length"])),
+    )
     hidden = jax.random.normal(
         jax.random.key(0), (*targets.shape, config["body"]["features"]), config["dtype"]
     )
@@ -166,7 +172,8 @@ def torch_peers(config: dict, rows: int, names=()) -> dict:
             continue
         from benchmarks.torch_model import torch_update
 
-        update = torch_update(config, zipf(config, rows), device, compiled=name == "torch.compile")
+        ids = zipf(config, rows, config["batches"]["sequence_length"] + 1)
+        update = torch_update(config, ids, device, compiled=name == "torch.compile")
         try:
             update()
             peers[name] = update
@@ -224,18 +231,9 @@ def profile(update, directory: str) -> list[tuple[str, float]]:
     return seconds.most_common(LONGEST)
 
 
-def measure(config: dict, settings) -> tuple[dict, dict]:
-    """Device, versions and sizes; and `rows`, one for each peer: seconds an update, tokens a
-    second, its time relative to ours.
-
-    With them the peers: functions by name.
-    """
-    rows, length, words = (
-        settings.rows,
-        config["batches"]["sequence_length"],
-        config["data"]["vocabulary_size"],
-    )
-    peers, memory, wanted = {}, None, settings.peers
+def update_peers(config: dict, settings) -> tuple[dict, int | None]:
+    """Functions by name that make an update, and the bytes that ours needs."""
+    rows, wanted, peers, memory = settings.rows, settings.peers, {}, None
     if not wanted or OURS in wanted:
         peers[OURS], memory = our_update(config, rows)
     peers |= torch_peers(config, rows, wanted)
@@ -248,65 +246,67 @@ def measure(config: dict, settings) -> tuple[dict, dict]:
             f"none of --peers={','.join(wanted)} runs here: give {OURS}, torch, torch.compile or"
             f" {OUTPUT!r}"
         )
-    measured = interleaved(peers, settings.repeats, settings.updates)
-    tokens, speed, of_ours = rows * length, matrix_speed(config["dtype"]), measured.get(OURS)
-    plan = make_plan(
-        config | {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}, words, 1
-    )
-    work = tokens * plan.flops_per_token
-    body, device = config["body"], jax.devices()[0]
-    whole = (
-        speed if device.platform == "cpu" else speed * jax.device_count()
-    )  # devices of a CPU share its cores
-    return {
-        "device": device.device_kind,
-        "jax": jax.__version__,
-        "python": platform.python_version(),
-        "model": (
-            f"{body['layers']} blocks of {body['features']}, vocabulary {words:,}, {rows} rows of"
-            f" {length}, {config['dtype']}"
-        ),
-        "matrix_flops_per_second": speed,
-        "flops_per_update": work,
-        "bytes": memory,
-        "rows": [
-            {
-                "peer": name,
-                "seconds": median,
-                "fastest": least,
-                "tokens_per_second": tokens / median,
-                "utilisation": work / median / whole,
-                "times_ours": of_ours and median / of_ours[0],
-            }
-            for name, (median, least) in measured.items()
-        ],
-    }, peers
+    return peers, memory
+
+
+def flops(config: dict, rows: int) -> float:
+    """FLOPs of an update of so many rows, as the plan counts them."""
+    tokens, words = rows * config["batches"]["sequence_length"], config["data"]["vocabulary_size"]
+    sizes = {"tokens_per_update": tokens, "tokens_per_device": tokens, "fsdp": 1}
+    return tokens * make_plan(config | sizes, words, 1).flops_per_token
 
 
 def main(settings) -> None:
     """Prints a table of the peers and writes the JSON; then, if asked, the operations of our
     update that take longest.
     """
-    check_at_least(1, rows=settings.rows, repeats=settings.repeats, updates=settings.updates)
-    result, peers = measure(config_flags.config()[0] if settings.config else laptop(), settings)
-    print(
-        f"{result['device']}, python {result['python']}, jax {result['jax']}; {result['model']};"
-        f" median of {settings.repeats}"
-    )
-    print(
-        f"a large product runs at {result['matrix_flops_per_second'] / 1e12:,.2f} TFLOP/s; an"
-        f" update takes {result['flops_per_update'] / 1e12:,.2f} TFLOP"
-        + (f" and {result['bytes'] / 1e9:,.2f} GB" if result["bytes"] else "")
-    )
-    print(
-        f"{'peer':18} {'ms':>9} {'least':>9} {'tokens/s':>10} {'of the product':>14}"
-        f" {'time / ours':>12}"
-    )
+    counts = {name: getattr(settings, name) for name in COUNTS}
+    check_at_least(1, **counts)
+    result = {"of": settings.of, "machine": machine(), "command": sys.argv[1:]}
+    runs, speed, about = settings.updates, None, ""
+    if settings.of == "generate":
+        if not settings.workdir:
+            raise InputError("--of=generate needs --workdir=RUN, a run that train.py made")
+        peers, words, runs = generate_peers(settings.workdir, settings.words), settings.words, 1
+    else:
+        config, rows = config_flags.config()[0] if settings.config else laptop(), settings.rows
+        length = config["batches"]["sequence_length"]
+        if settings.of == "evaluate":
+            words, runs = settings.tokens, 1
+            ids = zipf(config, words)
+            peers = evaluate_peers(config, settings.context, words, ids)
+        else:
+            words, work = rows * length, flops(config, rows)
+            peers, memory = update_peers(config, settings)
+            speed = matrix_speed(config["dtype"])
+            result |= {"flops_per_update": work, "matrix_flops_per_second": speed, "bytes": memory}
+            if jax.default_backend() != "cpu":  # devices of a CPU share its cores
+                speed *= jax.device_count()
+            about = f"; an update takes {work / 1e12:,.2f} TFLOP" + (
+                f" and {memory / 1e9:,.2f} GB" if memory else ""
+            )
+    measured = interleaved(peers, settings.repeats, runs)
+    first = next(iter(measured.values()))[0]
+    result["rows"] = [
+        {
+            "peer": name,
+            "seconds": median,
+            "fastest": least,
+            "words_per_second": words / median,
+            "utilisation": speed and work / median / speed,
+            "times_first": median / first,
+        }
+        for name, (median, least) in measured.items()
+    ]
+    print(f"{result['machine']}; median of {settings.repeats}{about}")
+    if speed:
+        print(f"a large product runs at {speed / 1e12:,.2f} TFLOP/s")
+    print(f"{'peer':18} {'ms':>9} {'least':>9} {'words/s':>10} {'of product':>10} {'/ first':>8}")
     for row in result["rows"]:
+        share = f"{row['utilisation']:.1%}" if speed else ""
         print(
             f"{row['peer']:18} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f}"
-            f" {row['tokens_per_second']:10,.0f} {row['utilisation']:14.1%} "
-            + (f"{row['times_ours']:12.2f}" if row["times_ours"] else "")
+            f" {row['words_per_second']:10,.0f} {share:>10} {row['times_first']:8.2f}"
         )
     _write(settings.json, result)  # now: a profile can fail, and take what was measured with it
     if settings.profile and OURS in peers:
@@ -322,11 +322,21 @@ def _write(file, result):
         Path(file).write_text(json.dumps(result, indent=2) + "\n")
 
 
+COUNTS = {  # flags of whole numbers: default and meaning
+    "rows": (8, "Rows of an update."),
+    "repeats": (9, "Timed runs of each peer."),
+    "updates": (3, "Updates in a timed run."),
+    "tokens": (16_384, "Tokens of the text that is scored."),
+    "words": (60, "Words to write."),
+}
+
 if __name__ == "__main__":
     config_flags.define("Config file and row, instead of the model for a laptop")
-    flags.DEFINE_integer("rows", 8, "Rows of a batch.")
-    flags.DEFINE_integer("repeats", 9, "Timed runs of each peer, of several updates each.")
-    flags.DEFINE_integer("updates", 3, "Updates in a timed run.")
+    flags.DEFINE_enum("of", "update", ["update", "evaluate", "generate"], "What to measure.")
+    for name, (default, meaning) in COUNTS.items():
+        flags.DEFINE_integer(name, default, meaning)
+    flags.DEFINE_integer("context", 0, "Tokens of a window that are given and not scored.")
+    flags.DEFINE_string("workdir", None, "The run that writes.")
     flags.DEFINE_list(
         "peers",
         [],

@@ -8,8 +8,8 @@ adaptive softmax) in small. Corpus: the American Standard Version of the Bible, 
     python train.py --config=configs/quickstart.py --workdir=runs/quickstart
     python evaluate.py --workdir=runs/quickstart --split=test
 
-The rows `learned` and `alibi` differ in positions alone. `python -m benchmarks.positions` evaluates
-them on longer windows than those of training.
+The rows `learned` and `alibi` differ in positions alone; `evaluate.py --window=512` shows how they
+read longer windows than those of training.
 """
 
 from adaptive_jax.config import rows

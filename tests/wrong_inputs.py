@@ -331,11 +331,11 @@ OTHERS = [
         ("x", "'x' is not a flag"),
     ),
     *rows(
-        "-m benchmarks.attention",
-        ("--nonsense=3", "--nonsense"),
-        ("--heads=0", "--heads=0", "1 or more"),
-        ("--times=x", "--times=x", "1 or more"),
-        ("--repeats=0", "--repeats=0", "1 or more"),
+        "-m benchmarks.layers",
+        ("", "LAYER is missing"),
+        ("rnn", "LAYER=rnn", "lstm"),
+        ("lstm --sizes=20x0x8x8", "--sizes=20x0x8x8", "20x70x400"),
+        ("lstm --repeats=0", "--repeats=0", "1 or more"),
     ),
     *rows(
         "-m benchmarks.gpu",
@@ -343,7 +343,6 @@ OTHERS = [
         ("--minutes=x", "--minutes=x", "a number"),
         ("x", "'x' is not a flag"),
     ),
-    *rows("-m benchmarks.scaling", ("--nonsense=3", "--nonsense")),
     *rows(
         "-m benchmarks.tables",
         ("", "TABLE is missing"),

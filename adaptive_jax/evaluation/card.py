@@ -1,8 +1,9 @@
-"""What a result says beyond its perplexity: bits a character, perplexity by frequency,
-published numbers, versions.
+"""What a result holds besides perplexity: bits a character, perplexity by frequency, published
+numbers, versions; and how it is printed as a card.
 """
 
 import contextlib
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -23,18 +24,18 @@ from adaptive_jax.workdir.settings import PUBLISHED, flat
 PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
 
 
-def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
-    """What there is to say of scores besides their `summary`.
+def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
+    """What a result holds besides the `summary` of its scores.
 
     Args:
         ids: int32 `[tokens]` of the split.
-        nll: `[tokens]` in nats, NaN for those that do not count.
+        nll: `[tokens]` in nats, NaN for tokens that do not count.
 
     Returns:
-        `characters` and `bits_per_character`, None if the text is not known, see
-        `count_characters`; `bands`, see `by_band`; the `vocabulary`'s size and `fingerprint`, which
-        differs when a word, a count or the order differs, and its `unit`, word or token, which
-        losses are per; `versions` of python, of packages and of the device.
+        `characters` and `bits_per_character`, see `count_characters`; `bands`, see `by_band`; the
+        `vocabulary`'s size, its `unit` ("word" or "token", which losses are per) and its
+        `fingerprint`, which differs when a word, a count or the order differs; `versions` of
+        python, of packages and of the device.
     """
     counts = ~np.isnan(nll)
     nll, ids = nll[counts], ids[:][counts]
@@ -56,15 +57,32 @@ def facts(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
     }
 
 
+def fingerprint(workdir: Path, step: int, vocabulary: Vocabulary, ids: np.ndarray) -> str:
+    """Hexadecimal digits that differ when the parameters, the words or the text differ.
+
+    step: of the checkpoint, whose own checksums tell it from that of another training.
+    """
+    checkpoint = workdir / "checkpoints" / str(step)
+    digest = hashlib.sha256(f"{step} {vocabulary.digest}".encode())
+    for path in (
+        checkpoint / "checksums.sha256",
+        checkpoint / "_CHECKPOINT_METADATA",
+        workdir / "model.sha256",
+    ):
+        if path.exists():
+            digest.update(path.read_bytes())
+    digest.update(np.ascontiguousarray(ids[:]))
+    return digest.hexdigest()[:16]
+
+
 def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
-    """The characters of a text as the model reads it: those of words, a space between two words,
+    """Characters of a text as the model reads it: those of its words, a space between two words,
     and the end of each line.
 
     ids: int32 `[tokens]`.
 
     Returns:
-        None if a word is `<unk>`: nobody knows its characters, and the model does not predict them.
-        None, too, of ids of a tokenizer.
+        None if a word is `<unk>`, whose characters are unknown, or if ids are a tokenizer's.
     """
     if not len(ids) or vocabulary.unit == "token" or vocabulary.unknown(ids):
         return None
@@ -81,8 +99,8 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
 
 
 def edges(run: Run) -> list[int]:
-    """Ranks that part the words that training knew: the model's cutoffs, or 10, 100, 1,000 …
-    where it has none or its words are in another order than by frequency.
+    """Ranks at which bands of the words that training knew begin: the model's cutoffs, or 10,
+    100, 1,000 … if it has none or its words are not sorted by frequency.
     """
     own, ranks = (), run.vocabulary.ranks
     if np.array_equal(ranks, np.arange(len(ranks))):
@@ -115,8 +133,8 @@ def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
 
 
 def published(workdir: Path, split: str) -> dict | None:
-    """What a paper prints of the row that a run was trained as: `perplexity`, `row`, `table` and
-    the keys `changed`; else None.
+    """The number that a paper prints for the row that a run was trained as: `perplexity`, `row`,
+    `table` and the keys `changed`; None if there is none.
 
     Raises:
         InputError: train.py's record of it is damaged.
@@ -134,7 +152,7 @@ def published(workdir: Path, split: str) -> dict | None:
         return None
     except (ValueError, KeyError, TypeError):
         raise InputError(
-            f"{path} is damaged: remove it; then results stand without the paper's number"
+            f"{path} is damaged: remove it, and results have no published number"
         ) from None
 
 
@@ -154,7 +172,7 @@ def lines(result: Mapping) -> Iterator[str]:
 
 
 def markdown(result: Mapping) -> str:
-    """The whole card as a page of Markdown: for a README, an issue or a log."""
+    """The card as a table in Markdown, for a README, an issue or a log."""
     settings = flat({key: value for key, value in result["settings"].items() if key != "config"})
     unseen, paper = result["unseen"], result["published"]
     unit = result["vocabulary"]["unit"]
@@ -182,7 +200,7 @@ def markdown(result: Mapping) -> str:
 
 
 def _shown(bands):
-    """Ranks, perplexity and share of the bands that the text has words of."""
+    """Ranks, and perplexity with share, of each band that occurs in the text."""
     for band in bands:
         if band["perplexity"] is not None:
             yield (
@@ -192,7 +210,7 @@ def _shown(bands):
 
 
 def _compared(paper):
-    """The published number, where it stands, and what this run does otherwise."""
+    """The published number, where it stands, and which keys this run changes."""
     changed = f"; this run changes {', '.join(paper['changed'])}" if paper["changed"] else ""
     return (
         f"{paper['table'] or 'the paper'} prints {paper['perplexity']:g} for"

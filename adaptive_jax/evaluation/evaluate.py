@@ -20,7 +20,7 @@ from adaptive_jax.evaluation.open_words import (
     extended,
     seen_and_unseen,
 )
-from adaptive_jax.evaluation.results import compare, say, write
+from adaptive_jax.evaluation.results import say, write
 from adaptive_jax.evaluation.runs import SavedRun
 from adaptive_jax.evaluation.scoring import summary
 from adaptive_jax.evaluation.unseen import describe_words
@@ -72,16 +72,17 @@ class Request(NamedTuple):
 
 def evaluate(workdir: Path, request: Request) -> dict:
     """Scores a split with a trained model, prints the result and writes it to workdir/eval/, as
-    JSON and as a card in Markdown.
+    JSON and as a card in Markdown, with the losses of its tokens as .npy.
 
     Returns:
         `summary(...)`, with `unseen`, see `Corpus` (None if not known), `split`, `step`, `seconds`
         that scoring took (compilation included), `settings`: the config, break_mode, window,
-        context and checkpoint, of a run on streams, rows, too; and what `card.facts` and, as
-        `published`, `card.published` return. Of a vocabulary with more words, `unseen` is the share
-        of new words, `open` has share and perplexity of words that training knew and of others, and
-        the settings are those of the request. Where several settings were tried, `grid` has a line
-        for each, and the rest is of the best one.
+        context and checkpoint, of a run on streams, rows, too; what `card.metadata` returns; and as
+        `published` and `scored`, what `card.published` and `card.fingerprint` return. Of a
+        vocabulary with more words, `unseen` is the share of new words, `open` has share and
+        perplexity of words that training knew and of others, and the settings are those of the
+        request. Where several settings were tried, `grid` has a line for each, and the rest is of
+        the best one.
 
     Raises:
         InputError: no run or checkpoint, a corpus that is missing, a `window` longer than the
@@ -92,14 +93,12 @@ def evaluate(workdir: Path, request: Request) -> dict:
 
 
 def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) -> list[dict]:
-    """As `evaluate`, once for each context in place of the request's. Several are also printed
-    and written side by side.
-    """
+    """As `evaluate`, once for each context in place of the request's."""
     saved = SavedRun.read(workdir)
     config = saved.config
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
     checked = [_checked(config, each) for each in requests]
-    data = _data(workdir, config, request)
+    data = data_of(workdir, config, request)
     check_ends(saved.vocabulary, checked[0][0].break_mode)
     paper = card.published(workdir, request.split)
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, request.split)
@@ -114,7 +113,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     run = saved.load(request.checkpoint, vocabulary, request.share)
 
     def train(directory=None):
-        text = _data(workdir, config, request._replace(data_path=directory))
+        text = data_of(workdir, config, request._replace(data_path=directory))
         return load(text, vocabulary=vocabulary, splits=("train",)).ids["train"]
 
     results = []
@@ -125,15 +124,14 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         found, nll = _best(score, job)
         result = found | {"seconds": time.perf_counter() - start} | _about(each, settings, config)
         result |= {"unseen": corpus.unseen.get(each.split), "step": run.step}
-        result |= card.facts(run, ids, nll) | {"published": paper}
+        result |= card.metadata(run, ids, nll) | {"published": paper}
+        result |= {"scored": card.fingerprint(workdir, run.step, vocabulary, ids)}
         if each.vocabulary != TRAIN:
             result |= {"open": seen_and_unseen(nll, ids, run.known)}
             result |= {"unseen": result["open"]["unseen"]["share"]}
         say(result, words, settings)
-        write(workdir / "eval", result)
+        write(workdir / "eval", result, nll)
         results.append(result)
-    if len(results) > 1:
-        compare(workdir / "eval", results)
     return results
 
 
@@ -254,7 +252,7 @@ def _about(request, settings, config):
     return {"split": request.split, "settings": asked | more}
 
 
-def _data(workdir, config, request):
+def data_of(workdir: Path, config: dict, request: Request) -> dict:
     """The group `data` of a run's config, with another path if one is given."""
     data = config["data"] | ({} if request.data_path is None else {"path": request.data_path})
     if data["corpus"] == "text_files" and not data["path"]:

@@ -7,9 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation import card, contexts
+from adaptive_jax.evaluation import card
 from adaptive_jax.files import in_store, replacing
 from adaptive_jax.parallel import hosts
 from adaptive_jax.workdir.settings import write_json
@@ -82,9 +84,9 @@ def _context_of_rows(settings):
     return f"in {rows:,} rows, of which {rows - 1:,} begin {before} (--rows=1 scores exactly)"
 
 
-def write(folder: Path, result: dict) -> None:
-    """Writes a result into a folder as JSON and as a card in Markdown, after it has been printed:
-    it must not be lost.
+def write(folder: Path, result: dict, nll: np.ndarray) -> None:
+    """Writes a result into a folder, after it has been printed: as JSON, as a card in Markdown,
+    and the losses of its tokens as NumPy's .npy.
 
     Raises:
         InputError: it cannot be written.
@@ -95,18 +97,9 @@ def write(folder: Path, result: dict) -> None:
             write_json(path, result)
             with replacing(path.with_suffix(".md")) as file:
                 file.write(card.markdown(result).encode())
+            with replacing(path.with_suffix(".npy")) as file:
+                np.save(file, nll)
     hosts.say(str(path))
-
-
-def compare(folder: Path, results: Sequence[dict]) -> None:
-    """Prints and writes results side by side that differ in their contexts; see `contexts`.
-    Raises InputError as `write`.
-    """
-    for line in contexts.table(results):
-        hosts.say(line)
-    stem = folder / _name(results[0], "contexts")
-    with _told(stem):
-        contexts.write(stem, results)
 
 
 @contextlib.contextmanager
@@ -121,16 +114,12 @@ def _told(path):
         ) from error
 
 
-def _name(result, context=None):
-    """The name of a result's file: results of other text, or of text broken otherwise, do not
+def _name(result):
+    """The name of a result's files: results of other text, or of text broken otherwise, do not
     replace those of the run's own.
-
-    context: what stands in the place of the context.
     """
     settings = result["settings"]
-    name = (
-        f"{result['split']}-{settings['window']}-{context or settings['context']}-{result['step']}"
-    )
+    name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
     if "rows" in settings and settings["rows"] > 1:
         name += f"-rows{settings['rows']}"
     if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:

@@ -1,5 +1,5 @@
-"""How much of a text a model cannot know: tokens that are `<unk>`, and words that its
-vocabulary was not learnt from.
+"""How much of a text a model cannot know: tokens that are `<unk>`, and words that its training
+text lacks.
 """
 
 import logging
@@ -13,12 +13,12 @@ MANY = 0.05  # the share from which a perplexity says little about the text
 
 
 def describe_words(corpus: Corpus, split: str) -> str:
-    """Says it of a split: "<unk> 2.1%, unseen words 1.9%", of ids "unseen tokens 0.1%". Reads all
-    ids.
+    """Both shares of a split: "<unk> 2.1%, unseen words 1.9%", of ids "unseen tokens 0.1%". Reads
+    all ids.
 
-    Warns of more than 5 % unseen words, and of more than 5 % `<unk>` if that is twice the train
-    split's share: the published Penn Treebank has `<unk>` for rare words already, 4.8 % of its
-    train split and 5.8 % of its test split.
+    Warns if more than 5 % of the words are unseen, or more than 5 % are `<unk>` and that is twice
+    the train split's share. (The published Penn Treebank has `<unk>` for rare words: 4.8 % of its
+    train split and 5.8 % of its test split.)
     """
     vocabulary = corpus.vocabulary
     unknown, unseen = vocabulary.unknown(corpus.ids[split]), corpus.unseen.get(split)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import outputs, vocabulary_growth
+from benchmarks import outputs
 
 
 def test_the_output_layer_against_its_peers():
@@ -38,9 +38,10 @@ def test_the_output_layer_against_its_peers():
 
 
 def flags(**given):
-    """The flags of `benchmarks.vocabulary_growth`, tiny."""
+    """The flags of the size `growth`, tiny."""
     return SimpleNamespace(
         **{
+            "sizes": ["growth"],
             "vocabularies": ["40", "160"],
             "tokens": 8,
             "repeats": 1,
@@ -57,7 +58,7 @@ def test_growth_with_the_vocabulary(tmp_path, capsys):
     would be too large.
     """
     plot = tmp_path / "plot.png" if importlib.util.find_spec("matplotlib") else None
-    vocabulary_growth.main(flags(json=tmp_path / "numbers", plot=plot))
+    outputs.main(flags(json=tmp_path / "numbers", plot=plot))
     rows = json.loads((tmp_path / "numbers").read_text())
     assert [(row["vocabulary"], row["peer"]) for row in rows] == [
         (words, peer)
@@ -70,9 +71,6 @@ def test_growth_with_the_vocabulary(tmp_path, capsys):
         in capsys.readouterr().out
     )
     assert plot is None or plot.stat().st_size > 1000
-    assert vocabulary_growth.cutoffs_of(1_070_940) == (10_000, 40_000, 160_000, 640_000)
-    assert vocabulary_growth.cutoffs_of(40_000) == (10_000,)
-    assert (
-        vocabulary_growth.too_large(267_735, 2048) == []
-        and len(vocabulary_growth.too_large(535_470, 2048)) == 2
-    )
+    assert outputs.cutoffs_of(1_070_940) == (10_000, 40_000, 160_000, 640_000)
+    assert outputs.cutoffs_of(40_000) == (10_000,)
+    assert outputs.too_large(267_735, 2048) == [] and len(outputs.too_large(535_470, 2048)) == 2

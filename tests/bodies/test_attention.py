@@ -4,7 +4,6 @@ each path refuses.
 
 import contextlib
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -344,30 +343,3 @@ def test_biases_of_alibi():
     np.testing.assert_array_equal(
         biases(jnp.asarray([0.5, 0.25]), jnp.int32(2), 2, 4), whole[:, 2:]
     )
-
-
-def test_the_benchmark_times_every_path(quick_command, tmp_path):
-    """On a CPU plain and chunked, each with and without dropout, and torch where it is
-    installed.
-    """
-    done = quick_command(
-        "-m",
-        "benchmarks.attention",
-        "--times=70",
-        "--heads=2",
-        "--width=8",
-        "--rows=2",
-        "--repeats=1",
-        f"--json={tmp_path / 'rows.json'}",
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    ours = [row for row in rows if row["path"] != "torch"]
-    assert [(row["time"], row["dropout"], row["path"]) for row in ours] == [
-        (70, dropout, path) for dropout in (0.1, 0.0) for path in ("plain", "chunked")
-    ]
-    for row in ours:
-        assert row["seconds"] >= row["fastest"] > 0 and row["peak_bytes"] > 0
-        pairs = 2 * 2 * row["time"] * (row["time"] + 1) / 2
-        assert row["gflops_per_second"] == pytest.approx(12 * pairs * 8 / row["seconds"] / 1e9)
-    assert len(done.stdout.splitlines()) == 2 + len(rows)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import chromium
 import numpy as np
@@ -14,14 +15,13 @@ import pytest
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request as Evaluation
-from adaptive_jax.evaluation.evaluate import evaluate
-from adaptive_jax.evaluation.report import history, scores
-from adaptive_jax.evaluation.report.figures import COLOURS, MARKERS, marker
-from adaptive_jax.evaluation.report.page import SIGNS, Token, sample
-from adaptive_jax.evaluation.report.report import Request, names_of, report
-from adaptive_jax.evaluation.report.sample import Passage, spelled
-from adaptive_jax.evaluation.report.scores import Wanted, scores_of, subject
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.report import charts, passage, runs
+from adaptive_jax.evaluation.report.drawing import COLOURS, MARKERS, marker
+from adaptive_jax.evaluation.report.page import SIGNS, sample
+from adaptive_jax.evaluation.report.passage import Passage, Token, spelled
+from adaptive_jax.evaluation.report.report import Job, names_of, report
+from adaptive_jax.evaluation.report.runs import read_run
 from adaptive_jax.workdir.settings import write_published
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
@@ -43,14 +43,25 @@ def made(trained, tmp_path_factory):
         {"row": "adp_t", "table": "Table 3", "validation": 19.79, "test": 20.51},
         (),
     )
-    evaluate(directory / "one", Evaluation(context=8))
-    request = Request(
+    evaluate(directory / "one", Request(context=8))
+    job = Job(
         names=(NAME, "two"),
         passage=Passage(20, 30),
         edges=(10, 100),
         output=directory / "page.html",
     )
-    return directory, report([directory / "one", directory / "two"], request)
+    # A figure of one's own is a function, named in FIGURES.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(charts, "FIGURES", [*charts.FIGURES, toy])
+        runs, passages = report([directory / "one", directory / "two"], job)
+    return directory, runs, passages[NAME]
+
+
+def toy(scores):
+    """Updates of each run."""
+    lines = [charts.Line(run.name, [(1, run.result["step"])]) for run in scores.runs]
+    columns, section = ("number", "updates"), charts.TRAINING
+    return charts.Chart("toy", "Toy", "A note.", section, columns, lines, "number", "updates")
 
 
 def lines_of(path):
@@ -62,64 +73,54 @@ def test_numbers(made):
     """The CSV files have what evaluate.py and the vocabulary say, and each word stands in the
     bin of its count.
     """
-    directory, (one, two) = made
-    runs = lines_of(directory / "page_files" / "runs.csv")
-    assert [each["run"] for each in runs] == [NAME, "two"]
-    for each, workdir in zip(runs, ("one", "two"), strict=True):
-        result = evaluate(directory / workdir, Evaluation())
+    directory, (one, two), _ = made
+    files = directory / "page_files"
+    lines = lines_of(files / "runs.csv")
+    assert [each["run"] for each in lines] == [NAME, "two"]
+    for each, workdir in zip(lines, ("one", "two"), strict=True):
+        result = evaluate(directory / workdir, Request())
         assert float(each["perplexity"]) == pytest.approx(result["perplexity"], rel=1e-9)
         assert (int(each["words"]), int(each["updates"])) == (result["words"], result["step"])
-    assert (one.subject.step, two.subject.step) == (240, 160)
+    assert (one.result["step"], two.result["step"]) == (240, 160)
     columns = "published_validation_perplexity", "published_perplexity"
-    assert [[each[column] for column in columns] for each in runs] == [["", ""], ["19.79", "20.51"]]
+    numbers = [[each[column] for column in columns] for each in lines]
+    assert numbers == [["", ""], ["19.79", "20.51"]]
     assert "<td>19.79</td><td>20.51</td>" in (directory / "page.html").read_text()
-    lines = lines_of(directory / "page_files" / "frequency.csv")
-    assert {(each["run"], each["by"]) for each in lines} == {
-        (NAME, "word"),
-        (NAME, "previous"),
-        ("two", "word"),
-        ("two", "previous"),
-        ("two", "difference"),
-    }
-    counts = one.subject.vocabulary.counts[one.subject.ids]
-    before = np.concatenate(
-        [[one.subject.vocabulary.counts[one.subject.vocabulary.eos]], counts[:-1]]
-    )
-    nll = scores_of(one.subject).astype(float), scores_of(two.subject).astype(float)
-    for kind, values, frequency in (
-        ("word", nll[1], counts),
-        ("previous", nll[1], before),
+    counts = one.vocabulary.counts[one.ids]
+    before = np.concatenate([[one.vocabulary.counts[one.vocabulary.eos]], counts[:-1]])
+    nll = one.nll.astype(float), two.nll.astype(float)
+    for chart, values, frequency in (
+        ("by_word", nll[1], counts),
+        ("by_previous", nll[1], before),
         ("difference", nll[1] - nll[0], counts),
     ):
-        rows = [each for each in lines if (each["run"], each["by"]) == ("two", kind)]
         inside = [frequency <= 10, (frequency > 10) & (frequency <= 100), frequency > 100]
         inside = [each for each in inside if each.any()]
-        assert [int(each["words"]) for each in rows] == [each.sum() for each in inside]
         for statistic, twin in ("mean", np.mean), ("median", np.median):
+            rows = lines_of(files / f"{statistic}_{chart}.csv")
+            rows = [each for each in rows if each["run"] == "two"]
+            assert [int(each["words"]) for each in rows] == [each.sum() for each in inside]
             found = [float(each[statistic]) for each in rows]
             np.testing.assert_allclose(found, [twin(values[each]) for each in inside], rtol=1e-6)
-    contexts = lines_of(directory / "page_files" / "contexts.csv")
-    assert [(each["run"], each["window"], each["context"]) for each in contexts] == [
-        (NAME, "16", "0"),
-        (NAME, "16", "8"),
-        ("two", "16", "0"),
+    contexts = lines_of(files / "contexts.csv")
+    shown = [(each["run"], each["window"], each["context"]) for each in contexts]
+    assert shown == [(NAME, "16", "0"), (NAME, "16", "8")]
+    logged = map(json.loads, (directory / "one" / "metrics.jsonl").read_text().splitlines())
+    expected = [(e["step"], e["validation/nll"]) for e in logged if "validation/nll" in e]
+    curves = [
+        (int(each["updates"]), float(each["nll"]))
+        for each in lines_of(files / "curves.csv")
+        if (each["run"], each["split"]) == (NAME, "validation")
     ]
-    curves = lines_of(directory / "page_files" / "curves.csv")
-    logged = [
-        json.loads(line) for line in (directory / "one" / "metrics.jsonl").read_text().splitlines()
-    ]
-    expected = [
-        (each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each
-    ]
-    validation = [each for each in curves if (each["run"], each["split"]) == (NAME, "validation")]
-    assert [(int(each["updates"]), float(each["nll"])) for each in validation] == expected
+    assert curves == expected
+    assert [each["updates"] for each in lines_of(files / "toy.csv")] == ["240", "160"]
 
 
 def test_files(made):
     """Each figure of the page is there as a PNG, and the page holds all it shows: one file, no
     script, nothing from elsewhere.
     """
-    directory, _ = made
+    directory, *_ = made
     text = (directory / "page.html").read_text()
     names = {path.stem for path in (directory / "page_files").glob("*.png")}
     assert names == {
@@ -131,6 +132,7 @@ def test_files(made):
         "median_difference",
         "curves",
         "contexts",
+        "toy",
     }
     assert all(
         (directory / "page_files" / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in names
@@ -151,10 +153,9 @@ def test_files(made):
 
 def test_the_passage(made):
     """Its surprisal, rank and alternatives are those of the model's distributions."""
-    directory, (one, _) = made
-    tokens, run = one.sample, one.subject.open()
-    ids, nll = one.subject.ids[20:50], scores_of(one.subject)[20:50]
-    assert [token.text for token in tokens] == [run.vocabulary.words[i] for i in ids]
+    directory, (one, _), tokens = made
+    ids, nll = one.ids[20:50], one.nll[20:50]
+    assert [token.text for token in tokens] == [one.vocabulary.words[i] for i in ids]
     np.testing.assert_allclose([token.bits for token in tokens], nll / math.log(2), rtol=1e-6)
     for token in tokens:
         likely, bits = dict(token.expected), token.bits
@@ -169,46 +170,33 @@ def test_the_passage(made):
 
 
 def test_scores_are_kept(made, monkeypatch):
-    """A second report opens no model; another checkpoint in its place, or another context, is
-    scored anew.
+    """A second report opens no model; other settings, other parameters of the same step and
+    damaged files are scored anew.
     """
-    directory, (one, _) = made
-    monkeypatch.setattr(scores.SavedRun, "load", lambda *_: pytest.fail("opened the model"))
-    again = subject(directory / "one", NAME, Wanted())
-    np.testing.assert_array_equal(scores_of(again), scores_of(one.subject))
-    assert again.digest == one.subject.digest
-    assert subject(directory / "one", NAME, Wanted(context=4)).digest != again.digest
-    assert subject(directory / "one", NAME, Wanted(split="validation")).digest != again.digest
+    directory, (one, _), tokens = made
+    asked = []
+
+    def fail(workdir, request):
+        asked.append(request)
+        raise InputError("scored anew")
+
+    monkeypatch.setattr(runs, "evaluate", fail)
+    monkeypatch.setattr(passage.Run, "open", lambda *_: pytest.fail("opened the model"))
+    again = read_run(directory / "one", NAME, Request())
+    np.testing.assert_array_equal(again.nll, one.nll)
+    assert passage.read_passage(again, Passage(20, 30)) == tokens
+    for request in Request(context=4), Request(split="validation"):
+        with pytest.raises(InputError, match="scored anew"):
+            read_run(directory / "one", NAME, request)
     seal = directory / "one" / "checkpoints" / "240" / "checksums.sha256"
-    before = seal.read_text()
-    seal.write_text(before.replace("a", "b"))
-    assert subject(directory / "one", NAME, Wanted()).digest != again.digest
-    seal.write_text(before)
-
-
-def test_kept_scores_that_are_damaged(made, caplog):
-    """Are computed anew, with a warning; where nothing can be written, too."""
-    _, (one, _) = made
-    path = one.subject.workdir / "eval" / f"scores-{one.subject.digest}.npz"
-    whole, right = path.read_bytes(), scores_of(one.subject)
-    path.write_bytes(whole[:100])
-    np.testing.assert_array_equal(scores_of(one.subject), right)
-    assert "is made anew" in caplog.text and path.read_bytes() == whole
-    there = one.subject._replace(workdir=path / "no directory")
-    np.testing.assert_array_equal(
-        scores.kept(there, "scores", lambda: {"nll": right})["nll"], right
-    )
-    assert "cannot keep" in caplog.text
-
-
-def test_scores_that_are_not_finite(made, monkeypatch):
-    """End the report with their number."""
-    _, (one, _) = made
-    monkeypatch.setattr(
-        scores, "kept", lambda *_: {"nll": np.array([1.0, np.inf, np.nan, np.inf], np.float32)}
-    )
-    with pytest.raises(InputError, match=r"gives 2 of 4 tokens no finite score"):
-        scores_of(one.subject)
+    scores = directory / "one" / "eval" / "test-16-0-240.npy"
+    for path, broken in (seal, seal.read_bytes().replace(b"a", b"b")), (scores, b"\x93NUMPY"):
+        whole = path.read_bytes()
+        path.write_bytes(broken)
+        with pytest.raises(InputError, match="scored anew"):
+            read_run(directory / "one", NAME, Request())
+        path.write_bytes(whole)
+    assert len(asked) == 4
 
 
 CONTRASTS = """(() => {
@@ -249,7 +237,7 @@ def test_the_page_in_a_browser(made, tmp_path):
     """Without a network: no errors, all figures drawn, nothing wider than the window, text of
     good contrast; words tell more.
     """
-    directory, (one, _) = made
+    directory, _, tokens = made
     with chromium.opened(tmp_path) as page:
         page.call(
             "Network.emulateNetworkConditions",
@@ -263,10 +251,10 @@ def test_the_page_in_a_browser(made, tmp_path):
                 page.open(directory / "page.html", width, dark)
                 assert page.run("document.documentElement.scrollWidth") <= width
                 drawn = page.run(FIGURES)
-                assert len(drawn) == 8
+                assert len(drawn) == 9
                 for wide, high, right, paths, texts, size in drawn:
                     assert 340 <= wide <= 520 and wide / 2 < high < wide and right <= width
-                    assert paths > 10 and texts > 5 and size >= 11  # pixels of a line of text
+                    assert paths > 8 and texts > 5 and size >= 11  # pixels of a line of text
                 text, in_figures, _ = page.run(CONTRASTS)
                 assert text >= 4.5 and in_figures >= 7
                 red, *_ = map(
@@ -277,9 +265,9 @@ def test_the_page_in_a_browser(made, tmp_path):
                 page.point(".token:nth-of-type(12)")
                 wide, left, right, more = page.run(MORE)
                 assert wide > 300 and left >= 0 and right <= width
-                assert " bits, probability " in more and one.sample[11].expected[0][
-                    0
-                ] in html.unescape(more)
+                assert " bits, probability " in more and tokens[11].expected[0][0] in html.unescape(
+                    more
+                )
         page.run("document.querySelectorAll('details').forEach(e => e.open = true)")
         assert page.run("document.documentElement.scrollWidth") <= 400
         assert page.messages == []
@@ -357,84 +345,53 @@ def test_logs_that_are_being_written(tmp_path):
         ' "train/nll": 4.0, "validation/nll": 6.0, "train/words_per_second": 7}\n{"step": 6,'
         ' "train/n'
     )
-    assert history.curves(tmp_path) == ([(2, 4.0)], [(2, 6.0)])
-    assert history.speed(tmp_path) == 7
-    assert history.curves(tmp_path / "none") == ([], [])
-    assert (history.parameters(tmp_path), history.speed(tmp_path / "none")) == (None, None)
+    run = runs.RunReport(*[None] * 9, runs._log(tmp_path / "metrics.jsonl"))
+    assert (run.curve("train"), run.curve("validation")) == ([(2, 4.0)], [(2, 6.0)])
+    assert runs._log(tmp_path / "none") == [] and runs._parameters(tmp_path) is None
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "a.json").write_text('{"split": "test", "step": 1}')
     (tmp_path / "eval" / "b.json").write_text("{")
-    assert history.contexts(tmp_path, "test", 1) == []
+    assert runs._results(tmp_path, {}, "") == []
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ([], "RUN... is missing: give RUN...; --help explains them"),
-        (
-            ["/nowhere"],
-            (
-                "/nowhere holds no run (no config.json): give the --workdir of a run that train.py"
-                " made"
-            ),
-        ),
-        (["RUN", "RUN"], "is given twice: give each run once"),
-        (
-            ["RUN", "--output=report.png"],
-            "output=report.png must be the name of a page, such as report.html",
-        ),
-        (["RUN", "--output=/proc/report.html"], "cannot use /proc/report_files"),
-        (["RUN", "--bins=10,ten"], "--bins=10,ten must be whole numbers, such as 10,100,1000"),
-        (["RUN", "--bins=100,10"], "bins=100,10 must be growing frequencies above 0"),
-        (["RUN", "--names=a,b"], "names=a,b must be one name for each of 1 runs"),
-        (["RUN", "--window=10000"], "window=10000 is longer than the test split, 426 tokens"),
-        (["RUN", "--context=16"], "window=16 must be greater than context=16"),
-        (["RUN", "--split=dev"], "--split=dev must be one of train, validation, test"),
-        (["RUN", "--data_path=/nowhere"], "data.path=/nowhere is not a directory"),
-        (["RUN", "--checkpoint=7"], "holds no checkpoint '7'"),
-    ],
-)
-def test_bad_input(made, quick_command, tmp_path, arguments, says):
-    """Is one line."""
-    directory, _ = made
-    given = [str(directory / "one") if each == "RUN" else each for each in arguments]
-    given += (
-        []
-        if any("--output" in each for each in given)
-        else [f"--output={tmp_path / 'report.html'}"]
-    )
-    done = quick_command("-m", "adaptive_jax", "report", *given)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert says in done.stderr
-    assert len(done.stderr) < 300
-
-
-def test_a_passage_or_a_text_that_does_not_fit(made, tmp_path):
-    """Is told with its numbers."""
-    directory, _ = made
-    with pytest.raises(
-        InputError, match="sample_from=426 and sample_words=150 are no part of a text of 426 words"
-    ):
-        report([directory / "one"], Request(passage=Passage(426), output=tmp_path / "report.html"))
-    shutil.copytree(directory / "one", tmp_path / "other")
-    config = json.loads((tmp_path / "other" / "config.json").read_text())
+def test_bad_input(made, tmp_path):
+    """What does not fit ends the report before a run is scored, with its numbers."""
+    directory, *_ = made
+    one, output = directory / "one", tmp_path / "report.html"
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "test.txt").write_text("the t0w0\n" * 9)
+    shutil.copytree(one, tmp_path / "other")
+    config = json.loads((one / "config.json").read_text())
     config["data"]["path"] = str(tmp_path / "text")
     (tmp_path / "other" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        InputError, match="score other texts, of 426 and 27 words: give --data_path=DIR"
+    none, usual = Passage(0, 0), Job(output=output)
+    for workdirs, job, says in (
+        ([tmp_path / "none"], usual, "none holds no run"),
+        ([one, one], usual, "is given twice: give each run once"),
+        ([one], usual._replace(output=tmp_path / "report.png"), "must be the name of a page"),
+        (
+            [one],
+            usual._replace(output=Path("/proc/report.html")),
+            "cannot write /proc/report_files",
+        ),
+        ([one], usual._replace(edges=(100, 10)), "bins=100,10 must be growing frequencies"),
+        ([one], usual._replace(names=("a", "b")), "names=a,b must be one name for each of 1 runs"),
+        ([one], usual._replace(request=Request(window=10_000)), "window=10000 is longer than"),
+        ([one], usual._replace(passage=Passage(426)), "must lie in the text of 426 words"),
+        ([one, tmp_path / "other"], usual._replace(passage=none), "score different texts, of 426"),
     ):
-        report(
-            [directory / "one", tmp_path / "other"],
-            Request(passage=Passage(0, 0), output=tmp_path / "report.html"),
-        )
+        with pytest.raises(InputError, match=re.escape(says)):
+            report(workdirs, job)
 
 
 def test_the_command(made, quick_command, tmp_path):
-    """Takes several runs, writes where it is told to and prints the page's name."""
-    directory, _ = made
+    """Takes several runs, writes where it is told to and prints the page's name; one line says
+    what is wrong.
+    """
+    done = quick_command("-m", "adaptive_jax", "report", "RUN", "--bins=10,ten")
+    says = "error: --bins=10,ten must be whole numbers, such as 10,100,1000\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+    directory, *_ = made
     output = tmp_path / "deep" / "page.html"
     runs = directory / "one", directory / "two"
     done = quick_command(
@@ -445,9 +402,9 @@ def test_the_command(made, quick_command, tmp_path):
         "<title>one, two</title>" in output.read_text()
         and 'class="token"' not in output.read_text()
     )
-    assert {path.name for path in (tmp_path / "deep" / "page_files").glob("*.csv")} == {
-        "runs.csv",
-        "frequency.csv",
-        "curves.csv",
-        "contexts.csv",
+    files = {path.stem for path in (tmp_path / "deep" / "page_files").glob("*.csv")}
+    assert files == {"runs", "curves", "contexts"} | {
+        f"{statistic}_{figure}"
+        for statistic in ("mean", "median")
+        for figure in ("by_word", "by_previous", "difference")
     }

@@ -23,7 +23,6 @@ from adaptive_jax.inputs import groc, letters
 from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.outputs.computed import ComposedTable
-from benchmarks.reading import misread
 
 SHARED = Path(__file__).parents[3] / "shared" / "reference" / "groc"
 WHOLE = SHARED.is_dir()
@@ -91,6 +90,15 @@ def rows(table, chunk=500):
     ids = np.where(table == len(table) - 1, -1, table).astype(np.int32)
     ids[[*range(chunk - 1, len(ids), chunk), -1]] = -1
     return {"words": ids[:-1]}
+
+
+def misread(characters, read):
+    """What the public code's convolutions see, `[words, columns, width]`, in the place of
+    `letters.letter_vectors`: it takes the numbers `[columns, width]` of a word's letters for
+    `[width, columns]` ones, without transposing them.
+    """
+    words, columns, width = *read.shape, characters.shape[1]
+    return characters[read].reshape(words, width, columns).transpose(0, 2, 1)
 
 
 @pytest.fixture

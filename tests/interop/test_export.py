@@ -21,8 +21,7 @@ from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.report.history import hours
-from adaptive_jax.evaluation.report.scores import Wanted, scores_of, subject
+from adaptive_jax.evaluation.report.runs import read_run
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.interop.export import Shape, export
 from adaptive_jax.model.composition import make_compose
@@ -145,9 +144,9 @@ def test_every_command_reads_an_exported_model(trained, exported, tmp_path, caps
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(back.params), jax.device_get(again.params)
     )
-    read = subject(exported, "exported", Wanted("validation"))  # of a report
-    assert np.mean(scores_of(read)) == pytest.approx(logged["validation/nll"], abs=1e-6)
-    assert read.step == run.step and hours(exported, run.step) is None
+    read = read_run(exported, "exported", Request("validation"))  # of a report
+    assert np.mean(read.nll) == pytest.approx(logged["validation/nll"], abs=1e-6)
+    assert read.result["step"] == run.step and read.about()["hours"] is None
     assert (
         f"again: {sum(a.size for a in jax.tree.leaves(run.params)):,} parameters, 122 words"
         in capsys.readouterr().out

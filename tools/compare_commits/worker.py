@@ -6,14 +6,13 @@ NAME.pickle: a dict of arrays by name, in the order in which a run makes them. A
 forked after the imports, and so is each of its commands; JAX must not have started before.
 
 It opens a checkout by doors that stay where they are: the scripts in the root, the commands of
-`COMMANDS`, the files of a workdir, and what `adaptive_jax` exports.
+`python -m adaptive_jax`, the files of a workdir, and what `adaptive_jax` exports.
 """
 
 import contextlib
-import importlib.util
+import importlib
 import json
 import logging
-import operator
 import os
 import pickle
 import re
@@ -30,14 +29,6 @@ import numpy as np
 
 LIMIT = 900  # seconds that a command may take
 FAILED = "failed"  # the name under which the results have the end of a command's stderr
-# A command to the module that it is where `python -m adaptive_jax COMMAND` does not exist.
-COMMANDS = {
-    "convert": "adaptive_jax.convert",
-    "export": "adaptive_jax.export",
-    "score": "adaptive_jax.score",
-    "generate": "adaptive_jax.generate",
-    "clusters": "adaptive_jax.data.clusters",
-}
 READERS = "score", "generate", "examples/stablehlo_scorer.py"  # of their stdin
 TIMES = ("_second", "seconds", "data_wait", "utilisation")  # in the names of metrics that vary
 RESULTS = ("nll", "perplexity", "words", "tokens", "unknown", "unseen", "open", "bands", "grid")
@@ -87,7 +78,9 @@ def run_case(request: dict, case: dict) -> None:
     try:
         for number, step in enumerate(case["steps"]):
             step = step | {key: filled(step[key], places) for key in ("argv", "place")}
-            before(step)
+            if step["read"] == "evaluation":  # results of earlier commands
+                for file in Path(step["place"], "eval").glob("*.json"):
+                    file.unlink()
             log = here / f"{number}.log"
             statuses = run_command(request, step, log)
             if any(statuses):
@@ -123,13 +116,6 @@ def filled(value: str | list[str], places: dict) -> str | list[str]:
     return value
 
 
-def before(step: dict) -> None:
-    """Removes results of earlier commands, so that those of this one are told apart."""
-    if step["read"] == "evaluation":
-        for file in Path(step["place"], "eval").glob("*.json"):
-            file.unlink()
-
-
 def run_command(request: dict, step: dict, log: Path) -> list[int]:
     """The exit statuses of a command's hosts, whose output goes to files beside `log`."""
     if step["argv"][0] == "rows":
@@ -163,16 +149,12 @@ def run_script(request: dict, argv: list[str], devices: int, log: Path) -> None:
         f"--xla_force_host_platform_device_count={devices} {request['xla_flags']}"
     )
     try:
-        name, *rest = argv
-        if name.endswith(".py"):
+        if argv[0].endswith(".py"):
             sys.argv = argv
-            runpy.run_path(name, run_name="__main__")
-        elif importlib.util.find_spec("adaptive_jax.__main__"):
+            runpy.run_path(argv[0], run_name="__main__")
+        else:
             sys.argv = ["adaptive_jax", *argv]
             runpy.run_module("adaptive_jax", run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = [name, *rest]
-            runpy.run_module(COMMANDS[name], run_name="__main__", alter_sys=True)
     finally:
         import jax
 
@@ -266,11 +248,8 @@ def rows() -> dict:
     import jax.numpy as jnp
 
     from adaptive_jax import Batch, build
+    from adaptive_jax.config.keys import resolve
 
-    try:  # a row may state no more than what differs from the defaults
-        from adaptive_jax.config.keys import resolve as whole
-    except ImportError:
-        whole = operator.methodcaller("to_dict")
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     weights = jax.ShapeDtypeStruct((1, 2), jnp.float32)
     batch = Batch(ids, ids, weights, jax.ShapeDtypeStruct((1,), jnp.int32))
@@ -278,7 +257,7 @@ def rows() -> dict:
     for path in sorted(Path("configs").glob("*.py")):
         module = importlib.import_module(f"configs.{path.stem}")
         for row in getattr(module, "ROWS", ()):
-            config = whole(module.get_config(row))
+            config = resolve(module.get_config(row))
             config["output"] |= {"clusters": ""}  # a file that users make
             what = {key: config[key] for key in ("dtype", "input", "body", "output")}
             words = config["data"]["vocabulary_size"]

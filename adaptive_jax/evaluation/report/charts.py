@@ -1,82 +1,190 @@
-"""The figures of a report: what each shows, and what it says of itself."""
+"""The figures of a report. To add one, write a function and name it in `FIGURES`."""
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from adaptive_jax.evaluation.report.figures import Chart, by_bins, by_context, learning_curves
-from adaptive_jax.evaluation.report.findings import Bins, Finding
+from adaptive_jax.evaluation.report.frequency import Bin, by_frequency, short
+from adaptive_jax.evaluation.report.runs import RunReport
 
-NATS = "nats a word"
+NATS = "loss, nats a word"
+BY_FREQUENCY, DIFFERENCE, TRAINING = "Loss by frequency", "Difference", "Training and context"
+SECTIONS = {
+    BY_FREQUENCY: (
+        "Bins are of how often a word occurs in the training text and are not cumulative: 100"
+        " holds words that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals over"
+        " parts of the text. Losses are in nats a word of the text, whatever the units of a model."
+    ),
+    DIFFERENCE: "What each word costs in a run less what it costs in the first run.",
+    TRAINING: "",
+}
 
 
-def frequency_charts(bins: Bins, numbers: dict[str, int]) -> list[Chart]:
-    """Mean and median loss by the frequency of the word and of the word before.
+class Line(NamedTuple):
+    """The points of a run. thin: drawn without markers."""
 
-    numbers: of the runs, which choose their colours and markers.
+    run: str
+    points: Sequence[tuple]
+    thin: bool = False
+
+
+class Chart(NamedTuple):
+    """A figure: its numbers, and how they are drawn.
+
+    Attributes:
+        name: of its files.
+        columns: what a point holds: x, y, the interval of y as "low" and "high" if there is one,
+            and anything else that the CSV file is to have.
+        ticks: for x that is text: the values in order, and what stands at the axis.
+        limits: of the axis of y; None: those of the points.
     """
-    papers = {
-        "word": "Figures 2 and 4 of Baevski & Auli (2019).",
-        "previous": "Figures 3 and 5 of Baevski & Auli (2019).",
-    }
-    whose = {"word": "the word", "previous": "the word before"}
-    return [
-        Chart(
-            f"{statistic}_by_{kind}",
-            f"{statistic.capitalize()} loss by frequency of {whose[kind]}",
-            papers[kind] if statistic == "mean" else "Outliers count less than in the mean.",
-            numbers,
-            by_bins(bins[kind], statistic, NATS),
-        )
-        for statistic in ("mean", "median")
-        for kind in ("word", "previous")
-    ]
+
+    name: str
+    title: str
+    note: str
+    section: str
+    columns: Sequence[str]
+    lines: Sequence[Line]
+    xlabel: str
+    ylabel: str
+    ticks: Mapping[str, str] = {}
+    limits: tuple[float, float] | None = None
+
+    def rows(self) -> list[dict]:
+        """The numbers, a line of the CSV file each."""
+        return [
+            {"run": line.run} | dict(zip(self.columns, point, strict=True))
+            for line in self.lines
+            for point in line.points
+        ]
 
 
-def difference_charts(bins: Bins, numbers: dict[str, int], reference: str) -> list[Chart]:
-    """How much more words cost than in the reference, a run, by their frequency."""
-    notes = {
-        "mean": "Word by word: below 0 the run is better.",
-        "median": "Figure 3 of Pappas et al. (2020).",
-    }
-    others = {run: number for run, number in numbers.items() if run != reference}
-    return [
-        Chart(
-            f"{statistic}_difference",
-            f"{statistic.capitalize()} difference from {reference}",
-            notes[statistic],
-            others,
-            by_bins(bins["difference"], statistic, NATS),
-        )
-        for statistic in ("mean", "median")
-    ]
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What figures are drawn from. edges: largest frequencies of the bins but the last."""
+
+    runs: Sequence[RunReport]
+    edges: Sequence[int]
+
+    @functools.cached_property
+    def bins(self) -> dict[str, dict[str, list[Bin]]]:
+        """Losses by frequency of the word and of the word before, and differences from the first
+        run by its frequencies; of each run.
+        """
+        first, values = self.runs[0].words, {"by_word": {}, "by_previous": {}, "difference": {}}
+        for run in self.runs:
+            values["by_word"][run.name] = run.words.nll, run.words.counts
+            values["by_previous"][run.name] = run.words.nll, run.words.before()
+        for run in self.runs[1:]:
+            values["difference"][run.name] = run.words.nll - first.nll, first.counts
+        return {
+            figure: {run: by_frequency(*each, self.edges) for run, each in runs.items()}
+            for figure, runs in values.items()
+        }
 
 
-def history_charts(found: Sequence[Finding], numbers: dict[str, int]) -> list[Chart]:
-    """Learning curves, and perplexity by context where evaluate.py has scored several; of runs
-    that have them.
+OUTLIERS = "Outliers count less than in the mean."
+BINNED = {  # titles, and notes by statistic
+    "by_word": (
+        "loss by frequency of the word",
+        {"mean": "Figures 2 and 4 of Baevski & Auli (2019).", "median": OUTLIERS},
+    ),
+    "by_previous": (
+        "loss by frequency of the word before",
+        {"mean": "Figures 3 and 5 of Baevski & Auli (2019).", "median": OUTLIERS},
+    ),
+    "difference": (
+        "difference from the first run",
+        {
+            "mean": "Word by word: below 0 the run is better.",
+            "median": "Figure 3 of Pappas et al. (2020).",
+        },
+    ),
+}
+
+
+def by_bins(statistic: str, figure: str, scores: Scores) -> Chart:
+    """A statistic, "mean" or "median", of a figure of `BINNED`. Below each bin stand the words of
+    the first run.
     """
-    curves = {each.name: each.curves for each in found if any(each.curves)}
-    contexts = {
-        each.name: each.contexts
-        for each in found
-        if len({context.context for context in each.contexts}) > 1
-    }
-    charts = []
-    if curves:
-        note = "Validation with markers; training, with its dropout, as thin lines."
-        charts.append(
-            Chart(
-                "curves",
-                "Learning curves",
-                note,
-                {run: numbers[run] for run in curves},
-                learning_curves(curves),
-            )
-        )
-    if contexts:
-        note = (
-            "As Table 5 of Baevski & Auli (2019): tokens that are read before those that are"
-            " scored."
-        )
-        runs = {run: numbers[run] for run in contexts}
-        charts.append(Chart("contexts", "Perplexity by context", note, runs, by_context(contexts)))
-    return charts
+    title, notes = BINNED[figure]
+    lines, tops = [], {}
+    for run, found in scores.bins[figure].items():
+        points = []
+        for each in found:
+            value = getattr(each, statistic)
+            low, high = getattr(each, f"{statistic}_interval") or (value, value)
+            points.append((each.label, value, low, high, each.words, each.least, each.most))
+            tops.setdefault((each.least, each.label), each.words if not lines else 0)
+        lines.append(Line(run, points))
+    return Chart(
+        f"{statistic}_{figure}",
+        f"{statistic.capitalize()} {title}",
+        notes[statistic],
+        DIFFERENCE if figure == "difference" else BY_FREQUENCY,
+        ("bin", statistic, "low", "high", "words", "least", "most"),
+        lines,
+        "frequency in training; below, words of the text",
+        NATS,
+        {label: f"{label}\n{short(words)}" for (_, label), words in sorted(tops.items())},
+    )
+
+
+def curves(scores: Scores) -> Chart:
+    """Learning curves."""
+    lines, late = [], []
+    for run in scores.runs:
+        parts = {split: run.curve(split) for split in ("train", "validation")}
+        last = max((step for curve in parts.values() for step, _ in curve), default=0)
+        for split, curve in parts.items():
+            points = [(step, loss, split) for step, loss in curve]
+            lines += [Line(run.name, points, thin=split == "train")] if points else []
+            late += [loss for step, loss in curve if step >= last / 10]
+    limits = None
+    if late:  # the first losses would press all others together
+        room = 0.05 * (max(late) - min(late)) + 0.01
+        limits = min(late) - room, max(late) + room
+    return Chart(
+        "curves",
+        "Learning curves",
+        "Validation with markers; training, with its dropout, as thin lines.",
+        TRAINING,
+        ("updates", "nll", "split"),
+        lines,
+        "updates",
+        NATS,
+        limits=limits,
+    )
+
+
+def contexts(scores: Scores) -> Chart:
+    """Perplexity by context, of runs that evaluate.py has scored with several."""
+    several = [run for run in scores.runs if len({each[0] for each in run.contexts}) > 1]
+    return Chart(
+        "contexts",
+        "Perplexity by context",
+        "As Table 5 of Baevski & Auli (2019): tokens that are read before those that are scored.",
+        TRAINING,
+        ("context", "perplexity", "window"),
+        [Line(run.name, run.contexts) for run in several],
+        "tokens of context",
+        "perplexity",
+    )
+
+
+FIGURES: list[Callable[[Scores], Chart]] = [
+    functools.partial(by_bins, "mean", "by_word"),
+    functools.partial(by_bins, "mean", "by_previous"),
+    functools.partial(by_bins, "median", "by_word"),
+    functools.partial(by_bins, "median", "by_previous"),
+    functools.partial(by_bins, "mean", "difference"),
+    functools.partial(by_bins, "median", "difference"),
+    curves,
+    contexts,
+]
+
+
+def charts_of(scores: Scores) -> list[Chart]:
+    """All figures that have something to draw."""
+    return [chart for figure in FIGURES if (chart := figure(scores)).lines]

@@ -5,8 +5,8 @@ passage coloured by surprisal.
     python -m adaptive_jax report runs/adp_t runs/adp runs/sm --output=figures/inputs.html
 
 Writes the page, which needs no network, and beside it a directory with the figures as PNG and the
-numbers as CSV. The scores of a run are computed once and kept in its eval/. docs/evaluation.md says
-more.
+numbers as CSV. A run that evaluate.py has scored with the same settings is not scored again.
+docs/evaluation.md says more.
 """
 
 from pathlib import Path
@@ -47,26 +47,27 @@ flags.DEFINE_integer("sample_words", 150, "Words of the passage; 0: none.")
 commands.define_allow()
 flags.adopt_module_key_flags(commands)  # --help shows them
 POSITIONAL = ["RUN..."]
-STOPPED = "stopped: the scores of finished runs are kept; the same command goes on"
+STOPPED = "stopped: the scores of finished runs are kept; the same command resumes"
 
 
 def main(*workdirs):
     """Makes the report that the flags ask for."""
     # After the flags: their errors should not wait for jax.
-    from adaptive_jax.evaluation.report.report import Request, report
-    from adaptive_jax.evaluation.report.sample import Passage
-    from adaptive_jax.evaluation.report.scores import Wanted
+    from adaptive_jax.evaluation.evaluate import Request
+    from adaptive_jax.evaluation.report.passage import Passage
+    from adaptive_jax.evaluation.report.report import Job, report
 
     given = flags.FLAGS
-    wanted = Wanted(
-        given.split, given.window, given.context, given.checkpoint, given.data_path, given.rows
+    asked = "split", "window", "context", "checkpoint", "data_path", "rows"
+    job = Job(
+        Request(**{name: getattr(given, name) for name in asked}),
+        edges(given.bins),
+        Passage(given.sample_from, given.sample_words),
+        given.names,
+        Path(given.output).expanduser(),
     )
-    passage = Passage(given.sample_from, given.sample_words)
-    request = Request(
-        wanted, edges(given.bins), passage, given.names, Path(given.output).expanduser()
-    )
-    report([path_of(workdir) for workdir in workdirs], request)
-    print(request.output)
+    report([path_of(workdir) for workdir in workdirs], job)
+    print(job.output)
 
 
 def edges(given):

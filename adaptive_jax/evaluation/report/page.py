@@ -8,28 +8,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from adaptive_jax.evaluation.report.figures import COLOURS, Chart, marker, svg
-from adaptive_jax.evaluation.report.sample import Token
+from adaptive_jax.evaluation.report.charts import Chart
+from adaptive_jax.evaluation.report.drawing import COLOURS, marker, svg
+from adaptive_jax.evaluation.report.passage import Token
 
 STYLE = Path(__file__).with_name("style.css")
 # No script and nothing from elsewhere, whatever text a page shows.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 SIGNS = dict(zip("osD^vPX*<>", "●■◆▲▼✚✖★◀▶", strict=True))
 MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so much
-
-
-class Table(NamedTuple):
-    """A table of texts.
-
-    words: columns from the left that hold words; the others hold numbers.
-    best: for columns in which one value is best, its row.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: int = 1
-    best: Mapping[int, int] = {}
+MILLIONS = lambda number: f"{number / 1e6:.1f}M"
+TWO_DIGITS = "{:.2f}".format
+# Columns of the table of runs: words, and numbers; {split} is that of the report.
+WORDS = "run", "input", "body", "output", "reads"
+PERPLEXITIES = "validation_perplexity", "perplexity"
+NUMBERS = {
+    "validation_perplexity": ("Valid", TWO_DIGITS),
+    "perplexity": ("{split}", TWO_DIGITS),
+    "published_validation_perplexity": ("Paper: valid", TWO_DIGITS),
+    "published_perplexity": ("Paper: {split}", TWO_DIGITS),
+    "parameters": ("Parameters", MILLIONS),
+    "hours": ("Hours", TWO_DIGITS),
+    "words_per_second": ("Words/s", "{:,.0f}".format),
+    "unknown": ("<unk>", "{:.1%}".format),
+    "updates": ("Updates", "{:,}".format),
+}
 
 
 class Section(NamedTuple):
@@ -71,53 +74,79 @@ def page(title: str, subtitle: str, sections: Sequence[Section], footer: str) ->
 """
 
 
-def figures(charts: Sequence[Chart]) -> str:
-    """Figures side by side, each with its title, its legend and a note."""
-    drawn = "\n".join(map(_figure, charts))
-    return f'<div class="figures">\n{drawn}\n</div>'
+def figures(charts: Sequence[Chart], numbers: Mapping[str, int]) -> str:
+    """Figures side by side, each with its title, its legend and a note.
+
+    numbers: of the runs in the report, which choose their colours and markers.
+    """
+    drawn = []
+    for chart in charts:
+        title, runs = html.escape(chart.title), dict.fromkeys(line.run for line in chart.lines)
+        picture = svg(chart, numbers).replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+        keys = "".join(
+            f'<li><span class="key" style="color: var(--run-{numbers[run] % COLOURS})">'
+            f"{SIGNS[marker(numbers[run])]}</span>{html.escape(run)}</li>"
+            for run in runs
+        )
+        legend = f'<ul class="legend">{keys}</ul>' if len(runs) > 1 else ""
+        head = f"<figcaption><b>{title}</b> {html.escape(chart.note)}</figcaption>"
+        drawn.append(f"<figure>\n{head}\n{legend}\n{picture}\n</figure>")
+    return '<div class="figures">\n' + "\n".join(drawn) + "\n</div>"
 
 
-def _figure(chart):
-    several = len(chart.runs) > 1
-    drawn = svg(chart).replace(
-        "<svg", f'<svg role="img" aria-label="{html.escape(chart.title)}"', 1
-    )
-    head = f"<figcaption><b>{html.escape(chart.title)}</b> {html.escape(chart.note)}</figcaption>"
-    return f"<figure>\n{head}\n{_legend(chart.runs) if several else ''}\n{drawn}\n</figure>"
+def runs_table(lines: Sequence[Mapping], split: str) -> str:
+    """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best
+    perplexities stand out. lines: `RunReport.about` of each run.
+    """
+    numbers = {
+        key: how for key, how in NUMBERS.items() if any(line[key] is not None for line in lines)
+    }
+    rows, best = [], set()
+    for line in lines:
+        row = {key.capitalize(): line[key] for key in WORDS}
+        for key, (head, show) in numbers.items():
+            head, value = head.format(split=split.capitalize()), line[key]
+            row[head] = "" if value is None else show(value)
+            known = [other[key] for other in lines if other[key] is not None]
+            if key in PERPLEXITIES and len(known) > 1 and value == min(known):
+                best.add((len(rows), head))
+        rows.append(row)
+    return _table("Perplexity is per word of the text, <eos> included.", rows, len(WORDS), best)
 
 
-def _legend(runs):
-    keys = (
-        '<li><span class="key" style="color:'
-        f' var(--run-{number % COLOURS})">{SIGNS[marker(number)]}</span>{html.escape(run)}</li>'
-        for run, number in runs.items()
-    )
-    return f'<ul class="legend">{"".join(keys)}</ul>'
+def chart_table(chart: Chart) -> str:
+    """The values of a chart whose x are bins, a row for each run."""
+    rows = []
+    for line in chart.lines:
+        values = {x: f"{y:.3f}" for x, y, *_ in line.points}
+        rows.append({"Run": line.run} | {x: values.get(x, "") for x in chart.ticks})
+    return _table(f"{chart.title}: {chart.ylabel}", rows)
 
 
-def table(given: Table) -> str:
-    """A table that scrolls sideways where the page is too narrow."""
-    head = "".join(
-        f'<th scope="col"{_kind(given, number)}>{html.escape(column)}</th>'
-        for number, column in enumerate(given.columns)
-    )
-    lines = [_line(given, number, row) for number, row in enumerate(given.rows)]
-    caption = f"<caption>{html.escape(given.title)}</caption>" if given.title else ""
-    body = "\n".join(lines)
-    inner = f"{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>"
-    return f'<div class="wide" tabindex="0">\n<table>{inner}</table>\n</div>'
+def _table(caption, rows, words=1, best=()):
+    """A table that scrolls sideways where the page is too narrow.
+
+    words: columns from the left that hold words; the others hold numbers.
+    best: cells that stand out, as row and column.
+    """
+    kinds = {column: ["words"] * (at < words) for at, column in enumerate(rows[0])}
+    lines = [_cells("th", [(column, kind) for column, kind in kinds.items()])]
+    for number, row in enumerate(rows):
+        cells = [(row[c], kinds[c] + ["best"] * ((number, c) in best)) for c in kinds]
+        lines.append(_cells("td", cells))
+    head, *body = lines
+    body = "\n".join(body)
+    inner = f"<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>"
+    caption = f"<caption>{html.escape(caption)}</caption>"
+    return f'<div class="wide" tabindex="0">\n<table>{caption}\n{inner}</table>\n</div>'
 
 
-def _kind(given, column, best=False):
-    """The class of a cell."""
-    kinds = ["words"] * (column < given.words) + ["best"] * best
-    return f' class="{" ".join(kinds)}"' if kinds else ""
-
-
-def _line(given, number, row):
-    kinds = (_kind(given, column, given.best.get(column) == number) for column in range(len(row)))
-    cells = zip(kinds, row, strict=True)
-    return f"<tr>{''.join(f'<td{kind}>{html.escape(cell)}</td>' for kind, cell in cells)}</tr>"
+def _cells(tag, cells):
+    scope, parts = ' scope="col"' if tag == "th" else "", []
+    for text, kinds in cells:
+        kind = f' class="{" ".join(kinds)}"' if kinds else ""
+        parts.append(f"<{tag}{scope}{kind}>{html.escape(text)}</{tag}>")
+    return f"<tr>{''.join(parts)}</tr>"
 
 
 def folded(title: str, content: str, shown: bool = False) -> str:
@@ -139,24 +168,20 @@ def scale() -> str:
 
 
 def _token(token):
-    shown = (
-        '<span class="end">↵</span>' if token.line_end else f"<bdi>{html.escape(token.text)}</bdi>"
-    )
+    text = f"<bdi>{html.escape(token.text)}</bdi>"
+    shown = '<span class="end">↵</span>' if token.line_end else text
     after = "<br>\n" if token.line_end else "" if token.joined else " "
     if math.isnan(token.bits):
         return shown + after
     heat = MOST_HEAT * min(1.0, token.bits / MOST_BITS)
     likely = "".join(
-        f"<span><bdi>{html.escape(text)}</bdi> <i>{chance:.1%}</i></span> "
-        for text, chance in token.expected
+        f"<span><bdi>{html.escape(other)}</bdi> <i>{probability:.1%}</i></span> "
+        for other, probability in token.expected
     )
     about = (
-        f"<b><bdi>{html.escape(token.text)}</bdi></b> {token.bits:.1f} bits, probability"
-        f" {2**-token.bits:.2%}, rank {token.rank:,}; {token.count:,} times in training. Entropy"
-        f" {token.entropy:.1f} bits."
+        f"<b>{text}</b> {token.bits:.1f} bits, probability {2**-token.bits:.2%}, rank"
+        f" {token.rank:,}; {token.count:,} times in training. Entropy {token.entropy:.1f} bits."
     )
     more = f'<span class="more">{about}<span class="likely">{likely}</span></span>'
-    return (
-        '<span class="token" tabindex="0" style="--heat-share:'
-        f' {heat:.3f}">{shown}{more}</span>{after}'
-    )
+    style = f"--heat-share: {heat:.3f}"
+    return f'<span class="token" tabindex="0" style="{style}">{shown}{more}</span>{after}'

@@ -1,4 +1,4 @@
-"""Makes a report: scores the runs, draws the figures, and writes the page and its files."""
+"""Makes a report: reads the runs, draws the figures, and writes the page and its files."""
 
 import csv
 import datetime
@@ -11,36 +11,25 @@ from typing import NamedTuple
 import jax
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.report import page
-from adaptive_jax.evaluation.report.charts import (
-    difference_charts,
-    frequency_charts,
-    history_charts,
-)
-from adaptive_jax.evaluation.report.figures import Chart, check_matplotlib, write_png
-from adaptive_jax.evaluation.report.findings import Bins, Finding, bins_of, finding
+from adaptive_jax.evaluation.evaluate import Request
+from adaptive_jax.evaluation.report import charts, page
+from adaptive_jax.evaluation.report.drawing import check_matplotlib, write_png
 from adaptive_jax.evaluation.report.frequency import PAPER, check_edges
-from adaptive_jax.evaluation.report.sample import Passage
-from adaptive_jax.evaluation.report.scores import Wanted, check_same_text, subject
-from adaptive_jax.evaluation.report.tables import bins_tables, runs_table, tables_of
+from adaptive_jax.evaluation.report.passage import Passage, Token, read_passage
+from adaptive_jax.evaluation.report.runs import RunReport, check_same_text, read_run
 from adaptive_jax.files import path_of, replacing
 
-FREQUENCY = (
-    "Bins are of how often a word occurs in the training text and are not cumulative: 100 holds"
-    " words that occur 11 to 100 times. Vertical lines are 95 % bootstrap intervals over parts of"
-    " the text. Losses are in nats a word of the text, whatever the units of a model."
-)
 SAMPLE = (
     "The stronger the colour, the less the model expected the token. Point at one, or tap it, to"
     " see what the model expected instead. Units of one word stand without a space between them."
 )
 
 
-class Request(NamedTuple):
+class Job(NamedTuple):
     """What to report.
 
     Attributes:
-        wanted: the text, and how it is scored.
+        request: the text, and how it is scored.
         edges: largest frequencies of the bins.
         passage: the part of the text to show.
         names: what to call the runs; empty: as their directories.
@@ -48,47 +37,56 @@ class Request(NamedTuple):
             `report.html`.
     """
 
-    wanted: Wanted = Wanted()
+    request: Request = Request()
     edges: Sequence[int] = PAPER
     passage: Passage = Passage()
     names: Sequence[str] = ()
     output: Path = Path("report.html")
 
 
-def report(workdirs: Sequence[Path], request: Request) -> list[Finding]:
+def report(workdirs: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[str, list[Token]]]:
     """Reports trained runs on one page, with their figures as PNG and their numbers as CSV beside
-    it.
+    it. Runs that evaluate.py has scored so already are not scored again.
 
-    Each run's scores are computed once and kept in its `eval/`. A second report of the same runs
-    opens no model.
+    Returns:
+        What was read of the runs, and their passages by name.
 
     Raises:
         InputError: matplotlib is missing, no run or split there, runs on texts that differ, scores
             that are not finite, or the page cannot be written.
     """
     check_matplotlib()
-    check_edges(request.edges)
-    files = _files(request.output)
-    subjects = [
-        subject(workdir, name, request.wanted)
-        for workdir, name in zip(workdirs, names_of(workdirs, request.names), strict=True)
-    ]
-    check_same_text(subjects)
-    found = [finding(each, request.wanted.split, request.passage) for each in subjects]
-    bins = bins_of(found, request.edges)
-    sections, charts = _sections(found, bins, request)
-    for chart in charts:
-        write_png(chart, files / f"{chart.name}.png")
-    for name, lines in tables_of(found, bins).items():
-        if lines:
-            _write_csv(files / f"{name}.csv", lines)
-    _write(
-        request.output,
-        page.page(*_title(found, request.wanted), sections, _footer(found)).encode(
-            errors="replace"
-        ),
-    )
-    return found
+    check_edges(job.edges)
+    files, names = _files(job.output), names_of(workdirs, job.names)
+    pairs = zip(workdirs, names, strict=True)
+    runs = [read_run(workdir, name, job.request) for workdir, name in pairs]
+    check_same_text(runs)
+    passages = {run.name: read_passage(run, job.passage) for run in runs}
+    drawn = charts.charts_of(charts.Scores(runs, job.edges))
+    numbers = {name: number for number, name in enumerate(names)}
+    for chart in drawn:
+        write_png(chart, numbers, files / f"{chart.name}.png")
+        _write_csv(files / f"{chart.name}.csv", chart.rows())
+    lines = [run.about() for run in runs]
+    _write_csv(files / "runs.csv", lines)
+    if job.passage.words:
+        _write_csv(files / "sample.csv", _sample_lines(passages))
+    sections = [page.Section("Runs", "", page.runs_table(lines, job.request.split))]
+    for title, text in charts.SECTIONS.items():
+        if inside := [chart for chart in drawn if chart.section == title]:
+            sections.append(page.Section(title, text, page.figures(inside, numbers)))
+    if job.passage.words:
+        parts = [page.scale()] + [
+            page.folded(name, page.sample(tokens), shown=name == names[0])
+            for name, tokens in passages.items()
+        ]
+        title = "A passage, coloured by surprisal"
+        sections.append(page.Section(title, SAMPLE, "\n".join(parts)))
+    tables = "\n".join(page.chart_table(chart) for chart in drawn if chart.ticks)
+    sections.append(page.Section("Numbers", "", page.folded("Losses by frequency", tables)))
+    text = page.page(*_title(runs, job.request), sections, _footer(runs))
+    _write(job.output, text.encode(errors="replace"))
+    return runs, passages
 
 
 def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
@@ -98,8 +96,8 @@ def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
     if given:
         if len(given) != len(workdirs) or len(set(given)) != len(given):
             raise InputError(
-                f"names={','.join(given)} must be one name for each of {len(workdirs)} runs, none"
-                " of them twice"
+                f"names={','.join(given)} must be one name for each of {len(workdirs)} runs, all"
+                " different"
             )
         return list(given)
     parts = [os.path.abspath(path).split("/") for path in workdirs]
@@ -110,59 +108,31 @@ def names_of(workdirs: Sequence[Path], given: Sequence[str]) -> list[str]:
     raise InputError(f"{workdirs[0]} or another run is given twice: give each run once")
 
 
-def _sections(
-    found: Sequence[Finding], bins: Bins, request: Request
-) -> tuple[list[page.Section], list[Chart]]:
-    """The parts of the page, and the figures in them."""
-    numbers, reference = {each.name: number for number, each in enumerate(found)}, found[0].name
-    frequency, history = frequency_charts(bins, numbers), history_charts(found, numbers)
-    differences = difference_charts(bins, numbers, reference) if len(found) > 1 else []
-    sections = [page.Section("Runs", "", page.table(runs_table(found, request.wanted.split)))]
-    sections.append(page.Section("Loss by frequency", FREQUENCY, page.figures(frequency)))
-    if differences:
-        text = (
-            f"What each word costs in a run less what it costs in {reference}, by its frequency"
-            " there."
-        )
-        sections.append(
-            page.Section(f"Difference from {reference}", text, page.figures(differences))
-        )
-    if history:
-        sections.append(page.Section("Training and context", "", page.figures(history)))
-    if any(each.sample for each in found):
-        passages = (
-            page.folded(each.name, page.sample(each.sample), shown=not number)
-            for number, each in enumerate(found)
-        )
-        sections.append(
-            page.Section(
-                "A passage, coloured by surprisal", SAMPLE, page.scale() + "\n".join(passages)
-            )
-        )
-    tables = "\n".join(map(page.table, bins_tables(bins, reference)))
-    sections.append(page.Section("Numbers", "", page.folded("Losses by frequency", tables)))
-    return sections, [*frequency, *differences, *history]
+def _sample_lines(passages):
+    columns = "text", "bits", "rank", "entropy", "count"
+    return [
+        {"run": name} | {column: getattr(token, column) for column in columns}
+        for name, tokens in passages.items()
+        for token in tokens
+    ]
 
 
-def _title(found, wanted):
+def _title(runs, request):
     """The title of the page and the line below it."""
-    names, first = [each.name for each in found], found[0]
-    data = first.subject.config["data"]
-    place = wanted.data_path or (data["path"] if data["corpus"] == "text_files" else "")
-    corpus = path_of(place).name or data["corpus"]
-    what = f"{corpus}, {wanted.split} split, {first.result['words']:,} words"
-    return (
-        ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} other runs"
-    ), what
+    data = runs[0].config["data"]
+    place = request.data_path or (data["path"] if data["corpus"] == "text_files" else "")
+    corpus, words = path_of(place).name or data["corpus"], runs[0].result["words"]
+    names = ", ".join(run.name for run in runs)
+    if len(runs) > 3:
+        names = f"{runs[0].name} and {len(runs) - 1} other runs"
+    return names, f"{corpus}, {request.split} split, {words:,} words"
 
 
-def _footer(found):
-    versions = f"jax {jax.__version__}"
-    runs = "; ".join(
-        f"{each.name}: {each.subject.workdir}, vocabulary {each.subject.vocabulary.digest}"
-        for each in found
+def _footer(runs):
+    about = "; ".join(
+        f"{run.name}: {run.workdir}, vocabulary {run.vocabulary.digest}" for run in runs
     )
-    return f"Made on {datetime.date.today()} by adaptive_jax ({versions}). {runs}."
+    return f"Made on {datetime.date.today()} by adaptive_jax (jax {jax.__version__}). {about}."
 
 
 def _files(output):

@@ -1,0 +1,132 @@
+"""A passage of the text with the surprisal of each token, and what the model expected instead."""
+
+import contextlib
+import io
+import math
+import unicodedata
+import zipfile
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.batches.windows import Windows
+from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.distributions import expected
+from adaptive_jax.evaluation.report.runs import RunReport
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.scoring import Extras, composed, scores
+from adaptive_jax.files import replacing
+from adaptive_jax.planning.plan import rows_to_score
+
+ALTERNATIVES = 8
+
+
+class Passage(NamedTuple):
+    """A part of the text, in words from its beginning, `<eos>` included."""
+
+    begin: int = 0
+    words: int = 150
+
+
+class Token(NamedTuple):
+    """A token of the passage.
+
+    Attributes:
+        text: its letters; control characters are replaced.
+        joined: whether no space follows, because the word goes on.
+        line_end: whether it is `<eos>`.
+        bits: its surprisal; NaN for one that is not scored.
+        rank: 1 for the most probable token.
+        entropy: of the model's distribution there, in bits.
+        count: how often it occurs in training.
+        expected: the most probable tokens and their probabilities.
+    """
+
+    text: str
+    joined: bool
+    line_end: bool
+    bits: float = math.nan
+    rank: int = 0
+    entropy: float = math.nan
+    count: int = 0
+    expected: tuple[tuple[str, float], ...] = ()
+
+
+def read_passage(run: RunReport, passage: Passage) -> list[Token]:
+    """The tokens of a passage of a run's text. Raises InputError if the text has no such part."""
+    ends, vocabulary = np.flatnonzero(run.vocabulary.ends[run.ids]), run.vocabulary
+    if passage.words < 0 or not 0 <= passage.begin < len(ends):
+        raise InputError(
+            f"sample_from={passage.begin} and sample_words={passage.words} must lie in the text of"
+            f" {len(ends):,} words"
+        )
+    if not passage.words:
+        return []
+    begin = 0 if passage.begin == 0 else int(ends[passage.begin - 1]) + 1
+    end = int(ends[min(passage.begin + passage.words, len(ends)) - 1]) + 1
+    found = _kept_distributions(run, begin, end)
+    places, tokens = {int(at): number for number, at in enumerate(found["at"])}, []
+    for at, word in enumerate(run.ids[begin:end].tolist(), begin):
+        token = Token(*spelled(vocabulary, word), word == vocabulary.eos)
+        number = places.get(at)
+        if number is not None:  # an empty line may be in no example
+            words, log_probs = found["words"][number], found["log_probs"][number]
+            token = token._replace(
+                bits=float(run.nll[at]) / math.log(2),
+                rank=int(found["rank"][number]),
+                entropy=float(found["entropy"][number]) / math.log(2),
+                count=int(vocabulary.counts[word]),
+                expected=tuple(
+                    (spelled(vocabulary, other)[0], math.exp(log_prob))
+                    for other, log_prob in zip(words.tolist(), log_probs.tolist(), strict=True)
+                ),
+            )
+        tokens.append(token)
+    return tokens
+
+
+def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
+    """The letters of a token as they can be shown, and whether its word goes on after it."""
+    text = vocabulary.spellings[word].decode(errors="replace")
+    ends = bool(vocabulary.ends[word])
+    if isinstance(vocabulary, Subwords) and ends:
+        text = text.removesuffix(MARK) or MARK
+    shown = ("�" if unicodedata.category(each) in ("Cc", "Cs") else each for each in text)
+    return "".join(shown), not ends
+
+
+def _kept_distributions(run, begin, end):
+    """Arrays of `_distributions`, from the run's `eval/` if an earlier report left them there."""
+    settings, scored = run.result["settings"], run.result["scored"]
+    name = f"passage-{scored}-{settings['window']}-{settings['context']}-{begin}-{end}.npz"
+    path = run.workdir / "eval" / name
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as found:
+            return dict(found)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):  # missing or damaged
+        made = _distributions(run, begin, end)
+    # Of a run that cannot be written to, the next report computes them again.
+    with contextlib.suppress(OSError), replacing(path) as file:
+        np.savez(file, **made)
+    return made
+
+
+def _distributions(run, begin, end):
+    """What the model expects at the tokens from begin to end that count, which are "at"."""
+    settings, batches = run.result["settings"], run.config["batches"]
+    opened = Run.open(run.workdir, str(run.result["step"]))
+    window, context = settings["window"], settings["context"]
+    rows = settings.get("rows") or rows_to_score(run.config, window) * opened.mesh.size
+    windows = Windows(window, context, settings["break_mode"], batches["layout"], rows)
+    # Examples that reach into the passage must be those of the whole split.
+    ids = np.asarray(run.ids if settings.get("rows", 1) > 1 else run.ids[: end + 2 * window])
+    at, hidden = [], []
+    for scored in scores(opened, ids, windows, Extras(hidden=True)):
+        inside = (scored.at >= begin) & (scored.at < end)
+        at.append(scored.at[inside])
+        hidden.append(scored.hidden[inside])
+    at, hidden = np.concatenate(at), np.concatenate(hidden)
+    found = expected(opened, composed(opened, ids)[0], hidden, ids[at], ALTERNATIVES)
+    return {"at": at} | found._asdict()

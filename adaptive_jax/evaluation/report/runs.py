@@ -1,0 +1,211 @@
+"""What a report reads of a run: its scores, which evaluate.py keeps, and its logs."""
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import card
+from adaptive_jax.evaluation.evaluate import Request, data_of, evaluate
+from adaptive_jax.evaluation.report.frequency import Words, words_of
+from adaptive_jax.evaluation.runs import SavedRun
+from adaptive_jax.files import names_in
+from adaptive_jax.workdir.checkpoints import Checkpoints
+from adaptive_jax.workdir.exported import is_exported
+from adaptive_jax.workdir.parameters import checkpoint_step
+
+
+class RunReport(NamedTuple):
+    """A run and what is known of it.
+
+    Attributes:
+        name: as the report calls it.
+        ids: int32 `[tokens]` of the split.
+        nll: float32 `[tokens]` in nats, NaN for tokens that are not scored.
+        words: losses and frequencies of the words of the text.
+        result: what evaluate.py says of these scores.
+        others: its results of the same text and checkpoint with any window and context.
+        log: the lines of metrics.jsonl.
+    """
+
+    name: str
+    workdir: Path
+    config: dict
+    vocabulary: Vocabulary
+    ids: np.ndarray
+    nll: np.ndarray
+    words: Words
+    result: dict
+    others: list[dict]
+    log: list[dict]
+
+    def curve(self, split: str) -> list[tuple[int, float]]:
+        """`(updates, loss)` in nats a word, as logged for "train" or "validation".
+
+        Of an update that was logged twice, because the run was resumed, the later line counts.
+        """
+        key = f"{split}/nll"
+        found = {
+            line["step"]: line[key] for line in self.log if isinstance(line.get(key), int | float)
+        }
+        return sorted((step, loss) for step, loss in found.items() if math.isfinite(loss))
+
+    @property
+    def contexts(self) -> list[tuple[int, float, int]]:
+        """`(context, perplexity, window)` of every result, except on streams."""
+        if self.config["batches"]["layout"] == "streams":
+            return []
+        found = {
+            (each["settings"]["context"], each["perplexity"], each["settings"]["window"])
+            for each in self.others
+        }
+        return sorted(found)
+
+    def about(self) -> dict:
+        """A line of the table of runs: layers, perplexities, size and speed; None if unknown."""
+        config, result = self.config, self.result
+        table, settings = config["output"]["table"]["name"], result["settings"]
+        streams = config["batches"]["layout"] == "streams"
+        speeds = [line.get("train/words_per_second") for line in self.log]
+        speeds = sorted(speed for speed in speeds if speed)
+        valid = dict(self.curve("validation")).get(result["step"])
+        split = result["split"]
+        paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
+        paper = {each: found and found["perplexity"] for each, found in paper.items()}
+        return {
+            "run": self.name,
+            "input": config["input"]["name"],
+            "body": config["body"]["name"],
+            "output": config["output"]["name"] + (f", {table}" if table != "own" else ""),
+            "reads": "stream"
+            if streams
+            else f"{settings['window']}, context {settings['context']}",
+            "validation_perplexity": None if valid is None else card.perplexity(valid),
+            "perplexity": result["perplexity"],
+            "published_validation_perplexity": paper["validation"],
+            "published_perplexity": paper[split],
+            "nll": result["nll"],
+            "words": result["words"],
+            "unknown": result["unknown"],
+            "parameters": _parameters(self.workdir),
+            "hours": _hours(self.workdir, result["step"]),
+            "words_per_second": speeds[len(speeds) // 2] if speeds else None,
+            "updates": result["step"],
+        }
+
+
+def read_run(workdir: Path, name: str, request: Request) -> RunReport:
+    """Reads a run, and scores it unless its `eval/` has the scores of this text, checkpoint,
+    window and context.
+
+    Raises:
+        InputError: no run or checkpoint there, no such text, or as `evaluate`.
+    """
+    _, config, vocabulary = SavedRun.read(workdir)
+    data = data_of(workdir, config, request)
+    ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
+    step = checkpoint_step(workdir, request.checkpoint)
+    scored = card.fingerprint(workdir, step, vocabulary, ids)
+    if not _chosen(found := _results(workdir, config, scored), config, request):
+        evaluate(workdir, request._replace(checkpoint=str(step)))
+        found = _results(workdir, config, scored)
+    result, nll = _chosen(found, config, request)
+    words = words_of(ids, nll, vocabulary, config["data"])
+    others, log = [each for each, _ in found], _log(workdir / "metrics.jsonl")
+    return RunReport(name, workdir, config, vocabulary, ids, nll, words, result, others, log)
+
+
+def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
+    """The plain results of a fingerprint, and where the losses of their tokens are."""
+    found = []
+    for name in sorted(names_in(workdir / "eval")):
+        if not name.endswith(".json"):
+            continue
+        path = workdir / "eval" / name
+        try:
+            result = json.loads(path.read_text())
+            settings = result["settings"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        usual = (
+            settings["method"] == "plain"
+            and settings["break_mode"] == config["batches"]["break_mode"]
+            and not {"vocabulary", "share"} & settings.keys()
+        )
+        if usual and result.get("scored") == scored:
+            found.append((result, path.with_suffix(".npy")))
+    return found
+
+
+def _chosen(found, config, request):
+    """The result that has the request's settings, and the losses of its tokens; or None."""
+    asked = {
+        "window": request.window or config["batches"]["sequence_length"],
+        "context": request.context,
+    }
+    if config["batches"]["layout"] == "streams":
+        asked["rows"] = request.rows or 1
+    for result, path in found:
+        if asked.items() <= {key: result["settings"].get(key) for key in asked}.items():
+            try:
+                return result, np.load(io.BytesIO(path.read_bytes()))
+            except (OSError, ValueError, EOFError):  # missing or damaged: scored anew
+                pass
+    return None
+
+
+def check_same_text(runs: Sequence[RunReport]) -> None:
+    """Raises InputError unless all runs score the same words, judged by their number and the
+    places of `<eos>`.
+    """
+    texts = []
+    for run in runs:
+        ids = np.asarray(run.ids)
+        texts.append(ids[run.vocabulary.ends[ids]] == run.vocabulary.eos)
+    for run, text in zip(runs, texts, strict=True):
+        if not np.array_equal(texts[0], text):
+            raise InputError(
+                f"{runs[0].workdir} and {run.workdir} score different texts, of {len(texts[0]):,}"
+                f" and {len(text):,} words: give --data_path=DIR to score one text, or make a"
+                " report for each"
+            )
+
+
+def _log(path) -> list[dict]:
+    """The lines of metrics.jsonl; one that is still being written is left out."""
+    found = []
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("step"), int):
+            found.append(value)
+    return found
+
+
+def _hours(workdir, step):
+    if is_exported(workdir):
+        return None
+    checkpoints = Checkpoints(workdir, read_only=True)
+    hours = checkpoints.hours(step)
+    checkpoints.close()
+    return hours or None
+
+
+def _parameters(workdir):
+    try:
+        return int(json.loads((workdir / "plan.json").read_text())["parameters"]["total"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
