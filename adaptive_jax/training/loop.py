@@ -17,7 +17,7 @@ from adaptive_jax.data.batches.prefetch import Ahead
 from adaptive_jax.data.batches.training import Layout, TrainingBatches
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.entries import check_lexicon, lexicon_of
+from adaptive_jax.data.vocabulary.lexicon import check_lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
@@ -115,7 +115,7 @@ def train(
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
     check_fits(given, workdir, model)
-    lexicon = put_lexicon(model, vocabulary, mesh, config["data"]["cache"])
+    lexicon = put_lexicon(model, vocabulary, mesh)
     run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
