@@ -15,8 +15,8 @@ from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches import examples as breaking
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
 from adaptive_jax.data.batches.layouts import Packed, Similar, pack
-from adaptive_jax.data.batches.rows import Spans, fill_rows, permutation, shuffled
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
+from adaptive_jax.data.batches.spans import Spans, fill_rows, permutation, shuffled
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
 from configs import quickstart
