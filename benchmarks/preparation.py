@@ -216,7 +216,7 @@ def main(settings) -> None:
         name: getattr(settings, name) for name in DATA
     }
     check_at_least(1, repeats=settings.repeats)
-    texts = local_texts(data["corpus"], data["path"], SPLITS)
+    texts = local_texts(data["path"], SPLITS)
     if any(text.members for text in texts.values()):
         raise InputError(
             f"--path={settings.path} is an archive, and the peers read files: give a directory of"

@@ -39,21 +39,8 @@ SYNSETS = [
 ]
 LETTERS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 WORDS = (
-    "a",
-    "animal",
-    "small",
-    "dog",
-    "dogs",
-    "puppy",
-    "man",
-    "hunt",
-    "frank",
-    "cur",
-    "Frank",
-    "chasings",
-    "mice",
-    "<unk>",
-    "<eos>",
+    *("a", "animal", "small", "dog", "dogs", "puppy", "man", "hunt", "frank", "cur", "Frank"),
+    *("chasings", "mice", "<unk>", "<eos>"),
 )
 VOCABULARY = Vocabulary(WORDS, np.arange(len(WORDS), 0, -1))
 
@@ -122,70 +109,43 @@ def words_of(arrays, vocabulary=VOCABULARY):
     return {word: others for word, others in found.items() if others}
 
 
-@pytest.mark.parametrize(
-    "form, related, defined",
-    [
-        (
-            "paper",
-            {
-                "animal": ["animal", "dog", "cur"],
-                "small": ["small"],
-                "dog": ["dog", "cur", "frank"],
-                "dogs": ["dog", "cur", "frank"],
-                "puppy": ["puppy"],
-                "hunt": ["dog", "hunt"],
-                "frank": ["frank", "dog"],
-                "cur": ["dog", "cur", "puppy"],
-                "Frank": ["frank", "dog"],
-                "chasings": ["dog", "hunt"],
-            },
-            {
-                "animal": ["a"],
-                "dog": ["a", "animal", "a", "man"],
-                "dogs": ["a", "animal", "a", "man"],
-                "puppy": ["a", "dog", "small"],
-                "hunt": ["a", "man", "animal"],
-                "frank": ["a", "small"],
-                "cur": ["a", "animal", "a", "man"],
-                "Frank": ["a", "small"],
-                "chasings": ["a", "man", "animal"],
-            },
-        ),
-        (
-            "code",
-            {
-                "animal": ["animal"],
-                "small": ["small"],
-                "dog": ["cur", "dog", "frank"],
-                "dogs": ["cur", "dog", "frank"],
-                "puppy": ["puppy"],
-                "hunt": ["dog", "hunt"],
-                "frank": ["dog", "frank"],
-                "cur": ["cur", "dog"],
-                "Frank": ["dog", "frank"],
-                "chasings": ["dog", "hunt"],
-            },
-            {
-                "animal": ["a"],
-                "dog": ["a", "a", "man"],
-                "dogs": ["a", "a", "man"],
-                "puppy": ["a", "dog", "small"],
-                "hunt": ["a", "man", "animal"],
-                "frank": ["a", "small"],
-                "cur": ["a", "a", "man"],
-                "Frank": ["a", "small"],
-                "chasings": ["a", "man", "animal"],
-            },
-        ),
-    ],
-)
-def test_wordnet(wordnet, form, related, defined):
+RELATED = {
+    "paper": (
+        "animal: animal dog cur; small: small; dog: dog cur frank; dogs: dog cur frank;"
+        " puppy: puppy; hunt: dog hunt; frank: frank dog; cur: dog cur puppy; Frank: frank dog;"
+        " chasings: dog hunt"
+    ),
+    "code": (
+        "animal: animal; small: small; dog: cur dog frank; dogs: cur dog frank; puppy: puppy;"
+        " hunt: dog hunt; frank: dog frank; cur: cur dog; Frank: dog frank; chasings: dog hunt"
+    ),
+}
+DEFINED = {
+    "paper": (
+        "animal: a; dog: a animal a man; dogs: a animal a man; puppy: a dog small;"
+        " hunt: a man animal; frank: a small; cur: a animal a man; Frank: a small;"
+        " chasings: a man animal"
+    ),
+    "code": (
+        "animal: a; dog: a a man; dogs: a a man; puppy: a dog small; hunt: a man animal;"
+        " frank: a small; cur: a a man; Frank: a small; chasings: a man animal"
+    ),
+}
+
+
+def written(found):
+    """`{"dog": ["a", "man"]}` as "dog: a man"."""
+    return "; ".join(f"{word}: {' '.join(others)}" for word, others in found.items())
+
+
+@pytest.mark.parametrize("form", RELATED)
+def test_wordnet(wordnet, form):
     """Synonyms of all senses and parts of speech, hyponyms after them. Words are looked up in lower
     case and without endings; words that are not in the vocabulary are passed over; examples are no
     part of a definition. The first four words are taken.
     """
-    assert words_of(relations(VOCABULARY, str(wordnet), 3, form)) == related
-    assert words_of(definitions(VOCABULARY, str(wordnet), 4, form)) == defined
+    assert written(words_of(relations(VOCABULARY, str(wordnet), 3, form))) == RELATED[form]
+    assert written(words_of(definitions(VOCABULARY, str(wordnet), 4, form))) == DEFINED[form]
 
 
 def test_an_exception_of_wordnet_ends_the_search(wordnet):
