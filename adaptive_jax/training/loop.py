@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.data.batches.prefetch import Prefetcher
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
+from adaptive_jax.data.batches.prefetch import Prefetcher
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import check_lexicon, lexicon_of
