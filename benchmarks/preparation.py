@@ -97,7 +97,7 @@ def main(settings) -> None:
     data = {"path": str(Path(settings.path).expanduser().resolve())}
     data |= {name: getattr(settings, name) for name in DATA}
     check_at_least(1, repeats=settings.repeats)
-    texts = local_texts(data["corpus"], data["path"], SPLITS)
+    texts = local_texts(data["path"], SPLITS)
     if any(text.members for text in texts.values()):
         raise InputError(f"--path={settings.path} must be a directory of text, got an archive")
     if settings.peer == OURS:

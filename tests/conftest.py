@@ -5,6 +5,7 @@ two scripts as commands.
 import contextlib
 import gc
 import json
+import lzma
 import os
 import shutil
 import socket
@@ -295,3 +296,18 @@ def small_disk(tmp_path):
         pytest.skip("mounting a small file system is not permitted here")
     yield disk
     subprocess.run(["umount", disk], check=True)
+
+
+@pytest.fixture(scope="session")
+def real_wordnet(tmp_path_factory):
+    """A directory with the files of WordNet 3.0, unpacked."""
+    packed = ROOT.parent / "shared" / "data" / "wordnet-3.0"
+    if not packed.exists():
+        pytest.skip("needs ../shared")
+    directory = tmp_path_factory.mktemp("wordnet")
+    for file in packed.iterdir():
+        content = file.read_bytes()
+        if file.suffix == ".xz":
+            content = lzma.decompress(content)
+        (directory / file.name.removesuffix(".xz")).write_bytes(content)
+    return directory

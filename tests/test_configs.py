@@ -13,7 +13,7 @@ from optax.tree_utils import tree_get
 
 from adaptive_jax.config import rows
 from adaptive_jax.config.keys import complete, resolve
-from adaptive_jax.data.corpora.load import CORPORA
+from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.vocabulary.clusters import cut
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.words import Vocabulary
@@ -384,7 +384,7 @@ def test_settings_agree_with_each_other(config):
         assert config["steps"] == schedule["warmup_steps"] + schedule["cycle_steps"] * (
             2 ** schedule["cycles"] - 1
         )
-    if CORPORA[data["corpus"]] and not data["codes"]:
+    if CORPORA[data["corpus"]].vocabulary and not data["codes"]:
         assert CORPORA[data["corpus"]].vocabulary == data["vocabulary_size"]
     of_update = config["tokens_per_update"] // config["batches"]["sequence_length"]
     for devices in (devices for devices in (1, 2, 4, 8) if of_update % devices == 0):

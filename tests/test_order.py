@@ -19,8 +19,8 @@ from adaptive_jax.data.vocabulary.clusters import (
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.clusters import of_run
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.evaluation.make_clusters import of_run
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.interop.export import export
 from adaptive_jax.model.language_model import build

@@ -41,7 +41,7 @@ HOMES = {  # the classes that have the keys: not imported before a command has p
     "optimizer.name": "adaptive_jax.optimizers.optim:optimizer_named",  # those of optax, too
     "schedule": "adaptive_jax.optimizers.schedules:SCHEDULES",
     "data": "adaptive_jax.data.corpora.load:Settings",
-    "batches": "adaptive_jax.data.batches.training:Layout",
+    "batches": "adaptive_jax.data.batches.pipeline:Layout",
 }
 GIVEN = {  # arguments that the program gives, never a config
     "input": {"vocabulary_size", "features"},

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adaptive_jax.data.corpora.occurring import occurring
+from adaptive_jax.data.corpora.load import count_words
 from adaptive_jax.data.vocabulary.words import Vocabulary, most_frequent_first
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.scoring import perplexity
@@ -32,7 +32,7 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
     New words have count 0.
 
     Raises:
-        InputError: a file that cannot be read, sub-word units, and as `occurring`.
+        InputError: a file that cannot be read, sub-word units, and as `count_words`.
     """
     if name == TRAIN:
         return own
@@ -42,7 +42,7 @@ def extended(own: Vocabulary, name: str, data: Mapping, split: str) -> Vocabular
             " word, or ids of a tokenizer: leave it out"
         )
     words = (
-        [word for word, _ in most_frequent_first(occurring(data, split))]
+        [word for word, _ in most_frequent_first(count_words(data, split))]
         if name == UNION
         else _read(name)
     )

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from adaptive_jax.data.vocabulary.entries import lexicon_of
-from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon
+from adaptive_jax.data.vocabulary.lexicon import coverage, lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
@@ -123,8 +122,7 @@ class SavedRun(NamedTuple):
                     " out"
                 )
             config = config | {"input": config["input"] | {"share": share}}
-        cache = config["data"]["cache"]
-        accelerators.keep_programs(cache)
+        accelerators.keep_programs(config["data"]["cache"])
         model = build(config, len(words))
         mesh = sharding.device_mesh(
             choose_fsdp(config, len(words), jax.device_count(), accelerators.memory())
@@ -138,7 +136,7 @@ class SavedRun(NamedTuple):
             sharding.parameter_specs(shapes, mesh),
         )
         step, params = read_parameters(self.workdir, checkpoint, like)
-        arrays = put_lexicon(model, words, mesh, cache)
+        arrays = put_lexicon(model, words, mesh)
         return Run(model, params, arrays, mesh, vocabulary, config, step, more)
 
 
@@ -149,13 +147,11 @@ def fits_any_vocabulary(config: dict, words: int) -> bool:
     return parameter_shapes(build(config, words)) == parameter_shapes(build(config, words + 1))
 
 
-def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh, cache: str = "") -> dict:
+def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dict:
     """The arrays about words that a model wants, on every device. Says how many words have entries
     in a lexicon.
-
-    cache: as `lexicon` takes it.
     """
-    arrays, whole = lexicon(vocabulary, model.wants(), cache), sharding.replicated(mesh)
+    arrays, whole = lexicon(vocabulary, model.wants()), sharding.replicated(mesh)
     if shares := coverage(arrays):
         said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
         hosts.say(f"lexicon      of {len(vocabulary):,} words, {said}")

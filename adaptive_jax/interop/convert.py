@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.data.corpora.load import home_of
+from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop import awd_lstm_config, fairseq, fairseq_config, fconv, fconv_config

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora.tokenise import separated, tokeniser
+from adaptive_jax.data.corpora.known import CORPORA
+from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
@@ -131,18 +132,17 @@ class Lines(NamedTuple):
 
 
 def _splitter(data) -> Split:
-    named = tokeniser(data["tokeniser"], data["lower"])
-    if data["corpus"] == "embedded":
-        return lambda line: named(separated(line.lower()))
-    return named
+    named, separate = tokeniser(data["tokeniser"], data["lower"]), CORPORA[data["corpus"]].separate
+    return (lambda line: named(separate(line))) if separate else named
 
 
 def _joiner(data) -> Join:
-    if data["corpus"] == "embedded":
-        return _attached
-    if data["tokeniser"] == "moses" or data["corpus"] in ("wikitext2", "wikitext103"):
-        return lambda words: _moses()(words) if words else ""
-    return " ".join
+    how = "moses" if data["tokeniser"] == "moses" else CORPORA[data["corpus"]].join
+    return {
+        "spaces": " ".join,
+        "marks": _attached,
+        "moses": lambda words: _moses()(words) if words else "",
+    }[how]
 
 
 def _attached(words):

@@ -13,11 +13,11 @@ import numpy as np
 import optax
 
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.data.batches.prefetch import Ahead
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
+from adaptive_jax.data.batches.prefetch import Prefetcher
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.entries import check_lexicon, lexicon_of
+from adaptive_jax.data.vocabulary.lexicon import check_lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
@@ -115,7 +115,7 @@ def train(
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
     check_fits(given, workdir, model)
-    lexicon = put_lexicon(model, vocabulary, mesh, config["data"]["cache"])
+    lexicon = put_lexicon(model, vocabulary, mesh)
     run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
@@ -262,7 +262,7 @@ def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
         if over := why(state, first, late):
             return finish(first, over)
         interval, before, programs = Interval(job.plan.flops_per_token, names), None, {}
-        with Ahead(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
+        with Prefetcher(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
             for step, (arrays, words) in batches:
                 stored = not sparse.composes(config["seed"], step, config["compose_share"])
                 if (kind := (stored, arrays.inputs.shape)) in programs:

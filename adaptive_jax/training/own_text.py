@@ -9,7 +9,8 @@ from pathlib import Path
 
 from adaptive_jax.config import rows
 from adaptive_jax.config.keys import at
-from adaptive_jax.data.corpora.load import cache_of, load
+from adaptive_jax.data.corpora.cached import cache_of
+from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary

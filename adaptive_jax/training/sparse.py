@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import optax
 from optax import tree_utils
 
-from adaptive_jax.data.batches.rows import bits
+from adaptive_jax.data.batches.spans import philox
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.composition import encoded_shapes, encoders
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.optimizers import optim
 
-STREAM = 5  # of random bits, see `bits`
+STREAM = 5  # of random bits, see `philox`
 
 
 class SparseState(NamedTuple):
@@ -30,7 +30,7 @@ def composes(seed: int, step: int, share: float) -> bool:
     """Whether update `step`, counted from 1, encodes the words anew; drawn from seed and step,
     and true of the first.
     """
-    return step == 1 or share >= 1 or int(bits(seed, step, STREAM).random_raw()) < share * 2**64
+    return step == 1 or share >= 1 or int(philox(seed, step, STREAM).random_raw()) < share * 2**64
 
 
 def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransformationExtraArgs:

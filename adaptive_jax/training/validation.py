@@ -3,7 +3,7 @@
 import itertools
 import math
 
-from adaptive_jax.data.batches.training import Layout
+from adaptive_jax.data.batches.pipeline import Layout
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.optimizers.optim import params_to_evaluate

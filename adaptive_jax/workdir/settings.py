@@ -11,7 +11,7 @@ from pathlib import Path
 from adaptive_jax.config.classes import ExternalClassError
 from adaptive_jax.config.keys import at, check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
-from adaptive_jax.data.vocabulary.entries import lexicon_of, read_entries, write_entries
+from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -283,7 +283,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
         if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
             write_entries(
                 workdir / "lexicon.jsonl",
-                read_entries(vocabulary, lexicon, config["data"]["cache"]),
+                read_entries(vocabulary, lexicon),
             )
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
-from adaptive_jax.data.batches.rows import Spans, fill_rows
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
+from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError
 

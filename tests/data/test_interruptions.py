@@ -77,28 +77,3 @@ def test_one_line_and_no_process(line, number, tmp_path):
     assert "tokens train 6,000,000" in done.stdout
     assert len(shards(cache)) == 3 and shards(cache).items() >= kept.items()
     assert not list(cache.rglob(".*.npz.*"))  # nothing half-written
-
-
-def test_the_line_of_vocabulary(line, tmp_path):
-    """It prepares a corpus as well, and says its own line."""
-    text = line[-1].rpartition("=")[2]
-    call = [
-        sys.executable,
-        "-m",
-        "adaptive_jax",
-        "plan",
-        "text_files",
-        f"--path={text}",
-        f"--cache={tmp_path}",
-    ]
-    with subprocess.Popen(
-        call, cwd=ROOT, start_new_session=True, text=True, stderr=subprocess.PIPE
-    ) as process:
-        workers = psutil.Process(process.pid).children
-        until(lambda: len(workers()) > 1, process)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (
-        130,
-        "stopped: what was prepared is kept; the same command goes on\n",
-    )

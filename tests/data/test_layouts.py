@@ -15,8 +15,8 @@ from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches import examples as breaking
 from adaptive_jax.data.batches.examples import BREAK_MODES, examples, ranges
 from adaptive_jax.data.batches.layouts import Packed, Similar, pack
-from adaptive_jax.data.batches.rows import Spans, fill_rows, permutation, shuffled
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
+from adaptive_jax.data.batches.spans import Spans, fill_rows, permutation, shuffled
 from adaptive_jax.errors import InputError
 from adaptive_jax.model.language_model import build, parameter_shapes
 from configs import quickstart
@@ -31,21 +31,12 @@ def split(text):
     return np.array([EOS if word == "." else 100 + k for k, word in enumerate(text)], np.int32)
 
 
-@pytest.mark.parametrize(
-    "mode, expected",
-    [
-        ("none", "ab.c.|.def."),
-        ("complete", "ab.c.|.def."),
-        ("complete_doc", "ab.c.|def."),
-        ("eos", "ab.|c.|.|def."),
-    ],
-)
-def test_four_ways_to_break_text(mode, expected):
-    starts, lengths = examples(split("ab.c..def."), EOS, mode, 5)
-    assert (
-        "|".join("ab.c..def."[s : s + n] for s, n in zip(starts, lengths, strict=True)) == expected
-    )
-    assert starts.dtype == lengths.dtype == np.int32
+def test_four_ways_to_break_text():
+    text, expected = "ab.c..def.", ("ab.c.|.def.", "ab.c.|.def.", "ab.c.|def.", "ab.|c.|.|def.")
+    for mode, parts in zip(BREAK_MODES, expected, strict=True):
+        starts, lengths = examples(split(text), EOS, mode, 5)
+        found = [text[s : s + n] for s, n in zip(starts, lengths, strict=True)]
+        assert "|".join(found) == parts and starts.dtype == lengths.dtype == np.int32
 
 
 def slow_examples(ids, mode, longest):

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from adaptive_jax.data.batches import prefetch
-from adaptive_jax.data.batches.prefetch import Ahead
+from adaptive_jax.data.batches.prefetch import Prefetcher
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -18,7 +18,7 @@ def test_results_come_in_order_and_no_further_than_depth_ahead(depth, count):
         made.append(number)
         return number * number
 
-    with Ahead(make, range(3, 3 + count), depth) as results:
+    with Prefetcher(make, range(3, 3 + count), depth) as results:
         read = []
         for number, square in results:
             assert len(made) <= len(read) + 1 + depth
@@ -30,7 +30,7 @@ def test_results_come_in_order_and_no_further_than_depth_ahead(depth, count):
 def test_it_works_while_the_loop_does():
     """The second is made before the loop asks for it: otherwise this would wait for ever."""
     done = {number: threading.Event() for number in range(4)}
-    with Ahead(lambda number: done[number].set(), range(4)) as results:
+    with Prefetcher(lambda number: done[number].set(), range(4)) as results:
         for number, _ in results:
             assert done[min(number + 1, 3)].wait(60)
 
@@ -53,7 +53,7 @@ def test_waiting_is_measured(monkeypatch):
             ready.set()
 
     monkeypatch.setattr(prefetch, "time", types.SimpleNamespace(perf_counter=look))
-    with Ahead(make, range(2)) as results:
+    with Prefetcher(make, range(2)) as results:
         waited = []
         for _ in results:
             waited.append(results.waited)
@@ -65,7 +65,7 @@ def test_an_error_is_raised_where_its_result_would_have_been_read():
     read = []
     with (
         pytest.raises(ZeroDivisionError),
-        Ahead(lambda number: 1 / (2 - number), range(9)) as results,
+        Prefetcher(lambda number: 1 / (2 - number), range(9)) as results,
     ):
         for number, _ in results:
             read.append(number)
@@ -82,7 +82,7 @@ def test_no_thread_outlives_the_loop(error):
             going.wait(60)
         made.append(number)
 
-    with pytest.raises(error), Ahead(make, range(100), depth=3) as results:
+    with pytest.raises(error), Prefetcher(make, range(100), depth=3) as results:
         for _ in results:
             going.set()
             raise error

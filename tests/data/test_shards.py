@@ -150,14 +150,8 @@ def test_a_giant_line(tmp_path, monkeypatch):
     """Is cut between words, and ends once; a giant word is no text."""
     monkeypatch.setattr(shards, "PIECE", 1 << 15)
     counts = made_of(b"the cat sat on the mat " * 10_000, tmp_path)
-    assert counts == {
-        "the": 20_000,
-        "cat": 10_000,
-        "sat": 10_000,
-        "on": 10_000,
-        "mat": 10_000,
-        "<eos>": 1,
-    }
+    others = dict.fromkeys(["cat", "sat", "on", "mat"], 10_000)
+    assert counts == {"the": 20_000, "<eos>": 1} | others
     assert len(list((tmp_path / "made").glob("*.npz"))) == 8
     with pytest.raises(InputError, match=r"text\.txt: a word of more than 32,768 bytes; give text"):
         made_of(b"a" * (3 << 15), tmp_path)
@@ -357,21 +351,7 @@ def test_tokenisers(tmp_path):
     (tmp_path / "text.txt").write_text("Mr. Smith's dog (a U.S. dog) isn't here.\n")
     text = Text((tmp_path / "text.txt",))
     cased = shards.Shards.make(text, tmp_path / "cased", "moses").counts()
-    assert list(cased) == [
-        "Mr.",
-        "Smith",
-        "'s",
-        "dog",
-        "(",
-        "a",
-        "U.S.",
-        ")",
-        "isn",
-        "'t",
-        "here",
-        ".",
-        "<eos>",
-    ]
+    assert " ".join(cased) == "Mr. Smith 's dog ( a U.S. ) isn 't here . <eos>"
     lowered = shards.Shards.make(text, tmp_path / "lowered", "moses", lower=True).counts()
     assert lowered == {
         word if word == "<eos>" else word.lower(): count for word, count in cased.items()
@@ -387,12 +367,8 @@ def test_other_settings_prepare_anew(own_text, tmp_path):
         len(load("text_files", own_text, tmp_path / "cache", **how).vocabulary)
         for how in ({}, {"lower": True}, {"tokeniser": "moses"}, {})
     ]
-    assert sizes == [
-        sizes[0],
-        sizes[0] - 1,
-        sizes[0] + 1,
-        sizes[0],
-    ]  # without The; with ( and ) for (w0)
+    # Without The; with ( and ) for (w0)
+    assert np.subtract(sizes, sizes[0]).tolist() == [0, -1, 1, 0]
 
 
 NAMES = {
@@ -468,12 +444,12 @@ def test_two_copies_of_a_split(own_text, tmp_path):
     """
     (own_text / "valid.txt.xz").write_bytes(lzma.compress(b"a\n"))
     with pytest.raises(InputError, match=r"has both valid\.txt\.xz and valid/; keep one"):
-        local_texts("text_files", str(own_text), ())
+        local_texts(str(own_text), ())
     (own_text / "valid.txt.xz").unlink()
     for file in (own_text / "test").iterdir():
         file.unlink()
     with pytest.raises(InputError, match=r"test has no files"):
-        local_texts("text_files", str(own_text), ())
+        local_texts(str(own_text), ())
     (own_text / "test").rmdir()
     assert corpora.splits_of("text_files", str(own_text)) == ("train", "validation")
     with pytest.raises(InputError, match=r"has no test split; add one of test\.txt, .* test/$"):
@@ -492,7 +468,7 @@ def test_two_copies_of_a_split(own_text, tmp_path):
     ],
 )
 def test_counts_of_the_held_out_text(corpus, folder, validation, test, tmp_path):
-    texts = local_texts(corpus, str(REAL / folder), ())
+    texts = local_texts(str(REAL / folder), (), known.CORPORA[corpus].patterns)
     for split, expected in ("validation", validation), ("test", test):
         counts = shards.Shards.make(texts[split], tmp_path / split).counts()
         assert (sum(counts.values()), len(counts) - 1) == expected
@@ -527,13 +503,3 @@ def test_the_command(text, tmp_path):
             "",
             vocabulary=Vocabulary.build({"a": 1, "<eos>": 1}),
         )
-
-
-def test_downloaded_sizes_are_known():
-    """Every address that a corpus may be downloaded from is verified."""
-    addresses = [
-        known.BILLION_WORD,
-        *(known.PTB.format(name) for name in ("train", "valid", "test")),
-    ]
-    addresses += [known.WIKITEXT.format(name) for name in known.ARCHIVES.values()]
-    assert set(addresses) == set(known.DOWNLOADS)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax import files
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.corpus import Corpus

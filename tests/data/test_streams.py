@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptive_jax.data.batches import streams
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
@@ -80,7 +80,7 @@ def test_rows_continue_through_the_whole_split(count, length, rows, seed):
         np.testing.assert_array_equal(inputs, np.where(expected == 100, EOS, expected - 1))
     assert len(whole) > 1
     assert {time for epoch in parts for *_, time in epoch} <= set(
-        streams.lattice(length, np.arange(4 * length + 40))
+        streams.round_lengths(length, np.arange(4 * length + 40))
     )
 
 
@@ -118,7 +118,7 @@ def test_lengths_are_drawn_as_published_and_rounded():
     source = np.random.Philox(key=np.array([1, 2], np.uint64))
     rounded = streams.draw(70, source, 200_000)
     generator = np.random.default_rng(0)
-    exact = streams.rule(70, generator.random(200_000), generator.standard_normal(200_000))
+    exact = streams.bptt_lengths(70, generator.random(200_000), generator.standard_normal(200_000))
     assert abs((rounded < 52).mean() - 0.05) < 2e-3
     assert abs(rounded.mean() - exact.mean()) < 0.1
     assert abs(exact.mean() - 67.75) < 0.1
@@ -134,7 +134,7 @@ def test_few_lengths_are_compiled(base):
     assert base in lengths
     assert lengths.min() >= min(5, base)
     assert len(set(lengths)) <= 14
-    np.testing.assert_array_equal(streams.lattice(base, np.array([base])), [base])
+    np.testing.assert_array_equal(streams.round_lengths(base, np.array([base])), [base])
 
 
 @pytest.mark.parametrize("case", ["bptt70", "bptt70_other_seed", "bptt10"])
@@ -143,7 +143,7 @@ def test_batching_lengths(case):
     settings, source = CASES[case], np.random.RandomState(CASES[case]["numpy_seed"])
     drawn = [(source.random_sample(), source.standard_normal()) for _ in range(settings["n"])]
     np.testing.assert_array_equal(
-        streams.rule(settings["bptt"], *np.array(drawn).T), REFERENCE[f"{case}/seq_len"]
+        streams.bptt_lengths(settings["bptt"], *np.array(drawn).T), REFERENCE[f"{case}/seq_len"]
     )
 
 

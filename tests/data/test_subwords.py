@@ -20,46 +20,22 @@ from adaptive_jax.errors import InputError
 REAL = Path(__file__).parents[3] / "shared" / "data"
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
 NASTY = [
-    "🙂",
-    "👩‍👩‍👧",
-    "e\u0301",
-    "\u0301",
-    "▁",
-    "▁▁",
-    "▁low",
-    "low▁",
-    "lo▁w",
-    "\u2585",
-    "a\u2585b",
-    "\0",
-    "a\0b",
-    "\x01\x7f",
-    "\u200b",
-    "\ufeff",
-    "\ufeffnew",
-    "\ufffd",
-    "ｌｏｗ",
-    "日本語",
-    "ﬁ",
-    "ß",
-    "İ",
-    "<unk>s",
-    "x<eos>",
-    "<0x41>",
-    "<0xE2><0x96><0x81>",
-    "<s>",
-    "</s>",
-    "<pad>",
-    "⁇",
-    "\U0010ffff",
-    "l" * 300,
-    "lowest" * 300,
-    "💩" * 300,
-    "#",
-    "%s\\n",
-    "ĠĊ",
-    "##ing",
-    "@@",
+    *("🙂", "👩‍👩‍👧", "e\u0301", "\u0301", "▁", "▁▁", "▁low", "low▁", "lo▁w", "\u2585", "a\u2585b"),
+    *(
+        "\0",
+        "a\0b",
+        "\x01\x7f",
+        "\u200b",
+        "\ufeff",
+        "\ufeffnew",
+        "\ufffd",
+        "ｌｏｗ",
+        "日本語",
+        "ﬁ",
+        "ß",
+    ),
+    *("İ", "<unk>s", "x<eos>", "<0x41>", "<0xE2><0x96><0x81>", "<s>", "</s>", "<pad>", "⁇"),
+    *("\U0010ffff", "l" * 300, "lowest" * 300, "💩" * 300, "#", "%s\\n", "ĠĊ", "##ing", "@@"),
 ]
 
 
@@ -165,26 +141,14 @@ def test_more_units_than_there_are():
 
 def test_units_may_be_long_and_of_many_kinds():
     """Only the text decides where a unit ends, not scripts, digits, punctuation or length."""
-    words = [
-        "abc-123",
-        "日本x9",
-        "9",
-        "2019",
-        "don't",
-        "naïveΩя",
-        "".join(map(chr, range(0x100, 0x100 + 40))),
-    ]
+    long = "".join(map(chr, range(0x100, 0x100 + 40)))
+    words = ["abc-123", "日本x9", "9", "2019", "don't", "naïveΩя", long]
     vocabulary = most_units(dict.fromkeys(words, 2) | {"<eos>": 1})
     assert [units_of(vocabulary, word) for word in words] == [[word + MARK] for word in words]
 
 
 def test_order_and_counts_are_those_of_the_encoded_text(small):
-    lines = [
-        "low low low low low",
-        "lower lower newest newest newest newest newest newest",
-        "widest widest widest",
-        "",
-    ]
+    lines = ["low " * 5, "lower " * 2 + "newest " * 6, "widest " * 3, ""]
     ids = small.encode_lines(lines)
     assert ids.dtype == np.int32
     assert small.counts.tolist() == np.bincount(ids, minlength=len(small)).tolist()
@@ -243,18 +207,8 @@ def test_special_words_are_units_of_their_own(small):
 
 def test_units_never_read_like_special_ones(capfd):
     """Words that hold one are split, but nothing is learnt from them."""
-    vocabulary = Subwords.build(
-        COUNTS
-        | {
-            "<unk>s": 99,
-            "x<eos>": 99,
-            "<0x41>y": 99,
-            "lo▁w": 99,
-            "l\u2585": 99,
-            "q" * 5000: 9,
-        },
-        15,
-    )
+    odd = dict.fromkeys(["<unk>s", "x<eos>", "<0x41>y", "lo▁w", "l\u2585"], 99)
+    vocabulary = Subwords.build(COUNTS | odd | {"q" * 5000: 9}, 15)
     assert capfd.readouterr() == ("", "")
     assert learnt(vocabulary) == learnt(Subwords.build(COUNTS, 15))
     assert units_of(vocabulary, "<eos>") == ["<eos>"]
@@ -304,11 +258,7 @@ def test_what_is_written_is_read_back_the_same(tmp_path):
     assert {file.name for file in path.parent.iterdir()} == {"vocabulary.txt", "subwords.model"}
     again = read_vocabulary(path)
     assert isinstance(again, Subwords)
-    assert (again.words, again.counts.tolist(), again.digest) == (
-        vocabulary.words,
-        vocabulary.counts.tolist(),
-        vocabulary.digest,
-    )
+    assert (again.words, again.digest) == (vocabulary.words, vocabulary.digest)
     assert again.encode(" ".join(NASTY)) == vocabulary.encode(" ".join(NASTY))
     words = Vocabulary.build(COUNTS)
     words.write(path)
@@ -329,7 +279,7 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     small.write(path)
     model.unlink()
     assert re.search(
-        r"cannot read .*subwords\.model: No such file.*; restore it, or remove", refusal(path)
+        r"subwords\.model, cannot be read: No such file.*; restore it, or remove", refusal(path)
     )
     model.write_bytes(Subwords.build(COUNTS, 11).model)
     assert "has other units; restore it" in refusal(path)
@@ -337,14 +287,8 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     flipped = [bytearray(small.model) for _ in range(0, len(small.model), 97)]
     for k, damaged in enumerate(flipped):
         damaged[97 * k] ^= 1 << k % 8
-    for content in (
-        b"",
-        b"garbage",
-        small.model[: len(small.model) // 2],
-        small.model[:-1],
-        small.model * 2,
-        *flipped,
-    ):
+    half = small.model[: len(small.model) // 2]
+    for content in (b"", b"garbage", half, small.model[:-1], small.model * 2, *flipped):
         model.write_bytes(content)
         with pytest.raises(InputError, match=r"subwords\.model is damaged: .*; restore it"):
             read_sealed(path, "restore it")

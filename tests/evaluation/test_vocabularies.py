@@ -126,9 +126,8 @@ def test_cross_domain_of_a_tied_model():
     np.testing.assert_allclose(mixed[targets >= len(own)], -math.log(0.01 / 47))
 
 
-@pytest.mark.skipif(not (SHARED / "data" / "wordnet-3.0").exists(), reason="needs ../shared")
 @pytest.mark.parametrize("name", ["groc", "groc_word_bias"])
-def test_cross_domain_of_composed_models(name, as_the_code):
+def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
     """From the letters and WordNet's words of a union vocabulary to scores of new words,
     down-weighted or not.
 
@@ -154,7 +153,7 @@ def test_cross_domain_of_composed_models(name, as_the_code):
         complete(
             {
                 "input.name": "groc",
-                "input.lexicon": str(SHARED / "data" / "wordnet-3.0"),
+                "input.lexicon": str(real_wordnet),
                 "input.form": "code",
                 "input.combine": "add",
                 "input.mean": "most",

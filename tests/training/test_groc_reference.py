@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from adaptive_jax.config.keys import complete
-from adaptive_jax.data.batches.streams import rule
+from adaptive_jax.data.batches.streams import bptt_lengths
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
@@ -304,7 +304,7 @@ def test_train(arrays, tied):
     starts, lengths, drawn = (arrays[f"tied/{name}"] for name in ("i", "seq", "drawn"))
     source = np.random.RandomState(11)
     numbers = np.array([(source.random_sample(), source.standard_normal()) for _ in drawn]).T
-    np.testing.assert_array_equal(rule(BPTT, *numbers), drawn)
+    np.testing.assert_array_equal(bptt_lengths(BPTT, *numbers), drawn)
     np.testing.assert_array_equal(lengths, np.minimum(drawn, 347 // 4 - 1 - starts))
     np.testing.assert_array_equal(starts[1:], np.where(starts[1:] == 0, 0, (starts + lengths)[:-1]))
     np.testing.assert_allclose(arrays["tied/lr"], RATE * drawn / BPTT, rtol=1e-6)

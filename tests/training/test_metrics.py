@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.optimizers.schedules import SCHEDULES

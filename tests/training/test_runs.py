@@ -16,7 +16,7 @@ import pytest
 from optax.tree_utils import tree_get
 
 from adaptive_jax.config.keys import resolve, switch
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.subwords import Subwords, read_vocabulary
 from adaptive_jax.errors import InputError

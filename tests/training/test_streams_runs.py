@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from adaptive_jax.data.batches.training import Layout, TrainingBatches
+from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate

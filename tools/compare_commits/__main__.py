@@ -253,7 +253,9 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the names of cases and end")
     parser.add_argument("--scratch", help="a new directory for all files, which stay")
     parser.add_argument("--reference", default=shared / "reference", help="checkpoints to convert")
-    parser.add_argument("--wordnet", default=shared / "data" / "wordnet-3.0")
+    parser.add_argument(
+        "--wordnet", default=Path("~/nltk_data/corpora/wordnet").expanduser(), help="unpacked"
+    )
     arguments = parser.parse_args()
     start = time.perf_counter()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an interruption: cleans up

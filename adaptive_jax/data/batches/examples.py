@@ -73,10 +73,9 @@ def _sentences(ids, eos, index):
     ]
     ends = np.concatenate(found)
     empty_lines = np.flatnonzero(np.diff(ends, prepend=index.type(0)) == 1).astype(index)
-    # The last sentence of a text that was cut off has no <eos>.
-    return (
-        np.append(ends, index.type(len(ids))) if not len(ends) or ends[-1] < len(ids) else ends
-    ), empty_lines
+    if not len(ends) or ends[-1] < len(ids):  # the last sentence of a text that was cut off
+        ends = np.append(ends, index.type(len(ids)))
+    return ends, empty_lines
 
 
 def _merge(starts, ends, longest, separators):
@@ -86,9 +85,8 @@ def _merge(starts, ends, longest, separators):
     first = np.arange(len(starts), dtype=starts.dtype)
     # For every sentence, the number of the one after a run that begins with it. One long sentence
     # is a run, too.
-    after = np.maximum(
-        np.searchsorted(ends, starts + starts.dtype.type(longest), side="right"), first + 1
-    )
+    fit = np.searchsorted(ends, starts + starts.dtype.type(longest), side="right")
+    after = np.maximum(fit, first + 1)
     if len(separators):
         limits = np.append(separators, starts.dtype.type(len(starts)))
         after = np.minimum(after, limits[np.searchsorted(separators, first)])

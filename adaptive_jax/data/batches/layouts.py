@@ -10,31 +10,16 @@ split they hold:
 """
 
 import functools
-import itertools
 
 import numpy as np
 
 from adaptive_jax.data.batches.examples import BREAK_MODES, ranges
-from adaptive_jax.data.batches.rows import Spans, permutation, runs, shuffled
+from adaptive_jax.data.batches.spans import Spans, permutation, runs, shuffled
 from adaptive_jax.data.batches.streams import Streams
 from adaptive_jax.errors import InputError, check_known
 
-DIVISORS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    10,
-    12,
-    16,
-    21,
-    32,
-    64,
-)  # of the sequence length, for rows of similar length
+# Of the sequence length, for rows of similar length
+DIVISORS = (*range(1, 9), 10, 12, 16, 21, 32, 64)
 
 
 class Single:
@@ -54,12 +39,8 @@ class Single:
         """Takes starts and lengths of examples, `[examples]`, each at most `sequence_length`
         long. An update has `rows`.
         """
-        self.starts, self.lengths, self.rows, self.row_lengths = (
-            starts,
-            lengths,
-            rows,
-            [sequence_length],
-        )
+        self.starts, self.lengths = starts, lengths
+        self.rows, self.row_lengths = rows, [sequence_length]
         self.count, self.capacity = len(starts), len(starts) * sequence_length
 
     def describe(self, examples: int, tokens: int) -> str:
@@ -115,9 +96,8 @@ class Packed(Single):
         counts = np.bincount(lengths, minlength=sequence_length + 1)
         # Rows take examples from this list, sorted by length. A stable sort of 16 bits is several
         # times faster.
-        self.starts = starts[
-            np.argsort(lengths.astype(np.min_scalar_type(sequence_length)), kind="stable")
-        ]
+        small = lengths.astype(np.min_scalar_type(sequence_length))
+        self.starts = starts[np.argsort(small, kind="stable")]
         self.order = functools.lru_cache(maxsize=2)(functools.partial(shuffled, counts))
         patterns = pack(counts, sequence_length)
         repeats = np.array([count for _, count in patterns])
@@ -135,10 +115,8 @@ class Packed(Single):
         """As `Single.spans`."""
         pattern = np.searchsorted(self.last, numbers, side="right")
         sizes = self.sizes[pattern]
-        slot, row = (
-            ranges(np.cumsum(self.sizes)[pattern] - sizes, sizes),
-            np.repeat(np.arange(len(numbers)), sizes),
-        )
+        slot = ranges(np.cumsum(self.sizes)[pattern] - sizes, sizes)
+        row = np.repeat(np.arange(len(numbers)), sizes)
         index = self.index[slot] + (numbers - np.append(0, self.last)[pattern])[row]
         index = index if seed is None else self.order(seed, epoch)[index]
         return Spans(self.starts[index], self.lengths[slot], row)
@@ -167,17 +145,13 @@ class Similar(Single):
         updates = -(-examples // self.rows)
         # Up to the end of each length: examples, rows.
         self.examples, self.last = np.cumsum(examples), np.cumsum(updates * self.rows)
-        self.count, self.capacity = (
-            int(self.last[-1]),
-            int((updates * self.rows) @ self.row_lengths),
-        )
-        shapes = zip(self.rows.tolist(), self.row_lengths, updates, strict=True)
-        each = [(rows, time) for rows, time, many in shapes for _ in range(many)]
-        ends = itertools.accumulate(rows for rows, _ in each)
-        self.updates = [
-            (range(end - rows, end), rows, time)
-            for end, (rows, time) in zip(ends, each, strict=True)
-        ]
+        self.count = int(self.last[-1])
+        self.capacity = int((updates * self.rows) @ self.row_lengths)
+        self.updates, end = [], 0
+        for rows, time, many in zip(self.rows.tolist(), self.row_lengths, updates, strict=True):
+            for _ in range(many):
+                self.updates.append((range(end, end + rows), rows, time))
+                end += rows
 
     def in_order(self) -> list[tuple[range, int, int]]:
         """As `Single.in_order`, but the numbers include empty rows."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 
-class Ahead:
+class Prefetcher:
     """Makes `make(0), make(1), ...` for the `numbers` in order, up to `depth` results ahead of the
     loop that reads them.
 
-        with Ahead(batch, range(first, last + 1)) as batches:
+        with Prefetcher(batch, range(first, last + 1)) as batches:
             for number, made in batches:
                 ...
 
@@ -26,7 +26,7 @@ class Ahead:
         self.make, self.numbers, self.depth, self.waited = make, iter(numbers), depth, 0.0
         self.pool, self.pending = ThreadPoolExecutor(1, "ahead"), collections.deque()
 
-    def __enter__(self) -> "Ahead":
+    def __enter__(self) -> "Prefetcher":
         for _ in range(self.depth):
             self._submit()
         return self

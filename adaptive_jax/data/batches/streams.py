@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from adaptive_jax.data.batches.rows import Spans, bits
+from adaptive_jax.data.batches.spans import Spans, philox
 from adaptive_jax.errors import InputError
 
 DEVIATION = 5  # of a window's length, in tokens
@@ -21,7 +21,7 @@ class Streams:
     Tokens 0 to 13 in 2 rows, windows of 3, 4:
         update 0: [0 1 2] and [7 8 9];   update 1: [3 4 5 6] and [10 11 12 13].
 
-    A window is about as long as the sequence length; see `draw` and `lattice`. All rows of an
+    A window is about as long as the sequence length; see `draw` and `round_lengths`. All rows of an
     update have windows of one length. The last window of an epoch is cut short, and filled up with
     tokens of weight 0. Tokens that do not fill a row, fewer than there are rows, are left out. The
     first token of a row follows the token before it in the split.
@@ -46,7 +46,7 @@ class Streams:
 
     def describe(self, examples: int, tokens: int) -> str:
         """What an epoch is, in words."""
-        usual = lattice(self.base, self.base + 2.0 * DEVIATION * np.array([-1, 1]))
+        usual = round_lengths(self.base, self.base + 2.0 * DEVIATION * np.array([-1, 1]))
         return (
             f"{self.rows:,} rows, each continued through {self.columns:,} tokens in windows of"
             f" about {usual[0]} to {usual[1]}"
@@ -74,7 +74,7 @@ class Streams:
         """The ends of an epoch's windows in a row, the last one not cut short: int64
         `[windows]`.
         """
-        source, drawn, total = bits(seed, epoch, 2), [], 0
+        source, drawn, total = philox(seed, epoch, 2), [], 0
         while total < self.columns:
             drawn.append(draw(self.base, source, 1 + (self.columns - total) // self.base))
             total += int(drawn[-1].sum())
@@ -83,13 +83,13 @@ class Streams:
 
 
 def draw(base: int, source: np.random.Philox, count: int) -> np.ndarray:
-    """Lengths of `count` windows, int64: those of `rule`, rounded as `lattice` says."""
+    """Lengths of `count` windows, int64: `bptt_lengths`, rounded by `round_lengths`."""
     uniform, *pair = (source.random_raw(3 * count).reshape(count, 3) >> np.uint64(11)).T * 2.0**-53
     normal = np.sqrt(-2 * np.log1p(-pair[0])) * np.cos(2 * np.pi * pair[1])
-    return lattice(base, rule(base, uniform, normal))
+    return round_lengths(base, bptt_lengths(base, uniform, normal))
 
 
-def rule(base: int, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+def bptt_lengths(base: int, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
     """Lengths of windows as Merity et al. 2018, section 5, draw them: about `base` with probability
     0.95, else half of that.
 
@@ -99,7 +99,7 @@ def rule(base: int, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
     return np.maximum(min(SHORTEST, base), (mean + DEVIATION * normal).astype(np.int64))
 
 
-def lattice(base: int, lengths: np.ndarray) -> np.ndarray:
+def round_lengths(base: int, lengths: np.ndarray) -> np.ndarray:
     """Lengths rounded to the nearest of base ± 0, 1, 2, … tenths of it (5 tokens, if that is more),
     so that few programs compile.
 
@@ -109,9 +109,8 @@ def lattice(base: int, lengths: np.ndarray) -> np.ndarray:
     """
     step = max(min(base, SHORTEST), round(base / 10))
     rounded = base + step * np.rint((np.asarray(lengths) - base) / step).astype(np.int64)
-    return np.maximum(
-        rounded, base - (base - min(SHORTEST, base)) // step * step
-    )  # never below the shortest that is drawn
+    shortest = base - (base - min(SHORTEST, base)) // step * step  # that is drawn
+    return np.maximum(rounded, shortest)
 
 
 def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int, itertools.chain]:

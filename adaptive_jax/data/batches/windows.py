@@ -10,7 +10,7 @@ import numpy as np
 from adaptive_jax.data.batches import streams
 from adaptive_jax.data.batches.examples import check_split, examples, ranges
 from adaptive_jax.data.batches.layouts import LAYOUTS, Single, check_layout
-from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.numerics.batch import Batch
 
@@ -110,12 +110,10 @@ def windows(
     check_split(ids)
     if name == "streams":
         return _continued(ids, eos, settings)
-    alone, longest = (
-        break_mode in ALONE,
-        max(1, min(window - context, len(ids))),
-    )  # a row need not be longer than the split
+    longest = max(1, min(window - context, len(ids)))  # a row need not be longer than the split
     starts, lengths = examples(ids, eos, break_mode, longest)
-    layout = (LAYOUTS[name][1] if alone else Single)(starts, lengths, longest, rows)
+    make = LAYOUTS[name][1] if break_mode in ALONE else Single
+    layout = make(starts, lengths, longest, rows)
 
     def read(numbers, rows, time):
         rows = -(-rows // multiple) * multiple
@@ -126,9 +124,8 @@ def windows(
         first = np.zeros(rows, np.int32)
         first[scored.rows] = before
         counts = np.arange(time + context) >= first[:, None]
-        return WindowBatch(batch._replace(weights=batch.weights * counts), first), ranges(
-            scored.starts, scored.lengths
-        )
+        batch = batch._replace(weights=batch.weights * counts)
+        return WindowBatch(batch, first), ranges(scored.starts, scored.lengths)
 
     batches = layout.in_order()
     return len(batches), (read(*batch) for batch in batches)
@@ -148,8 +145,7 @@ def _continued(ids, eos, settings):
         unscored[spans.rows] = read
         counts = np.arange(shape[1]) >= unscored[:, None]
         batch = batch._replace(weights=batch.weights * counts, reset=np.full(shape[0], number == 0))
-        return WindowBatch(batch, np.zeros(shape[0], np.int32)), ranges(
-            spans.starts + read, spans.lengths - read
-        )
+        scored = ranges(spans.starts + read, spans.lengths - read)
+        return WindowBatch(batch, np.zeros(shape[0], np.int32)), scored
 
     return count, (read(number, *part) for number, part in enumerate(parts))

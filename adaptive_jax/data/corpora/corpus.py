@@ -10,7 +10,26 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 SPLITS = ("train", "validation", "test")
 
 
-class Renumbered:
+class LazyIds:
+    """Ids that are computed when they are indexed, int32 `[tokens]`, by whole numbers, slices and
+    integer arrays. `numpy.asarray` computes all.
+    """
+
+    dtype, ndim = np.dtype(np.int32), 1
+
+    def __init__(self, tokens: int):
+        self.shape = (tokens,)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("ids that are computed cannot be an array without a copy")
+        return np.asarray(self[:], dtype)
+
+
+class Renumbered(LazyIds):
     """Tokens under other numbers, `new[i]` for each i that is stored, looked up when they are read:
     nothing is copied.
 
@@ -18,21 +37,12 @@ class Renumbered:
     new: int32 `[V]`.
     """
 
-    dtype, ndim = np.dtype(np.int32), 1
-
     def __init__(self, ids: np.ndarray, new: np.ndarray):
-        self._ids, self._new, self.shape = ids, new, (len(ids),)
-
-    def __len__(self) -> int:
-        return len(self._ids)
+        super().__init__(len(ids))
+        self._ids, self._new = ids, new
 
     def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
         return self._new[self._ids[index]]
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("renumbered tokens cannot be an array without a copy")
-        return np.asarray(self[:], dtype)
 
 
 class Corpus(NamedTuple):

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from absl import flags
 
+from adaptive_jax.data.corpora.cached import CACHE, cache_of
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.download import fetched
-from adaptive_jax.data.corpora.kept import CACHE, cache_of
-from adaptive_jax.data.corpora.split import lines_of
+from adaptive_jax.data.corpora.download import download
+from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.files import replacing
@@ -54,20 +54,19 @@ def cut(
         InputError: no text there, or too little for three parts.
     """
     if source.is_dir():
-        streams = [
-            lines_of(text) for text in local_texts("wikitext103_raw", str(source), SPLITS).values()
-        ]
+        texts = local_texts(str(source), SPLITS, CORPORA["wikitext103_raw"].patterns)
+        streams = [text.lines() for text in texts.values()]
     elif source.is_file():
-        streams = [lines_of(Text((source,)))] * 3
+        streams = [Text((source,)).lines()] * 3
     else:
         raise InputError(
-            f"there is no {source}: give a file of text, or a directory with train, valid and test"
+            f"{source} does not exist: give a file of text, or a directory with train, valid and"
+            " test"
         )
     counts = {}
     for number, (split, stream) in enumerate(zip(SPLITS, streams, strict=True)):
-        part = list(
-            itertools.islice(stream, lines[number]) if lines else _first(stream, words[number])
-        )
+        part = itertools.islice(stream, lines[number]) if lines else _first(stream, words[number])
+        part = list(part)
         if not part:
             raise InputError(
                 f"{source} has no text left for the {split} split: give a longer text, or smaller"
@@ -92,23 +91,17 @@ def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
 
 def main(source: str) -> None:
     """Cuts the text, downloaded where it is not here, and says how many words each part has."""
-    settings = flags.FLAGS
-    sizes = [list(map(int, given)) for given in (settings.words, settings.lines)]
-    if len(sizes[0]) != 3 or len(sizes[1]) not in (0, 3) or min(sizes[0] + sizes[1]) < 1:
+    given = flags.FLAGS
+    words, lines = list(map(int, given.words)), list(map(int, given.lines))
+    if len(words) != 3 or len(lines) not in (0, 3) or min(words + lines) < 1:
         raise InputError(
-            f"--words={settings.words} and --lines={settings.lines} must be three numbers, for"
-            " train, valid and test"
+            f"--words={given.words} and --lines={given.lines} must be three numbers, for train,"
+            " valid and test"
         )
-    counts = cut(
-        _text(source, settings.cache),
-        Path(settings.output).expanduser(),
-        *sizes,
-        settings.shuffle_seed,
-    )
-    print(
-        f"{settings.output}: "
-        + ", ".join(f"{split} {words:,} words" for split, words in counts.items())
-    )
+    text, output = _text(source, given.cache), Path(given.output).expanduser()
+    counts = cut(text, output, words, lines, given.shuffle_seed)
+    said = ", ".join(f"{split} {number:,} words" for split, number in counts.items())
+    print(f"{given.output}: {said}")
 
 
 def _text(source, cache):
@@ -118,7 +111,7 @@ def _text(source, cache):
         return path
     if "://" not in source:
         check_known(f"TEXT={source}", source, NEWS_CRAWL)
-    return fetched(NEWS_CRAWL.get(source, source), cache_of(cache) / "downloads")
+    return download(NEWS_CRAWL.get(source, source), cache_of(cache) / "downloads")
 
 
 def define_flags() -> None:

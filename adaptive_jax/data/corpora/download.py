@@ -1,49 +1,58 @@
-"""Downloads of large files, which go on where they were stopped."""
+"""Downloads that resume where they were interrupted, and are checked against their hashes."""
 
 import contextlib
+import hashlib
 import http.client
 import os
 import urllib.error
 import urllib.request
 from pathlib import Path
 
-from adaptive_jax.data.corpora import kept
+from adaptive_jax.data.corpora.cached import bar, make_once
 from adaptive_jax.errors import InputError
 
 CHUNK, TRIES, TIMEOUT = 1 << 20, 3, 60  # bytes, times, seconds without an answer
 
 
-def fetched(address: str, folder: Path) -> Path:
-    """The file of an address, downloaded into a folder once. What a download that was stopped has
-    got is kept as NAME.part.
+def download(address: str, folder: Path, sha256: str = "") -> Path:
+    """The file at an address, downloaded into a folder once. An interrupted download is kept as
+    NAME.part and resumed.
+
+    sha256: the hash that the file must have, in hex; empty: any.
 
     Raises:
-        InputError: the address does not answer, or not with the whole file, or the folder cannot be
+        InputError: the server does not answer, or not with this file, or the folder cannot be
             written.
     """
     path = folder / address.rsplit("/", 1)[-1]
     part = path.with_name(f"{path.name}.part")
+    failures = urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError
 
     def make():
         for left in reversed(range(TRIES)):
             try:
                 _fetch(address, part)
-                return os.replace(part, path)
-            except (
-                urllib.error.URLError,
-                http.client.HTTPException,
-                TimeoutError,
-                ConnectionError,
-            ) as error:
+                break
+            except failures as error:
                 if not left or isinstance(error, urllib.error.HTTPError):
                     reason = " ".join(str(getattr(error, "reason", None) or error).split())[:60]
                     raise InputError(
-                        f"cannot download {address} ({reason}): try again, which resumes, or give a"
-                        " file of your own"
+                        f"cannot download {address} ({reason}): try again, which resumes, or give"
+                        " a local copy, for a corpus by --config.data.path=DIR"
                     ) from error
+        if sha256:
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != sha256:
+                part.unlink()
+                raise InputError(
+                    f"{address} is not the published file, its SHA-256 is {found}: give a local"
+                    " copy, for a corpus by --config.data.path=DIR"
+                )
+        os.replace(part, path)
 
     try:
-        kept.once(path, make)
+        make_once(path, make)
     except OSError as error:
         raise InputError(
             f"cannot write {folder}: {error.strerror or error}; give another --cache"
@@ -52,20 +61,17 @@ def fetched(address: str, folder: Path) -> Path:
 
 
 def _fetch(address, part):
-    """Appends what `part` lacks of the file."""
+    """Appends to `part` what it lacks of the file."""
     begin = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={begin}-"} if begin else {})
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if (
-            begin
-            and error.code == 416
-            and error.headers.get("Content-Range", "") == f"bytes */{begin}"
-        ):
-            return  # all of it is there
+        complete = error.headers.get("Content-Range", "") == f"bytes */{begin}"
+        if begin and error.code == 416 and complete:
+            return
         raise
-    with contextlib.closing(answer), kept.bar(f"downloading {part.stem}") as show:
+    with contextlib.closing(answer), bar(f"downloading {part.stem}") as show:
         done = begin if answer.status == 206 else 0  # a server without ranges sends all of it
         whole = done + int(answer.headers.get("Content-Length", 0))
         with part.open("ab" if done else "wb") as file:

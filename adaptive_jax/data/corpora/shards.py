@@ -11,17 +11,15 @@ gives the same bytes.
 
 import collections
 import contextlib
-import functools
 import itertools
 import json
 import multiprocessing
-import multiprocessing.connection
 import operator
 import os
 import signal
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from adaptive_jax.data.batches.examples import ranges
-from adaptive_jax.data.batches.prefetch import Ahead
+from adaptive_jax.data.corpora.cached import damaged
 from adaptive_jax.data.corpora.text import Chunk, Text
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
@@ -69,43 +67,34 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
     Raises:
         InputError: a word that is longer than a piece.
     """
-    buffer, origins, number, last, chunk = bytearray(), [], itertools.count(), "", None
+    buffer, origins, number = bytearray(), [], itertools.count()
 
-    def piece(cut):
-        data = bytes(buffer[:cut])
-        del buffer[:cut]
-        made = Piece(
-            next(number), data, tuple(origin for origin in origins if origin[0] < cut), chunk.done
-        )
-        begin, name, line = made.origins[-1]
-        after = [(begin - cut, name, line) for begin, name, line in origins if begin >= cut]
-        origins[:] = [
-            (0, name, line + data.count(NEWLINE, begin)),
-            *after,
-        ]  # of equal offsets the last one counts
+    def cut(end, done):
+        data = bytes(buffer[:end])
+        del buffer[:end]
+        made = Piece(next(number), data, tuple(each for each in origins if each[0] < end), done)
+        start, name, line = made.origins[-1]
+        later = [(start - end, name, line) for start, name, line in origins if start >= end]
+        # The file goes on; of origins at the same offset the last one counts.
+        origins[:] = [(0, name, line + data.count(NEWLINE, start)), *later]
         return made
 
-    open_line = False
-    for chunk in chunks:
-        if chunk.name != last:
-            if open_line:
-                buffer += NEWLINE
-            origins.append((len(buffer), chunk.name, 1))
-            last = chunk.name
-        buffer += chunk.data
-        open_line = not chunk.data.endswith(NEWLINE)
-        while len(buffer) >= size:
-            cut = buffer.rfind(NEWLINE, 0, size) + 1 or buffer.rfind(b" ", 0, size) + 1
-            if not cut:
-                raise InputError(
-                    f"{chunk.name}: a word of more than {size:,} bytes; give text, words separated"
-                    " by spaces"
-                )
-            yield piece(cut)
-    if open_line:
-        buffer += NEWLINE
+    for name, parts in itertools.groupby(chunks, lambda chunk: chunk.name):
+        origins.append((len(buffer), name, 1))
+        for chunk in parts:
+            buffer += chunk.data
+            while len(buffer) >= size:
+                end = buffer.rfind(NEWLINE, 0, size) + 1 or buffer.rfind(b" ", 0, size) + 1
+                if not end:
+                    raise InputError(
+                        f"{name}: a word of more than {size:,} bytes; give text, words separated"
+                        " by spaces"
+                    )
+                yield cut(end, chunk.done)
+        if not chunk.data.endswith(NEWLINE):
+            buffer += NEWLINE
     if buffer:
-        yield piece(len(buffer))
+        yield cut(len(buffer), 1.0)
 
 
 class _Numbering(dict[str, int]):
@@ -133,16 +122,14 @@ def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> N
         )
     if tokeniser_name != "none" or lower:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
-    words = itertools.chain.from_iterable(
-        map(str.split, text.replace("\n", f" {EOS}\n").split("\n"))
-    )
+    lines = text.replace("\n", f" {EOS}\n").split("\n")
     numbering = _Numbering()
+    words = itertools.chain.from_iterable(map(str.split, lines))
     ids = np.fromiter(map(numbering.__getitem__, words), np.int32)
-    names = np.array(
-        bytearray("\n".join(numbering).encode("utf-8")), np.uint8
-    )  # no word contains a line feed
+    distinct = "\n".join(numbering).encode("utf-8")  # no word contains a line feed
     with replacing(path) as file:
-        np.savez(file, words=names, counts=np.bincount(ids), ids=ids)
+        words = np.array(bytearray(distinct), np.uint8)
+        np.savez(file, words=words, counts=np.bincount(ids), ids=ids)
 
 
 class Shards:
@@ -157,7 +144,7 @@ class Shards:
             if self.number != (found := len(list(directory.glob("[!.]*.npz")))):
                 raise ValueError(f"{found} shards of {self.number}")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InputError(_damaged(directory / COMPLETE, error)) from error
+            raise damaged(directory / COMPLETE, error) from error
 
     @classmethod
     def make(
@@ -178,9 +165,8 @@ class Shards:
         for unfinished in directory.glob(".*.npz.*"):  # left by a killed process
             unfinished.unlink()
         number, words = 0, False
-        with (
-            _processes() if text.size > 2 * PIECE else contextlib.nullcontext(operator.call)
-        ) as submit:
+        one = contextlib.nullcontext(operator.call)
+        with _processes() if text.size > 2 * PIECE else one as submit:
             for piece in pieces(text.chunks(), PIECE):
                 words = words or bool(piece.data.strip())
                 if not (path := _path(directory, piece.number)).exists():
@@ -209,40 +195,34 @@ class Shards:
             show((i + 1) / self.number)
         return dict(zip(numbering, total.tolist(), strict=False))
 
-    def count(self, known: Container[str], show: Callable = lambda done: None) -> tuple[int, int]:
-        """Returns the number of words, `<eos>` included, and how many of them are not in
-        `known`.
-        """
-        total = unseen = 0
-        for i in range(self.number):
-            words, counts = self._read(i, "words", "counts")
-            strange = np.array([word not in known for word in _split(words)], bool)
-            total, unseen = total + int(counts.sum()), unseen + int(counts[strange].sum())
-            show((i + 1) / self.number)
-        return total, unseen
-
     def encode(
-        self, vocabulary: Vocabulary, path: Path, show: Callable = lambda done: None
-    ) -> None:
-        """Writes the ids of the split as .npy, int32 `[tokens]`, in one step. InputError: a
-        word it cannot encode.
+        self,
+        vocabulary: Vocabulary,
+        path: Path,
+        learnt_from: Container[str] = (),
+        show: Callable = lambda done: None,
+    ) -> tuple[int, int]:
+        """Writes the ids of the split as .npy, int32 `[tokens]`, in one step. Returns the number of
+        words, `<eos>` included, and how many of them are not in `learnt_from`.
+
+        Raises:
+            InputError: a word that the vocabulary cannot encode.
         """
-
-        def tokens_of(number):
-            words, ids = self._read(number, "words", "ids")
-            return _tokens_of_words(*vocabulary.encode_words(_split(words)), ids).astype(
-                "<i4", copy=False
-            )
-
-        with replacing(path) as file, Ahead(tokens_of, range(self.number)) as parts:
-            length = 0
+        total = unseen = length = 0
+        with replacing(path) as file:
             _write_header(file, length)
-            for i, tokens in parts:
-                file.write(tokens.data)
+            for i in range(self.number):
+                words, counts, ids = self._read(i, "words", "counts", "ids")
+                words = _split(words)
+                new = np.array([word not in learnt_from for word in words], bool)
+                total, unseen = total + len(ids), unseen + int(counts[new].sum())
+                tokens = _tokens_of_words(*vocabulary.encode_words(words), ids)
+                file.write(tokens.astype("<i4", copy=False).data)
                 length += len(tokens)
                 show((i + 1) / self.number)
             file.seek(0)
             _write_header(file, length)
+        return total, unseen
 
     def _read(self, number, *names):
         path = _path(self.directory, number)
@@ -250,12 +230,7 @@ class Shards:
             with np.load(path) as shard:
                 return [shard[name] for name in names]
         except Exception as error:  # a damaged archive makes zipfile and NumPy fail in many ways
-            raise InputError(_damaged(path, error)) from error
-
-
-def _damaged(path, error):
-    reason = " ".join(str(error).split())[:150] or type(error).__name__
-    return f"{path} is damaged ({reason}); remove {path.parent} to have it made again"
+            raise damaged(path, error) from error
 
 
 def _path(directory: Path, number: int) -> Path:
@@ -288,28 +263,26 @@ def _processes() -> Iterator[Callable]:
     waits for all of them.
 
     Processes are spawned, because a fork of a program that has started JAX may hang. Ctrl-C and
-    SIGTERM reach this process alone, also where the terminal sends them to all; when the block
+    SIGTERM stop this process alone, also where the terminal sends them to all; when the block
     fails or this process dies, the others end at once.
     """
-    number = min(
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        PROCESSES,
-    )
-    context = multiprocessing.get_context("spawn")
-    alive, holder = context.Pipe(duplex=False)  # nothing is sent: its end is the sign
-    pool = ProcessPoolExecutor(number, context, initializer=_end_with, initargs=(alive,))
-    # A process inherits the mask of the thread that starts it, so it answers no signal, not even
-    # while it starts. And only the main thread is interrupted, so no start is left half done.
-    mask = functools.partial(
-        signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM}
-    )
-    starter = ThreadPoolExecutor(1, initializer=mask)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    number = min(cores, PROCESSES)
+    pool = ProcessPoolExecutor(number, multiprocessing.get_context("spawn"), _end_with_parent)
+    others = {*multiprocessing.active_children()}
     waiting: collections.deque = collections.deque()
+    blocked = {signal.SIGINT, signal.SIGTERM}
 
     def submit(do, *arguments):
         if len(waiting) > number:  # otherwise the whole text would be in memory
             waiting.popleft().result()
-        waiting.append(starter.submit(pool.submit, do, *arguments).result())
+        # A process inherits the mask of the thread that starts it, so it answers no signal, not
+        # even while it starts.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        try:
+            waiting.append(pool.submit(do, *arguments))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:
         yield submit
@@ -321,15 +294,19 @@ def _processes() -> Iterator[Callable]:
             ' a script of your own load corpora under `if __name__ == "__main__":`; the same'
             " command resumes the preparation"
         ) from error
+    except BaseException:
+        for process in {*multiprocessing.active_children()} - others:
+            process.kill()
+        raise
     finally:
-        holder.close()
-        starter.shutdown()
         pool.shutdown(cancel_futures=True)
-        alive.close()
 
 
-def _end_with(alive: multiprocessing.connection.Connection):
-    """Ends this process when the one that made it closes the other end of `alive`, or dies."""
-    threading.Thread(
-        target=lambda: multiprocessing.connection.wait([alive]) and os._exit(1), daemon=True
-    ).start()
+def _end_with_parent():
+    """Ends this process when the one that started it dies."""
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

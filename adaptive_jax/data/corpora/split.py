@@ -1,8 +1,8 @@
 """A text in one file, split into train, validation and test text."""
 
 import hashlib
+import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,6 @@ from adaptive_jax.files import replacing
 
 SHARE = 20  # one line in so many is validation text, and as many are test text
 MOST = 10_000  # lines of each
-NEWLINE = b"\n"
 
 
 class Split(NamedTuple):
@@ -49,7 +48,7 @@ def split_lines(file: Path, cache: Path) -> Split:
         InputError: fewer than three lines; a file that cannot be read.
     """
     text = Text((file,))
-    total = sum(1 for _ in lines_of(text))
+    total = sum(1 for _ in text.lines())
     if total < 3:
         raise InputError(
             f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each"
@@ -60,20 +59,8 @@ def split_lines(file: Path, cache: Path) -> Split:
     directory = cache / "split" / hashlib.sha256(repr(text.identity).encode()).hexdigest()[:16]
     paths = [directory / f"{NAMES[name][0]}.txt" for name in SPLITS]
     if not all(path.exists() for path in paths):
-        lines = lines_of(text)
+        lines = text.lines()
         for path, count in zip(paths, counts, strict=True):
             with replacing(path) as copy:
-                for _ in range(count):
-                    copy.write(next(lines))
+                copy.writelines(itertools.islice(lines, count))
     return Split(directory, counts)
-
-
-def lines_of(text: Text) -> Iterator[bytes]:
-    """The lines of a text, each with its line feed."""
-    rest = b""
-    for chunk in text.chunks():
-        *lines, rest = (rest + chunk.data).split(NEWLINE)
-        for line in lines:
-            yield line + NEWLINE
-    if rest:
-        yield rest + NEWLINE

@@ -20,7 +20,7 @@ import numpy as np
 import tensorstore
 
 from adaptive_jax import files
-from adaptive_jax.data.corpora.corpus import SPLITS, Corpus
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, LazyIds
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.errors import InputError
 
@@ -32,21 +32,17 @@ SHARD = 1 << 22  # tokens of an object: some 5 MB, and 8 KB that say where its c
 CACHE = 1 << 27  # bytes: keeps the index of every shard, so that it is read once
 
 
-class Ids:
-    """One split: int32 `[tokens]`, indexed like a `numpy.memmap` by whole numbers, slices and
-    integer arrays of any shape.
+class Ids(LazyIds):
+    """One split, indexed like a `numpy.memmap`. An index reads the chunks that it touches and
+    returns a new array.
 
-    An index reads the chunks that it touches and returns a new array. `numpy.asarray` reads
-    everything. Raises InputError if the store does not return the data.
+    Raises:
+        InputError: the store does not return the data.
     """
 
-    dtype, ndim = np.dtype(np.int32), 1
-
     def __init__(self, array: tensorstore.TensorStore, url: str):
-        self._array, self._url, self.shape = array, url, tuple(array.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        super().__init__(array.shape[0])
+        self._array, self._url = array, url
 
     def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
         if isinstance(index, slice):
@@ -56,17 +52,11 @@ class Ids:
             at = np.asarray(index)
             if isinstance(index, tuple) or at.dtype.kind not in "iu":
                 raise IndexError(f"an index must be integers or a slice, got {index!r}")
-            at = at.astype(np.int64)  # tensorstore does not count from the end
-            at = np.where(at < 0, at + len(self), at)
+            at = np.where(at < 0, at + np.int64(len(self)), at)  # tensorstore counts from 0 only
             if ((at < 0) | (at >= len(self))).any():
                 raise IndexError(f"indices must be below {len(self):,}, got {index!r}")
         with _one_line("read", self._url):
             return self._array[at].read().result()[()]
-
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        if copy is False:
-            raise ValueError(f"the ids in {self._url} cannot be an array without a copy")
-        return np.asarray(self[:], dtype)
 
 
 def copy(corpus: Corpus, url: str) -> None:
@@ -109,20 +99,22 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
             raise InputError(
                 f"{url} holds no complete copy of a corpus ({MARKER} is missing): write it again"
             )
-        tokens, unseen, digest = _facts(marker.value, url)
-        if missing := [split for split in splits if split not in tokens]:
+        facts = _facts(marker.value, url)
+        if missing := [split for split in splits if split not in facts["tokens"]]:
             raise InputError(
-                f"{url} has no {missing[0]} split, only {', '.join(tokens)}: write one with it"
+                f"{url} has no {missing[0]} split, only {', '.join(facts['tokens'])}: write one"
+                " with it"
             )
-        vocabulary = _vocabulary(store, url)
-        if vocabulary.digest != digest:
+        vocabulary, ids = _vocabulary(store, url), {}
+        if vocabulary.digest != facts["vocabulary"]:
             raise _damaged(url, "its vocabulary is not the one that was written")
-        arrays = {split: _array(url, split, open=True, read=True) for split in splits}
-        for split, array in arrays.items():
-            if (array.dtype, array.shape) != (tensorstore.int32, (tokens[split],)):
+        for split in splits:
+            array = _array(url, split, open=True, read=True)
+            if (array.dtype, array.shape) != (tensorstore.int32, (facts["tokens"][split],)):
                 raise _damaged(url, f"{split} has not the tokens that {MARKER} says")
-    ids = {split: Ids(array, url) for split, array in arrays.items()}
-    return Corpus(vocabulary, ids, {split: unseen[split] for split in splits if split in unseen})
+            ids[split] = Ids(array, url)
+    unseen = {split: facts["unseen"][split] for split in splits if split in facts["unseen"]}
+    return Corpus(vocabulary, ids, unseen)
 
 
 def _damaged(url, what):
@@ -130,14 +122,12 @@ def _damaged(url, what):
 
 
 def _facts(content, url):
-    """What the marker says: tokens and share of unseen words by split, the vocabulary's digest."""
+    """What `copy` wrote as the marker."""
     try:
         facts = json.loads(content)
-        version, digest = facts["format"], facts["vocabulary"]
-        tokens, unseen = facts["tokens"], facts["unseen"]
-        if not all(
-            isinstance(count, int | float) for count in [*tokens.values(), *unseen.values()]
-        ):
+        numbers = [*facts["tokens"].values(), *facts["unseen"].values()]
+        version, _ = facts["format"], facts["vocabulary"]
+        if not all(isinstance(number, int | float) for number in numbers):
             raise ValueError("a number is missing")
     except Exception as error:  # any JSON may stand there
         raise _damaged(url, f"{MARKER} is not what was written ({type(error).__name__})") from error
@@ -145,7 +135,7 @@ def _facts(content, url):
         raise InputError(
             f"{url} is a copy of format {version}, not {FORMAT}: write it with this version"
         )
-    return tokens, unseen, digest
+    return facts
 
 
 def _vocabulary(store, url):

@@ -1,7 +1,7 @@
-"""The text of each split as one stream of bytes, from files, compressed files, directories and
-archives.
+"""The text of each split as one stream of bytes: from files, compressed files, directories and
+archives, or from records of tensorflow-datasets.
 
-texts = local_texts("text_files", "my_corpus")
+texts = local_texts("my_corpus", ("train",))
     # {"train": Text(files=(.../train.txt.xz,)), ...}
 for chunk in texts["train"].chunks(): ...
     # Chunk(name=".../train.txt.xz", data=b"the cat ...", done=0.01)
@@ -11,20 +11,23 @@ import codecs
 import contextlib
 import fnmatch
 import gzip
+import json
+import logging
 import lzma
 import tarfile
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 
 NAMES = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
 SUFFIXES = ("", ".xz", ".gz")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 CHUNK = 1 << 20
+RECORDS = 1000  # of tensorflow-datasets, in a chunk
 
 
 class Chunk(NamedTuple):
@@ -73,12 +76,59 @@ class Text(NamedTuple):
                             read += len(data)
                             yield Chunk(name, text, min(1.0, (before + raw.tell()) / total))
             except Exception as error:  # damaged archives make their readers fail in many ways
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                where = f"{' '.join(name.split())} after {read:,} bytes of text"
                 raise InputError(
-                    f"cannot read {where}: {reason}; replace it by a complete copy"
+                    f"cannot read {' '.join(name.split())} after {read:,} bytes of text:"
+                    f" {one_line(error)[:200]}; replace it by a complete copy"
                 ) from error
             before += file.stat().st_size
+
+    def lines(self) -> Iterator[bytes]:
+        """Yields the lines, each with its line feed."""
+        rest = b""
+        for chunk in self.chunks():
+            *lines, rest = (rest + chunk.data).split(b"\n")
+            yield from (line + b"\n" for line in lines)
+        if rest:
+            yield rest + b"\n"
+
+
+class Records(NamedTuple):
+    """Some records of a split that tensorflow-datasets prepared, one a line, read like `Text`.
+
+    files: the directory with dataset_info.json. begin, end: the first record, and the one after
+        the last.
+    """
+
+    files: tuple[Path]
+    split: str
+    begin: int
+    end: int
+
+    @property
+    def identity(self) -> tuple:
+        """Changes with the path and the time of preparation."""
+        directory, split, *part = self
+        prepared = (directory[0] / "dataset_info.json").stat().st_mtime_ns
+        return str(directory[0]), split, tuple(part), prepared
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that hold these records, among others."""
+        files = self.files[0].glob(f"*-{self.split}.array_record*")
+        return sum(file.stat().st_size for file in files)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields the sentences, one a line, a thousand at a time."""
+        import tensorflow_datasets as tfds
+
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        source = tfds.builder_from_directory(self.files[0]).as_data_source(split=self.split)
+        for first in range(self.begin, self.end, RECORDS):
+            last = min(first + RECORDS, self.end)
+            texts = [record["text"] for record in source.__getitems__(range(first, last))]
+            data = b"".join(text.replace(b"\n", b" ") + b"\n" for text in texts)
+            done = (last - self.begin) / (self.end - self.begin)
+            yield Chunk(f"{self.files[0]} ({self.split})", data, done)
 
 
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
@@ -104,61 +154,49 @@ def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, Bin
         raise OSError(f"it has no member {members}")
 
 
-# The names of the splits in the published copies, for those who unpacked one or have the archive.
-_TOKENS = ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens")
-_RAW = ("wiki.train.raw", "wiki.valid.raw", "wiki.test.raw")
-_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-0000{}-of-00050"
-PUBLISHED_NAMES = {
-    "penn_treebank": ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
-    "wikitext2": _TOKENS,
-    "wikitext103": _TOKENS,
-    "wikitext2_raw": _RAW,
-    "wikitext103_raw": _RAW,
-    # The first of 50 held-out shards is the usual test set (Jozefowicz et al. 2016, section 4.1).
-    "billion_word": (
-        "training-monolingual.tokenized.shuffled/news.en-*",
-        _HELD_OUT.format(1),
-        _HELD_OUT.format(0),
-    ),
-}
+def archived_texts(archive: Path, patterns: Sequence[str]) -> dict[str, Text]:
+    """The splits in an archive, whose members match these three patterns below its folder."""
+    return {
+        split: Text((archive,), f"*/{pattern}")
+        for split, pattern in zip(SPLITS, patterns, strict=True)
+    }
 
 
-def published_texts(corpus: str, archive: Path) -> dict[str, Text]:
-    """Returns the splits in the published archive of a corpus."""
-    names = zip(SPLITS, PUBLISHED_NAMES[corpus], strict=True)
-    return {split: Text((archive,), f"*/{name}") for split, name in names}
-
-
-def local_texts(corpus: str, path: str, needed: Collection[str]) -> dict[str, Text]:
+def local_texts(
+    path: str, needed: Collection[str], patterns: Sequence[str] = ("", "", "")
+) -> dict[str, Text]:
     """Returns the text of each split found.
 
     path: the published archive of the corpus, or a directory that holds, for each split, one of
-        train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; the published
-        names.
-    Raises InputError if a split in `needed` is missing or a split is found twice.
+        train.txt, train.txt.xz, train.txt.gz; a directory train/ with such files; files with the
+        published names.
+    patterns: of the published names of train, validation and test, "" for none.
+
+    Raises:
+        InputError: a split in `needed` is missing, or a split is found twice.
     """
     place = Path(path).expanduser().resolve()
-    if place.is_file() and place.name.endswith(ARCHIVES) and corpus in PUBLISHED_NAMES:
-        return published_texts(corpus, place)
+    if place.is_file() and place.name.endswith(ARCHIVES) and all(patterns):
+        return archived_texts(place, patterns)
     if not place.is_dir():
         raise InputError(
             f"data.path={path} is not a directory; give one with train.txt, valid.txt and test.txt"
         )
     texts = {}
-    for split, published in zip(SPLITS, PUBLISHED_NAMES.get(corpus, ("", "", "")), strict=True):
+    for split, pattern in zip(SPLITS, patterns, strict=True):
         files = [f"{name}.txt{suffix}" for name in NAMES[split] for suffix in SUFFIXES]
         found = {name: Text((place / name,)) for name in files if (place / name).is_file()}
-        found |= {
-            f"{name}/": _directory(place / name) for name in NAMES[split] if (place / name).is_dir()
-        }
-        if published and (shards := sorted(place.glob(published))):
-            found[published] = Text(tuple(shards))
+        for name in NAMES[split]:
+            if (place / name).is_dir():
+                found[f"{name}/"] = _directory(place / name)
+        if pattern and (shards := sorted(place.glob(pattern))):
+            found[pattern] = Text(tuple(shards))
         if len(found) > 1:
             raise InputError(
                 f"data.path={path} has both {' and '.join(list(found)[:2])}; keep one of them"
             )
         if not found and split in needed:
-            choice = ", ".join([*files, f"{NAMES[split][0]}/", *([published] if published else [])])
+            choice = ", ".join(filter(None, [*files, f"{NAMES[split][0]}/", pattern]))
             raise InputError(f"data.path={path} has no {split} split; add one of {choice}")
         if found:
             (texts[split],) = found.values()
@@ -173,3 +211,35 @@ def _directory(directory: Path) -> Text:
     if not files:
         raise InputError(f"{directory} has no files; put text into it, or remove it")
     return Text(tuple(files))
+
+
+def tfds_texts(place: Path, name: str) -> dict[str, Records]:
+    """The splits of a data set in a directory of tensorflow-datasets, or of the set itself; {} if
+    there are none.
+
+    tensorflow-datasets shuffles the held-out sentences of lm1b, so the usual test set, the first of
+    50 shards, is lost. Here, the first fiftieth of them is the test split and the second fiftieth
+    the validation split.
+
+    Raises:
+        InputError: records in a format that only TensorFlow can read.
+    """
+    places = [place, *sorted(place.glob(f"{name}/*"))]
+    found = [path for path in places if (path / "dataset_info.json").is_file()]
+    if not found:
+        return {}
+    builder = found[-1]
+    if not list(builder.glob("*.array_record*")):
+        raise InputError(
+            f"{builder} has no array_record files; run `tfds build {name}"
+            " --file_format=array_record`, or give the original archive"
+        )
+    # Not read by tensorflow_datasets: a run whose ids are prepared should not import it.
+    splits = json.loads((builder / "dataset_info.json").read_text())["splits"]
+    sentences = {split["name"]: sum(map(int, split["shardLengths"])) for split in splits}
+    held_out = max(1, sentences["test"] // 50)
+    return {
+        "train": Records((builder,), "train", 0, sentences["train"]),
+        "validation": Records((builder,), "test", held_out, 2 * held_out),
+        "test": Records((builder,), "test", 0, held_out),
+    }

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora import kept
+from adaptive_jax.data.corpora.cached import bar, damaged, make_once
 from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, Renumbered
 from adaptive_jax.data.corpora.text import NAMES
 from adaptive_jax.data.vocabulary.frequency import count_ids
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import replacing
 
 DTYPES = ("", "uint8", "uint16", "uint32", "int32", "int64")
@@ -49,15 +49,12 @@ class Files(NamedTuple):
         names = (*NAMES[split], *(["val"] if split == "validation" else []))
         choice = [f"{name}{suffix}" for name in names for suffix in SUFFIXES]
         found = [name for name in choice if (self.directory / name).is_file()]
-        if not found:
-            raise InputError(
-                f"data.path={self.directory} has no {split} split; add one of {', '.join(choice)}"
-            )
-        if len(found) > 1:
-            raise InputError(
-                f"data.path={self.directory} has both {' and '.join(found[:2])}; keep one of them"
-            )
-        return self.directory / found[0]
+        if len(found) == 1:
+            return self.directory / found[0]
+        wrong = f"no {split} split; add one of {', '.join(choice)}"
+        if found:
+            wrong = f"both {' and '.join(found[:2])}; keep one of them"
+        raise InputError(f"data.path={self.directory} has {wrong}")
 
     def ids(self, path: Path) -> np.ndarray:
         """Maps the ids of a file into memory: integers `[tokens]`, at least one, read-only.
@@ -66,19 +63,27 @@ class Files(NamedTuple):
             InputError: a file that cannot be read, is empty, or holds anything but ids.
         """
         try:
-            ids = self._npy(path) if path.suffix == ".npy" else self._bin(path)
+            if path.suffix == ".npy":
+                ids = np.load(path, mmap_mode="r")
+            else:
+                ids = self._bin(path, path.stat().st_size)
+        except InputError:
+            raise
         except (OSError, ValueError, EOFError) as error:
-            if isinstance(error, InputError):
-                raise
-            reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:150]
-            raise InputError(f"cannot read {path}: {reason}; write the ids again") from error
+            raise InputError(
+                f"cannot read {path}: {one_line(error)[:150]}; write the ids again"
+            ) from error
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
+            raise InputError(
+                f"{path} must be integers in one dimension, got {ids.dtype} of shape {ids.shape}:"
+                " write the ids of the tokenizer, one text after the other"
+            )
         if not len(ids):
             raise InputError(f"{path} is empty; write at least one id into it")
         return ids
 
     def counts(self, path: Path, cache: Path) -> np.ndarray:
-        """How often each id occurs in a file, int64 `[vocabulary_size]`; counted once, and kept in
-        the cache.
+        """How often each id occurs in a file, int64 `[vocabulary_size]`; counted once, and cached.
 
         Raises:
             InputError: as `ids`, and an id that is not below the size of the vocabulary.
@@ -89,37 +94,27 @@ class Files(NamedTuple):
         file = cache / "ids" / f"{name}.npy"
 
         def count():
-            with kept.bar(f"counting {path.name}") as show:
-                try:
+            try:
+                with bar(f"counting {path.name}") as show:
                     counts = count_ids(ids, self.vocabulary_size, show)
-                except InputError as error:
-                    raise InputError(
-                        f"{path}: {error} as data.vocabulary_size; read as {ids.dtype}, which"
-                        " data.ids_dtype changes for .bin files"
-                    ) from None
+            except InputError as error:
+                raise InputError(
+                    f"{path}: {error} as data.vocabulary_size; read as {ids.dtype}, which"
+                    " data.ids_dtype changes for .bin files"
+                ) from None
             with replacing(file) as stream:
                 np.save(stream, counts)
 
-        kept.once(file, count)
+        make_once(file, count)
         try:
             counts = np.load(file)
             if counts.shape != (self.vocabulary_size,) or counts.sum() != len(ids):
                 raise ValueError(f"it counts {counts.sum():,} ids of {len(ids):,}")
             return counts
         except (OSError, ValueError, EOFError) as error:
-            raise InputError(kept.damaged(file, error)) from error
+            raise damaged(file, error) from error
 
-    def _npy(self, path):
-        ids = np.load(path, mmap_mode="r")
-        if ids.dtype.kind not in "iu" or ids.ndim != 1:
-            raise InputError(
-                f"{path} must be integers in one dimension, got {ids.dtype} of shape {ids.shape}:"
-                " write the ids of the tokenizer, one text after the other"
-            )
-        return ids
-
-    def _bin(self, path):
-        size = path.stat().st_size
+    def _bin(self, path, size):
         if not size:
             return np.zeros(0, np.int32)
         header = np.fromfile(path, "<i4", min(3, size // 4))

@@ -1,127 +1,120 @@
-"""How words are put into clusters: by frequency, by their vectors, or by how well an autoencoder
+"""Ways to put words into clusters: by frequency, by their vectors, or by how well an autoencoder
 reproduces these.
 
 Apostoae 2019, section 3.3. k-means, weighted k-means (weights: log counts) and Gaussian mixtures,
 of full covariances, are those of scikit-learn, run once: k-means starts from k-means++, a mixture
 from k-means. The autoencoder has one hidden layer of 32, no activation, and the mean squared error
-(section 4.1 and chapter 5); Adam, its rate, batches and number of updates are ours.
+(section 4.1 and chapter 5). Its minimum is the projection on the first 32 principal components,
+which is computed instead.
 """
 
-import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from adaptive_jax.errors import InputError
 
-METHODS = ("frequency", "kmeans", "weighted_kmeans", "mixture", "autoencoder")
-HIDDEN, UPDATES, BATCH, RATE = 32, 5_000, 512, 3e-3  # of the autoencoder
-SHOWN = 50  # times that its progress is shown
+HIDDEN = 32  # units of the autoencoder
 ITERATIONS = 300  # at most, of k-means; a third, of a mixture
-Show = Callable[[int, int], None]  # called with the steps done and the steps in all
 
 
-def labels(
-    method: str, vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int, show: Show
+class Way(NamedTuple):
+    """How words are put into clusters.
+
+    function: maps the vectors `[n, width]`, the counts `[n]`, the number of clusters and the seed
+        to the cluster of each word, int `[n]`; or, where the order is cut, to a score `[n]`, the
+        highest first. None: words stay in order of frequency.
+    needs_vectors: whether it reads --embeddings.
+    cuts: whether --cutoffs, or equal words times width, divide its order.
+    """
+
+    function: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray] | None
+    needs_vectors: bool
+    cuts: bool
+
+
+def kmeans(vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    """k-means, all words alike."""
+    return _kmeans(vectors, None, clusters, seed)
+
+
+def weighted_kmeans(
+    vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int
 ) -> np.ndarray:
-    """The cluster of each of `vectors [n, width]`, int `[n]`: "kmeans", "weighted_kmeans" or
-    "mixture".
+    """k-means, where a word weighs the log of its count."""
+    weights = np.log(np.maximum(counts, 1)) if (counts > 1).any() else None
+    return _kmeans(vectors, weights, clusters, seed)
 
-    counts: `[n]`, how often each word occurs.
+
+def _kmeans(vectors, weights, clusters, seed):
+    from sklearn.cluster import KMeans
+
+    model = KMeans(clusters, max_iter=ITERATIONS, random_state=seed)
+    return model.fit(vectors, sample_weight=weights).labels_
+
+
+def mixture(vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    """A mixture of Gaussians with full covariances."""
+    from sklearn.mixture import GaussianMixture
+
+    return GaussianMixture(clusters, max_iter=ITERATIONS // 3, random_state=seed).fit_predict(
+        vectors
+    )
+
+
+def autoencoder(vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int) -> np.ndarray:
+    """The L2 norm of each vector minus its reconstruction, float `[n]`."""
+    centred = vectors - vectors.mean(axis=0)
+    basis = np.linalg.eigh(centred.T @ centred).eigenvectors[:, -HIDDEN:]
+    return np.linalg.norm(centred - centred @ basis @ basis.T, axis=1)
+
+
+WAYS = {
+    "frequency": Way(None, needs_vectors=False, cuts=True),
+    "kmeans": Way(kmeans, needs_vectors=True, cuts=False),
+    "weighted_kmeans": Way(weighted_kmeans, needs_vectors=True, cuts=False),
+    "mixture": Way(mixture, needs_vectors=True, cuts=False),
+    "autoencoder": Way(autoencoder, needs_vectors=True, cuts=True),
+}
+
+
+def run_way(
+    method: str, vectors: np.ndarray, counts: np.ndarray, clusters: int, seed: int
+) -> np.ndarray:
+    """What the function of a way returns for `vectors [n, width]`.
 
     Raises:
-        InputError: scikit-learn is missing, fewer vectors than clusters, or a cluster that stays
-            empty.
+        InputError: scikit-learn is missing, fewer vectors than clusters, or an empty cluster.
     """
+    way = WAYS[method]
+    if not way.cuts and len(vectors) < clusters:
+        raise InputError(
+            f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: give fewer"
+            " --clusters"
+        )
     try:
-        from sklearn.cluster import KMeans
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.mixture import GaussianMixture
+        found = way.function(vectors, counts, clusters, seed)
     except ImportError as error:
         raise InputError(
             f"--method={method} needs scikit-learn: run `pip install scikit-learn`, or take another"
             " method"
         ) from error
-    if len(vectors) < clusters:
+    if not way.cuts and (empty := clusters - len(np.unique(found))) > 0:
         raise InputError(
-            f"{len(vectors):,} words with vectors do not make {clusters:,} clusters: give fewer"
-            " --clusters"
-        )
-    if method == "mixture":
-        mixture = GaussianMixture(clusters, max_iter=1, warm_start=True, random_state=seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # after every iteration
-            for iteration in range(ITERATIONS // 3):
-                show(iteration, ITERATIONS // 3)
-                if mixture.fit(vectors).converged_:
-                    break
-        found = mixture.predict(vectors)
-    else:
-        weights = (
-            np.log(np.maximum(counts, 1))
-            if method == "weighted_kmeans" and (counts > 1).any()
-            else None
-        )
-        show(0, 1)
-        found = (
-            KMeans(clusters, max_iter=ITERATIONS, random_state=seed)
-            .fit(vectors, sample_weight=weights)
-            .labels_
-        )
-    if (empty := clusters - len(np.unique(found))) > 0:
-        raise InputError(
-            f"{empty} of {clusters} clusters stay empty: give another --seed or fewer --clusters"
+            f"{empty} of {clusters} clusters are empty; try another --seed or fewer --clusters"
         )
     return found
-
-
-def reconstruction_losses(vectors: np.ndarray, seed: int, show: Show) -> np.ndarray:
-    """The L2 norm of each of `vectors [n, width]` minus what an autoencoder makes of it,
-    float32 `[n]`.
-    """
-    import jax  # processes that only read text should not wait for JAX
-    import jax.numpy as jnp
-    import optax
-
-    count, width = vectors.shape
-    init, keys = jax.nn.initializers.glorot_uniform(), jax.random.split(jax.random.key(seed))
-    optimizer = optax.adam(optax.cosine_decay_schedule(RATE, UPDATES))
-    params = {"encoder": init(keys[0], (width, HIDDEN)), "decoder": init(keys[1], (HIDDEN, width))}
-    params |= {"hidden": jnp.zeros(HIDDEN), "mean": jnp.asarray(vectors.mean(axis=0))}
-
-    def difference(params, x):
-        hidden = x @ params["encoder"] + params["hidden"][None]
-        return x - (hidden @ params["decoder"] + params["mean"][None])
-
-    @jax.jit
-    def train(params, state, vectors, key):
-        def update(carry, rows):
-            params, state = carry
-            gradients = jax.grad(lambda params: jnp.mean(difference(params, vectors[rows]) ** 2))(
-                params
-            )
-            changes, state = optimizer.update(gradients, state)
-            return (optax.apply_updates(params, changes), state), None
-
-        rows = jax.random.randint(key, (UPDATES // SHOWN, BATCH), 0, count)
-        return jax.lax.scan(update, (params, state), rows)[0]
-
-    state, vectors = optimizer.init(params), jnp.asarray(vectors)
-    for number in range(SHOWN):
-        show(number, SHOWN)
-        params, state = train(params, state, vectors, jax.random.fold_in(keys[0], number))
-    return np.asarray(jnp.linalg.norm(difference(params, vectors), axis=1))
 
 
 def nearest_known(ids: np.ndarray, words: int) -> np.ndarray:
     """The index in `ids [n]` of the word nearest in frequency to each word, int `[words]`; of
     two, the more frequent.
     """
-    right = np.searchsorted(ids, np.arange(words)).clip(0, len(ids) - 1)
+    every = np.arange(words)
+    right = np.searchsorted(ids, every).clip(0, len(ids) - 1)
     left = (right - 1).clip(0)
-    return np.where(
-        np.abs(ids[left] - np.arange(words)) <= np.abs(ids[right] - np.arange(words)), left, right
-    )
+    return np.where(np.abs(ids[left] - every) <= np.abs(ids[right] - every), left, right)
 
 
 def by_label(labels: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:

@@ -23,9 +23,8 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of, replacing
 
 COMMAND = "python -m adaptive_jax clusters"
-HEADER = re.compile(
-    r"# clusters: method=(\w+) seed=(\d+) vocabulary=([0-9a-f]+) sizes=([1-9]\d*(?:,[1-9]\d*)*)"
-)
+HEADER = "# clusters: method={} seed={} vocabulary={} sizes={}"
+PATTERN = re.compile(HEADER.format(r"(\w+)", r"(\d+)", r"([0-9a-f]+)", r"([1-9]\d*(?:,[1-9]\d*)*)"))
 OUTPUTS = ("hierarchical", "adaptive", "differentiated")  # whose tables may have several bands
 OTHER_WORDS = f"make it for this vocabulary with {COMMAND}, or give another file"
 
@@ -47,11 +46,7 @@ class Header(NamedTuple):
 
 def write_clusters(path: Path, header: Header, words: Sequence[str]) -> None:
     """Writes a header and words `[V]` in the order of the clusters."""
-    sizes = ",".join(map(str, header.sizes))
-    first = (
-        f"# clusters: method={header.method} seed={header.seed} vocabulary={header.vocabulary}"
-        f" sizes={sizes}"
-    )
+    first = HEADER.format(*header[:3], ",".join(map(str, header.sizes)))
     with replacing(path) as file:
         file.write("\n".join([first, *words, ""]).encode())
 
@@ -70,7 +65,7 @@ def read_header(path: str | Path) -> Header:
             f"cannot read output.clusters={str(path)!r}: {error.strerror}; give another file, or"
             f" make it with {COMMAND} --method=… --output={path}"
         ) from None
-    if not (found := HEADER.fullmatch(line)):
+    if not (found := PATTERN.fullmatch(line)):
         raise InputError(
             f"{path}, line 1: {line[:80]!r} is no header of clusters; make the file with {COMMAND}"
         )
@@ -117,9 +112,8 @@ def with_cutoffs(config: Mapping, cutoffs: Sequence[int], words: int) -> dict:
 
 def cutoffs_of(config: Mapping) -> tuple[int, ...]:
     """The cutoffs of a config's output, wherever it has them."""
-    return tuple(
-        (config["input"] if _cut_by_input(config) else config["output"]["table"])["cutoffs"]
-    )
+    group = config["input"] if _cut_by_input(config) else config["output"]["table"]
+    return tuple(group["cutoffs"])
 
 
 def in_clusters(config: Mapping, vocabulary: Vocabulary) -> tuple[dict, Vocabulary]:
@@ -149,9 +143,9 @@ def read_clusters(path: str | Path, vocabulary: Vocabulary) -> tuple[Header, np.
             f" {OTHER_WORDS}"
         )
     words = path.read_bytes().decode(errors="replace").removesuffix("\n").split("\n")[1:]
-    ids = dict(zip(vocabulary.words, range(len(vocabulary)), strict=True))
-    order = np.array([ids.get(word, -1) for word in words], np.int32)
-    if sum(header.sizes) != len(ids) or not np.array_equal(np.sort(order), np.arange(len(ids))):
+    order = np.array([dict.get(vocabulary.index, word, -1) for word in words], np.int32)
+    every = np.arange(len(vocabulary))
+    if sum(header.sizes) != len(every) or not np.array_equal(np.sort(order), every):
         raise InputError(
             f"{path} is damaged: it does not hold every word of the vocabulary once; {OTHER_WORDS}"
         )

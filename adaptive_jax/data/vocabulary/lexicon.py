@@ -1,45 +1,236 @@
-"""What layers want to know about words: arrays that a model is given as its collection
-"lexicon", beside its parameters.
+"""What layers read about words: arrays that a model is given as its collection "lexicon", beside
+its parameters. Related words and definitions come from a lexicon.
+
+A lexicon is a directory of WordNet, read by NLTK, or a file of JSON lines, for any language:
+
+    {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"], "definition": "a
+    domesticated animal, kept as a pet"}
+
+Related words are in order of preference, hyponyms after the others. A definition is a text, or a
+list of texts, one for each sense. Only `word` is required.
 """
 
+import functools
 import hashlib
+import importlib.util
 import itertools
+import json
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.vocabulary.entries import read_entries
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
 FORMS = ("paper", "code")
 WORDS = re.compile(r"\w+(?:['-]\w+)*")
+CURE = "give a directory of WordNet, or a .jsonl file, see docs/words.md"
+PARTS = ("noun", "verb", "adj", "adv")
+WORDNET = ("lexnames", *(f"{part}.exc" for part in PARTS))
+WORDNET += tuple(f"{kind}.{part}" for part in PARTS for kind in ("index", "data"))
+NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or give input.lexicon as a .jsonl file"
+
+
+class Entry(NamedTuple):
+    """What a lexicon says of a word.
+
+    synonyms, hyponyms: those that are words of the vocabulary, exactly as they are written there.
+    definitions: texts, one for each sense.
+    """
+
+    synonyms: tuple[str, ...]
+    hyponyms: tuple[str, ...]
+    definitions: tuple[str, ...]
+
+
+def lexicon_of(config: Mapping) -> str:
+    """The path of the lexicon that a config's input reads; empty if it reads none."""
+    group = config["input"]
+    reads = "lexicon" in group and (group["relations"] or group["definition"])
+    return group["lexicon"] if reads else ""
+
+
+def check_lexicon(path: str) -> None:
+    """Checks that a lexicon exists, if a path is given, before a corpus is prepared.
+
+    Raises:
+        InputError: as `read_entries`.
+    """
+    source = path_of(path)
+    if path and source.is_dir():
+        _check_wordnet(source)
+    elif path and not source.is_file():
+        raise InputError(f"input.lexicon={path!r} does not exist: {CURE}")
+
+
+@functools.lru_cache(maxsize=2)
+def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
+    """The entries of those words of a vocabulary that a lexicon has, in the vocabulary's order.
+
+    path: a directory of WordNet, or a .jsonl file.
+
+    Raises:
+        InputError: the lexicon does not exist or cannot be read; a vocabulary of sub-words.
+    """
+    if not path:
+        raise InputError(f"input.lexicon is empty: {CURE}")
+    if not vocabulary.ends.all() or vocabulary.unit == "token":
+        raise InputError(
+            f"input.lexicon={path!r} describes words, and the vocabulary has sub-words: set"
+            " data.codes=0, or give text instead of data.corpus=ids"
+        )
+    source, index = path_of(path), vocabulary.index
+    found = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
+    entries = {}
+    for word, synonyms, hyponyms, definitions in found:
+        if word in index:
+            synonyms, hyponyms = (
+                tuple(each for each in words if each in index) for words in (synonyms, hyponyms)
+            )
+            entries[word] = Entry(synonyms, hyponyms, tuple(definitions))
+    return {word: entries[word] for word in vocabulary.words if word in entries}
+
+
+def write_entries(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Writes entries as JSON lines, which `read_entries` reads, and their checksum beside them."""
+    with replacing(path) as file:
+        for word, entry in entries.items():
+            names = ("word", "relations", "hyponyms", "definition")
+            line = dict(zip(names, (word, *entry), strict=True))
+            file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
+    write_checksums(path.with_suffix(".sha256"), [path])
+
+
+def _read_lines(path):
+    if changed_file(path.with_suffix(".sha256")):
+        raise InputError(f"{path} is damaged: its checksum differs; restore it, or train anew")
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield _parse(line, f"{path}, line {number}")
+    except OSError as error:
+        raise InputError(
+            f"cannot read input.lexicon={str(path)!r}: {error.strerror}; {CURE}"
+        ) from error
+
+
+def _parse(line, where):
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or not isinstance(entry.get("word"), str):
+        text = line.decode(errors="replace").strip()[:60]
+        example = '{"word": "dog", "relations": ["hound"], "definition": "an animal"}'
+        raise InputError(f"{where}: {text!r} must be like {example}")
+    if isinstance(entry.get("definition"), str):
+        entry["definition"] = [entry["definition"]]
+    parts = [entry.get(name) or [] for name in ("relations", "hyponyms", "definition")]
+    for part in parts:
+        if not isinstance(part, list) or not all(isinstance(text, str) for text in part):
+            raise InputError(
+                f"{where}: relations, hyponyms and definition of {entry['word']!r} must be lists"
+                " of texts"
+            )
+    return entry["word"], *parts
+
+
+def _check_wordnet(directory: Path) -> None:
+    """Raises InputError unless a directory has the files of WordNet and NLTK is installed."""
+    for name in WORDNET:
+        if not (directory / name).is_file():
+            raise InputError(
+                f"{directory} has no {name}: give a directory with the files of WordNet, unpacked,"
+                " such as ~/nltk_data/corpora/wordnet, or a .jsonl file"
+            )
+    if not importlib.util.find_spec("nltk"):
+        raise InputError(NO_NLTK)
+
+
+def _read_wordnet(
+    directory: Path, words: Iterable[str]
+) -> Iterator[tuple[str, dict[str, None], dict[str, None], list[str]]]:
+    """Yields (word, synonyms, hyponyms, definitions) for every one of `words` that WordNet has,
+    those of frequent senses first.
+
+    A word is among its own synonyms: the coverage that Pappas et al. 2020 print rests on that. A
+    word is looked up in lower case; if it is not there, rules remove its endings until it is.
+    """
+    wordnet = _open_wordnet(directory)
+    for word in words:
+        if senses := wordnet.synsets(word):
+            below = itertools.chain.from_iterable(sense.hyponyms() for sense in senses)
+            synonyms, hyponyms = (
+                dict.fromkeys(name for each in synsets for name in each.lemma_names())
+                for synsets in (senses, below)
+            )
+            yield word, synonyms, hyponyms, [sense.definition() for sense in senses]
+
+
+def _open_wordnet(directory):
+    _check_wordnet(directory)
+    import nltk
+    from nltk.corpus.reader.wordnet import WordNetCorpusReader, WordNetError
+
+    class Reader(WordNetCorpusReader):
+        def map_wn(self, version="wordnet"):
+            """No map to other versions, which only other languages need: it reads more files."""
+
+        def _morphy(self, form, pos, check_exceptions=True):
+            """The forms of a word that WordNet has, by the rules of NLTK 3.5: later versions
+            apply them only once.
+            """
+
+            def known(forms):
+                offsets = self._lemma_pos_offset_map
+                return [each for each in dict.fromkeys(forms) if pos in offsets.get(each, ())]
+
+            if check_exceptions and form in self._exception_map[pos]:
+                return known([form, *self._exception_map[pos][form]])
+            shorter, found, rules = [form], [], self.MORPHOLOGICAL_SUBSTITUTIONS[pos]
+            while shorter and not found:
+                shorter = [
+                    each.removesuffix(old) + new
+                    for each in shorter
+                    for old, new in rules
+                    if each.endswith(old)
+                ]
+                found = known([form, *shorter])
+            return found
+
+    root = str(directory.resolve())
+    if root not in nltk.data.path:
+        nltk.data.path.insert(0, root)  # NLTK opens no files outside its own directories
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are no other languages
+            return Reader(nltk.data.FileSystemPathPointer(root), None)
+    except (WordNetError, ValueError, AssertionError, OSError, StopIteration) as error:
+        raise InputError(
+            f"{directory} has files that are not WordNet's ({error}): give another directory"
+        ) from error
 
 
 def counts(vocabulary: Vocabulary) -> np.ndarray:
-    """How often each word occurs, float32 `[words]`; 1 for a word that never does, so that
-    every word can be drawn.
+    """How often each word occurs, float32 `[words]`; 1 for a word that never does, so that every
+    word can be drawn.
     """
     return np.maximum(vocabulary.counts, 1).astype(np.float32)
 
 
 def relations(
-    vocabulary: Vocabulary,
-    path: str,
-    most: int,
-    form: str = "paper",
-    share: float = 1.0,
-    cache: str = "",
+    vocabulary: Vocabulary, path: str, most: int, form: str = "paper", share: float = 1.0
 ) -> dict[str, np.ndarray]:
     """The first `most` words related to each word: `words` int32 `[words, most]`, ids, -1 where
-    there are fewer.
+    there are fewer. Words that are not in the vocabulary are skipped.
 
-    A word is among its own synonyms, see `read_wordnet`. Words that are not in the vocabulary are
-    passed over.
-
-    path, cache: as `read_entries` takes them.
+    path: as `read_entries` takes it.
     form: "paper" (Pappas et al. 2020, section 3.1), synonyms, then hyponyms, in the lexicon's
         order; or "code", as its public code: synonyms only, in code point order.
     share: of the vocabulary's words, those that keep their related words, at most (Table 4,
@@ -51,25 +242,19 @@ def relations(
     """
     check_known(f"form={form!r}", form, FORMS)
     found = {}
-    for word, entry in read_entries(vocabulary, path, cache).items():
-        found[word] = (
-            sorted(set(entry.synonyms))
-            if form == "code"
-            else dict.fromkeys(entry.synonyms + entry.hyponyms)
-        )
+    for word, entry in read_entries(vocabulary, path).items():
+        if form == "code":
+            found[word] = sorted(set(entry.synonyms))
+        else:
+            found[word] = dict.fromkeys(entry.synonyms + entry.hyponyms)
     return _first(vocabulary, found, "relations", most, share)
 
 
 def definitions(
-    vocabulary: Vocabulary,
-    path: str,
-    most: int,
-    form: str = "paper",
-    share: float = 1.0,
-    cache: str = "",
+    vocabulary: Vocabulary, path: str, most: int, form: str = "paper", share: float = 1.0
 ) -> dict[str, np.ndarray]:
     """The first `most` words of each word's definition, as `relations`. Which words lose theirs is
-    decided apart.
+    decided independently.
 
     form: "paper", the definitions of all senses, without punctuation; or "code", as the public
         code: that of the first sense, split at white space, so that a word with a comma after it is
@@ -77,12 +262,11 @@ def definitions(
     """
     check_known(f"form={form!r}", form, FORMS)
     found = {}
-    for word, entry in read_entries(vocabulary, path, cache).items():
-        text = (
-            " ".join(entry.definitions[:1]).split()
-            if form == "code"
-            else WORDS.findall("; ".join(entry.definitions))
-        )
+    for word, entry in read_entries(vocabulary, path).items():
+        if form == "code":
+            text = " ".join(entry.definitions[:1]).split()
+        else:
+            text = WORDS.findall("; ".join(entry.definitions))
         found[word] = [each for each in text if each in vocabulary.index]
     return _first(vocabulary, found, "definitions", most, share)
 
@@ -96,7 +280,7 @@ SOURCES = {
 READ = ("relations", "definitions")  # sources that read a lexicon
 
 
-def lexicon(vocabulary: Vocabulary, wants: Mapping, cache: str = "") -> dict:
+def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
     """The arrays that `LanguageModel.wants` asks for, in the same tree.
 
     >>> lexicon(vocabulary, {"input": {"spelling": {"length": 50}}})
@@ -104,19 +288,11 @@ def lexicon(vocabulary: Vocabulary, wants: Mapping, cache: str = "") -> dict:
 
     They are arguments of a compiled program, never constants in it, so another vocabulary of the
     same size needs no new one.
-
-    cache: a directory where what was read from WordNet is kept; empty: it is not.
     """
-    made = {}
-    for name, inner in wants.items():
-        if name in READ:
-            inner = {**inner, "cache": cache}
-        made[name] = (
-            SOURCES[name](vocabulary, **inner)
-            if name in SOURCES
-            else lexicon(vocabulary, inner, cache)
-        )
-    return made
+    return {
+        name: SOURCES[name](vocabulary, **inner) if name in SOURCES else lexicon(vocabulary, inner)
+        for name, inner in wants.items()
+    }
 
 
 def coverage(arrays: Mapping) -> dict[str, float]:
@@ -136,14 +312,11 @@ def _first(vocabulary, found, kind, most, share):
     """The first words of each list in `found`, word to words, as ids."""
     check_at_least(1, most=most)
     if not 0 <= share <= 1:
-        raise InputError(
-            f"share={share} must be from 0, no word has an entry, to 1, all entries are used"
-        )
+        raise InputError(f"share={share} must be in [0, 1]: the share of words with an entry")
     words = [word for word, others in found.items() if others]
     if (allowed := round(share * len(vocabulary))) < len(words):
-        words = sorted(words, key=lambda word: hashlib.sha256(f"{kind} {word}".encode()).digest())[
-            :allowed
-        ]
+        words.sort(key=lambda word: hashlib.sha256(f"{kind} {word}".encode()).digest())
+        words = words[:allowed]
     ids = np.full((len(vocabulary), most), -1, np.int32)
     for word in words:
         first = [vocabulary.index[other] for other in itertools.islice(found[word], most)]

@@ -48,17 +48,6 @@ LONGEST = 512  # characters of a unit: the most that sentencepiece takes
 RESERVED = re.compile(f"{EOS}|{UNKNOWN}|<0x[0-9A-F]{{2}}>|[\0{MARK}\u2585]")
 
 
-class _UnitsOfWords(dict[str, tuple[int, ...]]):
-    """Word to the ids of its units, computed once."""
-
-    def __init__(self, split: Callable[[str], tuple[int, ...]]):
-        self.split = split
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        self[word] = ids = self.split(word)
-        return ids
-
-
 class TooManyCodes(InputError):
     """A text gives fewer merges than asked for: `able` of them, its second argument."""
 
@@ -99,13 +88,11 @@ class Subwords(Vocabulary):
         model = _learn(counts, codes)
         names = (*_pieces(model), EOS, *([UNKNOWN] if UNKNOWN in counts else []))
         draft = cls(names, np.zeros(len(names), np.int64), model)
-        times = [0] * len(names)
+        times = dict.fromkeys(names, 0)
         for word, count in counts.items():
-            for i in draft._units[word]:
-                times[i] += count
-        words, numbers = zip(
-            *most_frequent_first(dict(zip(names, times, strict=True))), strict=True
-        )
+            for i in draft._units(word):
+                times[names[i]] += count
+        words, numbers = zip(*most_frequent_first(times), strict=True)
         return cls(words, np.array(numbers, np.int64), model)
 
     @classmethod
@@ -113,21 +100,16 @@ class Subwords(Vocabulary):
         """Reads what `write` wrote. Raises InputError for anything else."""
         plain = Vocabulary.read(path)
         file = path_of(path).with_name(FILE)
+        wrong = f"the model of {path}, {file}, "
         cure = f"restore it, or remove it and {path} to have both made again from the corpus"
         try:
-            model = file.read_bytes()
+            pieces = _pieces(model := file.read_bytes())
         except OSError as error:
-            raise InputError(
-                f"cannot read the model of {path}, {file}: {error.strerror}; {cure}"
-            ) from error
-        try:
-            pieces = _pieces(model)
+            raise InputError(f"{wrong}cannot be read: {error.strerror}; {cure}") from error
         except Exception as error:  # sentencepiece says with several kinds that it cannot read
-            raise InputError(
-                f"the model of {path}, {file}, is not one of sentencepiece; {cure}"
-            ) from error
+            raise InputError(f"{wrong}is not one of sentencepiece; {cure}") from error
         if {*pieces, EOS} != set(plain.words) - {UNKNOWN}:
-            raise InputError(f"the model of {path}, {file}, has other units; {cure}")
+            raise InputError(f"{wrong}has other units; {cure}")
         return cls(plain.words, plain.counts, model)
 
     def write(self, path: str | os.PathLike) -> None:
@@ -147,7 +129,7 @@ class Subwords(Vocabulary):
         """Returns the units of words, int32 `[units]`, and how many each word has, int32
         `[words]`.
         """
-        units = list(map(self._units.__getitem__, words))
+        units = list(map(self._units, words))
         lengths = np.fromiter(map(len, units), np.int32, len(units))
         return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
 
@@ -157,13 +139,6 @@ class Subwords(Vocabulary):
         for open text may need any.
         """
         return (self.counts + 1 / len(self)) / (self.counts.sum() + 1)
-
-    def count_words(self, ids: np.ndarray) -> int:
-        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`. Reads
-        all of them.
-        """
-        part = 1 << 20  # a split may be larger than memory
-        return sum(int(self.ends[ids[i : i + part]].sum()) for i in range(0, len(ids), part))
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
@@ -191,24 +166,25 @@ class Subwords(Vocabulary):
         return hashlib.sha256(self._text.encode("utf-8") + self.model).hexdigest()[:16]
 
     @functools.cached_property
-    def _units(self) -> _UnitsOfWords:
+    def _units(self) -> Callable[[str], tuple[int, ...]]:
+        """A function from a word to the ids of its units, computed once a word."""
         processor = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-        ids_of_pieces = [
-            self.index.get(processor.id_to_piece(i)) for i in range(processor.vocab_size())
-        ]
-        special = {word: (self.index[word],) for word in (EOS, UNKNOWN) if word in self.index}
+        pieces = map(processor.id_to_piece, range(processor.vocab_size()))
+        ids_of_pieces = list(map(self.index.get, pieces))
+        mark = MARK.encode("utf-8")
 
+        @functools.cache
         def split(word: str) -> tuple[int, ...]:
-            if word in special:
-                return special[word]
-            text, mark = word.encode("utf-8"), MARK.encode("utf-8")
+            if word in (EOS, UNKNOWN) and word in self.index:
+                return (self.index[word],)
+            text = word.encode("utf-8")
             ids = tuple(ids_of_pieces[i] for i in processor.encode(word))
             if MARK not in word and b"".join(self.spellings[i] for i in ids) == text + mark:
                 return ids
             # For example a mark within the word, which sentencepiece takes for the end of one.
             return (*(self.index[BYTES[byte]] for byte in text), self.index[MARK])
 
-        return _UnitsOfWords(split)
+        return split
 
 
 def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
@@ -226,27 +202,25 @@ def read_vocabulary(path: str | os.PathLike) -> Vocabulary:
 def _learn(counts: Mapping[str, int], codes: int) -> bytes:
     """A sentencepiece model of `codes` merges."""
     words = {w: n for w, n in counts.items() if len(w) < LONGEST and not RESERVED.search(w)}
-    characters: collections.Counter[str] = collections.Counter()
-    for word, count in words.items():
-        for character in word:
-            characters[character] += count
     if not words:
         raise InputError(
             f"the train split has no words to learn data.codes={codes} from; set data.codes=0"
         )
+    characters: collections.Counter[str] = collections.Counter()
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
     ranked = most_frequent_first(characters)
     reached = np.cumsum([count for _, count in ranked])
     common = {c for c, _ in ranked[: 1 + np.searchsorted(reached, COVERAGE * reached[-1])]}
     words = {w: n for w, n in words.items() if common.issuperset(w)}
     most = min(codes, sum(map(len, words)))  # each merge takes at least one character
-    others = (
-        1 + len(BYTES) + 1 + len(set("".join(words)))
-    )  # sentencepiece's own <unk>, bytes, mark, characters
+    # Beside merges: sentencepiece's own <unk>, bytes, the mark, characters.
+    others = 1 + len(BYTES) + 1 + len(set("".join(words)))
     model = _train(words, others + most)
     # When every word is one unit, sentencepiece goes on with pairs that no longer occur.
-    merges = {
-        piece: k for k, piece in enumerate(_pieces(model)[len(BYTES) : len(BYTES) + most], start=1)
-    }
+    learnt = _pieces(model)[len(BYTES) : len(BYTES) + most]
+    merges = {piece: number for number, piece in enumerate(learnt, start=1)}
     able = min(most, max(merges.get(word + MARK, codes) for word in words))
     if able < codes:
         raise TooManyCodes(

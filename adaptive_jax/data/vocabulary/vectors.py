@@ -2,29 +2,22 @@
 spaces.
 """
 
-import bz2
 import contextlib
-import gzip
-import io
-import lzma
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from lzma import LZMAError
 from pathlib import Path
 
 import numpy as np
 
 from adaptive_jax.errors import InputError
 
-OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
-
-def read_vectors(
-    path: Path, words: Sequence[str], show: Callable[[int], None] = lambda lines: None
-) -> tuple[np.ndarray, np.ndarray, int]:
+def read_vectors(path: Path, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, int]:
     """Vectors of the words that a file has, or that it has in lower case.
 
-    path: text, or packed as .gz, .xz or .bz2, or the first file of a .zip. show: is called with the
-        number of lines read.
+    path: text, plain or packed as .gz, .xz or .bz2, or the only file of a .zip.
 
     Returns:
         ids int64 `[n]` of the words found, ascending; their vectors float32 `[n, width]`; how many
@@ -41,15 +34,11 @@ def read_vectors(
     width = None
     with contextlib.closing(_lines(path)) as lines:
         for number, line in enumerate(lines, start=1):
-            if number % 1_000 == 0:
-                show(number)
             word, *values = line.rstrip().split(" ")
             if number == 1 and len(values) == 1:  # the header of word2vec: words and width
                 continue
             width = width or len(values)
-            if (
-                len(values) > width
-            ):  # GloVe 840B has words with spaces in them, which no vocabulary here has
+            if len(values) > width:  # GloVe 840B has words with spaces in them
                 continue
             if word in wanted or len(values) < width:
                 vector = _vector(values, width, f"{path}, line {number}")
@@ -79,18 +68,14 @@ def _vector(values, width, where):
 
 
 def _lines(path) -> Iterator[str]:
+    import fsspec
+
+    how = {"encoding": "utf-8", "errors": "replace", "newline": "\n"}
     try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
-                yield from io.TextIOWrapper(file, "utf-8", "replace", newline="\n")
-        else:
-            with OPENERS.get(path.suffix, open)(
-                path, "rt", encoding="utf-8", errors="replace", newline="\n"
-            ) as file:
-                yield from file
-    except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile, IndexError) as error:
-        reason = getattr(error, "strerror", None) or error
+        with fsspec.open(str(path), "rt", compression="infer", **how) as file:
+            yield from file
+    except (OSError, EOFError, LZMAError, zlib.error, zipfile.BadZipFile, ValueError) as error:
         raise InputError(
-            f"cannot read the vectors {path}: {reason}; give text, plain or packed as .gz, .xz or"
-            " .zip"
+            f"cannot read the vectors {path}: {getattr(error, 'strerror', None) or error};"
+            " give text, plain or packed as .gz, .xz, .bz2 or .zip"
         ) from error

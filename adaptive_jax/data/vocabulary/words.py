@@ -1,6 +1,5 @@
 """Words and their counts, in the order that cutoffs rest on: by frequency, or by clusters."""
 
-import bisect
 import dataclasses
 import functools
 import hashlib
@@ -56,34 +55,22 @@ class Vocabulary:
             folded; 0 for no limit.
         """
         words, numbers = zip(*most_frequent_first(counts), strict=True)
-        return cls(words, np.array(numbers, np.int64)).cut(threshold, limit)
+        return Vocabulary(words, np.array(numbers, np.int64)).cut(threshold, limit)
 
     def cut(self, threshold: int = 1, limit: int = 0) -> "Vocabulary":
         """Returns this vocabulary with more words folded into `<unk>`; see `build`."""
         check_cut(threshold, limit)
-        special = {word: i for i, word in enumerate(self.words) if word in (EOS, UNKNOWN)}
-        foldable = np.ones(len(self), bool)
-        foldable[list(special.values())] = False
+        foldable = np.array([word not in (EOS, UNKNOWN) for word in self.words])
         keep = foldable & (self.counts >= threshold)
-        if (
-            limit
-            and keep.sum() + (2 if UNKNOWN in special or (foldable & ~keep).any() else 1) > limit
-        ):
+        unknown = UNKNOWN in self.words or (foldable & ~keep).any()
+        if limit and keep.sum() + (2 if unknown else 1) > limit:
             keep &= np.cumsum(keep) <= limit - 2
         folded = foldable & ~keep
         if not folded.any():
             return self
-        rest = self.counts[folded].sum() + (
-            self.counts[special[UNKNOWN]] if UNKNOWN in special else 0
-        )
-        final = [
-            (self.words[i], int(self.counts[i]))
-            for i in np.flatnonzero(~folded)
-            if self.words[i] != UNKNOWN
-        ]
-        bisect.insort(final, (UNKNOWN, int(rest)), key=lambda item: (-item[1], item[0]))
-        words, numbers = zip(*final, strict=True)
-        return Vocabulary(words, np.array(numbers, np.int64))
+        counts = {self.words[i]: int(self.counts[i]) for i in np.flatnonzero(~folded)}
+        counts[UNKNOWN] = counts.get(UNKNOWN, 0) + int(self.counts[folded].sum())
+        return Vocabulary.build(counts)
 
     def with_words(self, words: Iterable[str]) -> "Vocabulary":
         """Returns this vocabulary with those of `words` that it lacks behind its own, in their
@@ -123,9 +110,8 @@ class Vocabulary:
         """Returns the tokens of words, int32 `[tokens]`, and how many each word has, int32
         `[words]`: here always one.
         """
-        return np.fromiter(map(self.index.__getitem__, words), np.int32, len(words)), np.ones(
-            len(words), np.int32
-        )
+        tokens = np.fromiter(map(self.index.__getitem__, words), np.int32, len(words))
+        return tokens, np.ones(len(words), np.int32)
 
     def unigram_nll(self, ids: np.ndarray) -> float:
         """Returns the mean nats per word of ids `[tokens]` if every token has the probability
@@ -143,19 +129,21 @@ class Vocabulary:
         return self.counts / self.counts.sum()
 
     def count_words(self, ids: np.ndarray) -> int:
-        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`: here
-        all of them.
+        """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`. Reads all
+        of them where some tokens end no word.
         """
-        return len(ids)
+        if self.ends.all():
+            return len(ids)
+        part = 1 << 20  # a split may be larger than memory
+        return sum(int(self.ends[ids[i : i + part]].sum()) for i in range(0, len(ids), part))
 
     def unknown(self, ids: np.ndarray) -> float:
         """Returns the share of ids `[tokens]` that are `<unk>`. Reads all of them."""
         if UNKNOWN not in self.index or not len(ids):
             return 0.0
         wanted, part = self.index[UNKNOWN], 1 << 20  # a split may be larger than memory
-        return sum(
-            int(np.sum(ids[i : i + part] == wanted)) for i in range(0, len(ids), part)
-        ) / len(ids)
+        found = sum(int(np.sum(ids[i : i + part] == wanted)) for i in range(0, len(ids), part))
+        return found / len(ids)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -206,10 +194,8 @@ class Vocabulary:
 
     @property
     def _text(self) -> str:
-        return "".join(
-            f"{word} {count}\n"
-            for word, count in zip(self.words, self.counts.tolist(), strict=True)
-        )
+        entries = zip(self.words, self.counts.tolist(), strict=True)
+        return "".join(f"{word} {count}\n" for word, count in entries)
 
 
 def read_counts(path: str | os.PathLike) -> dict[str, int]:

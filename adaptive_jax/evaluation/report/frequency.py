@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adaptive_jax.data.corpora.occurring import occurring
+from adaptive_jax.data.corpora.load import count_words
 from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -107,7 +107,7 @@ def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Map
             only.
 
     Raises:
-        InputError: as `occurring`.
+        InputError: as `count_words`.
     """
     ids = np.asarray(ids)
     ends = np.flatnonzero(vocabulary.ends[ids])
@@ -116,7 +116,7 @@ def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Map
     if not isinstance(vocabulary, Subwords):
         return Words(nll, vocabulary.counts[ids], lines)
     starts = np.concatenate([[0], ends[:-1] + 1])
-    seen, spellings, mark = occurring(data, "train"), vocabulary.spellings, MARK.encode()
+    seen, spellings, mark = count_words(data, "train"), vocabulary.spellings, MARK.encode()
     spelled = (
         b"".join(spellings[i] for i in ids[a : b + 1])
         for a, b in zip(starts.tolist(), ends.tolist(), strict=True)

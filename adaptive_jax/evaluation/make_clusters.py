@@ -16,28 +16,26 @@ from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
-from adaptive_jax.data.vocabulary import clustering
+from adaptive_jax.data.vocabulary.clustering import WAYS, by_label, nearest_known, run_way
 from adaptive_jax.data.vocabulary.clusters import Header, write_clusters
 from adaptive_jax.data.vocabulary.subwords import read_vocabulary
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.numerics.bands import band_sizes
-from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.cutoffs import Workload, equal_products
 
 WIDTH = 400  # of band 0, from which the bands narrow (Apostoae 2019, Table 4.1)
 
-# METHODS group words by their vectors; CUT divides an order at given places
-METHODS, CUT = set(clustering.METHODS), {"frequency", "autoencoder"}
 
-
-class Request(NamedTuple):
+class Clustering(NamedTuple):
     """What to do; the flags of the command.
 
-    embeddings: workdir of a run, or a text file of vectors. clusters: their number. cutoffs: of
-        "frequency" and "autoencoder"; none: words times width are equal, where bands narrow from
-        width 400 by `factor`.
+    method: one of `WAYS`.
+    embeddings: workdir of a run, or a text file of vectors.
+    clusters: their number.
+    cutoffs: of ways that cut; none: words times width are equal, where bands narrow from width 400
+        by `factor`.
     """
 
     method: str
@@ -48,7 +46,9 @@ class Request(NamedTuple):
     seed: int = 0
 
 
-def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.ndarray, list[str]]:
+def make_clusters(
+    vocabulary: Vocabulary, options: Clustering
+) -> tuple[Header, np.ndarray, list[str]]:
     """A header, the word ids in the order of the clusters, and lines that say what was done.
 
     A word without a vector goes where the word next to it in frequency goes.
@@ -57,18 +57,22 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
         InputError: settings out of range, embeddings that cannot be read, or words that are not in
             order of frequency, as those of a run with clusters.
     """
-    method, clusters = request.method, request.clusters
-    check_known(f"--method={method}", method, clustering.METHODS)
-    check_at_least(1, clusters=clusters, factor=request.factor)
-    check_at_least(0, seed=request.seed)
-    for flag, given, readers in (
-        ("cutoffs", request.cutoffs, CUT),
-        ("embeddings", request.embeddings, METHODS - {"frequency"}),
+    check_known(f"--method={options.method}", options.method, WAYS)
+    check_at_least(1, clusters=options.clusters, factor=options.factor)
+    check_at_least(0, seed=options.seed)
+    way = WAYS[options.method]
+    for flag, given, fits in (
+        ("cutoffs", options.cutoffs, [name for name, way in WAYS.items() if way.cuts]),
+        (
+            "embeddings",
+            options.embeddings,
+            [name for name, way in WAYS.items() if way.needs_vectors],
+        ),
     ):
-        if given and method not in readers:
+        if given and options.method not in fits:
             raise InputError(
-                f"--{flag} means nothing to --method={method}: leave it out, or use"
-                f" {', '.join(sorted(readers))}"
+                f"--{flag} does not fit --method={options.method}: leave it out, or use"
+                f" {', '.join(fits)}"
             )
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
@@ -76,40 +80,26 @@ def make_clusters(vocabulary: Vocabulary, request: Request) -> tuple[Header, np.
             f"the {len(ids):,} words are not in order of frequency: give --config=FILE for those"
             " of its corpus, or --vocabulary= of a run without clusters"
         )
-    if method in CUT:
-        sizes = _sizes(len(vocabulary), request)
-    if method != "frequency":
-        known, vectors, lines = _embeddings(vocabulary, request.embeddings)
-        nearest, bar = clustering.nearest_known(known, len(ids)), Bar(1, 0, [method])
-
-        def show(done, total):
-            bar.progress.update(bar.task, completed=done, total=total)
-
-        try:
-            if method == "autoencoder":
-                losses = clustering.reconstruction_losses(vectors, request.seed, show)
-                ids = np.argsort(-losses[nearest], kind="stable")
-            else:
-                labels = clustering.labels(
-                    method, vectors, counts[known], clusters, request.seed, show
-                )
-                ids, sizes = clustering.by_label(labels[nearest], counts)
-        finally:
-            bar.close()
+    if way.cuts:
+        workload = Workload(WIDTH, options.factor)
+        cutoffs = options.cutoffs or equal_products(len(ids), options.clusters, workload)
+        sizes = band_sizes(len(ids), cutoffs)
+    if way.needs_vectors:
+        known, vectors, lines = _embeddings(vocabulary, options.embeddings)
+        found = run_way(options.method, vectors, counts[known], options.clusters, options.seed)
+        found = found[nearest_known(known, len(ids))]
+        if way.cuts:
+            ids = np.argsort(-found, kind="stable")
+        else:
+            ids, sizes = by_label(found, counts)
     shares = np.add.reduceat(counts[ids], np.cumsum([0, *sizes[:-1]])) / max(counts.sum(), 1)
     said = ", ".join(
         f"{size:,} words with {share:.1%} of the tokens"
         for size, share in zip(sizes, shares, strict=True)
     )
-    lines.append(f"{method}, seed {request.seed}: {said}")
-    return Header(method, request.seed, vocabulary.digest, tuple(sizes)), ids, lines
-
-
-def _sizes(words, request):
-    cutoffs = request.cutoffs or equal_products(
-        words, request.clusters, Workload(WIDTH, request.factor)
-    )
-    return band_sizes(words, cutoffs)
+    lines.append(f"{options.method}, seed {options.seed}: {said}")
+    header = Header(options.method, options.seed, vocabulary.digest, tuple(sizes))
+    return header, ids, lines
 
 
 def _embeddings(vocabulary, source):
@@ -119,34 +109,21 @@ def _embeddings(vocabulary, source):
             "--embeddings is missing: give the workdir of a run, or a text file of vectors such as"
             " GloVe's"
         )
-    path = Path(source).expanduser()
-    bar = Bar(len(vocabulary), 0, [f"reading {path.name}"])
-    try:
-        if path.is_dir():
-            ids, vectors, lower = *of_run(path, vocabulary), 0
-        else:
-            ids, vectors, lower = read_vectors(
-                path,
-                vocabulary.words,
-                lambda number: bar.show(parts=[f"reading {path.name}: {number:,} lines"]),
-            )
-    finally:
-        bar.close()
-    counts = vocabulary.counts
-    missing = np.setdiff1d(np.arange(len(vocabulary)), ids)
-    lines = [
-        f"{source}: vectors of width {vectors.shape[1]} for {len(ids):,} of {len(vocabulary):,}"
-        " words"
-    ]
+    path, lower = Path(source).expanduser(), 0
+    if path.is_dir():
+        ids, vectors = of_run(path, vocabulary)
+    else:
+        ids, vectors, lower = read_vectors(path, vocabulary.words)
+    counts, total = vocabulary.counts, len(vocabulary)
+    lines = [f"{source}: vectors of width {vectors.shape[1]} for {len(ids):,} of {total:,} words"]
     lines[0] += f", {lower:,} of them in lower case only" if lower else ""
+    missing = np.setdiff1d(np.arange(total), ids)
     if len(missing):
-        share, first = (
-            counts[missing].sum() / max(counts.sum(), 1),
-            " ".join(vocabulary.words[i] for i in missing[:5]),
-        )
+        share = counts[missing].sum() / max(counts.sum(), 1)
+        first = " ".join(vocabulary.words[i] for i in missing[:5])
         lines.append(
-            f"{len(missing):,} words have none ({len(missing) / len(vocabulary):.1%}, {share:.1%}"
-            f" of the tokens: {first} …); each goes where the word next to it in frequency goes"
+            f"{len(missing):,} words have none ({len(missing) / total:.1%}, {share:.1%} of the"
+            f" tokens: {first} …); each goes where the word next to it in frequency goes"
         )
     return ids, vectors, lines
 
@@ -162,17 +139,15 @@ def of_run(workdir, vocabulary):
     variables = {"params": run.params, "lexicon": run.lexicon}
 
     def table(model):
-        bands = model.input.bands()
         return jnp.concatenate(
             [
                 band.table if band.projection is None else band.table @ band.projection
-                for band in bands
+                for band in model.input.bands()
             ]
         )
 
-    vectors = np.asarray(
-        jax.jit(lambda variables: run.model.apply(variables, method=table))(variables), np.float32
-    )
+    apply = jax.jit(lambda variables: run.model.apply(variables, method=table))
+    vectors = np.asarray(apply(variables), np.float32)
     rows = dict(zip(run.vocabulary.words, range(len(vectors)), strict=True))
     ids = np.array([i for i, word in enumerate(vocabulary.words) if word in rows])
     if not len(ids):
@@ -213,16 +188,11 @@ def main() -> None:
         raise InputError(
             f"--cutoffs={','.join(cutoffs)} must be whole numbers: give them as --cutoffs=1000,4000"
         )
-    vocabulary = _vocabulary(given.vocabulary)
-    request = Request(
-        given.method,
-        given.embeddings,
-        given.clusters,
-        given.factor,
-        tuple(map(int, cutoffs)),
-        given.seed,
+    vocabulary, cutoffs = _vocabulary(given.vocabulary), tuple(map(int, cutoffs))
+    options = Clustering(
+        given.method, given.embeddings, given.clusters, given.factor, cutoffs, given.seed
     )
-    header, ids, lines = make_clusters(vocabulary, request)
+    header, ids, lines = make_clusters(vocabulary, options)
     write_clusters(Path(output).expanduser(), header, [vocabulary.words[i] for i in ids])
     print("\n".join([*lines, f"written to {output}: train with --config.output.clusters={output}"]))
 
@@ -238,7 +208,7 @@ def define_flags() -> None:
         "",
         "vocabulary.txt, or the workdir of a run; default: the words of --config's corpus.",
     )
-    flags.DEFINE_enum("method", "frequency", clustering.METHODS, "How words are put into clusters.")
+    flags.DEFINE_enum("method", "frequency", list(WAYS), "How words are put into clusters.")
     flags.DEFINE_string(
         "embeddings",
         "",
@@ -256,5 +226,5 @@ def define_flags() -> None:
         None,
         "frequency, autoencoder: places where clusters begin, instead of equal words times width.",
     )
-    flags.DEFINE_integer("seed", 0, "Of k-means, mixture or autoencoder.")
+    flags.DEFINE_integer("seed", 0, "Of k-means or mixture.")
     flags.DEFINE_string("output", "", "The file to write; default: output.clusters of --config.")

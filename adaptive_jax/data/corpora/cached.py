@@ -1,6 +1,4 @@
-"""Files of a cache: each is made once, by one of the processes that want it, and read again
-later.
-"""
+"""Cached files. One process builds each file; the others wait for it."""
 
 import contextlib
 import logging
@@ -10,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from adaptive_jax.errors import InputError, of_extra_train
-from adaptive_jax.files import in_store, path_of, replacing
+from adaptive_jax.errors import InputError, of_extra_train, one_line
+from adaptive_jax.files import in_store, path_of
 
 with of_extra_train():
     import filelock
@@ -24,8 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def home_of(path: str, key: str) -> Path:
-    """The directory that a setting names, a ~ at its start expanded. Raises InputError: empty,
-    a URL, or an unknown user's.
+    """The directory that a setting names, a ~ at its start expanded.
+
+    Raises:
+        InputError: the path is empty, a URL, or an unknown user's.
     """
     try:
         if path and "://" not in path:
@@ -37,9 +37,7 @@ def home_of(path: str, key: str) -> Path:
 
 def cache_of(cache: str) -> Path:
     """The directory where this machine prepares corpora: `data.cache`, or the default one if that
-    is in object storage.
-
-    Objects cannot be mapped into memory.
+    is in object storage, whose objects cannot be mapped into memory.
 
     Raises:
         InputError: as `home_of` and `path_of`.
@@ -51,21 +49,22 @@ def cache_of(cache: str) -> Path:
 
 
 @contextlib.contextmanager
-def usable(cache: Path) -> Iterator[None]:
-    """Turns what the system says about files of the cache into an InputError."""
+def cache_errors(cache: Path) -> Iterator[None]:
+    """Turns an OSError about a file of the cache into an InputError."""
     try:
         yield
     except OSError as error:
-        if not str(error.filename or "").startswith(str(cache)):
+        file = str(error.filename or "")
+        if not file.startswith(str(cache)):
             raise
-        at = "" if str(error.filename) == str(cache) else f" ({error.filename})"
+        at = "" if file == str(cache) else f" ({file})"
         raise InputError(
             f"cannot write data.cache={cache}{at}: {error.strerror or error}; make room, or give a"
             " directory that you may write"
         ) from error
 
 
-def once(path: Path, make: Callable[[], None]) -> None:
+def make_once(path: Path, make: Callable[[], object]) -> None:
     """Calls `make` if its file is missing. If several processes want the file, one makes it and
     the others wait.
     """
@@ -83,20 +82,21 @@ def once(path: Path, make: Callable[[], None]) -> None:
         lock.acquire()
     try:
         if not path.exists():
-            for unfinished in set(path.parent.glob(f".{path.name}.*")) - {
-                Path(lock.lock_file)
-            }:  # left by a killed process
-                unfinished.unlink()
+            for unfinished in path.parent.glob(f".{path.name}.*"):  # left by a killed process
+                if str(unfinished) != lock.lock_file:
+                    unfinished.unlink()
             make()
     finally:
         lock.release()
 
 
 def read_ids(path: Path, words: int) -> np.ndarray:
-    """Maps the ids of a split into memory: int32 `[tokens]`, read-only. Raises InputError for a
-    damaged file.
+    """Maps the ids of a split into memory: int32 `[tokens]`, read-only.
 
-    Only the ends of the file are looked at, since a split may be larger than memory.
+    Only the ends of the file are checked, since a split may be larger than memory.
+
+    Raises:
+        InputError: a damaged file.
     """
     try:
         with np.errstate(over="ignore"):
@@ -107,31 +107,15 @@ def read_ids(path: Path, words: int) -> np.ndarray:
         if len(ids) and not 0 <= some.min() <= some.max() < words:
             raise ValueError(f"it has ids from {some.min()} to {some.max()}, of {words:,} words")
     except Exception as error:  # a damaged header makes NumPy fail in many ways
-        raise InputError(damaged(path, error)) from error
+        raise damaged(path, error) from error
     return ids
 
 
-def write_numbers(path: Path, *numbers: int) -> None:
-    """Writes whole numbers as text."""
-    with replacing(path) as file:
-        file.write(" ".join(map(str, numbers)).encode())
-
-
-def read_numbers(path: Path) -> list[int]:
-    """Reads what `write_numbers` wrote. Raises InputError for a damaged file."""
-    try:
-        text = path.read_bytes()
-        if not text.replace(b" ", b"").isdigit():
-            raise ValueError("it should have numbers")
-        return list(map(int, text.split()))
-    except (OSError, ValueError) as error:
-        raise InputError(damaged(path, error)) from error
-
-
-def damaged(path: Path, error: BaseException) -> str:
-    """The message about a file of the cache that cannot be read."""
-    reason = " ".join(str(error).split())[:150] or type(error).__name__
-    return f"{path} is damaged ({reason}); remove it to have it made again"
+def damaged(path: Path, error: BaseException) -> InputError:
+    """The error about a file of the cache that cannot be read."""
+    return InputError(
+        f"{path} is damaged ({one_line(error)[:150]}); remove {path.parent} to have it made again"
+    )
 
 
 @contextlib.contextmanager
@@ -140,14 +124,6 @@ def bar(what: str) -> Iterator[Callable[[float], None]]:
     terminal.
     """
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=1.0)
         yield lambda share: progress.update(task, completed=share)

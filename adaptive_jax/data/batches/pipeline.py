@@ -8,7 +8,7 @@ import numpy as np
 
 from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.layouts import LAYOUTS, check_layout
-from adaptive_jax.data.batches.rows import Spans, fill_rows, runs
+from adaptive_jax.data.batches.spans import Spans, fill_rows, runs
 from adaptive_jax.errors import check_at_least
 from adaptive_jax.numerics.batch import Batch
 
@@ -54,16 +54,11 @@ class TrainingBatches:
         check_layout(break_mode, name)
         check_at_least(1, rows=rows, microbatches=microbatches)
         starts, lengths = examples(ids, eos, break_mode, length)
-        self.ids, self.eos, self.microbatches, self.per_microbatch = (
-            ids,
-            eos,
-            microbatches,
-            rows // microbatches,
-        )
+        self.ids, self.eos = ids, eos
+        self.microbatches, self.per_microbatch = microbatches, rows // microbatches
         of_text, of_examples = LAYOUTS[name]
-        self.layout = (of_text if break_mode == "none" else of_examples)(
-            starts, lengths, length, rows
-        )
+        make = of_text if break_mode == "none" else of_examples
+        self.layout = make(starts, lengths, length, rows)
         self.examples, self.tokens = len(starts), int(lengths.sum(dtype=np.int64))
 
     def batch(self, seed: int, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
@@ -76,9 +71,8 @@ class TrainingBatches:
         """
         epochs, numbers, time = self.layout.update(seed, step)
         index, hosts = share
-        row_ids = np.arange(len(numbers), dtype=np.int32).reshape(self.microbatches, hosts, -1)[
-            :, index
-        ]
+        row_ids = np.arange(len(numbers), dtype=np.int32)
+        row_ids = row_ids.reshape(self.microbatches, hosts, -1)[:, index]
         epochs, numbers = epochs[row_ids.ravel()], numbers[row_ids.ravel()]
         spans = []
         for epoch, run in runs(epochs):
@@ -86,9 +80,8 @@ class TrainingBatches:
             spans.append((starts, lengths, rows + run.start))
         spans = Spans(*map(np.concatenate, zip(*spans, strict=True)))
         batch = fill_rows(self.ids, self.eos, spans, (row_ids.size, time), self.layout.segmented)
-        reset = (
-            numbers < self.layout.rows if self.layout.continued else None
-        )  # the first window of an epoch
+        # Rows of the first window of an epoch begin anew.
+        reset = numbers < self.layout.rows if self.layout.continued else None
         arrays = batch._replace(row_ids=row_ids.ravel(), reset=reset)
         return Batch(
             *(None if a is None else a.reshape(*row_ids.shape, *a.shape[1:]) for a in arrays)

@@ -52,19 +52,13 @@ def fill_rows(
         flat[positions] = values
         return flat.reshape(shape)
 
-    inputs, targets = np.delete(stream, ends - 1), np.delete(stream, ends - lengths - 1)
-    segment_ids = (
-        fill(np.repeat(np.arange(len(row)) - leftmost + 1, lengths), 0, np.int32)
-        if segmented
-        else None
-    )
-    row_ids = np.arange(rows, dtype=np.int32)
+    numbers = np.repeat(np.arange(len(row)) - leftmost + 1, lengths)
     return Batch(
-        fill(inputs, eos, np.int32),
-        fill(targets, eos, np.int32),
-        fill(1, 0, np.float32),
-        row_ids,
-        segment_ids,
+        inputs=fill(np.delete(stream, ends - 1), eos, np.int32),
+        targets=fill(np.delete(stream, ends - lengths - 1), eos, np.int32),
+        weights=fill(1, 0, np.float32),
+        row_ids=np.arange(rows, dtype=np.int32),
+        segment_ids=fill(numbers, 0, np.int32) if segmented else None,
     )
 
 
@@ -85,7 +79,7 @@ def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     It sorts random bits, because the order of Generator.permutation may change with the version of
     NumPy.
     """
-    order = np.argsort(bits(seed, epoch, 0).random_raw(count), kind="stable")
+    order = np.argsort(philox(seed, epoch, 0).random_raw(count), kind="stable")
     order.flags.writeable = False  # callers share it through the cache
     return order
 
@@ -96,7 +90,7 @@ def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 
     counts 3 2: the first three are 0 1 2 in some order, the last two 3 4.
     """
-    total, source = int(np.sum(counts)), bits(seed, epoch, 1)
+    total, source = int(np.sum(counts)), philox(seed, epoch, 1)
     order = np.empty(total, np.int32 if total < 2**31 else np.int64)
     begin = 0
     for count in map(int, counts):
@@ -106,7 +100,7 @@ def shuffled(counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
-def bits(seed: int, epoch: int, stream: int) -> np.random.Philox:
+def philox(seed: int, epoch: int, stream: int) -> np.random.Philox:
     """A source of random bits for an epoch; several purposes take several streams."""
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or more")
