@@ -15,9 +15,7 @@ from adaptive_jax.files import path_of
 from adaptive_jax.text.decoding import Decoder
 from adaptive_jax.text.generate import Continuation, Options, Writer, next_words
 from adaptive_jax.text.lines import Lines
-from adaptive_jax.text.rows import Reader
-from adaptive_jax.text.running import Reading
-from adaptive_jax.text.surprisal import LineScorer, ScoredLine
+from adaptive_jax.text.surprisal import LineScorer, ScoreConfig, ScoredLine
 
 
 class LoadedModel:
@@ -48,45 +46,37 @@ class LoadedModel:
         return self.lines.decode(ids)
 
     def score(
-        self,
-        texts: Iterable[str],
-        context_from: str = "none",
-        describe: bool = False,
-        **reading: object,
+        self, texts: Iterable[str], context_from: str = "none", **options: object
     ) -> Iterator[ScoredLine]:
-        """The scores of lines of text, in order. Lines are read as results are taken: texts may be
-        longer than memory.
+        """The scores of lines of text, in order. Lines are read as results are taken, so texts may
+        be longer than memory.
 
-            for line in model.score(open("text.txt")): print(line.log_prob, line.words,
-            line.log_probs) first = next(model.score(["In the beginning God created the heavens and
-            the earth."]))
+            for line in model.score(open("text.txt")):
+                print(line.log_prob, line.words, line.log_probs)
+            first = next(model.score(["In the beginning God created the heavens and the earth."]))
 
         Args:
             context_from: "none": each line stands alone. "previous": each follows the lines before
                 it.
-            describe: also the rank of each word and the entropy of its distribution, which takes
-                the probabilities of all words.
-            reading: `given`, text that lines follow; `window`, `context` and `eager`; see
-                `Reading`.
+            options: see `adaptive_jax.text.surprisal.ScoreConfig`.
 
         Raises:
             InputError: settings that do not fit the run; a word that it does not know, where it has
                 no `<unk>`.
         """
-        return LineScorer(
-            self.lines, Reader(self.run, self.tables, describe), Reading(context_from, **reading)
-        )(texts)
+        config = ScoreConfig(context_from, **options)
+        return LineScorer(self.run, self.tables, self.lines, config)(texts)
 
     def perplexity(
-        self, lines: Iterable[str], context_from: str = "previous", **reading: object
+        self, lines: Iterable[str], context_from: str = "previous", **options: object
     ) -> float:
-        """The perplexity of lines of text, a word, `<eos>` included. With the `window` and
-        `context` of an evaluation, and context_from="previous", that is the number of evaluate.py.
+        """Perplexity per word of lines of text, `<eos>` included. With context_from="previous"
+        and the `window` and `context` of an evaluation, it equals that of evaluate.py.
 
-        Arguments, and raises InputError: as `score`; there is no word.
+        Arguments, and raises InputError: as `score`; no word to score.
         """
         total, words = 0.0, 0
-        for line in self.score(lines, context_from, **reading):
+        for line in self.score(lines, context_from, **options):
             total, words = total + line.log_prob, words + len(line.words)
         if not words:
             raise InputError("there are no lines to take the perplexity of: give text")
