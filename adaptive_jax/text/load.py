@@ -13,8 +13,9 @@ from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import composed, perplexity
 from adaptive_jax.files import path_of
 from adaptive_jax.text.decoding import Decoder
-from adaptive_jax.text.generate import Continuation, Options, Writer, next_words
+from adaptive_jax.text.generate import Continuation, Writer, next_words
 from adaptive_jax.text.lines import Lines
+from adaptive_jax.text.options import Options
 from adaptive_jax.text.surprisal import LineScorer, ScoreConfig, ScoredLine
 
 
@@ -113,7 +114,7 @@ class LoadedModel:
 
         Args:
             prompt: begins at the start of a line. Empty: the model begins a line.
-            options: see `adaptive_jax.text.generate.Options`.
+            options: see `adaptive_jax.text.options.Options`.
 
         Raises:
             InputError: an option that does not exist or is out of range, and as `encode`.
