@@ -274,7 +274,7 @@ class Writer:
         known = lines.vocabulary.index
         if missing := [word for word in options.avoid if word not in (*known, UNKNOWN)]:
             raise InputError(
-                f"avoid={missing[0]!r} is none of the {len(known):,} words of this run: leave"
+                f"avoid={missing[0]!r} is not one of the {len(known):,} words of this run: leave"
                 " it out"
             )
         self._banned = tuple(known[word] for word in options.avoid if word in known)

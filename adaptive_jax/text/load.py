@@ -36,7 +36,8 @@ class LoadedModel:
         each line feed.
 
         Raises:
-            InputError: no text, or a word that the run does not know, where it has no `<unk>`.
+            InputError: bytes that are not UTF-8 text; a word that the run does not know, where it
+                has no `<unk>`.
         """
         return self.lines.encode(text)
 
@@ -98,7 +99,7 @@ class LoadedModel:
         ids, lengths = self.lines.tokens(words)
         for word, token, length in zip(words, ids, lengths, strict=False):
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
-                known = f"none of the {len(self.run.vocabulary):,} words"
+                known = f"not one of the {len(self.run.vocabulary):,} words"
                 what = f"is {'several units' if length > 1 else known} of this run"
                 raise InputError(f"{word[:60]!r} {what}, and so has no vector: leave it out")
         variables = {"params": self.run.params, "lexicon": self.run.lexicon, "tables": self.tables}
@@ -136,7 +137,7 @@ class LoadedModel:
     def next_words(self, text: str = "", k: int = 10) -> list[tuple[str, float]]:
         """The k most probable words after a text and their probabilities, the most probable first.
 
-        They are exact, and found without the tails of the softmax that cannot hold them. A run of
+        They are exact, though tails of the softmax that cannot hold them are not computed. A run of
         sub-word units searches for words with 2 k beams, which may miss some. Raises InputError as
         `encode`.
         """
@@ -151,7 +152,7 @@ class LoadedModel:
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """What reads and predicts token by token; made once."""
+        """Reads and predicts token by token; made once."""
         return Decoder(self.run, self.tables)
 
     def __repr__(self) -> str:

@@ -69,8 +69,7 @@ def parse(line: str, number: int) -> Hypothesis:
         except ValueError:
             pass
     raise InputError(
-        f"line {number} of the n-best list, {line.strip()[:60]!r}, is none: give `id ||| text |||"
-        " score`"
+        f"line {number} of the n-best list, {line.strip()[:60]!r}, must be `id ||| text ||| score`"
     )
 
 

@@ -235,7 +235,7 @@ def test_a_reader_that_has_read_enough(compiled, trained, start):
 WRONG = [
     ([], "", "there is no text to score"),
     ([], "the\n\0\n", "standard input, line 2: a NUL byte"),
-    ([], "the unheard\n", "'unheard' is none of the 122 words"),
+    ([], "the unheard\n", "'unheard' is not one of the 122 words"),
     (["/nowhere.txt"], "", "cannot read /nowhere.txt: No such file"),
     (["--context_from=/nowhere.txt"], "the\n", "cannot read /nowhere.txt: No such file"),
     (["--window=8", "--context=8"], "the\n", "window=8 must be greater than context=8"),

@@ -293,7 +293,7 @@ def test_embeddings_are_what_the_body_reads(model):
     assert found.dtype == np.float32 and found.shape == (3, 16)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     for words, says in (
-        (["7", "unheard"], "'unheard' is none of the 60 words"),
+        (["7", "unheard"], "'unheard' is not one of the 60 words"),
         ("7 ab1", "one text"),
     ):
         with pytest.raises(InputError, match=says):
