@@ -98,6 +98,17 @@ def slow(model):
     return looking_back(model)
 
 
+def test_load_opens_a_run(model, trained, text):
+    assert isinstance(model, adaptive_jax.LoadedModel)
+    assert model.run.step == 240 and len(model.run.vocabulary) == 122
+    assert repr(model) == "<LoadedModel adaptive → transformer → adaptive, 122 words, step 240>"
+    line = (text / "test.txt").read_text().splitlines()[0]
+    ids = model.encode(line + "\n")
+    assert ids.dtype == np.int32 and ids[-1] == model.run.vocabulary.eos
+    assert model.decode(ids) == line + "\n"
+    assert adaptive_jax.load(str(trained), 160).run.step == 160
+
+
 def test_a_loop_without_a_cache_writes_the_same(model, slow):
     """Greedily: the likeliest word after the tokens of a window, which slides: when it is full,
     half of it stays.

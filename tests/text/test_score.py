@@ -3,7 +3,6 @@ n-best lists, one line for bad input.
 """
 
 import bz2
-import csv
 import gzip
 import io
 import json
@@ -119,48 +118,37 @@ main("score")
 def test_words_in_columns_and_as_json(score, model):
     """The same numbers, of one running text."""
     lines = list(model.score(LINES.splitlines(), "previous", rank_and_entropy=True))
+    columns = ("line", "position", "word", "surprisal", "rank", "entropy", "frequency", "unseen")
+    expected = [
+        (number, position, *row)
+        for number, line in enumerate(lines, 1)
+        for position, row in enumerate(
+            zip(
+                line.words,
+                -line.log_probs / np.log(2),
+                line.ranks,
+                line.entropies / np.log(2),
+                line.frequencies,
+                line.unseen,
+                strict=True,
+            ),
+            1,
+        )
+    ]
     done = score("--words", "--bits", "--context_from=previous", given=LINES)
-    rows = list(csv.DictReader(io.StringIO(done.stdout), delimiter="\t", quoting=csv.QUOTE_NONE))
-    assert done.returncode == 0 and list(rows[0]) == [
-        "line",
-        "position",
-        "word",
-        "surprisal",
-        "rank",
-        "entropy",
-        "frequency",
-        "unseen",
-    ]
-    assert [row["word"] for row in rows] == [word for line in lines for word in line.words]
-    assert [(row["line"], row["position"]) for row in rows[:6]] == [
-        ("1", f"{i}") for i in range(1, 6)
-    ] + [("2", "1")]
-    surprisal = -np.concatenate([line.log_probs for line in lines]) / np.log(2)
-    np.testing.assert_allclose([float(row["surprisal"]) for row in rows], surprisal, atol=6e-5)
-    entropy = np.concatenate([line.entropies for line in lines]) / np.log(2)
-    np.testing.assert_allclose([float(row["entropy"]) for row in rows], entropy, atol=6e-5)
-    assert [int(row["rank"]) for row in rows] == np.concatenate(
-        [line.ranks for line in lines]
-    ).tolist()
-    done = score(
-        "--words",
-        "--columns=surprisal,unseen",
-        "--context_from=previous",
-        "--format=jsonl",
-        given=LINES,
-    )
-    objects = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (
-        list(objects[0]) == ["line", "position", "word", "surprisal", "unseen"]
-        and objects[0]["unseen"] is False
-    )
-    np.testing.assert_allclose(
-        [each["surprisal"] for each in objects], surprisal * np.log(2), atol=1e-5
-    )
-    of_lines = [
-        json.loads(line) for line in score("--format=jsonl", given=LINES).stdout.splitlines()
-    ]
-    assert [(each["text"], each["words"], each["unseen"]) for each in of_lines] == [
+    header, *rows = (line.split("\t") for line in done.stdout.splitlines())
+    assert done.returncode == 0 and tuple(header) == columns
+    for row, values in zip(rows, expected, strict=True):
+        assert row[:3] == list(map(str, values[:3]))
+        np.testing.assert_allclose([float(cell) for cell in row[3:]], values[3:], atol=6e-5)
+    flags = "--words", "--columns=surprisal,unseen", "--context_from=previous", "--format=jsonl"
+    done = score(*flags, given=LINES)
+    for row, values in zip(map(json.loads, done.stdout.splitlines()), expected, strict=True):
+        assert list(row) == [*columns[:4], "unseen"] and row["unseen"] is bool(values[7])
+        assert row["surprisal"] == pytest.approx(values[3] * np.log(2), abs=1e-5)
+    done = score("--format=jsonl", given=LINES)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["text"], each["words"], each["unseen"]) for each in found] == [
         ("the t1w1 the t1w2", 5, 0),
         ("", 1, 0),
         ("the t5w0", 3, 0),

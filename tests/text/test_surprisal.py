@@ -234,15 +234,6 @@ def test_an_eager_line_does_not_wait(model, twin):
     np.testing.assert_allclose(third.log_probs, of_targets(expected, ids), atol=2e-5)
 
 
-def test_endless_text(model, lstm):
-    """Lines are read as they are scored."""
-    for scored in (
-        model.score(itertools.cycle(LINES)),
-        lstm.score(itertools.cycle(LINES), "previous"),
-    ):
-        assert next(scored).words == ("0", "ab1", "<eos>")
-
-
 def test_unseen_words_and_frequencies(model):
     line = next(model.score(["0 unheard <unk> ab1"]))
     assert line.unseen.tolist() == [False, True, False, False, False]
