@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from adaptive_jax.data.batches.examples import ranges
-from adaptive_jax.data.batches.rows import Spans, fill_rows
+from adaptive_jax.data.batches.spans import Spans, fill_rows
 from adaptive_jax.data.batches.windows import WindowBatch
 
 SHORTEST = 8  # tokens of a row: shorter ones would need programs of their own, and save nothing
