@@ -1,5 +1,5 @@
-"""What a model expects at a token: the most probable words, the rank of the word that came, and
-the entropy.
+"""The distribution that predicts a token: its most probable words, the rank of the token, and the
+entropy.
 """
 
 import functools
@@ -19,8 +19,8 @@ from adaptive_jax.parallel import sharding
 TOKENS = 256  # whose distributions are computed at a time, at most
 
 
-class Expected(NamedTuple):
-    """The distributions of the words at some tokens, in short.
+class PredictiveStats(NamedTuple):
+    """Figures of the distributions that predict some tokens.
 
     Attributes:
         words: int32 `[tokens, k]`, the most probable first.
@@ -35,7 +35,9 @@ class Expected(NamedTuple):
     entropy: np.ndarray
 
 
-def expected(run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int) -> Expected:
+def expected(
+    run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k: int
+) -> PredictiveStats:
     """The distributions of the words that training knew, a few tokens at a time: never `[tokens,
     vocabulary]`.
 
@@ -57,7 +59,7 @@ def expected(run: Run, tables: dict, hidden: np.ndarray, targets: np.ndarray, k:
             np.pad(np.minimum(wanted, words - 1), (0, rest)),
         )
         parts.append(jax.device_get(describe(run.params, run.lexicon, tables, states, wanted)))
-    return Expected(
+    return PredictiveStats(
         *(np.concatenate(columns)[: len(targets)] for columns in zip(*parts, strict=True))
     )
 
@@ -79,7 +81,7 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
         entropy = -jnp.sum(
             jnp.where(likely, jnp.exp(log_probs) * jnp.where(likely, log_probs, 0.0), 0.0), axis=1
         )
-        return Expected(words, best, rank, entropy)
+        return PredictiveStats(words, best, rank, entropy)
 
     whole = PartitionSpec()
     specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole, whole

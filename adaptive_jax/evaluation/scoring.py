@@ -84,30 +84,59 @@ def scores(
     settings = continued(run.model, settings._replace(multiple=run.mesh.size), len(ids))
     count, batches = windows(ids, run.vocabulary.eos, settings)
     tables, rows = composed(run, ids)
-    how = run.known, len(run.vocabulary), extras
-    scorer, before = make_scorer(run.model, run.mesh, settings.unscored, how), None
-    carry = () if settings.layout != "streams" else None
 
-    def fetch(results, batch, at):
-        nll, states = jax.device_get(results)
-        counts = scored_columns(batch, nll.shape[1])
-        return Scored(at, finite(nll[counts]), states[counts] if extras.hidden else None)
-
-    for batch, at in progress(batches, count):
+    def given(batch):
         inputs = batch.batch.inputs
         own = inputs < run.model.input.vocabulary_size
         inputs = np.where(own, inputs if rows is None else rows[np.where(own, inputs, 0)], FOREIGN)
-        given = sharding.put_batch(
-            run.mesh, batch._replace(batch=batch.batch._replace(inputs=inputs))
-        )
-        carry = initial_carry(run.model, run.mesh, len(batch.first))() if carry is None else carry
-        results, carry = scorer(run.params, run.lexicon, tables, given, carry)
-        # Fetch a batch's results only once the next one has been dispatched.
+        return batch._replace(batch=batch.batch._replace(inputs=inputs))
+
+    scorer = Scorer(run, tables, extras, None if settings.layout == "streams" else ())
+    return scorer((given(batch), at, settings.unscored) for batch, at in progress(batches, count))
+
+
+class Scorer:
+    """A run that scores batches of rows, one after another.
+
+    Attributes:
+        carry: the body's state after the last batch; () if rows do not continue each other. None:
+            the state before the first token.
+    """
+
+    def __init__(self, run: Run, tables: dict, extras: Extras = PLAIN, carry: object = ()):
+        """tables: composed tables, as `composed` returns them; {} for a model that composes none.
+        The inputs of batches are rows of them.
+        """
+        self.run, self.tables, self.extras, self.carry = run, tables, extras, carry
+
+    def __call__(self, batches: Iterable[tuple[WindowBatch, np.ndarray, int]]) -> Iterator[Scored]:
+        """Scores batches in order: each a `WindowBatch`, the positions of the tokens that count,
+        int64 `[tokens]`, and how many columns of a row do not count; see `Windows.unscored`.
+        """
+        run, before = self.run, None
+        how = run.known, len(run.vocabulary), self.extras
+        for batch, at, unscored in batches:
+            if self.carry is None:
+                self.carry = initial_carry(run.model, run.mesh, len(batch.first))()
+            scorer = make_scorer(run.model, run.mesh, unscored, how)
+            results, self.carry = scorer(
+                run.params,
+                run.lexicon,
+                self.tables,
+                sharding.put_batch(run.mesh, batch),
+                self.carry,
+            )
+            # Fetch a batch's results only once the next one has been dispatched.
+            if before is not None:
+                yield self._fetch(*before)
+            before = results, batch, at
         if before is not None:
-            yield fetch(*before)
-        before = results, batch, at
-    if before is not None:  # `progress` may end before the first batch
-        yield fetch(*before)
+            yield self._fetch(*before)
+
+    def _fetch(self, results, batch, at):
+        nll, states = jax.device_get(results)
+        counts = scored_columns(batch, nll.shape[1])
+        return Scored(at, finite(nll[counts]), states[counts] if self.extras.hidden else None)
 
 
 def continued(model: LanguageModel, settings: Windows, tokens: int) -> Windows:

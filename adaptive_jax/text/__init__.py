@@ -1,3 +1,1 @@
-"""What a trained model does with raw text: scores it, goes on with it, says what its words are
-like.
-"""
+"""Scores, writes and embeds raw text with a trained model."""

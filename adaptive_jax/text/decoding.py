@@ -1,5 +1,5 @@
-"""Decoding: a model that reads tokens one after another, remembers them in its body's cache,
-and says what comes next.
+"""Decoding: a model reads tokens one after another, keeps them in its body's cache, and predicts
+the next one.
 """
 
 import functools
@@ -16,25 +16,32 @@ from adaptive_jax.losses.groups import join
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.numerics.products import exact
 from adaptive_jax.parallel import sharding
-from adaptive_jax.text.outlook import Grouped, Outlook
-from adaptive_jax.text.pruned import Best, Drawn, draw, draw_among, top_k
+from adaptive_jax.text.next_token import (
+    Grouped,
+    NextToken,
+    Sample,
+    TopK,
+    draw,
+    draw_among,
+    top_k,
+)
 
 # A text is read in pieces of these lengths, so that texts of all lengths share a few programs.
 PIECES = 512, 64, 8, 1
 
 
-class Choice(NamedTuple):
-    """How the next word is drawn, as far as it needs a program of its own.
+class Sampling(NamedTuple):
+    """How the next token is drawn, as far as it needs a program of its own.
 
     Attributes:
-        k: draw among the k most probable words; 0: among all.
-        nucleus: draw among the most probable words that hold a given share.
-        avoided: words that are never drawn.
+        k: draw among the k most probable tokens; 0: among all.
+        nucleus: draw among the most probable tokens that hold a given share.
+        banned: ids of tokens that are never drawn.
     """
 
     k: int = 0
     nucleus: bool = False
-    avoided: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
 
 
 class Decoder:
@@ -42,7 +49,7 @@ class Decoder:
 
     Attributes:
         run: the trained model.
-        tails: how many tails the output has; 0 where the probability of any word needs all of them.
+        num_clusters: tails of the output; 0 where the probability of any word needs all of them.
         limited: whether a cache holds only as many tokens as it was made for, as a transformer's
             does.
     """
@@ -53,7 +60,7 @@ class Decoder:
         """
         self.run, self._tables = run, tables
         self._sizes, self._bands = _softmax(run, tables)
-        self.tails = sum(map(len, self._sizes[1:]))
+        self.num_clusters = sum(map(len, self._sizes[1:]))
         one, two = (
             jax.eval_shape(functools.partial(run.model.body.cache, 1, length)) for length in (8, 16)
         )
@@ -77,27 +84,27 @@ class Decoder:
         return hidden, carry
 
     def draw(
-        self, hidden: jax.Array, carry: object, how: Choice, settings: tuple
-    ) -> tuple[Drawn, jax.Array, object]:
-        """Draws the word after `hidden [rows, features]` and reads it: the words, the next hidden
+        self, hidden: jax.Array, carry: object, how: Sampling, settings: tuple
+    ) -> tuple[Sample, jax.Array, object]:
+        """Draws the token after `hidden [rows, features]` and reads it: the tokens, the next hidden
         states and carry.
 
-        settings: a random key, the number of the word, 1 / temperature, and the share of the
-            nucleus; see `pruned.draw`.
+        settings: a random key, the number of the token, 1 / temperature, and the share of the
+            nucleus; see `next_token.draw`.
         """
-        program = _drawing(self.run.model, self.run.mesh, self._sizes, how)
+        program = _sampling(self.run.model, self.run.mesh, self._sizes, how)
         return program(*self._variables, (self._bands, hidden, settings), carry)
 
-    def best(
-        self, hidden: jax.Array, k: int, scores: np.ndarray, avoided: tuple[int, ...] = ()
-    ) -> Best:
-        """The k most probable next words of each row of `hidden [rows, features]`.
+    def top_k(
+        self, hidden: jax.Array, k: int, scores: np.ndarray, banned: tuple[int, ...] = ()
+    ) -> TopK:
+        """The k most probable next tokens of each row of `hidden [rows, features]`.
 
-        scores: of each row, `[rows]` in nats. Of several rows only the k words of all that have the
-            highest sums of score and log-probability are sure to be there.
-        avoided: places of words that count as impossible.
+        scores: of each row, `[rows]` in nats. Of several rows, only the k tokens of all that have
+            the highest sums of score and log-probability are sure to be there.
+        banned: ids of tokens whose log-probability becomes -inf.
         """
-        program = _ranking(self.run.model, self.run.mesh, self._sizes, k, avoided)
+        program = _ranking(self.run.model, self.run.mesh, self._sizes, k, banned)
         return program(*self._variables, (self._bands, hidden, scores))
 
     def take(self, carry: object, rows: np.ndarray) -> object:
@@ -169,31 +176,31 @@ def _reading(model: LanguageModel, mesh: Mesh) -> Callable:
 
 
 @functools.lru_cache(maxsize=8)
-def _drawing(model: LanguageModel, mesh: Mesh, sizes: tuple, how: Choice) -> Callable:
-    def drawn(apply, given, carry):
+def _sampling(model: LanguageModel, mesh: Mesh, sizes: tuple, how: Sampling) -> Callable:
+    def sample(apply, given, carry):
         bands, hidden, (key, number, power, top_p) = given
         rows = jnp.arange(len(hidden))
         keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), number))(rows)
-        outlook = _outlook(apply, sizes, bands, hidden, how.avoided)
-        if how.k:
-            found = draw_among(top_k(outlook, how.k), keys, power, top_p)
+        if how.nucleus and not how.k:
+            token = NextToken(_log_probs(apply, hidden), how.banned)
+            every = top_k(token, token.log_probs.shape[1])
+            tails = jnp.int32(sum(map(len, sizes[1:])))
+            found = draw_among(every._replace(clusters_computed=tails), keys, power, top_p)
         else:
-            found = draw(outlook, keys, power, top_p if how.nucleus else None)
+            token = _next_token(apply, sizes, bands, hidden, how.banned)
+            if how.k:
+                found = draw_among(top_k(token, how.k), keys, power, top_p)
+            else:
+                found = draw(token, keys, power)
         hidden, carry = apply(found.id[:, None], carry, method="step")
-        return (found, hidden[:, 0]), carry
+        return found, hidden[:, 0], carry
 
-    program = _mapped(drawn, model, mesh, carries=True)
-
-    def call(*arguments):
-        (found, hidden), carry = program(*arguments)
-        return found, hidden, carry
-
-    return call
+    return _mapped(sample, model, mesh, carries=True)
 
 
 @functools.lru_cache(maxsize=8)
 def _ranking(
-    model: LanguageModel, mesh: Mesh, sizes: tuple, k: int, avoided: tuple[int, ...]
+    model: LanguageModel, mesh: Mesh, sizes: tuple, k: int, banned: tuple[int, ...]
 ) -> Callable:
     def rank(apply, given):
         bands, hidden, scores = given
@@ -202,7 +209,7 @@ def _ranking(
             kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
             return jnp.maximum(values[:, -1], kth - scores)
 
-        return top_k(_outlook(apply, sizes, bands, hidden, avoided), k, least)
+        return top_k(_next_token(apply, sizes, bands, hidden, banned), k, least)
 
     return _mapped(rank, model, mesh)
 
@@ -223,14 +230,8 @@ def _taking(model):
         jax.tree.leaves(jax.eval_shape(functools.partial(model.body.cache, rows, 8)))
         for rows in (2, 3)
     )
-    axes = [
-        [
-            axis
-            for axis, sizes in enumerate(zip(a.shape, b.shape, strict=True))
-            if len(set(sizes)) > 1
-        ]
-        for a, b in zip(two, three, strict=True)
-    ]
+    pairs = [zip(a.shape, b.shape, strict=True) for a, b in zip(two, three, strict=True)]
+    axes = [[axis for axis, (a, b) in enumerate(pair) if a != b] for pair in pairs]
 
     def take(carry, rows):
         leaves, tree = jax.tree.flatten(carry)
@@ -240,9 +241,11 @@ def _taking(model):
     return jax.jit(take)
 
 
-def _outlook(apply, sizes, bands, hidden, avoided):
+def _next_token(apply, sizes, bands, hidden, banned):
     if len(sizes) > 1:
-        return Outlook.banded(hidden, Grouped(sizes, *bands), avoided)
-    return Outlook(
-        apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden)), avoided
-    )
+        return NextToken.banded(hidden, Grouped(sizes, *bands), banned)
+    return NextToken(_log_probs(apply, hidden), banned)
+
+
+def _log_probs(apply, hidden):
+    return apply(hidden, method=lambda model, hidden: model.output.log_probs(hidden))

@@ -4,8 +4,8 @@ search finds.
 
 import itertools
 import math
-import numbers
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -14,90 +14,13 @@ import numpy as np
 from adaptive_jax.data.batches.windows import ALONE
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN
-from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.text.beams import Hypothesis, Written, search
-from adaptive_jax.text.decoding import Choice, Decoder
-from adaptive_jax.text.draft import Draft
+from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.text.decoding import Decoder, Sampling
 from adaptive_jax.text.lines import Lines
+from adaptive_jax.text.next_token import TopK
+from adaptive_jax.text.options import Options
 
-COLDEST = 0.01  # below, numbers of float32 no longer tell words apart
-
-
-class Options(NamedTuple):
-    """How text is written.
-
-    Attributes:
-        words: words to write at most; `<eos>`, the end of a line, is one.
-        lines: stop after so many ends of lines; 0: do not.
-        temperature: words are drawn in proportion to p^(1 / temperature). 0: always the most
-            probable word.
-        top_k: draw among the k most probable words; 0: among all.
-        top_p: draw among the fewest words, the most probable first, that hold this share of what
-            temperature and top_k leave.
-        beams: hypotheses of a beam search for the most probable text; 0: draw.
-        samples: texts to write; of a beam search, the best ones.
-        seed: of the draws. Sample i is the same however many samples there are.
-        window: tokens that a transformer sees at most; 0: as many as it was trained with. See
-            `Draft`.
-        avoid: words that are never written; `<unk>` may be among them though the run has none.
-    """
-
-    words: int = 100
-    lines: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    beams: int = 0
-    samples: int = 1
-    seed: int = 0
-    window: int = 0
-    avoid: Sequence[str] = (UNKNOWN,)
-
-    @classmethod
-    def of(cls, given: Mapping[str, object]) -> "Options":
-        """Options by name. Raises InputError for a name that does not exist."""
-        for name in given:
-            check_known(f"option {name}={given[name]!r}", name, cls._fields)
-        return cls(**given)
-
-    def check(self) -> None:
-        """Checks the ranges.
-
-        Raises:
-            InputError: a number out of range, more samples than beams, or beams with settings of
-                draws.
-        """
-        check_at_least(1, words=self.words, samples=self.samples)
-        check_at_least(
-            0,
-            lines=self.lines,
-            top_k=self.top_k,
-            beams=self.beams,
-            seed=self.seed,
-            window=self.window,
-        )
-        if not isinstance(self.temperature, numbers.Real) or not (
-            self.temperature == 0 or COLDEST <= self.temperature < math.inf
-        ):
-            raise InputError(
-                f"temperature={self.temperature!r} must be 0, for the most probable word, or a"
-                f" number from {COLDEST} on"
-            )
-        if not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
-            raise InputError(f"top_p={self.top_p!r} must be a share above 0, and at most 1")
-        if not self.beams:
-            return
-        if self.beams < self.samples:
-            raise InputError(
-                f"samples={self.samples} are more than beams={self.beams}: give more beams or fewer"
-                " samples"
-            )
-        for name in "temperature", "top_k", "top_p", "seed":
-            if getattr(self, name) != self._field_defaults[name]:
-                raise InputError(
-                    f"{name}={getattr(self, name)} is for draws, and beams={self.beams} searches:"
-                    " leave one out"
-                )
+SHORTEST = 2  # tokens of a window: one that is read again, and the next
 
 
 class Continuation(NamedTuple):
@@ -115,6 +38,219 @@ class Continuation(NamedTuple):
     log_prob: float
 
 
+class Progress(NamedTuple):
+    """How far texts are, `[rows]` each; those that have ended stay as they are.
+
+    Attributes:
+        log_probs: float64, the sums of the tokens' log-probabilities in nats.
+        lengths, num_words, num_lines: tokens, words and ends of lines.
+        ended: whether that is all.
+    """
+
+    log_probs: np.ndarray
+    lengths: np.ndarray
+    num_words: np.ndarray
+    num_lines: np.ndarray
+    ended: np.ndarray
+
+
+class DecodeState:
+    """Texts that continue one prompt, a row each, and what the model remembers of them.
+
+    A recurrent body and a convolution remember without end. A transformer sees the tokens of a
+    window. When the window is full, its last half is read again, before the next token is
+    predicted, as if the text began there, so that positions stay those of training.
+
+    Attributes:
+        tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
+        progress: of each row.
+        steps, clusters_computed: how often the next tokens were predicted, and the tails that were
+            computed for it, each for all rows.
+        seconds: of these steps but the first, which may compile programs.
+    """
+
+    def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
+        """Reads the prompt, int32 `[n]`.
+
+        Raises:
+            InputError: a window for a body that has none, or one that is too short.
+        """
+        config, window = decoder.run.config, options.window
+        if window and not decoder.limited:
+            raise InputError(
+                f"window={window} does not apply to {config['body']['name']}, which remembers"
+                " without end: leave it out"
+            )
+        if window and window < SHORTEST:
+            raise InputError(
+                f"window={window} must be {SHORTEST} or more, or 0 for the length of training"
+            )
+        self._window = window or max(SHORTEST, config["batches"]["sequence_length"])
+        self._decoder, self._options = decoder, options
+        self._vocabulary = decoder.run.vocabulary
+        self._break_mode = config["batches"]["break_mode"]
+        prompt = prompt[self._last_example(prompt) :]
+        self.tokens = np.append(np.int32(self._vocabulary.eos), prompt)[None]
+        self._begin = self.tokens.shape[1]
+        self.progress = Progress(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
+        self.steps, self.clusters_computed, self.seconds, self._first = 0, 0, 0.0, 0.0
+        self._read_window()
+        if rows > 1:
+            self.take(np.zeros(rows, np.int32))
+
+    @property
+    def num_clusters(self) -> int:
+        """Tails of the output."""
+        return self._decoder.num_clusters
+
+    def text_of(self, row: int) -> np.ndarray:
+        """The tokens of a row after the prompt, int32 `[n]`."""
+        return self.tokens[row, self._begin : self._begin + self.progress.lengths[row]]
+
+    @property
+    def line(self) -> list[int]:
+        """The tokens of the prompt's last line, which the texts continue."""
+        prompt = self.tokens[0, : self._begin]
+        return prompt[np.flatnonzero(prompt == self._vocabulary.eos)[-1] + 1 :].tolist()
+
+    def draw(self, how: Sampling, settings: tuple) -> np.ndarray:
+        """Draws the next token of each row and reads it: int32 `[rows]`; see `Decoder.draw`.
+
+        Raises:
+            InputError: the model gives no number.
+        """
+        self._make_room()
+        found, self._hidden, self._carry = self._decoder.draw(
+            self._hidden, self._carry, how, settings
+        )
+        found = self._counted(found)
+        if not np.isfinite(found.log_prob).all():
+            raise InputError(
+                "the model gives no number for the next word: choose another --checkpoint, or"
+                " avoid fewer words"
+            )
+        self._append(found.id, found.log_prob)
+        return found.id
+
+    def top_k(self, k: int, banned: tuple[int, ...] = ()) -> TopK:
+        """The k most probable next tokens; see `Decoder.top_k`."""
+        self._make_room()
+        scores = self.progress.log_probs.astype(np.float32)
+        return self._counted(self._decoder.top_k(self._hidden, k, scores, banned))
+
+    def read(self, ids: np.ndarray, log_probs: np.ndarray) -> None:
+        """Reads a token of each row, int32 `[rows]`, with these log-probabilities."""
+        self._make_room()
+        self._hidden, self._carry = self._decoder.read(ids[:, None], self._carry)
+        self._append(ids, log_probs)
+
+    def take(self, rows: np.ndarray) -> None:
+        """Goes on with some rows, int32, in this order; a row may be taken several times."""
+        self.tokens = self.tokens[rows]
+        self.progress = Progress(*(column[rows] for column in self.progress))
+        self._hidden, self._carry = self._hidden[rows], self._decoder.take(self._carry, rows)
+
+    def progress_with(self, rows: np.ndarray, ids: np.ndarray, log_probs: np.ndarray) -> Progress:
+        """The progress of some rows, `[n]`, each with one more token."""
+        before, words, lines = self.progress, self._options.words, self._options.lines
+        log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
+        going, eos = ~ended, ids == self._vocabulary.eos
+        num_words = num_words + (going & self._vocabulary.ends[ids])
+        num_lines = num_lines + (going & eos)
+        ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
+        ended |= self._ends_example(ids, self.tokens[rows, -1])
+        return Progress(
+            log_prob + np.where(going, log_probs, 0), length + going, num_words, num_lines, ended
+        )
+
+    def _ends_example(self, ids, before):
+        """Whether tokens, each with the one before it, end an example of training that sees
+        nothing else.
+        """
+        ends = (ids == self._vocabulary.eos) & (self._break_mode in ALONE)
+        return ends & ((self._break_mode != "complete_doc") | (before == self._vocabulary.eos))
+
+    def _last_example(self, tokens):
+        """Where the last example of a prompt begins; examples see nothing before them."""
+        before = np.append(self._vocabulary.eos, tokens[:-1])
+        return np.append(0, 1 + np.flatnonzero(self._ends_example(tokens, before)))[-1]
+
+    def _counted(self, found):
+        """The result on the host, its computed tails counted."""
+        found = jax.device_get(found)
+        self._first = self._first or time.perf_counter()
+        self.seconds = time.perf_counter() - self._first
+        self.steps += 1
+        self.clusters_computed += int(found.clusters_computed)
+        return found
+
+    def _append(self, ids, log_probs):
+        self.progress = self.progress_with(np.arange(len(ids)), ids, log_probs)
+        self.tokens = np.concatenate([self.tokens, ids[:, None]], axis=1)
+        self._used += 1
+
+    def _make_room(self):
+        if self._decoder.limited and self._used == self._window:
+            self._read_window()
+
+    def _read_window(self):
+        """Reads the text, or its end, anew."""
+        seen = self.tokens
+        if self._decoder.limited and seen.shape[1] >= self._window:
+            seen = seen[:, -(self._window // 2) :]
+        cache = self._decoder.cache(len(seen), self._window)
+        self._hidden, self._carry = self._decoder.read(seen, cache)
+        self._used = seen.shape[1]
+
+
+class Text(NamedTuple):
+    """Tokens after a prompt, int32 `[n]`, the sum of their log-probabilities, and their words."""
+
+    tokens: np.ndarray
+    log_prob: float
+    num_words: int
+
+
+def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
+    """The most probable texts that have ended, best first, as many as the state has rows, if there
+    are so many.
+
+    Each step extends all texts by every token and goes through the results from the most probable
+    on. Those that have ended are kept, until as many others are found as there are beams, which are
+    extended next. The search stops when none of them can become better than those kept. With as
+    many beams as there are texts it is exhaustive.
+
+    Args:
+        state: has read the prompt, in as many rows as there are beams.
+        banned: ids of tokens that are never written.
+    """
+    beams, kept = len(state.tokens), []
+    only_first = np.where(np.arange(beams) > 0, -np.inf, 0.0)
+    state.progress = state.progress._replace(log_probs=only_first)
+    while len(kept) < beams or state.progress.log_probs[0] > kept[-1].log_prob:
+        best = state.top_k(2 * beams, banned)
+        totals = state.progress.log_probs.astype(np.float32)[:, None] + best.log_probs
+        order = np.argsort(-totals, axis=None, kind="stable")[: 2 * beams]
+        rows, columns = np.divmod(order[totals.ravel()[order] > -np.inf], totals.shape[1])
+        ids, log_probs = best.ids[rows, columns], best.log_probs[rows, columns]
+        found = state.progress_with(rows, ids, log_probs)
+        going = ~found.ended
+        in_beam = np.cumsum(going) - going < beams  # fewer texts before it go on
+        for i in np.flatnonzero(found.ended & in_beam):
+            tokens = np.append(state.text_of(rows[i]), ids[i])
+            kept.append(Text(tokens, float(found.log_probs[i]), int(found.num_words[i])))
+        kept = sorted(kept, key=lambda text: -text.log_prob)[:beams]
+        chosen = np.flatnonzero(going & in_beam)
+        if not len(chosen):
+            break
+        state.take(np.pad(rows[chosen], (0, beams - len(chosen))).astype(np.int32))
+        empty = 0, beams - len(chosen)  # rows without a text
+        state.read(
+            np.pad(ids[chosen], empty), np.pad(log_probs[chosen], empty, constant_values=-np.inf)
+        )
+    return kept
+
+
 class Writer:
     """Writes on from a prompt.
 
@@ -122,7 +258,7 @@ class Writer:
     the last example of the prompt is read, and writing stops where it ends.
 
     Attributes:
-        draft: the rows that are written, and how many tails were opened for them.
+        state: the texts being written.
         words: words written so far, in all texts; of a beam search, those of its results.
     """
 
@@ -130,45 +266,38 @@ class Writer:
         """Reads the prompt.
 
         Raises:
-            InputError: as `Options.check`, `Lines.encode` and `Draft`; an avoided word that the run
-                does not know.
+            InputError: as `Options.check`, `Lines.encode` and `DecodeState`; an avoided word that
+                the run does not know.
         """
         options.check()
-        self.words = 0
-        self._options, self._lines, self._eos = options, lines, lines.vocabulary.eos
-        self._break_mode = decoder.run.config["batches"]["break_mode"]
+        self.words, self._options, self._lines = 0, options, lines
         known = lines.vocabulary.index
         if missing := [word for word in options.avoid if word not in (*known, UNKNOWN)]:
             raise InputError(
-                f"avoid={missing[0]!r} is none of the {len(known):,} words of this run: leave"
+                f"avoid={missing[0]!r} is not one of the {len(known):,} words of this run: leave"
                 " it out"
             )
-        self._avoided = tuple(known[word] for word in options.avoid if word in known)
-        tokens = lines.encode(prompt)
-        ends = np.flatnonzero(self._ends_example(tokens, np.append(self._eos, tokens[:-1])))
-        tokens = tokens[ends[-1] + 1 :] if len(ends) else tokens
-        self._line = tokens[np.append(-1, np.flatnonzero(tokens == self._eos))[-1] + 1 :].tolist()
-        self._start = Written(0, 0, int(np.append(self._eos, tokens)[-1]))
-        self.draft = Draft(
-            decoder, np.append(self._eos, tokens), options.beams or options.samples, options.window
-        )
+        self._banned = tuple(known[word] for word in options.avoid if word in known)
+        rows = options.beams or options.samples
+        self.state = DecodeState(decoder, lines.encode(prompt), options, rows)
 
     def continuations(self) -> list[Continuation]:
         """The texts that the options ask for: all samples, or the best of a beam search, the
         most probable first.
         """
+        state, count = self.state, self._options.samples
         if self._options.beams:
-            found = search(self.draft, self._avoided, self._start, self._extended)[
-                : self._options.samples
-            ]
+            texts = beam_search(state, self._banned)[:count]
         else:
-            found = self._samples()
-        self.words = sum(one.written.words for one in found)
+            for _ in self._draws():
+                if state.progress.ended.all():
+                    break
+            sums, words = state.progress.log_probs.tolist(), state.progress.num_words.tolist()
+            texts = [Text(state.text_of(row), sums[row], words[row]) for row in range(count)]
+        self.words = sum(text.num_words for text in texts)
         return [
-            Continuation(
-                "".join(self._pieces(one.tokens)), np.array(one.tokens, np.int32), one.log_prob
-            )
-            for one in found
+            Continuation("".join(self._pieces(text.tokens)), text.tokens, text.log_prob)
+            for text in texts
         ]
 
     def stream(self) -> Iterator[str]:
@@ -178,65 +307,21 @@ class Writer:
         else:
             yield from self._pieces(self._first_sample())
 
-    def _samples(self):
-        texts = [Hypothesis((), 0.0, self._start) for _ in range(self._options.samples)]
-        for found in self._draws():
-            for row, text in enumerate(texts):
-                if not text.written.ended:
-                    texts[row] = self._extended(
-                        text, int(found.id[row]), text.log_prob + float(found.value[row])
-                    )
-            if all(text.written.ended for text in texts):
-                return texts
-
     def _first_sample(self):
-        written = self._start
-        for found in self._draws():
-            yield int(found.id[0])
-            written = self._after(written, int(found.id[0]))
-            self.words = written.words
-            if written.ended:
+        for ids in self._draws():
+            yield ids[0]
+            self.words = int(self.state.progress.num_words[0])
+            if self.state.progress.ended[0]:
                 return
 
     def _draws(self):
-        """Words of all rows, without end."""
+        """Tokens of all rows, without end."""
         given = self._options
         greedy, key = given.temperature == 0, jax.random.key(given.seed)
-        how = Choice(1 if greedy else given.top_k, given.top_p < 1, self._avoided)
+        how = Sampling(1 if greedy else given.top_k, given.top_p < 1, self._banned)
         power, top_p = np.float32(1 if greedy else 1 / given.temperature), np.float32(given.top_p)
         for number in itertools.count():
-            found = self.draft.draw(how, (key, np.int32(number), power, top_p))
-            if not np.isfinite(found.value).all():
-                raise InputError(
-                    "the model gives no number for the next word: choose another --checkpoint, or"
-                    " avoid fewer words"
-                )
-            yield found
-
-    def _extended(self, text, token, log_prob):
-        return Hypothesis((*text.tokens, token), log_prob, self._after(text.written, token))
-
-    def _after(self, written, token):
-        """What is written with another token."""
-        words, lines = (
-            written.words + int(self._lines.vocabulary.ends[token]),
-            written.lines + (token == self._eos),
-        )
-        ended = (
-            words >= self._options.words
-            or 0 < self._options.lines <= lines
-            or self._ends_example(token, written.last)
-        )
-        return Written(words, lines, token, bool(ended))
-
-    def _ends_example(self, token, before):
-        """Whether tokens, each with the one before it, end an example that sees nothing else."""
-        ends = token == self._eos
-        return (
-            ends
-            & (self._break_mode in ALONE)
-            & ((self._break_mode != "complete_doc") | (before == self._eos))
-        )
+            yield self.state.draw(how, (key, np.int32(number), power, top_p))
 
     def _pieces(self, tokens):
         """The text of tokens after the prompt, word by word.
@@ -244,16 +329,17 @@ class Writer:
         A word may change how the line before it is written, such as a quotation mark; then the rest
         of the line comes at its end.
         """
-        line, shown = list(self._line), self._lines.decode(self._line)
+        vocabulary, line = self._lines.vocabulary, self.state.line
+        shown = self._lines.decode(line)
         for token in tokens:
             line.append(token)
-            if not self._lines.vocabulary.ends[token]:
+            if not vocabulary.ends[token]:
                 continue
             text = self._lines.decode(line)
-            if text.startswith(shown) or token == self._eos:
+            if text.startswith(shown) or token == vocabulary.eos:
                 yield text[_shared(text, shown) :]
                 shown = text
-            if token == self._eos:
+            if token == vocabulary.eos:
                 line, shown = [], ""
         if line:
             text = self._lines.decode(line)
@@ -262,12 +348,8 @@ class Writer:
 
 def _shared(text, other):
     """How many characters two texts have in common at their beginnings."""
-    return sum(
-        1
-        for _ in itertools.takewhile(
-            lambda pair: pair[0] == pair[1], zip(text, other, strict=False)
-        )
-    )
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[str, float]]:
@@ -275,14 +357,13 @@ def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[
     `LoadedModel.next_words`.
     """
     check_at_least(1, k=k)
-    k = min(k, len(lines.vocabulary))
-    if isinstance(lines.vocabulary, Subwords):
-        found = Writer(
-            decoder, lines, text, Options(words=1, beams=2 * k, samples=k, avoid=())
-        ).continuations()
+    vocabulary, k = lines.vocabulary, min(k, len(lines.vocabulary))
+    if isinstance(vocabulary, Subwords):
+        options = Options(words=1, beams=2 * k, samples=k, avoid=())
+        found = Writer(decoder, lines, text, options).continuations()
         return [
             (lines.decode(one.tokens).replace("\n", EOS), math.exp(one.log_prob)) for one in found
         ]
-    best = Writer(decoder, lines, text, Options(avoid=())).draft.best(k)
-    pairs = zip(best.ids[0].tolist(), np.exp(best.values[0]).tolist(), strict=True)
-    return [(lines.vocabulary.words[word], chance) for word, chance in pairs]
+    best = DecodeState(decoder, lines.encode(text), Options()).top_k(k)
+    pairs = zip(best.ids[0].tolist(), np.exp(best.log_probs[0]).tolist(), strict=True)
+    return [(vocabulary.words[token], prob) for token, prob in pairs]

@@ -13,12 +13,13 @@ says more.
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
+from adaptive_jax.text.files import STDIN, TextFiles
+from adaptive_jax.text.options import Options
 
 PROMPT = flags.DEFINE_multi_string(
     "prompt", None, "Text to write on from; give the flag again for several."
@@ -28,126 +29,93 @@ CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), la
 FORMAT = flags.DEFINE_enum(
     "format", "text", ["text", "jsonl"], "text, or a JSON object for each text."
 )
-OPTIONS = (
-    flags.DEFINE_integer("words", 100, "Words to write at most; the end of a line is one."),
-    flags.DEFINE_integer("lines", 0, "Stop after so many ends of lines; 0: do not."),
-    flags.DEFINE_float(
-        "temperature",
-        1.0,
-        "Draw words in proportion to p^(1/temperature); 0: always the most probable word.",
-    ),
-    flags.DEFINE_integer("top_k", 0, "Draw among the k most probable words; 0: among all."),
-    flags.DEFINE_float(
-        "top_p", 1.0, "Draw among the most probable words that hold this share of the probability."
-    ),
-    flags.DEFINE_integer(
-        "beams", 0, "Search for the most probable text with so many hypotheses; 0: draw."
-    ),
-    flags.DEFINE_integer("samples", 1, "Texts for each prompt; of a beam search the best ones."),
-    flags.DEFINE_integer("seed", 0, "Of the draws."),
-    flags.DEFINE_integer(
-        "window", 0, "Tokens that a transformer sees at most; 0: as many as it was trained with."
-    ),
-    flags.DEFINE_list("avoid", ["<unk>"], "Words that are never written; --avoid= for none."),
-)
+HELP = {
+    "words": "Words to write at most; the end of a line is one.",
+    "lines": "Stop after this many ends of lines; 0: do not.",
+    "temperature": "Draw words in proportion to p^(1/temperature); 0: always the likeliest word.",
+    "top_k": "Draw among the k most probable words; 0: among all.",
+    "top_p": "Draw among the most probable words that hold this share of the probability.",
+    "beams": "Search for the most probable text with this many hypotheses; 0: draw.",
+    "samples": "Texts for each prompt; of a beam search the best ones.",
+    "seed": "Of the draws.",
+    "window": "Tokens that a transformer sees at most; 0: as many as it was trained with.",
+    "avoid": "Words that are never written; --avoid= for none.",
+}
+DEFINE = {int: flags.DEFINE_integer, float: flags.DEFINE_float, tuple: flags.DEFINE_list}
+OPTIONS = [
+    DEFINE[type(default)](name, list(default) if name == "avoid" else default, HELP[name])
+    for name, default in Options._field_defaults.items()
+]
 commands.define_workdir("Directory of a run that train.py made.", several_hosts=False)
 flags.adopt_module_key_flags(commands)  # --help shows them
 
 
-def prompts(model) -> Iterator[str]:
-    """The prompts that the flags name, or that are typed; each without its line feed."""
-    if PROMPT.value:
-        yield from PROMPT.value
-    elif PROMPTS.value not in (None, "-"):
-        with open(PROMPTS.value, encoding="utf-8", errors="surrogateescape") as file:
-            yield from map(strip, file)
-    elif PROMPTS.value == "-" or not sys.stdin.isatty():
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-        yield from map(strip, sys.stdin)
-    else:
-        print(f"{model!r}: write the beginning of a text; Ctrl-D ends", file=sys.stderr)
-        while True:
-            try:
-                yield input("> ")
-            except EOFError:
-                print(file=sys.stderr)
-                return
-
-
-def check_prompts() -> None:
-    """Checks the flags that name prompts. Raises InputError."""
-    if PROMPT.value and PROMPTS.value:
-        raise InputError("--prompt and --prompts are both given: give one of them")
-    if PROMPTS.value not in (None, "-") and not Path(PROMPTS.value).is_file():
-        raise InputError(
-            f"--prompts={PROMPTS.value} is no file: give one with a prompt a line, or - for stdin"
-        )
-
-
-def strip(line: str) -> str:
-    """A line without its line feed."""
-    return line.removesuffix("\n")
+def typed() -> Iterator[str]:
+    """Prompts that are typed on the terminal."""
+    print("write the beginning of a text; Ctrl-D ends", file=sys.stderr)
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print(file=sys.stderr)
+            return
 
 
 def main() -> None:
     """Writes on from every prompt."""
     import adaptive_jax  # after the flags: --help and their errors should not wait for jax
-    from adaptive_jax.text.generate import Options, Writer
+    from adaptive_jax.text.generate import Writer
 
     workdir, _ = commands.workdir()
     options = Options(**{flag.name: flag.value for flag in OPTIONS})
     options = options._replace(avoid=[word for word in options.avoid if word])
     options.check()
-    check_prompts()
+    if PROMPT.value and PROMPTS.value:
+        raise InputError("--prompt and --prompts are both given: give one of them")
+    prompts = PROMPT.value
+    if not prompts:
+        asks = not PROMPTS.value and sys.stdin.isatty()
+        prompts = typed() if asks else TextFiles([PROMPTS.value or STDIN])
     model = adaptive_jax.load(workdir, CHECKPOINT.value)
-    drafts, words = [], 0
-    for prompt in prompts(model):
+    states, words = [], 0
+    for prompt in prompts:
         writer = Writer(model.decoder, model.lines, prompt, options)
-        show(writer, prompt, options.samples, model.decoder.tails)
-        drafts, words = [*drafts, writer.draft], words + writer.words
-    if not drafts:
+        show(writer, prompt, options.samples)
+        states, words = [*states, writer.state], words + writer.words
+    if not states:
         raise InputError("there is no prompt: give --prompt=TEXT, or text on stdin")
     if sys.stderr.isatty():
-        print(summary(drafts, words, model.decoder.tails), file=sys.stderr)
+        print(summary(states, words), file=sys.stderr)
 
 
-def summary(drafts: list, words: int, tails: int) -> str:
+def summary(states: list, words: int) -> str:
     """How many words were written, how fast after the first one, and the share of tails that it
     took.
     """
-    steps, seconds = sum(draft.steps for draft in drafts), sum(draft.seconds for draft in drafts)
-    speed = (steps - len(drafts)) / steps * words / seconds if seconds else 0
+    steps, seconds = sum(state.steps for state in states), sum(state.seconds for state in states)
+    speed = (steps - len(states)) / steps * words / seconds if seconds else 0
     line = f"{words:,} words" + (f", {speed:,.0f} words/s" if speed else "")
-    return line + (
-        f"; of {tails} tails of the softmax, {opened(drafts, tails):.1%} opened a step"
-        if tails
-        else ""
-    )
+    if not states[0].num_clusters:
+        return line
+    computed = sum(state.clusters_computed for state in states)
+    share = computed / (steps * states[0].num_clusters)
+    return f"{line}; of {states[0].num_clusters} tails of the softmax, {share:.1%} computed a step"
 
 
-def opened(drafts: list, tails: int) -> float:
-    """The share of tails that a step opened in the mean; 0 where there are none."""
-    return sum(draft.opened for draft in drafts) / max(
-        1, sum(draft.steps for draft in drafts) * tails
-    )
-
-
-def show(writer, prompt: str, samples: int, tails: int) -> None:
+def show(writer, prompt: str, samples: int) -> None:
     """Prints what is written after a prompt; a single text word by word."""
     if FORMAT.value == "jsonl":
-        for one in writer.continuations():
+        texts, state = writer.continuations(), writer.state
+        share = state.clusters_computed / max(1, state.steps * state.num_clusters)
+        for one in texts:
             found = {
                 "prompt": prompt,
                 "text": one.text,
                 "log_prob": one.log_prob,
                 "tokens": len(one.tokens),
+                "tails_computed": share,
             }
-            print(
-                json.dumps(
-                    found | {"tails_opened": opened([writer.draft], tails)}, ensure_ascii=False
-                ),
-                flush=True,
-            )
+            print(json.dumps(found, ensure_ascii=False), flush=True)
     elif samples == 1:
         print(prompt, end="", flush=True)
         ends = "\n"

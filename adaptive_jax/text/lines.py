@@ -22,6 +22,7 @@ from adaptive_jax.errors import InputError
 Split = Callable[[str], str]  # separates the words of a line by spaces
 Join = Callable[[Sequence[str]], str]  # words of a line to running text
 
+NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
 OPENING, CLOSING = "([{“‘", ",.;:?!)]}”’"
 
 
@@ -58,8 +59,8 @@ class Lines(NamedTuple):
         Raises:
             InputError: characters that text never has: NUL, or bytes that were no UTF-8.
         """
-        if "\0" in line or not _encodable(line):
-            raise InputError(f"{line[:40]!r} is no text: give UTF-8 without NUL bytes")
+        if NOT_TEXT.search(line):
+            raise InputError(f"text must be UTF-8 without NUL bytes, got {line[:40]!r}")
         return self.split(line).split()
 
     def tokens(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -69,21 +70,18 @@ class Lines(NamedTuple):
         Raises:
             InputError: a word that the run does not know, where it has no `<unk>`.
         """
-        if not isinstance(self.vocabulary, Subwords) and UNKNOWN not in self.vocabulary.index:
-            for word in words:
-                if word in self.vocabulary.index:
-                    continue
-                if self.vocabulary.unit == "token":
-                    raise InputError(
-                        f"{word[:60]!r} is no id of this run's tokenizer: text cannot be made into"
-                        " ids here, so give ids, 0 to"
-                        f" {len(self.vocabulary) - 1:,}, separated by spaces"
-                    )
+        vocabulary = self.vocabulary
+        if not isinstance(vocabulary, Subwords) and UNKNOWN not in vocabulary.index:
+            missing = next((word for word in words if word not in vocabulary.index), None)
+            if missing is not None:
+                cure = f"which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
+                if vocabulary.unit == "token":
+                    cure = f"which reads ids: give 0 to {len(vocabulary) - 1}, separated by spaces"
                 raise InputError(
-                    f"{word[:60]!r} is none of the {len(self.vocabulary):,} words of this run,"
-                    f" which has no {UNKNOWN}: leave it out, or train with data.threshold=2"
+                    f"{missing[:60]!r} is not one of the {len(vocabulary):,} {vocabulary.unit}s of"
+                    f" this run, {cure}"
                 )
-        return self.vocabulary.encode_words(words)
+        return vocabulary.encode_words(words)
 
     def encode(self, text: str) -> np.ndarray:
         """Tokens of text, int32 `[tokens]`: the words of each line, and an `<eos>` for each line
@@ -163,11 +161,3 @@ def _moses() -> Join:
     return lambda words: detokenizer.detokenize(
         re.sub(" @([.,])@ ", r"\1", " ".join(words)).split(), unescape=False
     )
-
-
-def _encodable(line):
-    try:
-        line.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -13,11 +13,10 @@ from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import composed, perplexity
 from adaptive_jax.files import path_of
 from adaptive_jax.text.decoding import Decoder
-from adaptive_jax.text.generate import Continuation, Options, Writer, next_words
+from adaptive_jax.text.generate import Continuation, Writer, next_words
 from adaptive_jax.text.lines import Lines
-from adaptive_jax.text.rows import Reader
-from adaptive_jax.text.running import Reading
-from adaptive_jax.text.surprisal import LineScorer, ScoredLine
+from adaptive_jax.text.options import Options
+from adaptive_jax.text.surprisal import LineScorer, ScoreConfig, ScoredLine
 
 
 class LoadedModel:
@@ -37,7 +36,8 @@ class LoadedModel:
         each line feed.
 
         Raises:
-            InputError: no text, or a word that the run does not know, where it has no `<unk>`.
+            InputError: bytes that are not UTF-8 text; a word that the run does not know, where it
+                has no `<unk>`.
         """
         return self.lines.encode(text)
 
@@ -48,45 +48,37 @@ class LoadedModel:
         return self.lines.decode(ids)
 
     def score(
-        self,
-        texts: Iterable[str],
-        context_from: str = "none",
-        describe: bool = False,
-        **reading: object,
+        self, texts: Iterable[str], context_from: str = "none", **options: object
     ) -> Iterator[ScoredLine]:
-        """The scores of lines of text, in order. Lines are read as results are taken: texts may be
-        longer than memory.
+        """The scores of lines of text, in order. Lines are read as results are taken, so texts may
+        be longer than memory.
 
-            for line in model.score(open("text.txt")): print(line.log_prob, line.words,
-            line.log_probs) first = next(model.score(["In the beginning God created the heavens and
-            the earth."]))
+            for line in model.score(open("text.txt")):
+                print(line.log_prob, line.words, line.log_probs)
+            first = next(model.score(["In the beginning God created the heavens and the earth."]))
 
         Args:
             context_from: "none": each line stands alone. "previous": each follows the lines before
                 it.
-            describe: also the rank of each word and the entropy of its distribution, which takes
-                the probabilities of all words.
-            reading: `given`, text that lines follow; `window`, `context` and `eager`; see
-                `Reading`.
+            options: see `adaptive_jax.text.surprisal.ScoreConfig`.
 
         Raises:
             InputError: settings that do not fit the run; a word that it does not know, where it has
                 no `<unk>`.
         """
-        return LineScorer(
-            self.lines, Reader(self.run, self.tables, describe), Reading(context_from, **reading)
-        )(texts)
+        config = ScoreConfig(context_from, **options)
+        return LineScorer(self.run, self.tables, self.lines, config)(texts)
 
     def perplexity(
-        self, lines: Iterable[str], context_from: str = "previous", **reading: object
+        self, lines: Iterable[str], context_from: str = "previous", **options: object
     ) -> float:
-        """The perplexity of lines of text, a word, `<eos>` included. With the `window` and
-        `context` of an evaluation, and context_from="previous", that is the number of evaluate.py.
+        """Perplexity per word of lines of text, `<eos>` included. With context_from="previous"
+        and the `window` and `context` of an evaluation, it equals that of evaluate.py.
 
-        Arguments, and raises InputError: as `score`; there is no word.
+        Arguments, and raises InputError: as `score`; no word to score.
         """
         total, words = 0.0, 0
-        for line in self.score(lines, context_from, **reading):
+        for line in self.score(lines, context_from, **options):
             total, words = total + line.log_prob, words + len(line.words)
         if not words:
             raise InputError("there are no lines to take the perplexity of: give text")
@@ -107,7 +99,7 @@ class LoadedModel:
         ids, lengths = self.lines.tokens(words)
         for word, token, length in zip(words, ids, lengths, strict=False):
             if length != 1 or (self.run.vocabulary.words[token] == UNKNOWN != word):
-                known = f"none of the {len(self.run.vocabulary):,} words"
+                known = f"not one of the {len(self.run.vocabulary):,} words"
                 what = f"is {'several units' if length > 1 else known} of this run"
                 raise InputError(f"{word[:60]!r} {what}, and so has no vector: leave it out")
         variables = {"params": self.run.params, "lexicon": self.run.lexicon, "tables": self.tables}
@@ -123,7 +115,7 @@ class LoadedModel:
 
         Args:
             prompt: begins at the start of a line. Empty: the model begins a line.
-            options: see `adaptive_jax.text.generate.Options`.
+            options: see `adaptive_jax.text.options.Options`.
 
         Raises:
             InputError: an option that does not exist or is out of range, and as `encode`.
@@ -145,7 +137,7 @@ class LoadedModel:
     def next_words(self, text: str = "", k: int = 10) -> list[tuple[str, float]]:
         """The k most probable words after a text and their probabilities, the most probable first.
 
-        They are exact, and found without the tails of the softmax that cannot hold them. A run of
+        They are exact, though tails of the softmax that cannot hold them are not computed. A run of
         sub-word units searches for words with 2 k beams, which may miss some. Raises InputError as
         `encode`.
         """
@@ -160,7 +152,7 @@ class LoadedModel:
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """What reads and predicts token by token; made once."""
+        """Reads and predicts token by token; made once."""
         return Decoder(self.run, self.tables)
 
     def __repr__(self) -> str:

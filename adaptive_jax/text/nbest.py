@@ -4,15 +4,13 @@
     0 ||| it is training cats ||| -11.9       other fields may stand before the score
 
 The total of a hypothesis is score + weight · (log-probability in nats) + word_bonus · (words).
-`fit` chooses both on a list whose references are known, by exact line searches: the total is linear
-in each of them, so the errors of the best hypotheses change only where two hypotheses of a list
-cross (Och 2003, section 4).
+`fit` chooses both on lists whose references are known, by a search on a refined grid.
 """
 
 import collections
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +18,10 @@ import numpy as np
 from adaptive_jax.errors import InputError
 
 SEPARATOR = "|||"
-ROUNDS = 10  # of line searches over weight and bonus, at most
+ROUNDS = 3  # refinements of the grid of weights and bonuses
+FINEST = 8  # the first grid has powers of two from 2^-8 to 2^8 times the scale
+STEPS = np.linspace(-1, 1, 13)  # points of each axis of a refined grid, in radii
+SMALLEST = 1e-3  # spread of scores below which they count as equal
 ORDERS = 4  # of n-grams that BLEU counts
 
 
@@ -68,8 +69,7 @@ def parse(line: str, number: int) -> Hypothesis:
         except ValueError:
             pass
     raise InputError(
-        f"line {number} of the n-best list, {line.strip()[:60]!r}, is none: give `id ||| text |||"
-        " score`"
+        f"line {number} of the n-best list, {line.strip()[:60]!r}, must be `id ||| text ||| score`"
     )
 
 
@@ -124,7 +124,8 @@ def references_of(lines: Iterable[str], groups: Sequence[Sequence[Hypothesis]]) 
 def fit(groups: Sequence[Sequence[Hypothesis]], references: Sequence[str], metric: str) -> Fitted:
     """The weight, 0 or more, and the word bonus that are best on lists with references.
 
-    Each is searched in turn, exactly, from 0 until neither helps. metric: a name of `METRICS`.
+    Both are searched together on a grid that is refined around the best point; of equally good
+    points, the nearest to 0 is refined. metric: a name of `METRICS`.
     """
     if not groups:
         raise InputError("there are no n-best lists to fit a weight on: give some")
@@ -136,87 +137,34 @@ def fit(groups: Sequence[Sequence[Hypothesis]], references: Sequence[str], metri
     features = [
         np.array([(each.score, each.log_prob, each.words) for each in group]) for group in groups
     ]
-    point, best = np.array([1.0, 0.0, 0.0]), math.inf
-    before = value(
-        sum(of[np.argmax(lines @ point)] for of, lines in zip(statistics, features, strict=True))
-    )
-    for _ in range(ROUNDS):
-        found = best
-        for axis, lowest in (1, 0.0), (2, -math.inf):
-            rest = point.copy()
-            rest[axis] = 0
-            at, loss = search(
-                [(lines @ rest, lines[:, axis]) for lines in features], statistics, value, lowest
-            )
-            if loss < best:
-                point[axis], best = at, loss
-        if best == found:
-            break
-    return Fitted(float(point[1]), float(point[2]), best, before)
 
+    def losses(points):
+        """The metric of the best hypotheses at each of the points `[points, 2]`."""
+        factors = np.concatenate([np.ones((len(points), 1)), points], axis=1).T
+        chosen = zip(statistics, features, strict=True)
+        return [value(sums) for sums in sum(of[np.argmax(x @ factors, 0)] for of, x in chosen)]
 
-def search(
-    groups: Sequence[tuple[np.ndarray, np.ndarray]],
-    statistics: Sequence[np.ndarray],
-    value: Callable,
-    lowest: float,
-) -> tuple[float, float]:
-    """The t ≥ `lowest` for which the best hypotheses, by a + t · b, have the least value; and that
-    value.
-
-    Args:
-        groups: of each list, a and b `[hypotheses]`.
-        statistics: of each list, `[hypotheses, numbers]`; those of the best hypotheses are added
-            up.
-        value: of such a sum; less is better.
-    """
-    total, changes = 0.0, []
-    for (a, b), counts in zip(groups, statistics, strict=True):
-        envelope = upper_envelope(a, b, lowest)
-        total = total + counts[envelope[0][1]]
-        changes += [(t, counts[j] - counts[i]) for (_, i), (t, j) in itertools.pairwise(envelope)]
-    changes.sort(key=lambda change: change[0])
-    edges = [lowest, *(t for t, _ in changes), math.inf]
-    sums = itertools.accumulate((change for _, change in changes), initial=total)
-    intervals = [
-        (value(counts), abs(t), t)
-        for counts, low, high in zip(sums, edges[:-1], edges[1:], strict=True)
-        if low < high
-        for t in [_within(low, high)]
-    ]
-    loss, _, t = min(intervals)  # of several that are equal, the one that changes least
-    return t, loss
-
-
-def upper_envelope(a: np.ndarray, b: np.ndarray, lowest: float) -> list[tuple[float, int]]:
-    """Which line a + t · b is the highest from which t on: pairs of t and its number, from t =
-    `lowest`, in rising order.
-    """
-    envelope: list[tuple[float, int]] = []
-    for number in np.lexsort((-np.arange(len(a)), a, b)):
-        t = lowest
-        while envelope:
-            begin, before = envelope[-1]
-            t = (
-                (a[before] - a[number]) / (b[number] - b[before])
-                if b[number] > b[before]
-                else -math.inf
-            )
-            if t > begin:
-                break
-            envelope.pop()
-            t = lowest
-        envelope.append((float(t), int(number)))
-    return envelope
-
-
-def _within(low, high):
-    """A number between two: 0 if that is, else their middle, or 1 beyond the one that is finite."""
-    if low < 0 < high:
-        return 0.0
-    if math.isinf(low):
-        return high - 1
-    return low + 1 if math.isinf(high) else (low + high) / 2
+    spread = np.mean([np.ptp(x, axis=0) for x in features], axis=0)
+    # One nat, and one word, count as much as the scores of a list differ.
+    scale = np.maximum(spread[0], SMALLEST) / np.maximum(spread[1:], SMALLEST)
+    powers = 2.0 ** np.arange(-FINEST, FINEST + 1)
+    weights = scale[0] * np.append(0, powers)
+    bonuses = scale[1] * np.concatenate([-powers, [0], powers])
+    [before] = losses(np.zeros((1, 2)))
+    best, point = before, np.zeros(2)
+    for number in range(1 + ROUNDS):
+        points = np.stack(np.meshgrid(weights, bonuses), axis=-1).reshape(-1, 2)
+        points = points[np.argsort(np.abs(points / scale).sum(axis=1), kind="stable")]
+        found = np.array(losses(points))
+        least = points[found == found.min()]
+        if found.min() < best:
+            best, point = float(found.min()), least[0]
+        elif number and found.min() == best < before:
+            point = least[len(least) // 2]  # off the edge of those that are equally good
+        radius = np.maximum(np.abs(point), scale / 4) / 2 / 4**number
+        weights = np.unique(np.maximum(0, point[0] + radius[0] * STEPS))
+        bonuses = point[1] + radius[1] * STEPS
+    return Fitted(float(point[0]), float(point[1]), best, before)
 
 
 def word_errors(words: Sequence[str], reference: Sequence[str]) -> tuple[int, int]:

@@ -5,12 +5,24 @@ word.
     python -m adaptive_jax score --workdir=runs/quickstart --words --bits text.txt > words.tsv
     python -m adaptive_jax score --workdir=runs/quickstart --nbest --weight=0.5 lists.txt
 
-Reads files, also .gz and .xz, or standard input. docs/text.md says more.
+Reads files, also .gz, .xz, .bz2 and .zip, or standard input. docs/text.md says more.
 """
 
+import itertools
+import json
+import logging
+import math
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 from absl import flags
 
 from adaptive_jax.config import commands
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.text import nbest
+from adaptive_jax.text.files import TextFiles
 
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 WORDS = flags.DEFINE_boolean(
@@ -23,10 +35,7 @@ BITS = flags.DEFINE_boolean(
     "bits", False, "Log-probabilities, surprisal and entropy in bits instead of nats."
 )
 FORMAT = flags.DEFINE_enum(
-    "format",
-    "tsv",
-    ["tsv", "jsonl"],
-    "Columns separated by tabs, or an object of JSON on each line.",
+    "format", "tsv", ["tsv", "jsonl"], "Columns separated by tabs, or a JSON object a line."
 )
 CONTEXT_FROM = flags.DEFINE_string(
     "context_from", "none", "none: lines stand alone; previous: each follows the last; or a FILE."
@@ -38,7 +47,7 @@ CONTEXT = flags.DEFINE_integer(
     "context", None, "Tokens read again where text is longer than a window; default: half."
 )
 LINE_BUFFERED = flags.DEFINE_boolean(
-    "line_buffered", False, "Score each line when it comes; so it is with text that is typed."
+    "line_buffered", False, "Score each line as it comes; so it is with text that is typed."
 )
 NBEST = flags.DEFINE_boolean(
     "nbest", False, "The text is n-best lists, `id ||| text ||| score`: rescore them."
@@ -62,28 +71,238 @@ commands.define_workdir("Directory of a run that train.py made.", several_hosts=
 flags.adopt_module_key_flags(commands)  # --help shows them
 POSITIONAL = ["[FILE...]"]
 
+NAMES = ("surprisal", "rank", "entropy", "frequency", "unseen")
+BIT = math.log(2)  # in nats
+OFTEN = 64  # lines between two updates of the bar
+
+logger = logging.getLogger(__name__)
+
 
 def main(*files: str) -> None:
-    """Scores these files, or standard input."""
-    from adaptive_jax.text import score as printing
+    """Scores these files, or standard input.
 
+    Raises:
+        InputError: no run there, text that cannot be read, no text, settings that do not fit; and
+            after everything has been printed, a score that is not finite.
+    """
+    check_flags()
     workdir, _ = commands.workdir()
-    read = printing.Asked(
-        files,
-        CHECKPOINT.value,
-        CONTEXT_FROM.value,
-        WINDOW.value,
-        CONTEXT.value,
-        LINE_BUFFERED.value,
-    )
-    nbest = (
-        printing.NBest(
-            WEIGHT.value, WORD_BONUS.value, ONE_BEST.value, REFERENCES.value, METRIC.value
+    source, follows = TextFiles(files), CONTEXT_FROM.value in ("none", "previous")
+    given = "" if follows else TextFiles([CONTEXT_FROM.value]).read()
+    from adaptive_jax.text.load import load  # after the flags: their errors do not wait for jax
+
+    model = load(workdir, CHECKPOINT.value)
+    columns = columns_of(model)
+    options = {
+        "context_from": CONTEXT_FROM.value if follows else "none",
+        "given": given,
+        "window": WINDOW.value,
+        "context": CONTEXT.value,
+        "rank_and_entropy": bool({"rank", "entropy"} & set(columns)),
+        "eager": LINE_BUFFERED.value or source.terminal,
+    }
+    out = sys.stdout  # before the bar, which takes sys.stdout for what stands above it
+    if source.terminal:
+        print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
+    tally = Tally(source)
+
+    def scored(texts):
+        return tally.counted(model.score(texts, **options))
+
+    try:
+        if NBEST.value:
+            lines = rescored(source, scored)
+        else:
+            lines = (
+                word_lines(scored(source), columns) if WORDS.value else text_lines(scored(source))
+            )
+        for line in lines:
+            out.write(line + "\n")
+            if options["eager"]:
+                out.flush()
+        out.flush()
+    finally:
+        tally.bar.close()
+    tally.finish()
+
+
+def check_flags() -> None:
+    """Checks what needs no run. Raises InputError."""
+    for column in COLUMNS.value or ():
+        check_known(f"--columns={column!r}", column, NAMES)
+    if COLUMNS.value is not None and not WORDS.value:
+        raise InputError(f"--columns={','.join(COLUMNS.value)} is of words: give --words, too")
+    if not NBEST.value:
+        return
+    if WORDS.value or FORMAT.value != "tsv" or BITS.value:
+        raise InputError(
+            "--nbest prints n-best lists and weighs nats: leave out --words, --format and --bits"
         )
-        if NBEST.value
-        else None
+    if CONTEXT_FROM.value == "previous":
+        raise InputError(
+            "--context_from=previous is not for --nbest, whose texts are alternatives: give a FILE,"
+            " or leave it out"
+        )
+    if REFERENCES.value is None and WEIGHT.value is None:
+        raise InputError("--nbest needs --weight=W, or --references=FILE to choose it by")
+    if REFERENCES.value is not None and (
+        WEIGHT.value is not None or WORD_BONUS.value or ONE_BEST.value
+    ):
+        raise InputError(
+            "--references chooses --weight and --word_bonus, and prints them only: leave --one_best"
+            " and these out"
+        )
+
+
+def columns_of(model) -> tuple[str, ...]:
+    """The columns to print of each word: those of --columns, or all that the run has."""
+    from adaptive_jax.data.vocabulary.subwords import Subwords
+
+    if not WORDS.value:
+        return ()
+    if not isinstance(model.run.vocabulary, Subwords):
+        return NAMES if COLUMNS.value is None else tuple(COLUMNS.value)
+    for column in COLUMNS.value or ():
+        if column != "surprisal":
+            raise InputError(
+                f"--columns={column} is of words, and this run has units of sub-words: leave it out"
+            )
+    return ("surprisal",)
+
+
+class Tally:
+    """Counts lines and words, shows the progress, and reports at the end what is wrong with them.
+
+    Attributes:
+        bar: the progress bar; the caller closes it.
+    """
+
+    def __init__(self, source: TextFiles):
+        from adaptive_jax.parallel.progress import Bar
+
+        self.source, self.lines, self.words, self.unseen, self.infinite = source, 0, 0, 0, 0
+        self.bar = Bar(max(1, source.size), 0, shown=source.size > 0 and not sys.stdout.isatty())
+
+    def counted(self, scored: Iterable) -> Iterator:
+        """The scored lines, counted."""
+        for line in scored:
+            self.lines += 1
+            self.words += len(line.words)
+            self.unseen += 0 if line.unseen is None else int(line.unseen.sum())
+            self.infinite += int((~np.isfinite(line.log_probs)).sum())
+            if self.lines % OFTEN == 0:
+                self.bar.show(self.source.done, [f"{self.words:,} words"])
+            yield line
+        self.bar.show(self.source.done)
+
+    def finish(self) -> None:
+        """Warns of many unseen words. Raises InputError for no text, and for scores that are not
+        finite.
+        """
+        from adaptive_jax.evaluation.unseen import MANY
+
+        if not self.lines:
+            raise InputError("there is no text to score: give files, or lines through a pipe")
+        if self.infinite:
+            raise InputError(
+                f"{self.infinite:,} of {self.words:,} words have no finite score: the model has"
+                " diverged; give another --checkpoint"
+            )
+        if self.unseen > MANY * self.words:
+            logger.warning(
+                "%.1f%% of the words are unseen and scored as <unk>: is the text tokenised as in"
+                " training?",
+                100 * self.unseen / self.words,
+            )
+
+
+def text_lines(scored: Iterable) -> Iterator[str]:
+    """A line for each line of text: its log-probability and the line itself; as JSON also its
+    words, perplexity and unseen words.
+    """
+    unit = BIT if BITS.value else 1.0
+    for line in scored:
+        if FORMAT.value == "tsv":
+            yield f"{line.log_prob / unit:.4f}\t{line.text}"
+            continue
+        of = {"log_prob": line.log_prob / unit, "words": len(line.words)}
+        of["perplexity"] = line.perplexity
+        if line.unseen is not None:
+            of["unseen"] = int(line.unseen.sum())
+        yield _json(of | {"text": line.text})
+
+
+def word_lines(scored: Iterable, columns: tuple[str, ...]) -> Iterator[str]:
+    """A line for each word, after a header if they are columns: number of the line, position of
+    the word in it, the word, …
+    """
+    unit, names = BIT if BITS.value else 1.0, ["line", "position", "word", *columns]
+    if FORMAT.value == "tsv":
+        yield "\t".join(names)
+    for number, line in enumerate(scored, start=1):
+        of = {
+            "surprisal": -line.log_probs / unit,
+            "rank": line.ranks,
+            "entropy": None if line.entropies is None else line.entropies / unit,
+            "frequency": line.frequencies,
+            "unseen": line.unseen,
+        }
+        rows = zip(line.words, *(of[name].tolist() for name in columns), strict=True)
+        for position, (word, *row) in enumerate(rows, start=1):
+            if FORMAT.value == "tsv":
+                yield "\t".join([str(number), str(position), word, *map(_cell, row)])
+            else:
+                yield _json(dict(zip(names, [number, position, word, *row], strict=True)))
+
+
+def _cell(value):
+    """A number as text; a truth value is 1 or 0."""
+    return f"{value:.4f}" if isinstance(value, float) else str(int(value))
+
+
+def _json(values):
+    """A JSON object of values; null in place of infinity, which JSON does not have."""
+    for name, value in values.items():
+        if isinstance(value, float):
+            values[name] = round(value, 6) if math.isfinite(value) else None
+    return json.dumps(values, ensure_ascii=False)
+
+
+def rescored(source: TextFiles, scored) -> Iterator[str]:
+    """The lines of n-best lists in their new order, or one line with the weights that fit them.
+
+    scored: from texts to their scored lines.
+    """
+    waiting = deque()
+
+    def texts():
+        for number, line in enumerate(source, start=1):
+            if line.strip():
+                waiting.append(nbest.parse(line, number))
+                yield waiting[-1].text
+
+    hypotheses = (waiting.popleft()._replace(log_prob=line.log_prob) for line in scored(texts()))
+    groups = nbest.lists(hypotheses)
+    if REFERENCES.value is not None:
+        yield from fitted(list(groups))
+        return
+    for group in groups:
+        ranked = nbest.rescored(group, WEIGHT.value, WORD_BONUS.value)
+        if ONE_BEST.value:
+            yield ranked[0][1].text
+        else:
+            yield from itertools.starmap(nbest.written, ranked)
+
+
+def fitted(groups: list) -> Iterator[str]:
+    """The flags that fit n-best lists best; nothing for no lists."""
+    if not groups:
+        return
+    references = nbest.references_of(TextFiles([REFERENCES.value]), groups)
+    found = nbest.fit(groups, references, METRIC.value)
+    best, before = (
+        100 * (value if METRIC.value == "wer" else 1 - value)
+        for value in (found.value, found.before)
     )
-    columns = tuple(COLUMNS.value) if COLUMNS.value is not None else None
-    printing.score(
-        workdir, read, printing.Form(WORDS.value, columns, BITS.value, FORMAT.value), nbest
-    )
+    chosen = f"--weight={found.weight:.6g} --word_bonus={found.word_bonus:.6g}"
+    yield f"{chosen}: {METRIC.value} {best:.2f} instead of {before:.2f} on {len(groups):,} lists"

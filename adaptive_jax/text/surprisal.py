@@ -1,43 +1,79 @@
 """Surprisal of the words of text: lines that stand alone, or that follow each other.
 
-scored = LineScorer(lines, Reader(run, tables, describe=False), Reading())
-for line in scored(["the cat sat", "on the mat"]): print(line.text, line.log_prob)
+scorer = LineScorer(run, tables, lines, ScoreConfig())
+for line in scorer(["the cat sat", "on the mat"]): print(line.text, line.log_prob)
 """
 
+import dataclasses
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from adaptive_jax.data.batches.examples import examples
+from adaptive_jax.data.batches.windows import ALONE, Windows, check_windows
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.evaluation.distributions import expected
+from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.scoring import Extras, Scorer
+from adaptive_jax.parallel import sharding
+from adaptive_jax.planning.plan import rows_to_score
+from adaptive_jax.text.line_batches import round_up, stream_batches, window_batches
 from adaptive_jax.text.lines import Lines
-from adaptive_jax.text.rows import Reader, Row, TokenScores, batched
-from adaptive_jax.text.running import NOTHING, Carried, Reading, Windowed, cut, limits_of
 
-# Lines of the first block and of the largest, and characters of a block
+CONTEXTS = ("none", "previous")
+NO_TOKENS = np.zeros(0, np.int32)
+# Lines of the first block and of the largest one, and characters of a block
 FIRST, MOST, LONGEST = 32, 8192, 1 << 20
 
 
+@dataclasses.dataclass(frozen=True)
+class ScoreConfig:
+    """What a line is read after, and how much the model reads at once.
+
+    Attributes:
+        context_from: "none": each line stands alone. "previous": each follows the lines before it.
+        given: text that the first line follows; with "none", every line follows it. It is not
+            scored. If it ends with a line feed, it is whole lines; otherwise each line of text
+            continues its last line.
+        window: tokens of a row; 0: the sequence length that the run was trained with. A run on
+            streams carries its state, so a token sees all before it, whatever the window.
+        context: tokens that a window repeats from the one before, where a text is longer than a
+            window. None: half a window, but 0 where examples of the run's training saw nothing
+            before them, or the run carries its state.
+        eager: score each line as it comes, instead of many together.
+        rank_and_entropy: also compute these two, from the probabilities of all words.
+    """
+
+    context_from: str = "none"
+    given: str = ""
+    window: int = 0
+    context: int | None = None
+    eager: bool = False
+    rank_and_entropy: bool = False
+
+
 class ScoredLine(NamedTuple):
-    """A line of text and what the model says of its words, `[words]` each. The last word is
+    """A line of text and the model's scores of its words, `[words]` each. The last word is
     `<eos>`.
 
     Attributes:
         text: the line as it was given.
         words: as the run's corpus has them.
-        log_probs: float64, the log-probability of each word in nats; of a word of several units the
-            sum of theirs.
-        unseen: bool, whether the run does not know the word, so that `<unk>` is scored in its
-            place. None for sub-words.
+        log_probs: float64, the log-probability of each word in nats; that of a word of several
+            units is the sum of theirs.
+        unseen: bool, whether the run does not know the word and `<unk>` is scored in its place.
+            None for sub-words.
         frequencies: int64, occurrences in the training text, 0 of unseen words. None for sub-words,
-            whose words nobody counted.
-        ranks: int64, 1 for the most probable word; or None where they were not asked for.
-        entropies: float64, in nats, of the distribution that the word is drawn from; or None
-            likewise.
+            which were counted as units.
+        ranks: int64, 1 for the most probable word; None if not asked for.
+        entropies: float64, in nats, of the distribution of each word; None if not asked for.
     """
 
     text: str
@@ -55,7 +91,7 @@ class ScoredLine(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Of the line, a word."""
+        """Perplexity per word of the line."""
         return math.exp(min(700.0, -self.log_prob / max(1, len(self.words))))
 
 
@@ -69,25 +105,46 @@ class _Parsed(NamedTuple):
 
 
 class LineScorer:
-    """Scores lines of text, in order and one by one, whatever their number.
+    """Scores lines of text in order.
 
-    Raises:
-        InputError: settings that do not fit the run; see `Reading`.
+    Scores are columns float64 `[1 or 3, tokens]`: nll in nats and, if asked for, rank and entropy;
+    NaN for tokens of no example, the empty lines of break mode "complete_doc".
     """
 
-    def __init__(self, lines: Lines, reader: Reader, reading: Reading):
-        self.lines, self.reader, self.reading = lines, reader, reading
-        self.limits = limits_of(reader.run.config, reading)
-        if reader.describe and isinstance(lines.vocabulary, Subwords):
+    def __init__(self, run: Run, tables: dict, lines: Lines, config: ScoreConfig):
+        """tables: composed tables of all words, as `composed` returns them.
+
+        Raises:
+            InputError: settings that do not fit each other or the run.
+        """
+        batches = run.config["batches"]
+        break_mode = batches["break_mode"]
+        check_known(f"context_from={config.context_from!r}", config.context_from, CONTEXTS)
+        follows = config.context_from == "previous"
+        if follows and (break_mode == "eos" or (break_mode in ALONE and config.given)):
+            unit = "sentences" if break_mode == "eos" else "documents"
+            raise InputError(
+                f"context_from='previous' does not fit this run, whose {unit} saw nothing before"
+                f" them (batches.break_mode={break_mode}): use 'none'"
+            )
+        if config.rank_and_entropy and isinstance(lines.vocabulary, Subwords):
             raise InputError(
                 "rank and entropy are of words, and this run has units of sub-words: leave them out"
             )
-        self.given = lines.encode(reading.given) if reading.given else NOTHING
-        self._start = None  # the carry after `given`
+        self.run, self.tables, self.lines, self.config = run, tables, lines, config
+        self.eos, self.break_mode = run.vocabulary.eos, break_mode
+        self.carries = batches["layout"] == "streams"
+        self.window = config.window or batches["sequence_length"]
+        self.context = config.context
+        if self.context is None:
+            self.context = 0 if self.carries or break_mode in ALONE else self.window // 2
+        check_windows(Windows(self.window, self.context, break_mode, batches["layout"], rows=1))
+        self.given = lines.encode(config.given) if config.given else NO_TOKENS
+        self._carry_of_given = None
 
     def __call__(self, texts: Iterable[str]) -> Iterator[ScoredLine]:
-        """The scores of texts, each a line, or several with a line feed between them; one at the
-        end changes nothing.
+        """The scores of texts, each a line, or several with line feeds between them; a line feed at
+        the end changes nothing.
 
         Texts are read as results are taken, up to some thousand lines ahead.
 
@@ -100,115 +157,175 @@ class LineScorer:
                 " text.splitlines()"
             )
         blocks = (
-            [self._parsed(text) for text in block] for block in _blocks(texts, self.reading.eager)
+            [self._parsed(text) for text in block] for block in _blocks(texts, self.config.eager)
         )
-        return self._alone(blocks) if self.reading.context_from == "none" else self._running(blocks)
+        if self.config.context_from == "previous":
+            return self._following(blocks)
+        return (
+            scored
+            for block in blocks
+            for scored in map(self._scored, block, self._alone([line.ids for line in block]))
+        )
 
     def _parsed(self, text):
         first, *others = (self.lines.words(line) for line in text.removesuffix("\n").split("\n"))
         words = [*first, EOS]
         for line in others:
             words += [*line, EOS]
-        ids, lengths = self.lines.tokens(words)
-        return _Parsed(text, words, ids, lengths)
+        return _Parsed(text, words, *self.lines.tokens(words))
 
-    def _alone(self, blocks):
-        """Lines that see nothing but themselves and what is given."""
-        for block in blocks:
-            yield from map(
-                self._scored,
-                block,
-                self._carried(block) if self.limits.carries else self._in_windows(block),
-            )
+    def _alone(self, lines):
+        """The columns of each of the lines, which see only themselves and what is given."""
+        if self.carries:
+            return self._alone_carried(lines)
+        prefix = self.given[-self.window - 1 :]
+        shown = min(len(self.given), self.window)  # tokens of `given` that a line may see
+        first = self.window - min(len(self.given), self.context)
+        windows, begin = [], 0
+        for line in lines:
+            begin += len(prefix)
+            cuts = [0, *range(first, len(line), self.window - self.context), len(line)]
+            windows += [
+                (begin + max(-shown, end - self.window), begin + start, begin + end)
+                for start, end in itertools.pairwise(cuts)
+            ]
+            begin += len(line)
+        ids = np.concatenate([part for line in lines for part in (prefix, line)])
+        columns, _ = self._read(ids, self._windows(ids, windows))
+        columns = columns[:, ~np.isnan(columns[0])]
+        return np.split(columns, np.cumsum([len(line) for line in lines[:-1]]), axis=1)
 
-    def _in_windows(self, block):
-        rows = [cut(self.given, line.ids, self.limits, self.lines.vocabulary.eos) for line in block]
-        scores = iter(
-            batched(self.reader, [row for of_line in rows for row in of_line], self.limits.window)
-        )
-        return [TokenScores.joined([next(scores) for _ in of_line]) for of_line in rows]
-
-    def _carried(self, block):
-        """As `_in_windows`, where the body carries its state: all lines of a batch are read on
-        from window to window.
+    def _alone_carried(self, lines):
+        """As `_alone`, where the body carries its state: all lines of a batch are read on from
+        window to window.
         """
-        found: list[list[TokenScores]] = [[] for _ in block]
-        order = sorted(range(len(block)), key=lambda number: len(block[number].ids))
-        before = int(self.given[-1]) if len(self.given) else self.lines.vocabulary.eos
+        found = [None] * len(lines)
+        order = sorted(range(len(lines)), key=lambda number: len(lines[number]))
+        before = np.append(np.int32(self.eos), self.given)[-1:]
         while order:
-            longest = len(block[order[-1]].ids)
-            time = min(longest, self.limits.window)
-            shape = self.reader.shape(len(order), time, time, self.limits.window)
-            numbers, carry = order[-shape.rows :], self._after_given(shape.rows)
-            del order[-shape.rows :]
-            for begin in range(0, longest, shape.time):
-                parts = [
-                    block[number].ids[max(0, begin - 1) : begin + shape.time] for number in numbers
+            time = round_up(len(lines[order[-1]]), self.window)
+            rows = self._rows(len(order), time)
+            numbers, order = order[-rows:], order[:-rows]
+            ids = np.concatenate([part for n in numbers for part in (before, lines[n])])
+            ends = np.cumsum([1 + len(lines[n]) for n in numbers])
+            lengths = np.array([len(lines[n]) for n in numbers])
+            batches = stream_batches(ids, self.eos, ends - lengths, lengths, (rows, time))
+            columns, _ = self._read(ids, batches, self._after_given(rows))
+            for number, end, length in zip(numbers, ends, lengths, strict=True):
+                found[number] = columns[:, end - length : end]
+        return found
+
+    def _following(self, blocks):
+        """The scores of lines that follow each other: windows are cut as those of a split, so the
+        perplexity is that of evaluate.py.
+        """
+        carry = self._after_given(self.run.mesh.size) if self.carries else ()
+        history, pending = np.append(np.int32(self.eos), self.given), NO_TOKENS
+        waiting, found = deque(), self._columns(0)
+        for block in itertools.chain(blocks, [None]):
+            if block is not None:
+                waiting.extend(block)
+                pending = np.concatenate([pending, *(line.ids for line in block)])
+            starts, lengths, done = self._ready(pending, block is None or self.config.eager)
+            ids, offset = np.concatenate([history, pending[:done]]), len(history)
+            if self.carries:
+                batches = self._stream(ids, offset)
+            else:
+                begins = (offset + starts).tolist()
+                windows = [
+                    (begin - min(self.context, begin - 1), begin, begin + length)
+                    for begin, length in zip(begins, lengths.tolist(), strict=True)
                 ]
-                parts = [np.insert(part, 0, before) if not begin else part for part in parts]
-                rows = [
-                    (
-                        Row(int(part[0]), part[1:], len(part) - 1)
-                        if len(part) > 1
-                        else Row(before, NOTHING, 0)
-                    )
-                    for part in parts
-                ]
-                scores, carry = self.reader.carry_on(rows, shape, carry)
-                for number, score in zip(numbers, scores, strict=True):
-                    found[number].append(score)
-        return [TokenScores.joined(parts) for parts in found]
+                batches = self._windows(ids, windows)
+            columns, carry = self._read(ids, batches, carry)
+            history, pending = ids[-self.window - 1 :], pending[done:]
+            found = np.concatenate([found, columns[:, offset:]], axis=1)
+            while waiting and len(waiting[0].ids) <= found.shape[1]:
+                line = waiting.popleft()
+                yield self._scored(line, found[:, : len(line.ids)])
+                found = found[:, len(line.ids) :]
+
+    def _ready(self, pending, whole):
+        """Starts and lengths of the examples that can be scored, and how many of the `pending`
+        tokens they take up.
+
+        whole: all of them; else the last one waits for the tokens that may make it longer.
+        """
+        if self.carries:
+            done = len(pending) if whole else len(pending) // self.window * self.window
+            return NO_TOKENS, NO_TOKENS, done
+        if not len(pending) or (self.break_mode in ALONE and (pending == self.eos).all()):
+            return NO_TOKENS, NO_TOKENS, len(pending)
+        longest = self.window - self.context
+        starts, lengths = examples(pending, self.eos, self.break_mode, longest)
+        if whole:
+            return starts, lengths, len(pending)
+        begins = starts
+        if self.break_mode != "none":  # a part of a long sentence must not look like a line
+            begins = starts[(starts == 0) | (pending[starts - 1] == self.eos)]
+        done = int(begins[-1])
+        return starts[starts < done], lengths[starts < done], done
+
+    def _windows(self, ids, windows):
+        return window_batches(ids, self.eos, windows, self.window, self._rows)
+
+    def _stream(self, ids, begin):
+        """Batches of one row that read the tokens from `begin` on. Rows are full, since a carry
+        after padding would be wrong; the rest has powers of two, for few programs.
+        """
+        while begin < len(ids):
+            left = len(ids) - begin
+            time = self.window if left >= self.window else 1 << (left.bit_length() - 1)
+            shape, one = (self.run.mesh.size, time), np.array([time])
+            yield from stream_batches(ids, self.eos, np.array([begin]), one, shape)
+            begin += time
+
+    def _rows(self, lines, time):
+        """Rows of a batch: what the devices hold, or one row a device if that is enough."""
+        devices = self.run.mesh.size
+        return devices if lines <= devices else rows_to_score(self.run.config, time) * devices
 
     def _after_given(self, rows):
+        """The carry of so many rows after `given`."""
         if not len(self.given):
-            return self.reader.start(rows)
-        if self._start is None:
-            self._start = Carried(self.reader, self.limits, self.given).carry
-        return self.reader.repeated(self._start, rows)
-
-    def _running(self, blocks):
-        """Lines of one text."""
-        running = (Carried if self.limits.carries else Windowed)(
-            self.reader, self.limits, self.given
+            return None
+        if self._carry_of_given is None:
+            ids = np.append(np.int32(self.eos), self.given)
+            _, carry = self._read(ids, self._stream(ids, 1), None)
+            self._carry_of_given = jax.tree.map(lambda a: np.asarray(jax.device_get(a))[:1], carry)
+        return sharding.put_batch(
+            self.run.mesh,
+            jax.tree.map(lambda a: np.repeat(a, rows, axis=0), self._carry_of_given),
         )
-        waiting, parts = deque(), []
-        for block in blocks:
-            waiting.extend(block)
-            parts.append(
-                running.read(np.concatenate([line.ids for line in block]), self.reading.eager)
-            )
-            yield from self._complete(waiting, parts)
-        parts.append(running.read(NOTHING, True))
-        yield from self._complete(waiting, parts)
 
-    def _complete(self, waiting, parts):
-        """The lines that wait all of whose tokens are in `parts`, which keeps the scores of
-        others.
-        """
-        scores, done = TokenScores.joined(parts), 0
-        while waiting and done + len(waiting[0].ids) <= len(scores.nll):
-            line = waiting.popleft()
-            yield self._scored(line, scores.part(done, done + len(line.ids)))
-            done += len(line.ids)
-        parts[:] = [scores.part(done, len(scores.nll))]
+    def _columns(self, tokens):
+        return np.full((3 if self.config.rank_and_entropy else 1, tokens), np.nan)
 
-    def _scored(self, line, scores):
-        """A line's words from its tokens; without those of no example."""
+    def _read(self, ids, batches, carry=()):
+        """The columns of `ids` as the batches score them, and the carry after the last batch."""
+        columns = self._columns(len(ids))
+        extras = Extras(hidden=self.config.rank_and_entropy)
+        scorer = Scorer(self.run, self.tables, extras, carry)
+        for scored in scorer(batches):
+            columns[0, scored.at] = scored.nll
+            if self.config.rank_and_entropy:
+                of = expected(self.run, self.tables, scored.hidden, ids[scored.at], k=1)
+                columns[1:, scored.at] = of.rank, of.entropy
+        return columns, scorer.carry
+
+    def _scored(self, line, columns):
+        """A line's words from its tokens, without those of no example."""
         words, vocabulary = line.words, self.lines.vocabulary
-        starts = np.cumsum(line.lengths) - line.lengths
-        nll = np.add.reduceat(scores.nll.astype(np.float64), starts)
+        nll = np.add.reduceat(columns[0], np.cumsum(line.lengths) - line.lengths)
         counts = ~np.isnan(nll)
-        unseen = frequencies = None
+        unseen = frequencies = ranks = entropies = None
         if not isinstance(vocabulary, Subwords):
             unseen = np.array([word not in vocabulary.index for word in words])
             frequencies = np.where(unseen, 0, vocabulary.counts[line.ids])[counts]
             unseen = unseen[counts]
-        kept = tuple(word for word, count in zip(words, counts, strict=True) if count)
-        ranks, entropies = (
-            None if column is None else column[counts] for column in (scores.rank, scores.entropy)
-        )
-        ranks = None if ranks is None else ranks.astype(np.int64)
-        entropies = None if entropies is None else entropies.astype(np.float64)
+        if self.config.rank_and_entropy:
+            ranks, entropies = columns[1, counts].astype(np.int64), columns[2, counts]
+        kept = tuple(itertools.compress(words, counts))
         return ScoredLine(line.text, kept, -nll[counts], unseen, frequencies, ranks, entropies)
 
 

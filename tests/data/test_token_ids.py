@@ -212,7 +212,9 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     ids = lines.encode("12 13\n7 12")
     assert lines.vocabulary.ids[ids].tolist() == [12, 13, EOS, EOS, 12]
     assert lines.decode(ids) == "12 13\n\n12"
-    with pytest.raises(InputError, match="'cat' is no id of this run's tokenizer: text cannot be"):
+    with pytest.raises(
+        InputError, match="'cat' is not one of the 60 tokens of this run, which reads ids"
+    ):
         lines.encode("cat")
     without = load(data | {"eos": -1}).vocabulary
     with pytest.raises(InputError, match="none of them ends a document: to score or write"):

@@ -19,8 +19,9 @@ from adaptive_jax.evaluation.runs import Run, put_lexicon
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from adaptive_jax.text.draft import Draft
+from adaptive_jax.text.generate import DecodeState
 from adaptive_jax.text.load import LoadedModel
+from adaptive_jax.text.options import Options
 from tests.toys import random_params
 
 WORDS = Vocabulary.build({"<eos>": 30, "<unk>": 20} | {f"w{n}": 19 - n for n in range(17)})
@@ -97,6 +98,17 @@ def slow(model):
     return looking_back(model)
 
 
+def test_load_opens_a_run(model, trained, text):
+    assert isinstance(model, adaptive_jax.LoadedModel)
+    assert model.run.step == 240 and len(model.run.vocabulary) == 122
+    assert repr(model) == "<LoadedModel adaptive → transformer → adaptive, 122 words, step 240>"
+    line = (text / "test.txt").read_text().splitlines()[0]
+    ids = model.encode(line + "\n")
+    assert ids.dtype == np.int32 and ids[-1] == model.run.vocabulary.eos
+    assert model.decode(ids) == line + "\n"
+    assert adaptive_jax.load(str(trained), 160).run.step == 160
+
+
 def test_a_loop_without_a_cache_writes_the_same(model, slow):
     """Greedily: the likeliest word after the tokens of a window, which slides: when it is full,
     half of it stays.
@@ -116,34 +128,28 @@ def test_a_loop_without_a_cache_writes_the_same(model, slow):
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_drafts_remember_what_they_have_read(body):
+def test_states_remember_what_they_have_read(body):
     """Every body: a prompt in pieces, words one by one, rows taken in another order; the twin
     reads all from the beginning.
     """
     loaded = fresh(**BODIES[body])
     log_probs, size = looking_back(loaded), len(WORDS)
-    draft = Draft(
-        loaded.decoder,
-        np.arange(3, 14, dtype=np.int32) % size,
-        rows=2,
-        window=16 if body == "transformer" else 0,
-    )
+    options = Options(window=16 if body == "transformer" else 0)
+    state = DecodeState(loaded.decoder, np.arange(4, 14, dtype=np.int32) % size, options, rows=2)
     for words in (1, 2), (5, 9):
-        draft.read(np.array(words, np.int32))
-    draft.take(np.array([1, 0], np.int32))
-    draft.read(np.array([4, 6], np.int32))
-    np.testing.assert_array_equal(draft.tokens[:, 11:], [[2, 9, 4], [1, 5, 6]])
-    best = draft.best(size)
-    for row, tokens in enumerate(draft.tokens):
+        state.read(np.array(words, np.int32), np.zeros(2))
+    state.take(np.array([1, 0], np.int32))
+    state.read(np.array([4, 6], np.int32), np.zeros(2))
+    np.testing.assert_array_equal(state.tokens[:, 11:], [[2, 9, 4], [1, 5, 6]])
+    best = state.top_k(size)
+    for row, tokens in enumerate(state.tokens):
         expected = log_probs(tokens)
-        np.testing.assert_allclose(best.values[row], np.sort(expected)[::-1], atol=1e-4)
-        np.testing.assert_allclose(expected[best.ids[row]], best.values[row], atol=1e-4)
+        np.testing.assert_allclose(best.log_probs[row], np.sort(expected)[::-1], atol=1e-4)
+        np.testing.assert_allclose(expected[best.ids[row]], best.log_probs[row], atol=1e-4)
 
 
 def test_beam_search_with_beams_enough_is_exhaustive():
-    """All texts of two words, and those whose line ends sooner, against their enumeration; one
-    beam is greedy.
-    """
+    """All texts of two words, and those whose line ends sooner, against their enumeration."""
     loaded = fresh()
     log_probs, eos, size = looking_back(loaded), WORDS.eos, len(WORDS)
     first = log_probs([eos, 5])
@@ -157,9 +163,15 @@ def test_beam_search_with_beams_enough_is_exhaustive():
     np.testing.assert_allclose(
         [one.log_prob for one in found], [texts[text] for text in ranked[:10]], atol=1e-4
     )
-    greedy = loaded.continuations(WORDS.words[5], words=4, temperature=0)[0]
-    [alone] = loaded.continuations(WORDS.words[5], words=4, beams=1)
-    np.testing.assert_array_equal(alone.tokens, greedy.tokens)
+
+
+def test_one_beam_is_greedy(model):
+    """Its log-probability too, of texts of several windows."""
+    for words in 4, 13, 40:
+        [greedy] = model.continuations("the t1w0", words=words, temperature=0)
+        [beam] = model.continuations("the t1w0", words=words, beams=1)
+        np.testing.assert_array_equal(beam.tokens, greedy.tokens)
+        np.testing.assert_allclose(beam.log_prob, greedy.log_prob, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["clusters", "composed", "no tails"])
@@ -202,6 +214,8 @@ def test_seeds_make_texts(model):
     assert three[0].text == text and len({one.text for one in three}) == 3
     assert model.generate("the t2w0", **how | {"seed": 4}) != text
     assert model.generate("the t2w0", **how | {"window": 8}).startswith(" ")
+    likeliest = model.generate("the t2w0", words=12, temperature=0)
+    assert model.generate("the t2w0", words=12, top_p=1e-6) == likeliest
 
 
 def test_text_stops_where_it_is_told_to(model):
@@ -269,11 +283,12 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"avoid": ("nonsense",)}, "nonsense"),
         ({"avoid": model.run.vocabulary.words}, "no number"),
         ({"seed": -1}, "seed=-1"),
+        ({"seed": 1 << 32}, "less than 2^32"),
     ]:
         with pytest.raises(InputError) as error:
             model.generate("the", **options)
         assert says in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(InputError, match="window=8 means nothing to lstm"):
+    with pytest.raises(InputError, match="window=8 does not apply to lstm"):
         fresh(**BODIES["lstm"]).generate("w1", window=8)
 
 
@@ -294,7 +309,7 @@ def test_the_command(quick_command, trained, model, tmp_path):
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one["prompt"] for one in found] == ["the t1w0", "the t1w0", "the", "the"]
-    assert all(0 <= one["tails_opened"] <= 1 for one in found)
+    assert all(0 <= one["tails_computed"] <= 1 for one in found)
     assert (
         found[0]["text"] == model.generate("the t1w0", words=5, beams=3)
         and found[0]["log_prob"] >= found[1]["log_prob"]

@@ -121,9 +121,9 @@ def test_what_is_no_text_is_one_line():
         Lines.of(TEXT, Vocabulary.build(COUNTS, threshold=2)), [2]
     )  # a vocabulary with <unk> takes any word
     for text, says in (
-        ("cat dog", "'dog' is none of the 13 words"),
-        ("a\0b", "no text"),
-        ("\udcff", "no text"),
+        ("cat dog", "'dog' is not one of the 13 words"),
+        ("a\0b", "must be UTF-8"),
+        ("\udcff", "must be UTF-8"),
     ):
         with pytest.raises(InputError, match=says) as error:
             PLAIN.encode(text)

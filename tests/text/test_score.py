@@ -2,21 +2,31 @@
 n-best lists, one line for bad input.
 """
 
-import csv
+import bz2
 import gzip
 import io
 import json
+import lzma
 import re
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
 
 import adaptive_jax
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.text import score as printing
 
+
+def zipped(content):
+    """An archive of one file."""
+    with zipfile.ZipFile(packed := io.BytesIO(), "w") as archive:
+        archive.writestr("text.txt", content)
+    return packed.getvalue()
+
+
+PACKED = {"a.gz": gzip.compress, "a.xz": lzma.compress, "a.bz2": bz2.compress, "a.zip": zipped}
 LINES = "the t1w1 the t1w2\n\nthe t5w0\nt3w3 <eos> the\n"
 
 
@@ -36,80 +46,109 @@ def model(trained):
 def test_lines_from_a_pipe_and_from_files(score, model, tmp_path):
     """In order, a line for each, the last one without a line feed too; compressed or not."""
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + LINES.encode())
-    with gzip.open(tmp_path / "b.txt.gz", "wb") as file:
-        file.write(b"the t5w0")
+    for name, compress in PACKED.items():
+        (tmp_path / name).write_bytes(compress(b"the t5w0"))
     expected = "".join(
         f"{line.log_prob:.4f}\t{line.text}\n"
-        for line in model.score([*LINES.splitlines(), "the t5w0"])
+        for line in model.score([*LINES.splitlines(), *["the t5w0"] * len(PACKED)])
     )
-    done = score(tmp_path / "a.txt", tmp_path / "b.txt.gz")
+    done = score(tmp_path / "a.txt", *(tmp_path / name for name in PACKED))
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
-    assert score("--line_buffered", "-", given=LINES + "the t5w0").stdout == expected
+    typed = LINES + "the t5w0\n" * len(PACKED)
+    assert score("--line_buffered", "-", given=typed).stdout == expected
 
 
-def test_a_bar_leaves_the_output_alone(trained, tmp_path, monkeypatch):
-    """Where stderr is a terminal and stdout is not, the bar is on one and the lines are on the
-    other.
-    """
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
+def test_a_bar_leaves_the_output_alone(quick_command, trained, tmp_path):
+    """If stderr is a terminal and stdout is not, the bar is on one and the lines on the other."""
     (tmp_path / "a.txt").write_text("the t5w0\n" * 70)
-    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
-    monkeypatch.setattr(sys, "stderr", err := Terminal())
-    asked = printing.Asked((str(tmp_path / "a.txt"),), "best", "none", 0, None, False)
-    printing.score(trained, asked, printing.Form(False, None, False, "tsv"), None)
-    assert [line.split("\t")[1] for line in out.getvalue().splitlines()] == ["the t5w0"] * 70
-    assert "630/630" in err.getvalue() and "t5w0" not in err.getvalue()
+    program = """
+import sys
+from adaptive_jax.__main__ import main
+sys.stderr.isatty = lambda: True
+main("score")
+"""
+    done = quick_command("-c", program, f"--workdir={trained}", tmp_path / "a.txt")
+    assert [line.split("\t")[1] for line in done.stdout.splitlines()] == ["the t5w0"] * 70
+    assert "630/630" in done.stderr and "t5w0" not in done.stderr
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_what_the_command_says_of_the_scores(quick_command, trained, diverged):
+    """It warns of text that the run does not know, and ends with an error if the model gives no
+    numbers.
+    """
+    program = """
+import sys
+import jax
+from adaptive_jax.__main__ import main
+from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.text import load as module
+
+factor, opened = float(sys.argv.pop()), module.load
+
+def load(*arguments):
+    run = opened(*arguments).run
+    words = ["<unk>" if word == "t0w9" else word for word in run.vocabulary.words]
+    params = jax.tree.map(lambda a: a * factor, run.params)
+    vocabulary = Vocabulary(words, run.vocabulary.counts)
+    return module.LoadedModel(run._replace(vocabulary=vocabulary, params=params))
+
+module.load = load
+main("score")
+"""
+    flags = [f"--workdir={trained}", "--words", "--columns=surprisal,unseen"]
+    factor = "nan" if diverged else "1"
+    done = quick_command("-c", program, *flags, "--", factor, given="no such\nthe the t1w1\n")
+    rows = [line.split("\t")[2:] for line in done.stdout.splitlines()[1:]]
+    assert [(row[0], row[2]) for row in rows] == [
+        *[("no", "1"), ("such", "1"), ("<eos>", "0")],
+        *[(word, "0") for word in ("the", "the", "t1w1", "<eos>")],
+    ]
+    assert [row[1] == "inf" for row in rows] == [diverged] * 7
+    if diverged:
+        refused = "error: 7 of 7 words have no finite score: the model has diverged"
+        assert done.returncode == 2 and done.stderr.startswith(refused)
+    else:
+        assert done.returncode == 0 and done.stderr == (
+            "warning: 28.6% of the words are unseen and scored as <unk>: is the text tokenised as"
+            " in training?\n"
+        )
 
 
 def test_words_in_columns_and_as_json(score, model):
     """The same numbers, of one running text."""
-    lines = list(model.score(LINES.splitlines(), "previous", describe=True))
+    lines = list(model.score(LINES.splitlines(), "previous", rank_and_entropy=True))
+    columns = ("line", "position", "word", "surprisal", "rank", "entropy", "frequency", "unseen")
+    expected = [
+        (number, position, *row)
+        for number, line in enumerate(lines, 1)
+        for position, row in enumerate(
+            zip(
+                line.words,
+                -line.log_probs / np.log(2),
+                line.ranks,
+                line.entropies / np.log(2),
+                line.frequencies,
+                line.unseen,
+                strict=True,
+            ),
+            1,
+        )
+    ]
     done = score("--words", "--bits", "--context_from=previous", given=LINES)
-    rows = list(csv.DictReader(io.StringIO(done.stdout), delimiter="\t", quoting=csv.QUOTE_NONE))
-    assert done.returncode == 0 and list(rows[0]) == [
-        "line",
-        "position",
-        "word",
-        "surprisal",
-        "rank",
-        "entropy",
-        "frequency",
-        "unseen",
-    ]
-    assert [row["word"] for row in rows] == [word for line in lines for word in line.words]
-    assert [(row["line"], row["position"]) for row in rows[:6]] == [
-        ("1", f"{i}") for i in range(1, 6)
-    ] + [("2", "1")]
-    surprisal = -np.concatenate([line.log_probs for line in lines]) / np.log(2)
-    np.testing.assert_allclose([float(row["surprisal"]) for row in rows], surprisal, atol=6e-5)
-    entropy = np.concatenate([line.entropies for line in lines]) / np.log(2)
-    np.testing.assert_allclose([float(row["entropy"]) for row in rows], entropy, atol=6e-5)
-    assert [int(row["rank"]) for row in rows] == np.concatenate(
-        [line.ranks for line in lines]
-    ).tolist()
-    done = score(
-        "--words",
-        "--columns=surprisal,unseen",
-        "--context_from=previous",
-        "--format=jsonl",
-        given=LINES,
-    )
-    objects = [json.loads(line) for line in done.stdout.splitlines()]
-    assert (
-        list(objects[0]) == ["line", "position", "word", "surprisal", "unseen"]
-        and objects[0]["unseen"] is False
-    )
-    np.testing.assert_allclose(
-        [each["surprisal"] for each in objects], surprisal * np.log(2), atol=1e-5
-    )
-    of_lines = [
-        json.loads(line) for line in score("--format=jsonl", given=LINES).stdout.splitlines()
-    ]
-    assert [(each["text"], each["words"], each["unseen"]) for each in of_lines] == [
+    header, *rows = (line.split("\t") for line in done.stdout.splitlines())
+    assert done.returncode == 0 and tuple(header) == columns
+    for row, values in zip(rows, expected, strict=True):
+        assert row[:3] == list(map(str, values[:3]))
+        np.testing.assert_allclose([float(cell) for cell in row[3:]], values[3:], atol=6e-5)
+    flags = "--words", "--columns=surprisal,unseen", "--context_from=previous", "--format=jsonl"
+    done = score(*flags, given=LINES)
+    for row, values in zip(map(json.loads, done.stdout.splitlines()), expected, strict=True):
+        assert list(row) == [*columns[:4], "unseen"] and row["unseen"] is bool(values[7])
+        assert row["surprisal"] == pytest.approx(values[3] * np.log(2), abs=1e-5)
+    done = score("--format=jsonl", given=LINES)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["text"], each["words"], each["unseen"]) for each in found] == [
         ("the t1w1 the t1w2", 5, 0),
         ("", 1, 0),
         ("the t5w0", 3, 0),
@@ -184,7 +223,7 @@ def test_a_reader_that_has_read_enough(compiled, trained, start):
 WRONG = [
     ([], "", "there is no text to score"),
     ([], "the\n\0\n", "standard input, line 2: a NUL byte"),
-    ([], "the unheard\n", "'unheard' is none of the 122 words"),
+    ([], "the unheard\n", "'unheard' is not one of the 122 words"),
     (["/nowhere.txt"], "", "cannot read /nowhere.txt: No such file"),
     (["--context_from=/nowhere.txt"], "the\n", "cannot read /nowhere.txt: No such file"),
     (["--window=8", "--context=8"], "the\n", "window=8 must be greater than context=8"),
@@ -209,6 +248,10 @@ def test_bytes_that_are_no_text(score, tmp_path):
     refuses(score(tmp_path / "latin.txt"), "latin.txt, line 3: not UTF-8")
     (tmp_path / "half.gz").write_bytes(gzip.compress(b"the t1w1\n" * 20)[:-12])
     refuses(score(tmp_path / "half.gz"), "half.gz: Compressed file ended")
+    whole = bytearray(gzip.compress(np.random.default_rng(0).bytes(500).hex().encode()))
+    whole[200] ^= 1  # a flipped bit
+    (tmp_path / "flipped.gz").write_bytes(whole)
+    refuses(score(tmp_path / "flipped.gz"), "cannot read")
 
 
 def refuses(done, says):

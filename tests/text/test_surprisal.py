@@ -20,7 +20,6 @@ from adaptive_jax.evaluation.scoring import plain
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from adaptive_jax.text import score as printing
 from adaptive_jax.text import surprisal
 from adaptive_jax.text.load import LoadedModel
 from tests.toys import random_params
@@ -153,7 +152,7 @@ def test_lines_alone_in_windows(model, twin, given, monkeypatch):
     context = model.encode(given)
     monkeypatch.setattr(surprisal, "FIRST", 3)  # lines scored together
     for line, scored in zip(
-        LINES, model.score(LINES, given=given, context=CONTEXT, describe=True), strict=True
+        LINES, model.score(LINES, given=given, context=CONTEXT, rank_and_entropy=True), strict=True
     ):
         ids = tokens_of(model, line)
         expected = twin.in_windows(context.tolist(), ids.tolist(), WINDOW, CONTEXT)
@@ -235,15 +234,6 @@ def test_an_eager_line_does_not_wait(model, twin):
     np.testing.assert_allclose(third.log_probs, of_targets(expected, ids), atol=2e-5)
 
 
-def test_endless_text(model, lstm):
-    """Lines are read as they are scored."""
-    for scored in (
-        model.score(itertools.cycle(LINES)),
-        lstm.score(itertools.cycle(LINES), "previous"),
-    ):
-        assert next(scored).words == ("0", "ab1", "<eos>")
-
-
 def test_unseen_words_and_frequencies(model):
     line = next(model.score(["0 unheard <unk> ab1"]))
     assert line.unseen.tolist() == [False, True, False, False, False]
@@ -273,7 +263,9 @@ def test_all_kinds_of_models(config, kind, tmp_path):
         }
     model, given, lines = opened(config, layers), "7 ab8\n", ["0 ab1 unheard", "", "7 7 7"]
     twin, context = Twin(model, WINDOW), model.encode(given).tolist()
-    for line, scored in zip(lines, model.score(lines, given=given, describe=True), strict=True):
+    for line, scored in zip(
+        lines, model.score(lines, given=given, rank_and_entropy=True), strict=True
+    ):
         ids = tokens_of(model, line).tolist()
         expected = twin(context + ids)[len(context) :]
         np.testing.assert_allclose(scored.log_probs, of_targets(expected, ids), atol=2e-5)
@@ -292,7 +284,7 @@ def test_embeddings_are_what_the_body_reads(model):
     assert found.dtype == np.float32 and found.shape == (3, 16)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     for words, says in (
-        (["7", "unheard"], "'unheard' is none of the 60 words"),
+        (["7", "unheard"], "'unheard' is not one of the 60 words"),
         ("7 ab1", "one text"),
     ):
         with pytest.raises(InputError, match=says):
@@ -314,35 +306,9 @@ def test_words_of_several_units(config):
     )
     assert scored.unseen is None and scored.frequencies is None
     with pytest.raises(InputError, match="rank and entropy"):
-        model.score([line], describe=True)
+        model.score([line], rank_and_entropy=True)
     with pytest.raises(InputError, match="is several units of this run"):
         model.embeddings(["0", "ab1"])
-
-
-def test_what_the_command_says_of_the_scores(model, monkeypatch, tmp_path, capsys, caplog):
-    """It warns of text that the run does not know, and ends with an error if the model gives no
-    numbers.
-    """
-    (tmp_path / "text.txt").write_text("no such words\n0 7\n")
-    asked = printing.Asked((str(tmp_path / "text.txt"),), "best", "none", 0, None, False)
-    monkeypatch.setattr(printing, "load", lambda workdir, checkpoint: model)
-    printing.score(tmp_path, asked, printing.Form(True, ("unseen",), False, "tsv"), None)
-    assert [line.split("\t")[2:] for line in capsys.readouterr().out.splitlines()[1:5]] == [
-        ["no", "1"],
-        ["such", "1"],
-        ["words", "1"],
-        ["<eos>", "0"],
-    ]
-    assert caplog.messages == [
-        "42.9% of the words are unseen and scored as <unk>: is the text tokenised as in training?"
-    ]
-    diverged = model.run._replace(
-        params=jax.tree.map(lambda a: a * np.float32("nan"), model.run.params)
-    )
-    monkeypatch.setattr(printing, "load", lambda workdir, checkpoint: LoadedModel(diverged))
-    with pytest.raises(InputError, match="7 of 7 words have no finite score"):
-        printing.score(tmp_path, asked, printing.Form(False, None, False, "tsv"), None)
-    assert capsys.readouterr().out == "-inf\tno such words\n-inf\t0 7\n"
 
 
 def test_settings_that_do_not_fit(model, config):
@@ -351,7 +317,7 @@ def test_settings_that_do_not_fit(model, config):
         (lambda: model.score("0 ab1"), "one text"),
         (lambda: model.score(["0"], "before"), "context_from='before'"),
         (lambda: model.score(["0"], context=WINDOW), "window=16 must be greater"),
-        (lambda: sentences.score(["0"], "previous"), "read sentences alone"),
+        (lambda: sentences.score(["0"], "previous"), "sentences saw nothing"),
         (lambda: model.perplexity([]), "no lines"),
     ]
     for call, says in wrong:

@@ -1,6 +1,4 @@
-"""Words chosen without opening every tail, against all log-probabilities: the k best, draws and
-their tails, bounds.
-"""
+"""Words chosen without computing every tail, against all log-probabilities: top k and draws."""
 
 import functools
 
@@ -12,8 +10,7 @@ import pytest
 from adaptive_jax.losses.banded import log_probs
 from adaptive_jax.losses.groups import join
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.text.outlook import Grouped, Outlook
-from adaptive_jax.text.pruned import draw, draw_among, top_k
+from adaptive_jax.text.next_token import Grouped, NextToken, draw, draw_among, top_k
 
 FEATURES, ROWS = 8, 6
 # Words of each band: two tails of their own; a head without words and a group of tails that one
@@ -40,23 +37,23 @@ def softmax(name):
     return bands, clusters, hidden
 
 
-def outlook(name, hidden, avoided=()):
+def next_token(name, hidden, banned=()):
     bands, clusters, _ = softmax(name)
     if clusters is None:
-        return Outlook(log_probs(hidden, bands), avoided)
-    return Outlook.banded(hidden, Grouped(*join(bands), clusters), avoided)
+        return NextToken(log_probs(hidden, bands), banned)
+    return NextToken.banded(hidden, Grouped(*join(bands), clusters), banned)
 
 
-def dense(name, avoided=()):
+def dense(name, banned=()):
     """All log-probabilities in float64 `[rows, words]`."""
     bands, clusters, hidden = softmax(name)
     values = np.array(log_probs(hidden, bands, clusters), np.float64)
-    values[:, list(avoided)] = -np.inf
+    values[:, list(banned)] = -np.inf
     return values
 
 
 @pytest.mark.parametrize(
-    "name, avoided, sizes",
+    "name, banned, sizes",
     [
         ("adaptive", (), (1, 40)),
         ("adaptive", (3, 25), (7,)),
@@ -64,46 +61,47 @@ def dense(name, avoided=()):
         ("softmax", (3,), (7,)),
     ],
 )
-def test_best_words_are_those_of_all_log_probabilities(name, avoided, sizes):
+def test_best_words_are_those_of_all_log_probabilities(name, banned, sizes):
     """For a few words, and for more than the head has; with and without words that count as
     impossible.
     """
     hidden = softmax(name)[2]
     for k in sizes:
-        best = jax.jit(lambda hidden, k=k: top_k(outlook(name, hidden, avoided), k))(hidden)
-        expected = dense(name, avoided)
+        best = jax.jit(lambda hidden, k=k: top_k(next_token(name, hidden, banned), k))(hidden)
+        expected = dense(name, banned)
         order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
         np.testing.assert_array_equal(best.ids, order)
         np.testing.assert_allclose(
-            best.values, np.take_along_axis(expected, order, axis=1), rtol=1e-5
+            best.log_probs, np.take_along_axis(expected, order, axis=1), rtol=1e-5
         )
 
 
-def test_only_tails_that_can_matter_are_opened():
+def test_only_tails_that_can_matter_are_computed():
     """Row by row, as many as have at least the probability of the k-th best word."""
     for name in "adaptive", "hierarchical":
         hidden = softmax(name)[2]
         one = jax.jit(
-            lambda row, name=name: (top_k(outlook(name, row), 3), outlook(name, row).reached)
+            lambda row, name=name: (
+                top_k(next_token(name, row), 3),
+                next_token(name, row).cluster_log_probs,
+            )
         )
         closed = 0
         for row, values in zip(hidden, dense(name), strict=True):
             best, reached = one(row[None])
             needed = int((np.asarray(reached) >= np.sort(values)[-3]).sum())
-            assert int(best.opened) == needed
+            assert int(best.clusters_computed) == needed
             closed += reached.shape[1] - needed
         assert closed > 0
 
 
 @functools.cache
-def drawing(name, nucleus, avoided=()):
-    """A program that draws a word for many rows of hidden states, with the power and perhaps
-    the share given.
-    """
+def drawing(name, banned=()):
+    """A program that draws a word for many rows of hidden states."""
 
-    def drawn(hidden, seed, power, top_p):
+    def drawn(hidden, seed, power):
         keys = jax.random.split(jax.random.key(seed), len(hidden))
-        return draw(outlook(name, hidden, avoided), keys, power, top_p if nucleus else None)
+        return draw(next_token(name, hidden, banned), keys, power)
 
     return jax.jit(drawn)
 
@@ -135,55 +133,45 @@ def check_frequencies(words, expected):
 
 @pytest.mark.parametrize("power", [1.0, 2.5, 0.4])
 @pytest.mark.parametrize(
-    "name, top_p, avoided",
-    [
-        ("adaptive", None, ()),
-        ("adaptive", 0.7, ()),
-        ("adaptive", 0.7, (3, 25)),
-        ("hierarchical", None, ()),
-        ("hierarchical", 0.7, ()),
-        ("softmax", 0.7, (3,)),
-    ],
+    "name, banned", [("adaptive", ()), ("adaptive", (3, 25)), ("hierarchical", ())]
 )
-def test_draws_have_the_frequencies_of_all_words(name, top_p, avoided, power):
-    """4,000 draws of a row against the distribution made by sorting all words, at three
-    temperatures.
-    """
-    hidden, values = jnp.tile(softmax(name)[2][3:4], (DRAWS, 1)), dense(name, avoided)[3]
-    found = drawing(name, top_p is not None, avoided)(hidden, 0, power, top_p or 1.0)
-    check_frequencies(np.asarray(found.id), chances(values, power, top_p or 1.0))
-    np.testing.assert_allclose(found.value, values[found.id], rtol=1e-5, atol=1e-6)
+def test_draws_have_the_frequencies_of_all_words(name, banned, power):
+    """4,000 draws of a row against the distribution of all words, at three temperatures."""
+    hidden, values = jnp.tile(softmax(name)[2][3:4], (DRAWS, 1)), dense(name, banned)[3]
+    found = drawing(name, banned)(hidden, 0, power)
+    check_frequencies(np.asarray(found.id), chances(values, power))
+    np.testing.assert_allclose(found.log_prob, values[found.id], rtol=1e-5, atol=1e-6)
 
 
-def test_draws_open_few_tails():
-    """At temperature 1 a draw opens the tail that wins and no other; within the nucleus, fewer
-    than all in the mean.
-    """
+def test_draws_compute_few_tails():
+    """At temperature 1 a draw computes the tail that wins and no other."""
     for name in "adaptive", "hierarchical":
-        hidden, tails = softmax(name)[2][:1], len(SIZES[name]) - 1
-        plain = [drawing(name, False)(hidden, seed, 1.0, 1.0) for seed in range(20)]
-        assert [int(one.opened) for one in plain] == [
-            int(one.id[0] >= SIZES[name][0]) for one in plain
+        hidden = softmax(name)[2][:1]
+        found = [drawing(name)(hidden, seed, 1.0) for seed in range(20)]
+        assert [int(one.clusters_computed) for one in found] == [
+            int(one.id[0] >= SIZES[name][0]) for one in found
         ]
-        nucleus = [int(drawing(name, True)(hidden, seed, 1.0, 0.7).opened) for seed in range(20)]
-        assert sum(nucleus) < 0.8 * 20 * tails
 
 
-def test_draws_among_the_best_have_their_frequencies():
-    """Top k, and top p of these, at a temperature."""
+def test_a_tiny_share_is_the_most_probable_word():
+    """On a flat distribution too, where draws among all would hardly ever find it."""
+    best = top_k(NextToken(jnp.zeros((2, 20_000))), 20_000)
+    keys = jax.random.split(jax.random.key(0), 2)
+    assert draw_among(best, keys, jnp.float32(1), jnp.float32(1e-9)).id.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("k", [9, 100])
+def test_draws_among_the_best_have_their_frequencies(k):
+    """Top k, and top p of these and of all words, at a temperature."""
     values, hidden = dense("adaptive")[4], jnp.tile(softmax("adaptive")[2][4:5], (DRAWS, 1))
 
     @jax.jit
     def drawn(hidden, seed, power, top_p):
-        return draw_among(
-            top_k(outlook("adaptive", hidden), 9),
-            jax.random.split(jax.random.key(seed), DRAWS),
-            power,
-            top_p,
-        )
+        best = top_k(next_token("adaptive", hidden), k)
+        return draw_among(best, jax.random.split(jax.random.key(seed), DRAWS), power, top_p)
 
-    few = np.where(np.argsort(np.argsort(-values, kind="stable")) < 9, values, -np.inf)
+    best = np.where(np.argsort(np.argsort(-values, kind="stable")) < k, values, -np.inf)
     for power, top_p in (1.0, 1.0), (0.5, 0.6), (2.0, 0.9):
         found = drawn(hidden, 1, power, top_p)
-        check_frequencies(np.asarray(found.id), chances(few, power, top_p))
-        np.testing.assert_allclose(found.value, values[found.id], rtol=1e-5)
+        check_frequencies(np.asarray(found.id), chances(best, power, top_p))
+        np.testing.assert_allclose(found.log_prob, values[found.id], rtol=1e-5)

@@ -1,0 +1,254 @@
+"""The likeliest next tokens, and draws of the next token, without the tails of a softmax that
+cannot matter.
+
+A softmax with tails gives each tail, a cluster of words, a probability in its head, and no word of
+a tail has more than its tail. So the head alone often decides:
+
+    top k     a tail less probable than the k-th best word holds none of the k best
+    a draw    Gumbel noise decides between the head and each tail as a whole (Maddison, Tarlow &
+              Minka 2014), so only the tail that wins is computed; then a word is drawn in it
+
+The results are those of all log-probabilities. Everything here runs inside `jax.jit`.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from adaptive_jax.losses.distribution import of_head, of_member
+from adaptive_jax.losses.groups import Member
+from adaptive_jax.numerics.bands import Band
+
+
+class TopK(NamedTuple):
+    """The k best tokens of each row, the most probable first; equally probable ones in the order
+    of their ids.
+
+    Attributes:
+        log_probs: in nats, float32 `[rows, k]`; -inf where there are fewer tokens.
+        ids: int32 `[rows, k]`.
+        clusters_computed: tails whose words were computed, a scalar.
+    """
+
+    log_probs: jax.Array
+    ids: jax.Array
+    clusters_computed: jax.Array
+
+
+class Sample(NamedTuple):
+    """A token of each row.
+
+    Attributes:
+        log_prob: in nats, float32 `[rows]`.
+        id: int32 `[rows]`.
+        clusters_computed: tails whose words were computed, a scalar.
+    """
+
+    log_prob: jax.Array
+    id: jax.Array
+    clusters_computed: jax.Array
+
+
+class Grouped(NamedTuple):
+    """A softmax with tails, its bands as `adaptive_jax.losses.groups.join` groups them.
+
+    Attributes:
+        sizes: words of each band by group, the head first.
+        groups: the arrays of each group.
+        clusters: the tails' rows of the head.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    groups: tuple[Band, ...]
+    clusters: Band
+
+
+class NextToken:
+    """The distribution of the next token, for rows of hidden states.
+
+    Attributes:
+        ids: words of the head, int32 `[n]`, at least one column.
+        log_probs: their log-probabilities in nats, float32 `[rows, n]`; -inf for banned ones.
+        cluster_log_probs: log-probability of each tail as a whole, `[rows, tails]`.
+        sizes: words of each tail.
+    """
+
+    def __init__(self, log_probs: jax.Array, banned: Sequence[int] = ()):
+        """The distribution of an output without tails.
+
+        Args:
+            log_probs: of all words, float32 `[rows, words]`.
+            banned: ids of words whose log-probability becomes -inf. Those of others stay as they
+                are.
+        """
+        self.banned = tuple(banned)
+        if not log_probs.shape[1]:  # a head of tails alone
+            log_probs = jnp.full((len(log_probs), 1), -jnp.inf)
+        self.ids = jnp.arange(log_probs.shape[1])
+        self.log_probs = self._allowed(self.ids, log_probs)
+        self.cluster_log_probs, self.sizes = jnp.zeros((len(log_probs), 0)), ()
+
+    @classmethod
+    def banded(cls, hidden: jax.Array, softmax: Grouped, banned: Sequence[int] = ()) -> "NextToken":
+        """The distribution of a softmax with tails; hidden `[rows, features]`."""
+        words, tails = softmax.sizes[0][0], tuple(itertools.chain(*softmax.sizes[1:]))
+        head = of_head(hidden, softmax.groups[0], softmax.clusters)
+        token = cls(head[:, :words], banned)
+        token.cluster_log_probs, token.sizes = head[:, words:], tails
+        token._hidden, token._softmax = hidden, softmax
+        return token
+
+    def visit(self, tail: jax.Array, summarise: Callable) -> object:
+        """`summarise(ids [n], log_probs [rows, n])` of the words of a tail, which are computed.
+
+        n depends on the tail; the shapes that `summarise` returns must not. Columns that belong to
+        a neighbour have -inf.
+        """
+        sizes, groups, _ = self._softmax
+        counts = [len(members) for members in sizes[1:]]
+        group_of = [i for i, count in enumerate(counts) for _ in range(count)]
+        first_tails = itertools.accumulate(counts, initial=0)
+        first_words = itertools.accumulate(map(sum, sizes))
+
+        def reader(group, members, first_tail, first_word):
+            def read(tail):
+                member = Member(group, members, tail - first_tail)
+                values = of_member(self._hidden, group, member)
+                values += lax.dynamic_slice_in_dim(self.cluster_log_probs, tail, 1, axis=1)
+                ids = first_word + member.first + jnp.arange(values.shape[1])
+                return summarise(ids, self._allowed(ids, values))
+
+            return read
+
+        readers = [
+            reader(*each)
+            for each in zip(groups[1:], sizes[1:], first_tails, first_words, strict=False)
+        ]
+        return lax.switch(jnp.array(group_of)[tail], readers, tail)
+
+    def mass_bounds(self, power: jax.Array) -> jax.Array:
+        """Upper bounds of log Σ p^power over the words of each tail, `[rows, tails]`.
+
+        If n words have the probability P together, the sum is at most n^(1 - power) P^power for
+        power < 1 and at most P^power otherwise (Hölder's inequality).
+        """
+        spread = (1 - power) * jnp.log(jnp.array(self.sizes, jnp.float32))[None]
+        return power * self.cluster_log_probs + jnp.maximum(spread, 0)
+
+    def _allowed(self, ids, log_probs):
+        for word in self.banned:
+            log_probs = jnp.where((ids == word)[None], -jnp.inf, log_probs)
+        return log_probs
+
+
+def top_k(token: NextToken, k: int, least: Callable = lambda values: values[:, -1]) -> TopK:
+    """The k most probable tokens of each row.
+
+    least: from the best log-probabilities so far, `[rows, k]`, to the log-probability `[rows]` that
+        a token needs to matter.
+    """
+    found, seen = _best(token.ids, token.log_probs, k), jnp.zeros(len(token.sizes), bool)
+
+    def pending(values, seen):
+        return (token.cluster_log_probs >= least(values)[:, None]) & ~seen[None]
+
+    def visit(state):
+        (values, ids), seen = state
+        urgency = token.cluster_log_probs - _finite(least(values))[:, None]
+        tail = _most(pending(values, seen), urgency)
+        more = token.visit(tail, lambda ids, values: _best(ids, values, k))
+        joint = [jnp.concatenate(pair, axis=1) for pair in zip((values, ids), more, strict=True)]
+        values, ids = lax.sort((-joint[0], joint[1]), num_keys=2)
+        return (-values[:, :k], ids[:, :k]), seen.at[tail].set(True)
+
+    if token.sizes:
+        found, seen = lax.while_loop(
+            lambda state: pending(state[0][0], state[1]).any(), visit, (found, seen)
+        )
+    return TopK(*found, seen.sum())
+
+
+def draw_among(best: TopK, keys: jax.Array, power: jax.Array, top_p: jax.Array) -> Sample:
+    """A token of each row among its best, with probability in proportion to p^power.
+
+    keys: random keys `[rows]`.
+    top_p: of the best, only the fewest, the most probable first, that hold this share of the
+        probability together. 1: all.
+    """
+    scores = jax.nn.log_softmax(power * best.log_probs, axis=1)
+    before = jnp.cumsum(jnp.exp(scores), axis=1) - jnp.exp(scores)
+    first = jnp.arange(scores.shape[1])[None] == 0
+    column = _draw(keys, jnp.where((before < top_p) | first, scores, -jnp.inf))
+    return Sample(_at(best.log_probs, column), _at(best.ids, column), best.clusters_computed)
+
+
+def draw(token: NextToken, keys: jax.Array, power: jax.Array) -> Sample:
+    """A token of each row among all, with probability in proportion to p^power; power is
+    1 / temperature.
+
+    Each of head and tails has the score log Σ p^power + Gumbel noise, and the highest wins. A tail
+    is computed only if its upper bound could win.
+
+    keys: random keys `[rows]`.
+    """
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, (1 + len(token.sizes),)))(_fold(keys, 0))
+
+    def drawn_in(ids, values, number):
+        column = _draw(_fold(keys, 1 + number), power * values)
+        return jax.nn.logsumexp(power * values, axis=1), _at(values, column), ids[column]
+
+    mass, value, word = drawn_in(token.ids, token.log_probs, 0)
+    if not token.sizes:
+        return Sample(value, word, jnp.zeros((), jnp.int32))
+    bounds = token.mass_bounds(power) + noise[:, 1:]
+
+    def pending(state):
+        score, _, seen = state
+        return (bounds > score[:, None]) & ~seen[None]
+
+    def visit(state):
+        score, drawn, seen = state
+        tail = _most(pending(state), bounds - _finite(score)[:, None])
+        mass, *now = token.visit(tail, lambda ids, values: drawn_in(ids, values, 1 + tail))
+        new = mass + noise[:, 1 + tail]
+        drawn = [jnp.where(new > score, a, b) for a, b in zip(now, drawn, strict=True)]
+        return jnp.maximum(score, new), drawn, seen.at[tail].set(True)
+
+    state = mass + noise[:, 0], [value, word], jnp.zeros(len(token.sizes), bool)
+    _, drawn, seen = lax.while_loop(lambda state: pending(state).any(), visit, state)
+    return Sample(*drawn, seen.sum())
+
+
+def _best(ids, values, k):
+    """The k best of `values [rows, n]` and their ids, filled up with -inf."""
+    more = max(0, k - len(ids))
+    best, columns = lax.top_k(jnp.pad(values, ((0, 0), (0, more)), constant_values=-jnp.inf), k)
+    return best, jnp.pad(ids, (0, more))[columns]
+
+
+def _most(pending, urgency):
+    """The tail that is pending for some row, bool `[rows, tails]`, and most urgent."""
+    return jnp.argmax(jnp.where(pending, jnp.maximum(urgency, -1e30), -jnp.inf).max(axis=0))
+
+
+def _finite(values):
+    return jnp.where(jnp.isfinite(values), values, 0)
+
+
+def _fold(keys, number):
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+
+
+def _draw(keys, scores):
+    """A column of each row of `scores [rows, n]`, with probability in proportion to its
+    exponential.
+    """
+    return jax.vmap(lambda key, row: jax.random.categorical(key, row, mode="high"))(keys, scores)
+
+
+def _at(values, columns):
+    return jnp.take_along_axis(values, columns[:, None], axis=1)[:, 0]
