@@ -90,11 +90,11 @@ def test_words_that_the_model_does_not_know(
         (Request(method="cash"), "method='cash' is not one of plain, cache, dynamic"),
         (
             Request(options={"theta": (0.5,)}),
-            "--theta means nothing to --method=plain: leave it out, or use --method=cache",
+            "--theta has no meaning with --method=plain: leave it out, or use --method=cache",
         ),
         (
             Request(method="dynamic", options={"cache": "local"}),
-            "--cache means nothing to --method=dynamic",
+            "--cache has no meaning with --method=dynamic",
         ),
         (
             Request(method="cache", options={"cache": "lokal"}),
@@ -102,44 +102,50 @@ def test_words_that_the_model_does_not_know(
         ),
         (
             Request(method="cache", options={"cache": "unigram", "theta": (0.1,)}),
-            "theta means nothing to cache='unigram'",
+            "--theta has no meaning with --cache=unigram",
         ),
         (
             Request(method="cache", options={"neighbours": 5}),
-            "neighbours means nothing to cache='local'",
+            "--neighbours has no meaning with --cache=local",
         ),
         (
             Request(method="cache", options={"model_weight": (0.5, 0.0)}),
-            r"model_weight=\[0.5, 0.0\] must be above 0",
+            r"--model_weight must be in \(0, 1\], got 0.5, 0.0",
         ),
-        (Request(method="cache", options={"theta": (-1.0,)}), r"theta=\[-1.0\] must be 0 or more"),
+        (
+            Request(method="cache", options={"theta": (-1.0,)}),
+            r"--theta must be in \[0, inf\), got -1.0",
+        ),
         (
             Request(method="cache", options={"theta": (math.inf,)}),
-            r"theta=\[inf\] must be 0 or more and finite",
+            r"--theta must be in \[0, inf\), got inf",
         ),
         (
             Request(method="cache", options={"theta": (0.1, 0.2)}),
             "--theta has several values: choose among them with --split=val",
         ),
-        (Request(method="cache", options={"cache_size": -1}), "cache_size=-1 must be 1 or more"),
+        (
+            Request(method="cache", options={"cache_size": -1}),
+            r"--cache_size must be in \[1, inf\), got -1",
+        ),
         (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
         (
             Request(method="dynamic", options={"decay": 1.0}),
-            "decay=1.0 must be 0 or more and below 1",
+            "--decay must be in \\[0, 1\\), got 1.0",
         ),
         (
             Request(method="dynamic", options={"rule": "sgd", "statistics": 9}),
-            "statistics means nothing to rule='sgd'",
+            "--statistics has no meaning with --rule=sgd",
         ),
-        (Request(uniform=1.0), "uniform=1.0 is no share"),
+        (Request(uniform=1.0), r"--uniform must be in \[0, 1\), got 1.0"),
         (Request(down_weight=0.1), "down_weight=0.1 is for new words: give --vocabulary=union"),
         (
             Request(down_weight=0.0, vocabulary="union"),
-            "down_weight=0.0 must be above 0 and at most 1",
+            "--down_weight must be in \\(0, 1\\], got 0.0",
         ),
         (
             Request(down_weight=0.1, vocabulary="union", method="dynamic"),
-            "down_weight=0.1 means nothing to --method=dynamic",
+            "down_weight=0.1 has no meaning with --method=dynamic",
         ),
         (
             Request(vocabulary="/nowhere"),
