@@ -26,7 +26,7 @@ from adaptive_jax.evaluation.card import (
     published,
 )
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
-from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import Evaluation
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
@@ -141,7 +141,7 @@ def test_a_run_of_damaged_parameters(workdir, monkeypatch):
             },
         }
     )
-    monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_extended", lambda *_: broken)
+    monkeypatch.setattr(SavedRun, "load", lambda *_: broken)
     with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
         evaluate(workdir, Request(window=10))
     assert not list(workdir.glob("eval/test-10-*"))
