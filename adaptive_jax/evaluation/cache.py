@@ -21,61 +21,41 @@ window; here a cache counts from its first entry on.
 """
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.evaluation.nearest import nearest
+from adaptive_jax.evaluation.nearest import nearest, none_yet
+from adaptive_jax.evaluation.options import Option
+from adaptive_jax.evaluation.scoring import Evaluation, Progress
 
-KINDS = ("unigram", "unigram_softmax", "local", "unbounded")
+KINDS = ("local", "unbounded", "unigram", "unigram_softmax")
 # Words that are looked up at a time, and entries that they are compared with at a time
 QUERIES, BLOCK = 256, 2_048
 FAR = 32_768  # entries at a time of an unbounded cache: each time, the nearest ones are sorted
 BEYOND = 40  # exp(n) beside exp(n + 40) is nothing in float64
 SHOWN = 10_000  # words between two signs of progress
+Floats = tuple[float, ...]
+WEIGHT = "λ, the weight of the model's own distribution; several are all tried"
+THETA = "θ of --cache=local, which flattens it, and at 0 counts words; several are all tried"
+SIZE = "entries, by default 10,000, of --cache=unbounded 1,000,000"
+NEAREST = "entries of --cache=unbounded that count"
 
 
 class Cache(NamedTuple):
-    """The options of --method=cache.
-
-    Attributes:
-        cache: a name of `KINDS`.
-        model_weight: λ, the weight of the model's own distribution, above 0 and at most 1. Several:
-            all are tried.
-        theta: θ of the local cache, which flattens its distribution; 0 counts words. Several: all
-            are tried. The defaults of both are those that GroC 2020 chose (section C.4).
-        cache_size: entries at most; None: 1,000,000 of the unbounded cache, 10,000 of others.
-        neighbours: entries of the unbounded cache that count.
+    """The options of --method=cache. The defaults of `model_weight` and `theta` are those that
+    GroC 2020 chose (section C.4).
     """
 
-    cache: str = "local"
-    model_weight: tuple[float, ...] = (0.966,)
-    theta: tuple[float, ...] = (0.5,)
-    cache_size: int | None = None
-    neighbours: int = 1_024
-
-    def check(self) -> None:
-        """Raises InputError for values out of range, or that the kind of cache does not read."""
-        check_known(f"cache={self.cache!r}", self.cache, KINDS)
-        check_at_least(1, cache_size=self.size(), neighbours=self.neighbours)
-        if not self.model_weight or not all(0 < weight <= 1 for weight in self.model_weight):
-            raise InputError(
-                f"model_weight={list(self.model_weight)} must be above 0 and at most 1, such as"
-                " 0.966"
-            )
-        if not self.theta or not all(0 <= theta < np.inf for theta in self.theta):
-            raise InputError(f"theta={list(self.theta)} must be 0 or more and finite, such as 0.5")
-        for key, kind in ("theta", "local"), ("neighbours", "unbounded"):
-            if self.cache != kind and getattr(self, key) != Cache._field_defaults[key]:
-                raise InputError(
-                    f"{key} means nothing to cache={self.cache!r}: leave it out, or use"
-                    f" cache={kind!r}"
-                )
+    cache: Annotated[str, Option("kind of cache", among=KINDS)] = "local"
+    model_weight: Annotated[Floats, Option(WEIGHT, "(0, 1]")] = (0.966,)
+    theta: Annotated[Floats, Option(THETA, "[0, inf)", only=("cache", "local"))] = (0.5,)
+    cache_size: Annotated[int | None, Option(SIZE, "[1, inf)")] = None
+    neighbours: Annotated[int, Option(NEAREST, "[1, inf)", only=("cache", "unbounded"))] = 1_024
 
     def size(self) -> int:
         """Entries at most."""
@@ -83,31 +63,57 @@ class Cache(NamedTuple):
             return self.cache_size
         return 1_000_000 if self.cache == "unbounded" else 10_000
 
-    def grid(self) -> list[tuple[float, float]]:
-        """All pairs of λ and θ to try."""
-        return [(weight, theta) for weight in self.model_weight for theta in self.theta]
+
+def score(job: Evaluation, options: Cache) -> Iterator[tuple[dict, np.ndarray]]:
+    """Scores of all pairs of λ and θ; the model scores the split once, whatever their number."""
+    nll, hidden = job.score(hidden=options.cache in ("local", "unbounded"))
+    counts = ~np.isnan(nll)
+    entries = None if hidden is None else hidden[counts]
+    found = log_probs(
+        options, entries, job.ids[:][counts], len(job.run.vocabulary), job.progress("cache")
+    )
+    thetas = {"theta": options.theta} if options.cache == "local" else {}
+    yield from interpolations(nll, found, options.model_weight, thetas)
 
 
-def mixed(nll: np.ndarray, chances: np.ndarray, model_weight: float) -> np.ndarray:
+def interpolations(
+    nll: np.ndarray,
+    log_probs: np.ndarray,
+    model_weights: tuple[float, ...],
+    others: dict[str, tuple[float, ...]],
+) -> Iterator[tuple[dict, np.ndarray]]:
+    """A model's scores interpolated with each of several distributions, with each weight.
+
+    Args:
+        nll: of the model, `[tokens]` in nats, NaN for tokens that do not count.
+        log_probs: of the others, `[distributions, tokens that count]`, see `interpolate`.
+        others: the option by which they differ and its values; {} of a single one.
+    """
+    counts = ~np.isnan(nll)
+    labels = [{key: value} for key, values in others.items() for value in values] or [{}]
+    for weight in model_weights:
+        for label, other in zip(labels, log_probs, strict=True):
+            scored = nll.copy()
+            scored[counts] = interpolate(nll[counts], other, weight)
+            yield {"model_weight": weight} | label, scored
+
+
+def interpolate(nll: np.ndarray, log_probs: np.ndarray, model_weight: float) -> np.ndarray:
     """−log(λ p_model + (1 − λ) p_cache), float64 `[tokens]` in nats.
 
-    nll: of the model, `[tokens]`. chances: log p_cache of the targets, `[tokens]`; NaN where the
+    nll: of the model, `[tokens]`. log_probs: log p_cache of the targets, `[tokens]`; NaN where the
         cache is empty.
     """
     nll = nll.astype(np.float64)
     if model_weight == 1:
         return nll
     with np.errstate(invalid="ignore"):
-        both = -np.logaddexp(np.log(model_weight) - nll, np.log1p(-model_weight) + chances)
-    return np.where(np.isnan(chances), nll, both)
+        both = -np.logaddexp(np.log(model_weight) - nll, np.log1p(-model_weight) + log_probs)
+    return np.where(np.isnan(log_probs), nll, both)
 
 
-def log_chances(
-    cache: Cache,
-    hidden: np.ndarray | None,
-    targets: np.ndarray,
-    words: int,
-    progress: Callable[[Iterable, int], Iterable],
+def log_probs(
+    cache: Cache, hidden: np.ndarray | None, targets: np.ndarray, words: int, progress: Progress
 ) -> np.ndarray:
     """log p_cache of every target given those before it: float64 `[thetas, tokens]`.
 
@@ -127,7 +133,7 @@ def log_chances(
     if cache.cache == "unigram_softmax":
         found = occurrences(targets, cache.size())
         return (found - _log_sums(targets, words, cache.size(), progress))[None]
-    return _compared(cache, hidden, targets, progress)
+    return _compare(cache, hidden, targets, progress)
 
 
 def occurrences(targets: np.ndarray, size: int) -> np.ndarray:
@@ -174,26 +180,16 @@ def _log_sums(targets, words, size, progress):
     return sums
 
 
-def _compared(cache, hidden, targets, progress):
-    """`log_chances` of the caches that compare hidden states, on the device."""
+def _compare(cache, hidden, targets, progress):
+    """`log_probs` of the caches that compare hidden states, on the device."""
     tokens, size = len(targets), min(cache.size(), len(targets))
+    block = FAR if cache.cache == "unbounded" else BLOCK
     # Slots are written in turn, QUERIES at a time, so that no entry that counts is overwritten.
-    slots, block = (
-        -(-(size + QUERIES) // QUERIES) * QUERIES,
-        FAR if cache.cache == "unbounded" else BLOCK,
-    )
+    slots = -(-(size + QUERIES) // QUERIES) * QUERIES
     slots = -(-slots // block) * block if slots > block else slots
     thetas = jnp.asarray(cache.theta, jnp.float32)
-    look_up = (
-        _unbounded(size, min(cache.neighbours, size))
-        if cache.cache == "unbounded"
-        else _local(size)
-    )
-    store = (
-        jnp.zeros((slots, hidden.shape[1]), hidden.dtype),
-        jnp.zeros(slots, jnp.int32),
-        jnp.full(slots, -1, jnp.int32),
-    )
+    look_up = _look_up(cache.cache, size, min(cache.neighbours, size))
+    store = jnp.zeros((slots, hidden.shape[1]), hidden.dtype), jnp.zeros(slots, jnp.int32)
     found, before = [], None
     for begin in progress(range(0, tokens, QUERIES), -(-tokens // QUERIES)):
         part = slice(begin, begin + QUERIES)
@@ -202,113 +198,89 @@ def _compared(cache, hidden, targets, progress):
             np.pad(hidden[part], [(0, rest), (0, 0)]),
             np.pad(targets[part], (0, rest), constant_values=-1),
         )
-        store, chances = look_up(store, given, jnp.int32(begin), thetas)
+        store, log_probs = look_up(store, given, jnp.int32(begin), thetas)
         if before is not None:
             found.append(jax.device_get(before))
-        before = chances
+        before = log_probs
     found.append(jax.device_get(before))
     return np.concatenate(found, axis=1)[:, :tokens].astype(np.float64)
 
 
-def _stored(store, given, begin):
-    """The store with the new entries in it, and how many of its slots are in use."""
-    keys, words, places = store
-    hidden, targets = given
-    at = begin % len(keys)
-    keys = lax.dynamic_update_slice_in_dim(keys, hidden, at, 0)
-    words = lax.dynamic_update_slice_in_dim(words, targets, at, 0)
-    places = lax.dynamic_update_slice_in_dim(
-        places, begin + jnp.arange(QUERIES, dtype=jnp.int32), at, 0
-    )
-    return (keys, words, places), jnp.minimum(begin + QUERIES, len(keys))
+@functools.lru_cache(maxsize=8)
+def _look_up(kind, size, neighbours):
+    """Returns `(store, given, begin, thetas) -> (store, log p_cache [thetas, queries])`.
 
-
-def _blocks(store, given, begin, size, block):
-    """The number of blocks in use, `read(number) -> (products [queries, block], (keys, words,
-    places))`, and `counts(places)`.
-
-    counts: which of the places `[1 or queries, n]` each query may see, bool `[queries, n]`.
+    store: hidden states and words of the entries. given: those of the QUERIES words from `begin`
+    on, which are looked up and stored.
     """
-    store, used = store
-    now = (begin + jnp.arange(QUERIES, dtype=jnp.int32))[:, None]
-    block = min(block, len(store[0]))
 
-    def read(number):
-        keys, words, places = (
-            lax.dynamic_slice_in_dim(array, number * block, block) for array in store
+    def look_up(store, given, begin, thetas):
+        store = tuple(
+            lax.dynamic_update_slice_in_dim(old, new, begin % len(old), 0)
+            for old, new in zip(store, given, strict=True)
         )
+        slots, last = len(store[1]), begin + QUERIES - 1
+        block = min(FAR if kind == "unbounded" else BLOCK, slots)
+        # Places in the text of the slots' words, negative in slots that are not yet in use
+        places = last - (last - jnp.arange(slots)) % slots
+        now = (begin + jnp.arange(QUERIES))[:, None]
+
+        def read(number):
+            """A block of keys, which entries each query sees, and which are its target."""
+            keys, words, at = (
+                lax.dynamic_slice_in_dim(array, number * block, block) for array in (*store, places)
+            )
+            seen = (at[None] >= jnp.maximum(now - size, 0)) & (at[None] < now)
+            return keys, seen, seen & (words[None] == given[1][:, None])
+
+        blocks = -(-jnp.minimum(last + 1, slots) // block)
+        if kind == "unbounded":
+            sums, hits = _sums_of_nearest(given[0], blocks, read, neighbours)
+        else:
+            sums, hits = _sums_of_powers(given[0], blocks, read, thetas)
+        return store, jnp.where(sums > 0, jnp.log(hits) - jnp.log(sums), jnp.nan)
+
+    return jax.jit(look_up, donate_argnums=0)
+
+
+def _sums_of_powers(hidden, blocks, read, thetas):
+    """Σ exp(θ h_t · h_i) over all entries and over those that are the target, up to a factor:
+    `[thetas, queries]` each.
+    """
+
+    def visit(number, before):
+        most, sums, hits = before
+        keys, seen, hit = read(number)
         products = jnp.matmul(
-            given[0], keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+            hidden, keys.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
         )
-        return products, (keys, words, places)
+        # θ is not negative, so that one maximum serves all of them.
+        now = jnp.maximum(most, jnp.max(products, axis=1, where=seen, initial=-jnp.inf))
 
-    return (
-        -(-used // block),
-        read,
-        lambda places: (places >= jnp.maximum(now - size, 0)) & (places < now),
-    )
+        # Of all θ in turn: [thetas, queries, block] would not fit.
+        def add(theta, sums, hits):
+            scale = jnp.where(most > -jnp.inf, jnp.exp(theta * (most - now)), 0.0)
+            powers = jnp.where(seen, jnp.exp(theta * (products - now[:, None])), 0.0)
+            own = jnp.where(hit, powers, 0.0)
+            return sums * scale + powers.sum(axis=1), hits * scale + own.sum(axis=1)
+
+        return now, *lax.map(lambda each: add(*each), (thetas, sums, hits))
+
+    zeros = jnp.zeros((len(thetas), len(hidden)))
+    return lax.fori_loop(0, blocks, visit, (jnp.full(len(hidden), -jnp.inf), zeros, zeros))[1:]
 
 
-@functools.lru_cache(maxsize=8)
-def _local(size):
-    """Looks words up in a local cache: `(store, given, begin, thetas) -> (store, log p_cache
-    [thetas, queries])`.
+def _sums_of_nearest(hidden, blocks, read, neighbours):
+    """Σ K over the nearest entries and over those of them that are the target: `[1, queries]`
+    each.
     """
 
-    def look_up(store, given, begin, thetas):
-        new = _stored(store, given, begin)
-        count, read, counts = _blocks(new, given, begin, size, BLOCK)
+    def visit(number, found):
+        keys, seen, hit = read(number)
+        return nearest(found, hidden, keys, seen, hit)
 
-        def visit(number, before):
-            most, sums, hits = before
-            products, (_, words, places) = read(number)
-            valid = counts(places[None])
-            hit = valid & (words[None] == given[1][:, None])
-            # θ is not negative, so that one maximum serves all of them.
-            now = jnp.maximum(most, jnp.max(products, axis=1, where=valid, initial=-jnp.inf))
-
-            # Of all θ in turn: [thetas, queries, block] would not fit.
-            def add(theta, sums, hits):
-                scale = jnp.where(most > -jnp.inf, jnp.exp(theta * (most - now)), 0.0)
-                powers = jnp.where(valid, jnp.exp(theta * (products - now[:, None])), 0.0)
-                return sums * scale + powers.sum(axis=1), hits * scale + jnp.where(
-                    hit, powers, 0.0
-                ).sum(axis=1)
-
-            return now, *lax.map(lambda each: add(*each), (thetas, sums, hits))
-
-        zeros = jnp.zeros((len(thetas), QUERIES))
-        _, sums, hits = lax.fori_loop(0, count, visit, (jnp.full(QUERIES, -jnp.inf), zeros, zeros))
-        return new[0], jnp.where(sums > 0, jnp.log(hits) - jnp.log(sums), jnp.nan)
-
-    return jax.jit(look_up, donate_argnums=0)
-
-
-@functools.lru_cache(maxsize=8)
-def _unbounded(size, neighbours):
-    """As `_local`, for an unbounded cache, which has no θ."""
-
-    def look_up(store, given, begin, thetas):
-        new = _stored(store, given, begin)
-        count, read, counts = _blocks(new, given, begin, size, FAR)
-        length = jnp.sum(jnp.square(given[0].astype(jnp.float32)), axis=1)[:, None]
-
-        def visit(number, best):
-            products, (keys, words, places) = read(number)
-            squares = jnp.sum(jnp.square(keys.astype(jnp.float32)), axis=1)
-
-            def near(products, which):
-                distances = jnp.maximum(length + squares[which] - 2 * products, 0.0)
-                return jnp.where(counts(places[which]), -distances, -jnp.inf)
-
-            return nearest(best, products, near, lambda which: words[which] == given[1][:, None])
-
-        none = jnp.full((QUERIES, neighbours), -jnp.inf), jnp.zeros((QUERIES, neighbours), bool)
-        nearness, hit = lax.fori_loop(0, count, visit, none)
-        valid = nearness > -jnp.inf
-        radius = jnp.max(-nearness, axis=1, where=valid, initial=0.0)[:, None]
-        kernel = jnp.where(valid, jnp.exp(nearness / jnp.where(radius > 0, 2 * radius, 1.0)), 0.0)
-        sums, hits = kernel.sum(axis=1), jnp.where(hit, kernel, 0.0).sum(axis=1)
-        return new[0], jnp.where(sums > 0, jnp.log(hits) - jnp.log(sums), jnp.nan)[None]
-
-    return jax.jit(look_up, donate_argnums=0)
+    nearness, hit = lax.fori_loop(0, blocks, visit, none_yet(len(hidden), neighbours))
+    valid = nearness > -jnp.inf
+    radius = jnp.max(-nearness, axis=1, where=valid, initial=0.0)[:, None]
+    kernel = jnp.where(valid, jnp.exp(nearness / jnp.where(radius > 0, 2 * radius, 1.0)), 0.0)
+    return kernel.sum(axis=1)[None], jnp.where(hit, kernel, 0.0).sum(axis=1)[None]

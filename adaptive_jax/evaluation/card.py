@@ -71,7 +71,8 @@ def fingerprint(workdir: Path, step: int, vocabulary: Vocabulary, ids: np.ndarra
     ):
         if path.exists():
             digest.update(path.read_bytes())
-    digest.update(np.ascontiguousarray(ids[:]))
+    for part in range(0, len(ids), 1 << 20):  # the text may be larger than memory
+        digest.update(np.ascontiguousarray(ids[part : part + (1 << 20)]))
     return digest.hexdigest()[:16]
 
 

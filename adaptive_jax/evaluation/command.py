@@ -11,114 +11,66 @@ perplexity is above --target_perplexity. docs/evaluation.md says more.
 """
 
 import sys
+from typing import get_args
 
 from absl import flags
 
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
+from adaptive_jax.evaluation.methods import METHODS
+from adaptive_jax.evaluation.options import options_of
+from adaptive_jax.parallel import hosts
 
-SPLIT = flags.DEFINE_enum("split", "test", ["train", "validation", "test"], "Split to score.")
-WINDOW = flags.DEFINE_integer(
-    "window", 0, "Tokens the model reads at once; 0: the sequence length it was trained with."
-)
-CONTEXT = flags.DEFINE_list(
-    "context", ["0"], "Tokens of each window that are given and not scored; several are compared."
-)
-CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
-DATA_PATH = flags.DEFINE_string(
-    "data_path", None, "Local copy of the corpus; default: the one the run was trained on."
-)
-BREAK_MODE = flags.DEFINE_string(
-    "break_mode", None, "none, complete, complete_doc or eos; default: that of the run."
-)
-ROWS = flags.DEFINE_integer(
-    "rows",
-    0,
-    "Rows of a batch. Of layout streams 0 means 1, which scores exactly; N rows are faster.",
-)
-METHOD = flags.DEFINE_string("method", "plain", "plain, cache, dynamic or knn.")
-VOCABULARY = flags.DEFINE_string(
-    "vocabulary",
-    "train",
-    "Words to score over: train, union (and those of the split), or a file's.",
-)
-UNIFORM = flags.DEFINE_float(
-    "uniform",
-    None,
-    "Share of the uniform distribution; default 0.01 if new words have no probability.",
-)
-DOWN_WEIGHT = flags.DEFINE_float(
-    "down_weight", 1.0, "Factor of what a composed model gives to new words."
-)
-TARGET = flags.DEFINE_float(
-    "target_perplexity",
-    None,
-    "Exit with status 3 if the perplexity, the best of several, is above it.",
-)
-SHARE = flags.DEFINE_float(
-    "share",
-    None,
-    "Share of the words that keep their entries in a lexicon; default: that of the run.",
-)
 STOPPED = "stopped: nothing was written; the same command evaluates anew"
 MISSED = 3  # the exit status of a target that is not reached
-OPTIONS = (
-    flags.DEFINE_string(
-        "cache", None, "Of --method=cache: local (default), unbounded, unigram or unigram_softmax."
-    ),
-    flags.DEFINE_list(
-        "model_weight",
-        None,
-        "The weight of the model, or several. Default 0.966 of --method=cache, 0.75 of knn.",
-    ),
-    flags.DEFINE_list(
-        "theta", None, "Of --cache=local: theta, which flattens it, or several to try. Default 0.5."
-    ),
-    flags.DEFINE_integer(
-        "cache_size",
-        None,
-        "Of --method=cache: entries; default 10,000, of --cache=unbounded 1,000,000.",
-    ),
-    flags.DEFINE_integer(
-        "neighbours",
-        None,
-        "Of --cache=unbounded and --method=knn: entries that count. Default 1,024.",
-    ),
-    flags.DEFINE_list(
-        "temperature",
-        None,
-        "Of --method=knn: what divides squared distances, or several to try. Default 1.",
-    ),
-    flags.DEFINE_string(
-        "datastore",
-        None,
-        "Of --method=knn: directory of a train.txt to search; default: the run's train split.",
-    ),
-    flags.DEFINE_string("rule", None, "Of --method=dynamic: rms (default) or sgd."),
-    flags.DEFINE_float(
-        "rate", None, "Of --method=dynamic: learning rate. Default 0.00005 of rms, 0.1 of sgd."
-    ),
-    flags.DEFINE_float(
-        "decay", None, "Of --method=dynamic: decay towards the trained parameters. Default 0.002."
-    ),
-    flags.DEFINE_float("epsilon", None, "Of --rule=rms. Default 0.00001."),
-    flags.DEFINE_integer(
-        "statistics",
-        None,
-        "Of --rule=rms: segments of the train split to take statistics from. Default 2,000.",
-    ),
-)
-commands.define_workdir("Directory of a run that train.py made.")
-flags.adopt_module_key_flags(commands)  # --help shows them
 
 
-def given_options() -> dict:
-    """The flags of a method that are given; those of several values as tuples of numbers."""
-    given = {flag.name: flag.value for flag in OPTIONS if flag.value is not None}
-    return {
-        key: numbers(key, value) if isinstance(value, list) else value
-        for key, value in given.items()
-    }
+def define_flags() -> None:
+    """Defines a flag for each field of `Request`, and for each option of a method."""
+    for name, (hint, option) in options_of(Request).items():
+        _define(name, hint, Request._field_defaults[name], option.help, option.among)
+    flags.DEFINE_list(
+        "context",
+        ["0"],
+        "Tokens of each window that are given and not scored; several are compared.",
+    )
+    for name, kinds in options_of_methods().items():
+        helps = []
+        for method, kind in kinds.items():
+            default = kind._field_defaults[name]
+            default = default[0] if isinstance(default, tuple) else default
+            ends = "" if default in (None, "") else f", default {default}"
+            helps.append(f"Of --method={method}: {options_of(kind)[name][1].help}{ends}.")
+        hint, option = options_of(kind)[name]
+        _define(name, hint, None, " ".join(helps), option.among)
+    flags.DEFINE_float(
+        "target_perplexity",
+        None,
+        "Exit with status 3 if the perplexity, the best of several, is above it.",
+    )
+    commands.define_workdir("Directory of a run that train.py made.")
+    flags.adopt_module_key_flags(commands)  # --help shows them
+
+
+def options_of_methods() -> dict[str, dict[str, type]]:
+    """The options of all methods: for each, the methods that have it and their class of options."""
+    found = {}
+    for method, each in METHODS.items():
+        for name in options_of(each.options):
+            found.setdefault(name, {})[method] = each.options
+    return found
+
+
+def _define(name, hint, default, text, among):
+    kind = hint if isinstance(hint, type) else get_args(hint)[0]
+    if among:
+        flags.DEFINE_enum(name, default, list(among), text)
+    elif tuple[kind, ...] == hint:
+        flags.DEFINE_list(name, default, text)
+    else:
+        define = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+        define[kind](name, default, text)
 
 
 def numbers(
@@ -134,43 +86,31 @@ def numbers(
         pass
     what = "whole numbers" if kind is int else "numbers"
     raise InputError(
-        f"--{key}={','.join(texts)} is no list of {what}: give such as --{key}={such[0]} or"
-        f" --{key}={such[1]}"
+        f"--{key} must be {what}, such as {such[0]} or {such[1]}, got {','.join(texts)}"
     )
 
 
 def main():
     """Evaluates as the flags say."""
-    contexts = numbers("context", CONTEXT.value, int, ("480", "0,256,480"))
-    if TARGET.value is not None and not TARGET.value > 0:
-        raise InputError(
-            f"--target_perplexity={TARGET.value:g} is no perplexity: give one above 0, such as 80"
-        )
-    from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
-
-    # After the flags: --help and their errors should not wait for jax.
-    from adaptive_jax.parallel import hosts
-
-    what = SPLIT.value, WINDOW.value, contexts[0], CHECKPOINT.value
-    how = (
-        METHOD.value,
-        ROWS.value,
-        given_options(),
-        VOCABULARY.value,
-        UNIFORM.value,
-        DOWN_WEIGHT.value,
-        SHARE.value,
-    )
-    request = Request(*what, DATA_PATH.value, BREAK_MODE.value, *how)
+    given = flags.FLAGS
+    contexts = numbers("context", given.context, int, ("480", "0,256,480"))
+    target = given.target_perplexity
+    if target is not None and not target > 0:
+        raise InputError(f"--target_perplexity must be above 0, such as 80, got {target:g}")
+    options = {name: given[name].value for name in options_of_methods()}
+    options = {
+        key: numbers(key, value) if isinstance(value, list) else value
+        for key, value in options.items()
+        if value is not None
+    }
+    fields = {name: given[name].value for name in options_of(Request)}
+    request = Request(**fields, context=contexts[0], options=options)
     workdir, others = commands.workdir()
     hosts.initialize(*others)
     with hosts.together():
         results = evaluate_contexts(workdir, request, contexts)
     best = min(result["perplexity"] for result in results)
-    if TARGET.value is not None and best > TARGET.value:
+    if target is not None and best > target:
         if hosts.first():
-            print(
-                f"perplexity {best:.4f} is above --target_perplexity={TARGET.value:g}",
-                file=sys.stderr,
-            )
+            print(f"perplexity {best:.4f} is above --target_perplexity={target:g}", file=sys.stderr)
         sys.exit(MISSED)

@@ -5,69 +5,62 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.token_ids import check_ends
-from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
-from adaptive_jax.evaluation.methods import Job, prepared
-from adaptive_jax.evaluation.open_words import (
-    TRAIN,
-    UNIFORM,
-    extended,
-    seen_and_unseen,
-)
-from adaptive_jax.evaluation.results import say, write
-from adaptive_jax.evaluation.runs import SavedRun
-from adaptive_jax.evaluation.scoring import summary
+from adaptive_jax.evaluation.methods import METHODS, prepared
+from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
+from adaptive_jax.evaluation.options import Option, check_options
+from adaptive_jax.evaluation.results import MEASURED, say, write
+from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.scoring import Evaluation, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
 from adaptive_jax.planning.plan import rows_to_score
 
+WINDOW = "Tokens the model reads at once; 0: the sequence length it was trained with."
+DATA_PATH = "Directory of the split as .txt, .txt.xz or .txt.gz; default: the run's corpus."
+BREAK_MODE = "none, complete, complete_doc or eos; default: that of the run."
+ROWS = (
+    "Rows of a batch; 0: as many as a device holds, or 1 for layout streams and --method=dynamic,"
+    " which scores exactly; N rows are faster."
+)
+VOCABULARY = "Words to score over: train, union (and those of the split), or a file's."
+UNIFORM_SHARE = (
+    "Share of the uniform distribution over the vocabulary; default 0.01 where new words would have"
+    " no probability, else 0."
+)
+DOWN_WEIGHT = "Factor of what a composed model gives to new words (GroC 2020, section 5.1)."
+SHARE = "Share of the words that keep their entries in a lexicon; default: that of the run."
+
 
 class Request(NamedTuple):
-    """What to score.
+    """What to score. The fields with an `Option` are flags of the command.
 
     Attributes:
-        split: "train", "validation" or "test".
-        window, context: see `scores`; window 0 is the sequence length that the model was trained
-            with.
-        checkpoint: "best" by validation, "latest", or a step.
-        data_path: a directory with the split as .txt, .txt.xz or .txt.gz, instead of the corpus in
-            the run's config.
-        break_mode: how the split is broken into examples, instead of as the run's config says.
-        method: a name of `METHODS`.
-        rows: rows of a batch, 0: as many as a device holds. Layout "streams" cuts the split into so
-            many, and 0 means one, so that every token sees all that came before it; so it does for
-            the method "dynamic".
-        options: fields of `Cache`, `Neighbours` or `Dynamic`, for the methods of that name.
-        vocabulary: "train", the words of the run; "union", these and the words of the split; or
-            these and the words of a file.
-        uniform: share of the uniform distribution over the vocabulary in that of the model. None:
-            0.01 where the model gives new words no probability, else 0.
-        down_weight: factor of the probabilities that the model gives to new words (GroC 2020,
-            section 5.1), which are then normalised again.
-        share: of the words, those that keep their entries in a lexicon, instead of the config's
-            `input.share` (GroC 2020, Table 4).
+        context: tokens of each window that are given and not scored, see `scores`.
+        options: of the method, fields of `Cache`, `Neighbours` or `Dynamic`.
     """
 
-    split: str = "test"
-    window: int = 0
+    split: Annotated[str, Option("Split to score.", among=SPLITS)] = "test"
+    window: Annotated[int, Option(WINDOW)] = 0
     context: int = 0
-    checkpoint: str = "best"
-    data_path: str | None = None
-    break_mode: str | None = None
-    method: str = "plain"
-    rows: int = 0
+    checkpoint: Annotated[str, Option("best (by validation), latest, or a step.")] = "best"
+    data_path: Annotated[str | None, Option(DATA_PATH)] = None
+    break_mode: Annotated[str | None, Option(BREAK_MODE)] = None
+    method: Annotated[str, Option(f"How to score: {', '.join(METHODS)}.")] = "plain"
+    rows: Annotated[int, Option(ROWS, "[0, inf)")] = 0
     options: Mapping[str, object] = MappingProxyType({})
-    vocabulary: str = TRAIN
-    uniform: float | None = None
-    down_weight: float = 1.0
-    share: float | None = None
+    vocabulary: Annotated[str, Option(VOCABULARY)] = TRAIN
+    uniform: Annotated[float | None, Option(UNIFORM_SHARE, "[0, 1)")] = None
+    down_weight: Annotated[float, Option(DOWN_WEIGHT, "(0, 1]")] = 1.0
+    share: Annotated[float | None, Option(SHARE)] = None
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
@@ -94,94 +87,97 @@ def evaluate(workdir: Path, request: Request) -> dict:
 
 def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) -> list[dict]:
     """As `evaluate`, once for each context in place of the request's."""
+    score = _check_request(request)
     saved = SavedRun.read(workdir)
-    config = saved.config
+    config, split = saved.config, request.split
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
-    checked = [_checked(config, each) for each in requests]
-    data = data_of(workdir, config, request)
-    check_ends(saved.vocabulary, checked[0][0].break_mode)
-    paper = card.published(workdir, request.split)
-    vocabulary = extended(saved.vocabulary, request.vocabulary, data, request.split)
-    corpus = load(data, vocabulary=vocabulary, splits=(request.split,))
-    ids = corpus.ids[request.split]
+    windows = [_windows(config, each) for each in requests]
+    check_ends(saved.vocabulary, windows[0].break_mode)
+    paper, data = card.published(workdir, split), data_of(workdir, config, request)
+    vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
+    corpus = load(data, vocabulary=vocabulary, splits=(split,))
+    ids = corpus.ids[split]
     if request.window > len(ids):
         raise InputError(
-            f"window={request.window} is longer than the {request.split} split, {len(ids)} tokens:"
-            " give that or less"
+            f"window={request.window} is longer than the {split} split, {len(ids)} tokens: give"
+            " that or less"
         )
-    words = describe_words(corpus, request.split) if request.vocabulary == TRAIN else ""
+    words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
     run = saved.load(request.checkpoint, vocabulary, request.share)
+    _check_new_words(run, request)
+    uniform = request.uniform
+    if uniform is None:
+        uniform = 0.0 if run.predicts_new_words else UNIFORM
 
-    def train(directory=None):
+    def train(directory):
         text = data_of(workdir, config, request._replace(data_path=directory))
         return load(text, vocabulary=vocabulary, splits=("train",)).ids["train"]
 
     results = []
-    for each, (settings, score) in zip(requests, checked, strict=True):
-        settings = settings._replace(rows=_rows(config, each, settings.window, run.mesh.size))
-        job = _job(run, ids, settings, each)._replace(train=train, folder=workdir / "eval")
+    for each, cut in zip(requests, windows, strict=True):
+        one_row = cut.layout == "streams" or METHODS[request.method].one_row
+        rows = request.rows or (1 if one_row else rows_to_score(config, cut.window) * run.mesh.size)
+        cut = cut._replace(rows=rows)
+        progress = functools.partial(_bar, each.context)
+        job = Evaluation(workdir, run, ids, cut, uniform, request.down_weight, train, progress)
         start = time.perf_counter()
-        found, nll = _best(score, job)
-        result = found | {"seconds": time.perf_counter() - start} | _about(each, settings, config)
-        result |= {"unseen": corpus.unseen.get(each.split), "step": run.step}
+        chosen, found, nll = _best(score, job)
+        result = found | {"seconds": time.perf_counter() - start}
+        result |= {"split": split, "settings": _settings(each, cut, config)}
+        result |= {"unseen": corpus.unseen.get(split), "step": run.step}
         result |= card.metadata(run, ids, nll) | {"published": paper}
         result |= {"scored": card.fingerprint(workdir, run.step, vocabulary, ids)}
-        if each.vocabulary != TRAIN:
+        if request.vocabulary != TRAIN:
             result |= {"open": seen_and_unseen(nll, ids, run.known)}
             result |= {"unseen": result["open"]["unseen"]["share"]}
-        say(result, words, settings)
+        say(result, chosen, words, cut)
         write(workdir / "eval", result, nll)
         results.append(result)
     return results
 
 
-def _checked(config, request):
-    """How to cut the split, and the method with its options."""
-    batches = config["batches"]
-    window, break_mode = (
-        request.window or batches["sequence_length"],
-        request.break_mode or batches["break_mode"],
-    )
-    if batches["layout"] == "streams" and break_mode != "none":
-        raise InputError(
-            f"--break_mode={break_mode} is not for a run on streams, which reads the split as one"
-            " text: leave it out"
-        )
-    check_at_least(0, rows=request.rows)
-    settings = Windows(window, request.context, break_mode, batches["layout"], request.rows or 1)
-    check_windows(settings)
-    check_known(f"split={request.split!r}", request.split, SPLITS)
+def _check_request(request):
+    """Checks what needs no run; returns the method with its options."""
+    check_options(request)
     score = prepared(request.method, request.options)
-    lists = [
+    several = [
         key for key, value in request.options.items() if isinstance(value, tuple) and len(value) > 1
     ]
-    if lists and request.split == "test":
+    if several and request.split == "test":
         raise InputError(
-            f"--{lists[0]} has several values: choose among them with --split=validation, and give"
-            " the test split one"
-        )
-    if request.uniform is not None and not 0 <= request.uniform < 1:
-        raise InputError(
-            f"uniform={request.uniform} is no share: give a number from 0 to less than 1"
-        )
-    if not 0 < request.down_weight <= 1:
-        raise InputError(
-            f"down_weight={request.down_weight} must be above 0 and at most 1, such as 0.1"
+            f"--{several[0]} has several values: choose among them with --split=validation, and"
+            " give the test split one"
         )
     if request.down_weight != 1 and request.vocabulary == TRAIN:
         raise InputError(
             f"down_weight={request.down_weight} is for new words: give --vocabulary=union, or leave"
             " it out"
         )
-    if request.down_weight != 1 and request.method == "dynamic":
+    if request.down_weight != 1 and not METHODS[request.method].new_words:
         raise InputError(
-            f"down_weight={request.down_weight} means nothing to --method=dynamic: leave it out"
+            f"--down_weight={request.down_weight} has no meaning with --method={request.method}:"
+            " leave it out"
         )
-    return settings, score
+    return score
 
 
-def _check_new_words(run, request):
-    """Checks that a model that knows no new words is not asked for them."""
+def _windows(config, request):
+    """How to cut the split; rows are those of the request, or 1."""
+    batches = config["batches"]
+    break_mode = request.break_mode or batches["break_mode"]
+    if batches["layout"] == "streams" and break_mode != "none":
+        raise InputError(
+            f"--break_mode={break_mode} is not for a run on streams, which reads the split as one"
+            " text: leave it out"
+        )
+    window = request.window or batches["sequence_length"]
+    cut = Windows(window, request.context, break_mode, batches["layout"], request.rows or 1)
+    check_windows(cut)
+    return cut
+
+
+def _check_new_words(run: Run, request: Request) -> None:
+    """Checks that a model without vectors of new words is not asked for them."""
     if run.predicts_new_words:
         return
     if request.down_weight != 1:
@@ -189,56 +185,36 @@ def _check_new_words(run, request):
             f"down_weight={request.down_weight} is for models that predict new words, and this one"
             " has vectors of the words of its training only: leave it out"
         )
-    if request.method == "dynamic":
+    if not METHODS[request.method].new_words:
         raise InputError(
-            "--method=dynamic cannot learn from the new words of"
+            f"--method={request.method} cannot score the new words of"
             f" --vocabulary={request.vocabulary}, of which this model has no vectors: leave the"
             " vocabulary out"
         )
 
 
-def _rows(config, request, window, devices):
-    one = config["batches"]["layout"] == "streams" or request.method == "dynamic"
-    return request.rows or (1 if one else rows_to_score(config, window) * devices)
-
-
-def _job(run, ids, settings, request):
-    """The job of a method, which lacks `train`."""
-    _check_new_words(run, request)
-    uniform = request.uniform
-    if uniform is None:
-        uniform = 0.0 if run.predicts_new_words else UNIFORM
-
-    def progress(what):
-        return functools.partial(
-            _progress, what=f"{what}, context {request.context:,}" if request.context else what
-        )
-
-    return Job(run, ids, settings, uniform, request.down_weight, None, progress)
-
-
 def _best(score, job):
-    """The summary of the best setting, with all of them as `grid` if there are several, and its
+    """The best setting, its summary, with all of them as `grid` if there are several, and its
     nll.
     """
     best, tried = None, []
     for label, nll in score(job):
-        found = label | summary(nll, job.ids, job.run.vocabulary)
-        tried.append({key: found[key] for key in (*label, "nll", "perplexity")})
-        if best is None or found["nll"] < best[0]["nll"]:
-            best = found, nll
-    found, nll = best
-    return found | ({"grid": tried} if len(tried) > 1 else {}), nll
+        found = summary(nll, job.ids, job.run.vocabulary)
+        tried.append(label | {key: found[key] for key in MEASURED})
+        if best is None or found["nll"] < best[1]["nll"]:
+            best = label, label | found, nll
+    label, found, nll = best
+    return label, found | ({"grid": tried} if len(tried) > 1 else {}), nll
 
 
-def _about(request, settings, config):
+def _settings(request, windows, config):
     """What the result is of."""
     asked = {
         key: getattr(request, key)
         for key in ("split", "window", "context", "checkpoint", "data_path", "method")
     }
-    if settings.layout == "streams" or request.method == "dynamic":
-        asked["rows"] = settings.rows
+    if windows.layout == "streams" or METHODS[request.method].one_row:
+        asked["rows"] = windows.rows
     if request.options:
         asked["options"] = {
             key: list(value) if isinstance(value, tuple) else value
@@ -248,8 +224,7 @@ def _about(request, settings, config):
         asked |= {key: getattr(request, key) for key in ("vocabulary", "uniform", "down_weight")}
     if request.share is not None:
         asked["share"] = request.share
-    more = {"break_mode": settings.break_mode, "window": settings.window, "config": config}
-    return {"split": request.split, "settings": asked | more}
+    return asked | {"break_mode": windows.break_mode, "window": windows.window, "config": config}
 
 
 def data_of(workdir: Path, config: dict, request: Request) -> dict:
@@ -262,14 +237,20 @@ def data_of(workdir: Path, config: dict, request: Request) -> dict:
     return data
 
 
-def _progress(batches: Iterable, count: int, what: str) -> Iterator:
-    bar = Bar(count, 0, [what], shown=hosts.first())
-    try:
-        with hosts.stopping() as stop:
-            for number, batch in enumerate(batches):
-                if stop(number):
-                    raise KeyboardInterrupt  # on all hosts
-                yield batch
-                bar.show(number + 1)
-    finally:
-        bar.close()
+def _bar(context: int, what: str):
+    """Shows how far something is, see `Progress`; it stops where all hosts are told to."""
+
+    def shown(batches: Iterable, count: int) -> Iterator:
+        about = f"{what}, context {context:,}" if context else what
+        bar = Bar(count, 0, [about], shown=hosts.first())
+        try:
+            with hosts.stopping() as stop:
+                for number, batch in enumerate(batches):
+                    if stop(number):
+                        raise KeyboardInterrupt  # on all hosts
+                    yield batch
+                    bar.show(number + 1)
+        finally:
+            bar.close()
+
+    return shown

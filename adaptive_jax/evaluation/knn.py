@@ -15,9 +15,9 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,57 +25,32 @@ import numpy as np
 from jax import lax
 
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.errors import InputError, check_at_least
+from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import card
+from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
+from adaptive_jax.evaluation.nearest import nearest, none_yet
+from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import Extras, Progress, scores
+from adaptive_jax.evaluation.scoring import Evaluation, Extras, Progress, scores
 from adaptive_jax.files import in_store
 from adaptive_jax.workdir.settings import write_json
 
 # Words that are looked up before the datastore is read again, words at a time among them, and
 # entries that they are compared with.
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
+TEMPERATURE = "T, which divides squared distances; several are all tried"
+DATASTORE = "directory of a train.txt to search; empty: the run's train split"
 
 
 class Neighbours(NamedTuple):
-    """The options of --method=knn.
-
-    Attributes:
-        model_weight: λ, the weight of the model's own distribution, above 0 and at most 1. Several:
-            all are tried. The paper's λ is 1 minus this one, 0.25 on WikiText-103.
-        temperature: T, which flattens the distribution over neighbours. Several: all are tried. The
-            paper's is 1.
-        neighbours: k, entries that count.
-        datastore: a directory with a train.txt to take the entries from; empty: the run's own train
-            split.
+    """The options of --method=knn. The paper's λ is 1 minus `model_weight`, 0.25 on WikiText-103;
+    its temperature is 1.
     """
 
-    model_weight: tuple[float, ...] = (0.75,)
-    temperature: tuple[float, ...] = (1.0,)
-    neighbours: int = 1_024
-    datastore: str = ""
-
-    def check(self) -> None:
-        """Raises InputError for values out of range."""
-        check_at_least(1, neighbours=self.neighbours)
-        if not self.model_weight or not all(0 < weight <= 1 for weight in self.model_weight):
-            raise InputError(
-                f"model_weight={list(self.model_weight)} must be above 0 and at most 1, such as"
-                " 0.75"
-            )
-        if not self.temperature or not all(
-            0 < temperature < np.inf for temperature in self.temperature
-        ):
-            raise InputError(
-                f"temperature={list(self.temperature)} must be above 0 and finite, such as 1 or 10"
-            )
-
-    def grid(self) -> list[tuple[float, float]]:
-        """All pairs of λ and T to try."""
-        return [
-            (weight, temperature)
-            for weight in self.model_weight
-            for temperature in self.temperature
-        ]
+    model_weight: Annotated[Floats, Option(WEIGHT, "(0, 1]")] = (0.75,)
+    temperature: Annotated[Floats, Option(TEMPERATURE, "(0, inf)")] = (1.0,)
+    neighbours: Annotated[int, Option("entries that count", "[1, inf)")] = 1_024
+    datastore: Annotated[str, Option(DATASTORE)] = ""
 
 
 class Datastore(NamedTuple):
@@ -87,24 +62,56 @@ class Datastore(NamedTuple):
     words: np.ndarray
 
 
+def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarray]]:
+    """Scores of all pairs of λ and T; neighbours are searched for once, whatever their number.
+
+    Raises:
+        InputError: the datastore is of the text to be scored; or as `open_datastore`.
+    """
+    text = job.train(options.datastore or None)
+    if np.array_equal(text[: len(job.ids)], job.ids):
+        raise InputError(
+            "the datastore is the text to be scored, which would find itself: give another --split"
+            " or --datastore=DIR"
+        )
+    windows = job.windows
+    # In as many rows as in training: in one, the text would be read a window at a time.
+    if windows.layout == "streams":
+        config = job.run.config
+        rows = config["tokens_per_update"] // config["batches"]["sequence_length"]
+        windows = windows._replace(rows=max(1, min(rows, len(text) // (4 * windows.window))))
+    name = "datastore"
+    if options.datastore:
+        name += f"-{hashlib.sha256(options.datastore.encode()).hexdigest()[:8]}"
+    store = open_datastore(job.workdir, name, job.run, text, windows, job.progress("datastore"))
+    nll, hidden = job.score(hidden=True)
+    counts = ~np.isnan(nll)
+    found = log_probs(
+        store, hidden[counts], job.ids[:][counts], options, job.progress("neighbours")
+    )
+    temperatures = {"temperature": options.temperature}
+    yield from interpolations(nll, found, options.model_weight, temperatures)
+
+
 def open_datastore(
-    folder: Path, run: Run, ids: np.ndarray, windows: Windows, progress: Progress
+    workdir: Path, name: str, run: Run, ids: np.ndarray, windows: Windows, progress: Progress
 ) -> Datastore:
-    """The datastore of a text, as files in `folder`, which are made anew unless they are of these
-    parameters and settings.
+    """The datastore of a text, as files in `eval/NAME` of a run's workdir, which are made anew
+    unless they are of these parameters and settings.
 
     ids: int32 `[tokens]` of the text. windows: how it is read.
 
     Raises:
-        InputError: the folder is in object storage or cannot be written, several hosts, or hidden
+        InputError: the workdir is in object storage or cannot be written, several hosts, or hidden
             states too large for float16.
     """
+    folder = workdir / "eval" / name
     if in_store(folder) or jax.process_count() > 1:
         raise InputError(
             f"--method=knn keeps its datastore on one host's disk, in {folder}: copy the run there,"
             " and use one host"
         )
-    about = _about(run, ids, windows)
+    about = _about(workdir, run, ids, windows)
     try:
         if (made := _read(folder, about)) is not None:
             return made
@@ -118,40 +125,18 @@ def open_datastore(
         ) from error
 
 
-def _about(run, ids, windows):
+def _about(workdir, run, ids, windows):
     """What a datastore depends on."""
-    text = hashlib.sha256()
-    for part in range(0, len(ids), 1 << 20):  # the text may be larger than memory
-        text.update(np.ascontiguousarray(ids[part : part + (1 << 20)], np.int32))
+    lexicon = hashlib.sha256()
+    for array in jax.tree.leaves(run.lexicon):
+        lexicon.update(np.asarray(array))
     # Elsewhere they change no hidden state.
     rows = windows.rows if windows.layout == "streams" else 0
     return {
-        "parameters": fingerprint((run.params, run.lexicon)),
-        "vocabulary": run.vocabulary.digest,
-        "text": text.hexdigest(),
+        "states": card.fingerprint(workdir, run.step, run.vocabulary, ids),
+        "lexicon": lexicon.hexdigest(),
         "windows": [windows.window, windows.context, windows.break_mode, windows.layout, rows],
     }
-
-
-def fingerprint(arrays) -> str:
-    """A number, as text, that differs when any entry of a tree of arrays does."""
-
-    @jax.jit
-    def digests(leaves):
-        return [_digest(leaf) for leaf in leaves]
-
-    return hashlib.sha256(
-        np.asarray(jax.device_get(digests(jax.tree.leaves(arrays))), np.uint32)
-    ).hexdigest()
-
-
-def _digest(leaf):
-    """A hash of an array, uint32: the sum of a hash of each entry with its place."""
-    words = lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).reshape(-1)
-    words = (
-        words ^ (jnp.arange(words.size, dtype=jnp.uint32) * jnp.uint32(0x9E3779B1))
-    ) * jnp.uint32(0x7FEB352D)
-    return jnp.sum((words ^ (words >> 15)) * jnp.uint32(0x846CA68B))
 
 
 def _read(folder, about):
@@ -194,7 +179,7 @@ def _make(folder, about, scored, ids):
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def log_chances(
+def log_probs(
     store: Datastore,
     hidden: np.ndarray,
     targets: np.ndarray,
@@ -208,70 +193,48 @@ def log_chances(
         features, on one device.
     """
     tokens, entries = len(targets), len(store.words)
-    group, block = _rounded(min(GROUP, tokens), QUERIES), min(BLOCK, entries)
-    visit, temperatures = (
-        _visit(min(options.neighbours, entries)),
-        jnp.asarray(options.temperature, jnp.float32),
+    group, block = -(-min(GROUP, tokens) // QUERIES) * QUERIES, min(BLOCK, entries)
+    neighbours, temperatures = min(options.neighbours, entries), np.float32(options.temperature)
+    visit, visits = (
+        _visit(),
+        [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)],
     )
-    visits = [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)]
     found, queries, best = [], None, None
     for t, i in progress(visits, len(visits)):
         if i == 0:
             given = _padded(hidden[t : t + group], group), _padded(targets[t : t + group], group)
-            queries = jax.tree.map(
-                lambda a: jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])), given
-            )
-            shape = (*queries[1].shape, min(options.neighbours, entries))
-            best = jnp.full(shape, -jnp.inf), jnp.zeros(shape, bool)
+            queries = tuple(jnp.asarray(a.reshape(-1, QUERIES, *a.shape[1:])) for a in given)
+            best = none_yet(*queries[1].shape, neighbours)
         part = slice(i, min(i + block, entries))
-        best = visit(
-            best,
-            (_padded(store.keys[part], block), _padded(store.words[part], block), part.stop - i),
-            queries,
-        )
+        keys, words = _padded(store.keys[part], block), _padded(store.words[part], block)
+        best = visit(best, (keys, words, part.stop - i), queries)
         if part.stop == entries:
-            found.append(
-                jax.device_get(_log_shares(best, temperatures)).reshape(len(temperatures), -1)
-            )
+            shares = jax.device_get(_log_shares(best, temperatures))
+            found.append(shares.reshape(len(temperatures), -1))
     return np.concatenate(found, axis=1)[:, :tokens].astype(np.float64)
-
-
-def _rounded(count, multiple):
-    return -(-count // multiple) * multiple
 
 
 def _padded(array, length):
     return np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1))
 
 
-@functools.lru_cache(maxsize=8)
-def _visit(neighbours) -> Callable:
-    """`visit(best, entries, queries) -> best` with those of the entries that are nearer.
+@functools.cache
+def _visit() -> Callable:
+    """Returns `visit(best, entries, queries) -> best` with those of the entries that are nearer.
 
-    best: nearness, minus squared distance, `[chunks, queries, neighbours]`, and whether the
-    neighbour is the target. entries: keys `[block, features]`, words `[block]`, and how many of
-    them there are.
+    best: `Nearest` of `[chunks, queries, neighbours]`. entries: keys `[block, features]`, words
+    `[block]`, and how many of them there are.
     """
 
     def visit(best, entries, queries):
         keys, words, used = entries
-        keys = keys.astype(jnp.float32)
-        squares, valid = (
-            jnp.sum(jnp.square(keys), axis=1)[None],
-            (jnp.arange(len(keys)) < used)[None],
-        )
+        valid = (jnp.arange(len(keys)) < used)[None]
 
         def add(each):
-            nearness, hit, hidden, targets = each
-            hidden = hidden.astype(jnp.float32)
-            products = jnp.matmul(hidden, keys.T, precision=lax.Precision.HIGHEST)
-            distances = jnp.sum(jnp.square(hidden), axis=1)[:, None] + squares - 2 * products
-            new = jnp.where(valid, -jnp.maximum(distances, 0.0), -jnp.inf)
-            nearness, which = lax.top_k(jnp.concatenate([nearness, new], axis=1), neighbours)
-            hit = jnp.concatenate([hit, words[None] == targets[:, None]], axis=1)
-            return nearness, jnp.take_along_axis(hit, which, axis=1)
+            best, (hidden, targets) = each
+            return nearest(best, hidden, keys, valid, words[None] == targets[:, None])
 
-        return lax.map(add, (*best, *queries))
+        return lax.map(add, (best, queries))
 
     return jax.jit(visit, donate_argnums=0)
 

@@ -1,6 +1,6 @@
-"""The nearest of many entries, a block at a time."""
+"""The nearest of many entries, a block at a time: an exact search."""
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,47 +9,61 @@ from jax import lax
 # Entries of a group, and groups of a block that are sorted where all others are farther
 GROUP, FEW = 8, 384
 
-# Nearness `[queries, neighbours]`, descending, and whether each is the target
-Best = tuple[jax.Array, jax.Array]
+
+class Nearest(NamedTuple):
+    """The neighbours of some queries: minus their squared distances float32 `[queries,
+    neighbours]`, descending, -inf where there are fewer, and whether each is the query's target.
+    """
+
+    nearness: jax.Array
+    hit: jax.Array
 
 
-def nearest(best: Best, products: jax.Array, near: Callable, hit: Callable) -> Best:
-    """The nearest of those found before and of a block of entries. Exact, whatever the block holds.
+def none_yet(*shape: int) -> Nearest:
+    """No neighbours, of `shape` (..., queries, neighbours)."""
+    return Nearest(jnp.full(shape, -jnp.inf), jnp.zeros(shape, bool))
+
+
+def nearest(
+    found: Nearest, queries: jax.Array, keys: jax.Array, valid: jax.Array, hit: jax.Array
+) -> Nearest:
+    """The nearest of those found before and of a block of entries.
 
     With many entries before it, most of a block is farther than all neighbours so far. Where at
     most FEW groups of entries have a nearer one, only those groups are sorted.
 
     Args:
-        products: of queries and entries, float32 `[queries, block]`.
-        near: `near(products, which)`, the nearness of entries of the block: products `[queries,
-            n]`, places `[1 or queries, n]`.
-        hit: `hit(which)`, whether these are the targets: bool `[queries, n]`, for places `[queries,
-            n]`.
+        queries: `[queries, features]`.
+        keys: `[block, features]`.
+        valid: entries that count, bool `[1 or queries, block]`.
+        hit: entries that are the target, bool `[queries, block]`.
     """
-    (queries, block), neighbours = products.shape, best[0].shape[1]
+    (count, neighbours), block = found.nearness.shape, len(keys)
+    queries, keys = queries.astype(jnp.float32), keys.astype(jnp.float32)
+    # Distances are differences of products, which lose digits where all states share an offset. The
+    # first query is taken from all, rather than a mean, in which words would see later ones.
+    queries, keys = queries - queries[:1], keys - queries[:1]
+    products = jnp.matmul(queries, keys.T, precision=lax.Precision.HIGHEST)
+    squares = jnp.sum(queries**2, axis=1)[:, None] + jnp.sum(keys**2, axis=1)[None]
+    nearness = jnp.where(valid, -jnp.maximum(squares - 2 * products, 0.0), -jnp.inf)
 
-    def merge(products, which):
-        found, at = lax.top_k(jnp.concatenate([best[0], near(products, which)], axis=1), neighbours)
-        which = jnp.broadcast_to(which, products.shape)
-        new = hit(jnp.take_along_axis(which, jnp.maximum(at - neighbours, 0), axis=1))
-        return found, jnp.where(
-            at < neighbours,
-            jnp.take_along_axis(best[1], jnp.minimum(at, neighbours - 1), axis=1),
-            new,
-        )
+    def merge(nearness, hit):
+        nearness, at = lax.top_k(jnp.concatenate([found.nearness, nearness], axis=1), neighbours)
+        hit = jnp.concatenate([found.hit, hit], axis=1)
+        return Nearest(nearness, jnp.take_along_axis(hit, at, axis=1))
 
-    every = jnp.arange(block)[None]
     if block % GROUP or block // GROUP <= FEW:
-        return merge(products, every)
-    groups = near(products, every).reshape(queries, -1, GROUP).max(axis=2)
+        return merge(nearness, hit)
+    closest = nearness.reshape(count, -1, GROUP).max(axis=2)
 
-    def some():
-        which = lax.top_k(groups, FEW)[1][..., None]
-        chosen = jnp.take_along_axis(products.reshape(queries, -1, GROUP), which, axis=1)
-        return merge(
-            chosen.reshape(queries, -1),
-            (which * GROUP + jnp.arange(GROUP)[None, None]).reshape(queries, -1),
-        )
+    def merge_groups():
+        which = lax.top_k(closest, FEW)[1][..., None]
 
-    few = jnp.max(jnp.sum(groups > best[0][:, -1:], axis=1)) <= FEW
-    return lax.cond(few, some, lambda: merge(products, every))
+        def chosen(array):
+            groups = array.reshape(count, -1, GROUP)
+            return jnp.take_along_axis(groups, which, axis=1).reshape(count, -1)
+
+        return merge(chosen(nearness), chosen(hit))
+
+    few = jnp.max(jnp.sum(closest > found.nearness[:, -1:], axis=1)) <= FEW
+    return lax.cond(few, merge_groups, lambda: merge(nearness, hit))

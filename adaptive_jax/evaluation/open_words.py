@@ -62,14 +62,6 @@ def _read(path):
     return [line.split()[0] for line in lines if line.strip()]
 
 
-def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
-    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over
-    so many words.
-    """
-    nll = nll.astype(np.float64)
-    return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words)) if uniform else nll
-
-
 def seen_and_unseen(nll: np.ndarray, ids: np.ndarray, known: int) -> dict:
     """Share of the tokens and perplexity of words that training knew, "seen", and of those it did
     not, "unseen".

@@ -16,10 +16,13 @@ from adaptive_jax.files import in_store, replacing
 from adaptive_jax.parallel import hosts
 from adaptive_jax.workdir.settings import write_json
 
+MEASURED = "nll", "perplexity"  # of a setting in a grid; its other keys are options
 
-def say(result: dict, words: str, settings: Windows) -> None:
+
+def say(result: dict, chosen: dict, words: str, settings: Windows) -> None:
     """Prints a result, after a table of all settings if several were tried.
 
+    chosen: the options by which the result's setting differs from others.
     words: what is said of words that the model does not know.
     """
     for line in table(result["grid"]) if "grid" in result else ():
@@ -29,42 +32,49 @@ def say(result: dict, words: str, settings: Windows) -> None:
             _part(name, part) for name, part in result["open"].items()
         )
     unigram, method = result["unigram_perplexity"], result["settings"]["method"]
-    unit = result["vocabulary"]["unit"]
-    chosen = "".join(
-        f", {key} {result[key]:g}"
-        for key in ("model_weight", "theta", "temperature")
-        if key in result
-    )
+    unit, context = result["vocabulary"]["unit"], f"context {settings.context}"
+    if settings.layout == "streams":
+        context = _context_of_rows(settings)
     parts = [
         f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a"
         f" {unit}) over {result['words']:,} {unit}s"
         + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
         words,
-        f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window}, "
-        + (
-            _context_of_rows(settings)
-            if settings.layout == "streams"
-            else f"context {settings.context}"
-        ),
+        f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
+        f" {context}",
     ]
-    hosts.say("; ".join(parts + ([] if method == "plain" else [f"method {method}{chosen}"])))
+    if method != "plain":
+        parts.append(", ".join([f"method {method}", *_labels(chosen)]))
+    hosts.say("; ".join(parts))
     for line in card.lines(result):
         hosts.say(f"  {line}")
 
 
 def table(tried: Sequence[dict]) -> Iterator[str]:
-    """Lines of a table of perplexities: a row for each model_weight, a column for each theta or
-    temperature.
+    """Lines of a table of perplexities: a row for each value of the option that is named first, a
+    column for each setting of the others.
     """
-    key = "temperature" if "temperature" in tried[0] else "theta"
-    columns = list(dict.fromkeys(line.get(key) for line in tried))
-    weights = list(dict.fromkeys(line["model_weight"] for line in tried))
-    found = {(line["model_weight"], line.get(key)): line["perplexity"] for line in tried}
-    heads = ["perplexity" if each is None else f"{key} {each:g}" for each in columns]
-    width = max(14, *(len(head) + 2 for head in heads))
-    yield f"{'model_weight':>12}" + "".join(f"{head:>{width}}" for head in heads)
-    for weight in weights:
-        yield f"{weight:>12g}" + "".join(f"{found[weight, each]:>{width}.2f}" for each in columns)
+    names = dict.fromkeys(key for line in tried for key in line if key not in MEASURED)
+    first, others = next(iter(names), ""), list(names)[1:]
+    rows, columns = {}, {}
+    for line in tried:
+        column = ", ".join(_labels({key: line.get(key) for key in others})) or "perplexity"
+        columns[column] = max(14, len(column) + 2)
+        rows.setdefault(_text(line.get(first)), {})[column] = f"{line['perplexity']:.2f}"
+    width = max([12, len(first), *map(len, rows)])
+    yield f"{first:>{width}}" + "".join(f"{head:>{size}}" for head, size in columns.items())
+    for row, cells in rows.items():
+        yield f"{row:>{width}}" + "".join(
+            f"{cells.get(head, ''):>{size}}" for head, size in columns.items()
+        )
+
+
+def _labels(options):
+    return [f"{key} {_text(value)}" for key, value in options.items()]
+
+
+def _text(value):
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _part(name, part):

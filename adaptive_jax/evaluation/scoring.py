@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check_windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.composition import compose_shared, make_compose
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
@@ -193,6 +195,61 @@ def gathered(
             )
             hidden[scored.at] = scored.hidden
     return nll, hidden
+
+
+class Evaluation(NamedTuple):
+    """What a way to score is given besides its options.
+
+    Attributes:
+        workdir: of the run.
+        ids: int32 `[tokens]` of the split.
+        uniform, down_weight: see `Request`.
+        train: `train(None)` gives the ids of the train split, `train(directory)` those of another
+            train.txt.
+        progress: `progress(what)` shows how far something is.
+    """
+
+    workdir: Path
+    run: Run
+    ids: np.ndarray
+    windows: Windows
+    uniform: float
+    down_weight: float
+    train: Callable[[str | None], np.ndarray]
+    progress: Callable[[str], Progress]
+
+    def score(self, hidden: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """The model's own scores as `with_uniform` returns them, and hidden states if asked for,
+        see `gathered`.
+        """
+        extras = Extras(hidden, self.down_weight)
+        nll, states = gathered(self.run, self.ids, self.windows, extras, self.progress("scoring"))
+        return self.with_uniform(nll), states
+
+    def with_uniform(self, nll: np.ndarray) -> np.ndarray:
+        """The nll `[tokens]` of the model mixed with the uniform distribution.
+
+        Raises:
+            InputError: words that the model knows have a score that is not finite.
+        """
+        wrong = np.flatnonzero(np.isinf(nll))
+        wrong = wrong[self.ids[:][wrong] < self.run.known]  # new words may have probability 0
+        if len(wrong):
+            total, step, dtype = np.sum(~np.isnan(nll)), self.run.step, self.run.config["dtype"]
+            raise InputError(
+                f"{len(wrong):,} of {total:,} scores are not finite, the first of token"
+                f" {wrong[0]:,}: the model of step {step:,} diverged, is damaged or overflows in"
+                f" {dtype}; give another --checkpoint"
+            )
+        return with_uniform(nll, self.uniform, len(self.run.vocabulary))
+
+
+def with_uniform(nll: np.ndarray, uniform: float, words: int) -> np.ndarray:
+    """−log((1 − u) p + u / V), float64 in nats: `nll` mixed with the uniform distribution over
+    so many words.
+    """
+    nll = nll.astype(np.float64)
+    return -np.logaddexp(np.log1p(-uniform) - nll, np.log(uniform / words)) if uniform else nll
 
 
 def scored_columns(batch: WindowBatch, columns: int) -> np.ndarray:

@@ -25,7 +25,9 @@ class Sums(NamedTuple):
     tokens: jax.Array  # of the weights
 
 
-def make_gradients(model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32") -> Callable:
+def make_gradients(
+    model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32", *, train: bool = True
+) -> Callable:
     """Returns `gradients(params, lexicon, step, batch, carry) -> (gradients, carry, Sums)`, to be
     called under `jax.jit`.
 
@@ -38,8 +40,10 @@ def make_gradients(model: LanguageModel, mesh: Mesh, seed: int, sums: str = "flo
     once, in the dtype `sums` (see `sharding.sum_over_devices`): at the end, or on accelerators, if
     there is one microbatch, those of a block as soon as they are known. Dropout is a function of
     seed, step and row id, so no layout of devices and microbatches changes it.
+
+    train: False for the loss as it is evaluated: no dropout, penalties and regularisation.
     """
-    gradients = _on_devices(model, mesh, seed, sums, stores=False)
+    gradients = _on_devices(model, mesh, seed, sums, stores=False, train=train)
     return lambda params, lexicon, step, batch, carry: gradients(
         params, lexicon, step, batch, carry, {}
     )[:3]
@@ -58,14 +62,14 @@ def make_sparse_gradients(
     return _on_devices(model, mesh, seed, sums, stores=True)
 
 
-def _on_devices(model, mesh, seed, dtype, *, stores):
+def _on_devices(model, mesh, seed, dtype, *, stores, train=True):
     specs = sharding.parameter_specs(parameter_shapes(model), mesh)
 
     def loss_of(params_and_tables, local, stored, lexicon, batch, carry, key):
         (params, tables), (local_model, gather) = params_and_tables, local
         variables = {"params": gather(params), "lexicon": lexicon, "tables": joined(stored, tables)}
         (loss, carry), sown = local_model.apply(
-            variables, batch, carry, train=True, rngs={"dropout": key}, mutable=["penalties"]
+            variables, batch, carry, train=train, rngs={"dropout": key}, mutable=["penalties"]
         )
         # What a block of a scan sows has one more axis in front, of layers.
         sown = [penalty.reshape(-1, *batch.weights.shape) for penalty in jax.tree.leaves(sown)]
@@ -82,7 +86,7 @@ def _on_devices(model, mesh, seed, dtype, *, stores):
         by_block = len(batch.inputs) == 1 and platform() != "cpu" and not axes
         local = sharding.gathering(model, parameter_shapes(model), mesh, dtype, by_block)
         tables, inputs, pull = compose_for_update(*local, mesh)(
-            params, lexicon, batch.inputs, key, stored
+            params, lexicon, batch.inputs, key if train else None, stored
         )
 
         def add(total, part):

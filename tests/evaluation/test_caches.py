@@ -6,19 +6,17 @@ import functools
 import json
 import math
 import re
-import shutil
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from adaptive_jax.evaluation import cache as caches
 from adaptive_jax.evaluation import nearest
-from adaptive_jax.evaluation.cache import Cache, log_chances, mixed, occurrences
+from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs, occurrences
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.open_words import with_uniform
+from adaptive_jax.evaluation.scoring import with_uniform
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -55,8 +53,8 @@ def test_pointer_cache(case):
     targets = arrays["source"][1:].astype(np.int32)
     nll = -log_softmax(arrays["logits"])[np.arange(len(targets)), targets]
     cache = Cache(theta=(settings["theta"],), cache_size=settings["window"])
-    [chances] = log_chances(cache, arrays["hidden"], targets, 23, quiet)
-    ours = np.exp(-mixed(nll, chances, 1 - settings["lambdah"]))
+    [chances] = log_probs(cache, arrays["hidden"], targets, 23, quiet)
+    ours = np.exp(-interpolate(nll, chances, 1 - settings["lambdah"]))
     np.testing.assert_allclose(np.where(used, ours, np.exp(-nll)), arrays[f"{case}/p"], rtol=2e-5)
     begins = np.cumsum([0, *settings["chunks"][:-1]])
     full = np.arange(len(targets)) > settings["window"]
@@ -91,8 +89,8 @@ def test_cross_domain(case):
         if kind:
             options = {"theta": (settings["theta"],)} if kind == "local" else {}
             cache = Cache(kind, cache_size=settings["cache_size"], **options)
-            [chances] = log_chances(cache, hidden[:, stream], targets, words, quiet)
-            nll = mixed(nll, chances, settings["lam"])
+            [chances] = log_probs(cache, hidden[:, stream], targets, words, quiet)
+            nll = interpolate(nll, chances, settings["lam"])
         np.testing.assert_allclose(
             -nll, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5
         )
@@ -115,7 +113,7 @@ def test_global_normalisation():
         states, targets = hidden[:, stream], arrays[f"{case}/target"][:, stream]
         with np.errstate(over="ignore"):
             nll = -log_softmax(logits[:, stream])[np.arange(28), targets]
-        [chances] = log_chances(
+        [chances] = log_probs(
             Cache("local", theta=(settings["theta"],)), states, targets, logits.shape[-1], quiet
         )
         masses = np.tril(
@@ -125,7 +123,11 @@ def test_global_normalisation():
         ours, other = (
             np.array(
                 [
-                    float(mixed(nll[t : t + 1], chances[t : t + 1], z[t] / (z[t] + masses[t]))[0])
+                    float(
+                        interpolate(nll[t : t + 1], chances[t : t + 1], z[t] / (z[t] + masses[t]))[
+                            0
+                        ]
+                    )
                     for t in range(28)
                 ]
             )
@@ -151,11 +153,9 @@ def small(monkeypatch):
     monkeypatch.setattr(caches, "FAR", 64)
     monkeypatch.setattr(nearest, "GROUP", 4)
     monkeypatch.setattr(nearest, "FEW", 3)
-    for made in caches._local, caches._unbounded:
-        made.cache_clear()
+    caches._look_up.cache_clear()
     yield
-    for made in caches._local, caches._unbounded:
-        made.cache_clear()
+    caches._look_up.cache_clear()
 
 
 WORDS, FEATURES = 9, 4
@@ -212,7 +212,7 @@ def test_a_cache_and_its_twin(small, cache, tokens, size):
     the cache is, too.
     """
     cache, (hidden, targets) = cache._replace(cache_size=size), text(tokens)
-    rows = log_chances(cache, hidden, targets, WORDS, quiet)
+    rows = log_probs(cache, hidden, targets, WORDS, quiet)
     assert rows.shape == (len(cache.theta), tokens)
     for theta, row in zip(cache.theta, rows, strict=True):
         expected = twin(cache, hidden, targets, theta)
@@ -224,39 +224,26 @@ def test_a_cache_and_its_twin(small, cache, tokens, size):
 
 def test_the_nearest_of_a_block():
     """Those of a sort of all entries, whether none of a block is nearer than before, some in
-    few groups, or all.
+    few groups, or all; also where all states share an offset that is far larger than distances.
     """
     bits = np.random.default_rng(0)
     queries, neighbours, block = 5, 30, (nearest.FEW + 20) * nearest.GROUP
     before = -np.sort(bits.random((queries, neighbours)).astype(np.float32))
-    hits, words = bits.random((queries, neighbours)) < 0.5, bits.random(block) < 0.5
-
-    @jax.jit
-    def found(products):
-        best = jnp.asarray(before), jnp.asarray(hits)
-        return nearest.nearest(
-            best,
-            products,
-            lambda products, which: -products,
-            lambda which: jnp.asarray(words)[which],
-        )
-
+    hits, words = bits.random((queries, neighbours)) < 0.5, bits.random((queries, block)) < 0.5
+    search = jax.jit(nearest.nearest)
+    states = np.float32(1e4) + bits.integers(0, 8, (queries, FEATURES)).astype(np.float32)
     for nearer in 0, 50, nearest.FEW, nearest.FEW + 10, block:
-        distances = 1 + bits.random((queries, block), dtype=np.float32)
-        for row in distances:
-            groups = bits.permutation(block // nearest.GROUP)[:nearer]  # one entry of each
-            near = (
-                groups * nearest.GROUP + bits.integers(nearest.GROUP, size=len(groups))
-                if nearer < block
-                else np.arange(block)
-            )
-            row[near] = bits.random(len(near))
-        best, hit = found(distances)
-        every = np.concatenate([before, -distances], axis=1)
+        keys = states[0] + bits.integers(8, 16, (block, FEATURES)).astype(np.float32)
+        groups = bits.permutation(block // nearest.GROUP)[:nearer]  # one entry of each
+        near = groups * nearest.GROUP + bits.integers(nearest.GROUP, size=len(groups))
+        keys[near if nearer < block else slice(None)] = states[0]
+        exact = -np.square(states[:, None].astype(np.float64) - keys).sum(axis=2)
+        valid = bits.random((queries, block)) < 0.9
+        found = search(nearest.Nearest(before - 40, hits), states, keys, valid, words)
+        every = np.concatenate([before - 40, np.where(valid, exact, -np.inf)], axis=1)
         order = np.argsort(-every, axis=1)[:, :neighbours]
-        np.testing.assert_array_equal(best, np.take_along_axis(every, order, axis=1))
-        flags = np.concatenate([hits, np.broadcast_to(words, (queries, block))], axis=1)
-        np.testing.assert_array_equal(hit, np.take_along_axis(flags, order, axis=1))
+        closest = np.take_along_axis(every, order, axis=1)
+        np.testing.assert_allclose(found.nearness, closest, rtol=1e-5, atol=1e-3)
 
 
 def test_what_a_cache_sees(small):
@@ -266,13 +253,13 @@ def test_what_a_cache_sees(small):
     hidden, targets = text(75)
     other, more = text(75, seed=1)
     for cache in Cache("local"), Cache("unbounded", neighbours=5):
-        before = log_chances(cache, hidden, targets, WORDS, quiet)
+        before = log_probs(cache, hidden, targets, WORDS, quiet)
         changed = (
             np.concatenate([hidden[:40], other[40:]]),
             np.concatenate([targets[:40], more[40:]]),
         )
         np.testing.assert_array_equal(
-            before[:, :40], log_chances(cache, *changed, WORDS, quiet)[:, :40]
+            before[:, :40], log_probs(cache, *changed, WORDS, quiet)[:, :40]
         )
 
 
@@ -281,7 +268,7 @@ def test_counts_of_a_window():
     _, targets = text(300)
     slow = [list(targets[max(0, t - 20) : t]).count(targets[t]) for t in range(300)]
     np.testing.assert_array_equal(occurrences(targets, 20), slow)
-    [chances] = log_chances(Cache("unigram_softmax"), None, np.zeros(2_000, np.int32), WORDS, quiet)
+    [chances] = log_probs(Cache("unigram_softmax"), None, np.zeros(2_000, np.int32), WORDS, quiet)
     assert chances[0] == pytest.approx(-math.log(WORDS))
     assert chances[-1] == pytest.approx(0.0, abs=1e-12)
 
@@ -300,19 +287,17 @@ def test_mixing():
         -math.log(0.9 * math.exp(-3) + 0.1 * math.exp(-0.5)),
         -math.log(0.05),
     ]
-    np.testing.assert_allclose(mixed(nll, chances, 0.9), expected)
-    np.testing.assert_array_equal(mixed(nll, chances, 1.0), nll)
+    np.testing.assert_allclose(interpolate(nll, chances, 0.9), expected)
+    np.testing.assert_array_equal(interpolate(nll, chances, 1.0), nll)
 
 
 @pytest.fixture(scope="module")
-def asked(trained, tmp_path_factory):
+def asked(trained_copy):
     """`asked(**options)`: the result of a cache on the validation split of the trained run."""
-    workdir = shutil.copytree(trained, tmp_path_factory.mktemp("caches") / "run")
 
     def asked(**options):
-        return evaluate(
-            workdir, Request("validation", checkpoint="latest", method="cache", options=options)
-        )
+        request = Request("validation", checkpoint="latest", method="cache", options=options)
+        return evaluate(trained_copy, request)
 
     return asked
 

@@ -5,6 +5,7 @@ finite.
 import json
 import math
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ from adaptive_jax.evaluation.card import (
     published,
 )
 from adaptive_jax.evaluation.evaluate import Request, evaluate, evaluate_contexts
-from adaptive_jax.evaluation.methods import Job
-from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.scoring import Evaluation
 
 WORDS = Vocabulary.build({"<eos>": 9, "the": 7, "é": 5, "naïve": 4, "<unk>": 2, "hat": 1})
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 9)
@@ -116,16 +117,16 @@ def test_scores_that_are_not_finite():
     probability 0.
     """
     run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, more=1)
-    job = Job(run, np.array([0, 5, 1, 2, 3], np.int32), None, 0.0, 1.0, None, None)
+    job = Evaluation(Path(), run, np.array([0, 5, 1, 2, 3], np.int32), None, 0.0, 1.0, None, None)
     with pytest.raises(
         InputError,
         match=(
             "^2 of 4 scores are not finite, the first of token 2: the model of step 40 .* bfloat16"
         ),
     ):
-        job.mixed(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
+        job.with_uniform(np.array([1, np.inf, np.inf, np.nan, np.inf], np.float32))
     finite = np.array([1, np.inf, 2, np.nan, 3], np.float32)
-    np.testing.assert_array_equal(job.mixed(finite), finite)
+    np.testing.assert_array_equal(job.with_uniform(finite), finite)
 
 
 def test_a_run_of_damaged_parameters(workdir, monkeypatch):
@@ -140,7 +141,7 @@ def test_a_run_of_damaged_parameters(workdir, monkeypatch):
             },
         }
     )
-    monkeypatch.setattr("adaptive_jax.evaluation.evaluate.open_extended", lambda *_: broken)
+    monkeypatch.setattr(SavedRun, "load", lambda *_: broken)
     with pytest.raises(InputError, match="^426 of 426 scores are not finite"):
         evaluate(workdir, Request(window=10))
     assert not list(workdir.glob("eval/test-10-*"))
@@ -170,16 +171,13 @@ def test_the_command(workdir, quick_command):
     for flag, says in [
         (
             "--context=0,many",
-            (
-                "--context=0,many is no list of whole numbers: give such as --context=480 or"
-                " --context=0,256,480"
-            ),
+            ("--context must be whole numbers, such as 480 or 0,256,480, got 0,many"),
         ),
-        ("--context=", "--context= is no list of whole numbers"),
+        ("--context=", "--context must be whole numbers"),
         ("--context=0,16", "window=16 must be greater than context=16"),
         (
             "--target_perplexity=0",
-            "--target_perplexity=0 is no perplexity: give one above 0, such as 80",
+            "--target_perplexity must be above 0, such as 80, got 0",
         ),
     ]:
         done = quick_command(*arguments, flag)

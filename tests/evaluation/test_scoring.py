@@ -320,9 +320,8 @@ def test_a_words_probability_is_the_product_of_its_units(config, units):
 
 
 @pytest.fixture(scope="module")
-def workdir(trained, tmp_path_factory):
-    """A copy of the trained run, to evaluate."""
-    return shutil.copytree(trained, tmp_path_factory.mktemp("evaluated") / "small")
+def workdir(trained_copy):
+    return trained_copy
 
 
 def ask(workdir, **changes):
@@ -450,8 +449,9 @@ def test_text_can_be_broken_otherwise_than_in_training(workdir, text, capsys):
         ask(workdir, break_mode="sentences")
 
 
-def test_a_run_is_opened_with_its_parameters_alone(workdir):
+def test_a_run_is_opened_with_its_parameters_alone(trained, tmp_path):
     """Whatever else a checkpoint holds is not read."""
+    workdir = shutil.copytree(trained, tmp_path / "run")
     for item in "optimizer", "carry":
         shutil.rmtree(workdir / "checkpoints" / "240" / item, ignore_errors=True)
     run = Run.open(workdir, "latest")

@@ -4,7 +4,6 @@ probabilities that add up.
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import jax
@@ -19,15 +18,14 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.cache import Cache, log_chances, mixed
+from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.open_words import (
     extended,
     seen_and_unseen,
-    with_uniform,
 )
 from adaptive_jax.evaluation.runs import Run, SavedRun, fits_any_vocabulary, put_lexicon
-from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer
+from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer, with_uniform
 from adaptive_jax.interop.awd_lstm import parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -229,10 +227,8 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
             scored = with_uniform(np.asarray(nll[stream]), 0.01, 47)
             if "neural" in case:
                 cache = Cache(theta=(settings["theta"],), cache_size=settings["cache_size"])
-                [chances] = log_chances(
-                    cache, np.asarray(hidden[stream]), targets[stream], 47, quiet
-                )
-                scored = mixed(scored, chances, settings["lam"])
+                [chances] = log_probs(cache, np.asarray(hidden[stream]), targets[stream], 47, quiet)
+                scored = interpolate(scored, chances, settings["lam"])
             np.testing.assert_allclose(
                 -scored, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5
             )
@@ -262,9 +258,9 @@ def composed(config, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def looked_up(trained, tmp_path_factory):
+def looked_up(trained_copy):
     """The small run, with an adaptive input and output: to evaluate."""
-    return shutil.copytree(trained, tmp_path_factory.mktemp("looked_up") / "run")
+    return trained_copy
 
 
 def opened(workdir, other):
@@ -404,7 +400,7 @@ def test_an_evaluation_of_seen_and_unseen_words(composed, looked_up, other, caps
         (
             {"method": "dynamic"},
             (
-                "--method=dynamic cannot learn from the new words of --vocabulary=union, of which"
+                "--method=dynamic cannot score the new words of --vocabulary=union, of which"
                 " this model has no"
             ),
         ),

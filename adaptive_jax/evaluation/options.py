@@ -1,0 +1,67 @@
+"""Options: fields of a NamedTuple that carry their help and their range, and so become flags.
+
+class Toy(NamedTuple):
+    power: Annotated[float, Option("power of the probabilities", "(0, inf)")] = 1.0
+"""
+
+from collections.abc import Collection
+from typing import Annotated, Any, NamedTuple, get_origin, get_type_hints
+
+from adaptive_jax.errors import InputError, check_known
+
+
+class Option(NamedTuple):
+    """What is said of a field.
+
+    Attributes:
+        help: a phrase for --help.
+        within: the interval of its values, such as "[0, 1)". A field that is a tuple has several
+            values, and needs one.
+        among: the values that exist.
+        only: (field, value): the option has a meaning only where that field has that value.
+    """
+
+    help: str
+    within: str = ""
+    among: Collection[str] = ()
+    only: tuple[str, str] | None = None
+
+
+def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
+    """The type and the `Option` of each field that has one, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: (hint.__origin__, hint.__metadata__[0])
+        for name, hint in hints.items()
+        if get_origin(hint) is Annotated
+    }
+
+
+def check_options(given: NamedTuple) -> None:
+    """Checks the values of a NamedTuple of options; None stands for a default and is not checked.
+
+    Raises:
+        InputError: a value out of range, or an option that has no meaning beside the others.
+    """
+    for name, (_, option) in options_of(type(given)).items():
+        value = getattr(given, name)
+        if option.among:
+            check_known(f"{name}={value!r}", value, option.among)
+        if option.within and value is not None:
+            values = value if isinstance(value, tuple) else (value,)
+            if not values or not all(_inside(each, option.within) for each in values):
+                got = ", ".join(map(str, values)) or "none"
+                raise InputError(f"--{name} must be in {option.within}, got {got}")
+        if option.only and value != type(given)._field_defaults[name]:
+            key, needed = option.only
+            if (other := getattr(given, key)) != needed:
+                raise InputError(
+                    f"--{name} has no meaning with --{key}={other}: leave it out, or use"
+                    f" --{key}={needed}"
+                )
+
+
+def _inside(value, interval):
+    low, high = map(float, interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    return above and (value <= high if interval[-1] == "]" else value < high)
