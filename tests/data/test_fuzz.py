@@ -29,7 +29,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
 fuzz = settings(
-    deadline=None, derandomize=True, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 PATTERNS = CORPORA["wikitext2"].patterns
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 10)

@@ -82,8 +82,9 @@ def make_once(path: Path, make: Callable[[], object]) -> None:
         lock.acquire()
     try:
         if not path.exists():
-            for unfinished in path.parent.glob(f".{path.name}.*"):  # left by a killed process
-                if str(unfinished) != lock.lock_file:
+            # Left by a killed process: of this file, and of others that are made with it.
+            for unfinished in path.parent.glob(f".{path.stem}.*"):
+                if unfinished.suffix != ".lock":
                     unfinished.unlink()
             make()
     finally:
