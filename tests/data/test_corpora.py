@@ -95,15 +95,9 @@ def test_sub_words_are_learnt_from_the_train_split(text, load):
     assert corpus.vocabulary.digest == expected.digest
     assert "at▁" in corpus.vocabulary.words
     assert words(corpus, "test") == ["h", "at▁", "c", "at▁", "<eos>"]
-    assert {split: corpus.vocabulary.count_words(ids) for split, ids in corpus.ids.items()} == {
-        "train": 11,
-        "validation": 3,
-        "test": 3,
-    }
-    assert (
-        np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary)).tolist()
-        == corpus.vocabulary.counts.tolist()
-    )
+    assert [corpus.vocabulary.count_words(ids) for ids in corpus.ids.values()] == [11, 3, 3]
+    times = np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary))
+    assert times.tolist() == corpus.vocabulary.counts.tolist()
 
 
 def learnt_files(tmp_path):
@@ -116,16 +110,11 @@ def test_sub_words_are_learnt_and_counted_once(text, tmp_path, load, monkeypatch
     """
     first = load("penn_treebank", path=str(text), codes=2)
     before = learnt_files(tmp_path)
-    assert {path.name for path in before} == {
-        "vocabulary.txt",
-        "vocabulary.sha256",
-        "subwords.model",
-    }
+    names = {"vocabulary.txt", "vocabulary.sha256", "subwords.model"}
+    assert {path.name for path in before} == names
     next((tmp_path / "cache").rglob("counts.txt")).unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(
-            subwords.Subwords, "count_words", lambda *_: pytest.fail("reads all ids of a split")
-        )
+        patch.setattr(subwords.Subwords, "count_words", lambda *_: pytest.fail("reads all ids"))
         again = load("penn_treebank", path=str(text), codes=2)
     assert learnt_files(tmp_path) == before
     assert not list((tmp_path / "cache").rglob("counts.txt"))
@@ -180,6 +169,17 @@ def test_prepared_ids_do_without_large_packages(text, tmp_path, load):
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == str(expected)
+
+
+def test_what_a_killed_process_left_is_removed(text, tmp_path, load):
+    """Half of the ids, under the name that they had before they were whole."""
+    load("text_files", path=str(text))
+    ids = next((tmp_path / "cache").rglob("train.npy"))
+    unfinished = ids.with_name(".train.npy.0123")
+    ids.rename(unfinished)
+    ids.with_suffix(".json").unlink()
+    assert len(load("text_files", path=str(text)).ids["train"]) == 11
+    assert ids.exists() and not unfinished.exists()
 
 
 def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
@@ -279,11 +279,7 @@ def embedded(tmp_path_factory):
 
 
 def test_embedded_has_the_sizes_its_config_relies_on(embedded):
-    assert {split: len(ids) for split, ids in embedded.ids.items()} == {
-        "train": 854_430,
-        "validation": 46_644,
-        "test": 46_192,
-    }
+    assert [len(ids) for ids in embedded.ids.values()] == [854_430, 46_644, 46_192]
     assert len(embedded.vocabulary) == 6_780
     beginning = "in the beginning god created the heavens and the earth . <eos>"
     assert " ".join(words(embedded, "train")[:12]) == beginning

@@ -23,7 +23,7 @@ from configs import quickstart
 
 EOS, WORDS = 0, 97
 LM1B = Path(__file__).parents[3] / "shared" / "data" / "lm1b-heldout" / "valid.txt.xz"
-thorough = settings(deadline=None, max_examples=100, derandomize=True)
+thorough = settings(deadline=None, max_examples=50, derandomize=True)
 
 
 def split(text):

@@ -42,6 +42,7 @@ WORDS = (
     *("a", "animal", "small", "dog", "dogs", "puppy", "man", "hunt", "frank", "cur", "Frank"),
     *("chasings", "mice", "<unk>", "<eos>"),
 )
+UNITS = Subwords.build({"aa": 3, "ab": 2, "<eos>": 1}, 1)
 VOCABULARY = Vocabulary(WORDS, np.arange(len(WORDS), 0, -1))
 
 
@@ -170,12 +171,9 @@ def test_json_lines_in_another_language(tmp_path):
     """A definition is one text, or one for each sense; what is left out is empty; words not in
     the vocabulary are passed over.
     """
+    dog = {"relations": ["Köter", "Dogge", "Tier"], "definition": "ein Tier, das bellt"}
     lines = [
-        {
-            "word": "Hund",
-            "relations": ["Köter", "Dogge", "Tier"],
-            "definition": "ein Tier, das bellt",
-        },
+        {"word": "Hund"} | dog,
         {"word": "Köter", "hyponyms": ["Hund"], "definition": ["Hund", "ein Tier"]},
         {"word": "Esel", "relations": ["Tier"]},
         {"word": "Tier", "definition": None},
@@ -201,12 +199,8 @@ def test_a_share_of_the_words_keeps_its_entries(tmp_path):
     """
     words = (*(f"w{i}" for i in range(200)), "<eos>")
     vocabulary, path = Vocabulary(words, np.ones(201, np.int64)), tmp_path / "all.jsonl"
-    path.write_text(
-        "\n".join(
-            json.dumps({"word": word, "relations": ["w1"], "definition": "w2"})
-            for word in words[:150]
-        )
-    )
+    said = {"relations": ["w1"], "definition": "w2"}
+    path.write_text("\n".join(json.dumps({"word": word} | said) for word in words[:150]))
     found = {}
     for source in (relations, definitions):
         sets = [
@@ -238,35 +232,20 @@ def test_a_wrong_file_is_told(tmp_path, content, says):
         path.write_text(content)
     with pytest.raises(InputError) as error:
         read_entries(VOCABULARY, str(path))
-    assert "\n" not in str(error.value) and all(part in str(error.value) for part in says), (
-        error.value
-    )
+    assert "\n" not in str(error.value)
+    assert all(part in str(error.value) for part in says)
 
 
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (
-            lambda wordnet, tmp: check_lexicon(str(tmp / "none")),
-            "none' does not exist: give a directory",
-        ),
+        (lambda wordnet, tmp: check_lexicon(str(tmp / "none")), "none' does not exist: give"),
         (lambda wordnet, tmp: check_lexicon(str(tmp)), "has no lexnames: give a directory"),
         (lambda wordnet, tmp: read_entries(VOCABULARY, ""), "input.lexicon is empty"),
-        (
-            lambda wordnet, tmp: read_entries(
-                Subwords.build({"aa": 3, "ab": 2, "<eos>": 1}, 1), str(wordnet)
-            ),
-            "set data.codes=0",
-        ),
-        (
-            lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 3, "papr"),
-            'Did you mean "paper"',
-        ),
+        (lambda wordnet, tmp: read_entries(UNITS, str(wordnet)), "set data.codes=0"),
+        (lambda wordnet, _: relations(VOCABULARY, str(wordnet), 3, "papr"), "Did you mean"),
         (lambda wordnet, tmp: relations(VOCABULARY, str(wordnet), 0), "most=0"),
-        (
-            lambda wordnet, tmp: definitions(VOCABULARY, str(wordnet), 3, share=82.0),
-            "share=82.0 must be in [0, 1]",
-        ),
+        (lambda path, _: definitions(VOCABULARY, str(path), 3, share=82.0), "must be in [0, 1]"),
     ],
 )
 def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, says):
@@ -280,9 +259,8 @@ def test_a_wrong_lexicon_is_told(wordnet, tmp_path, wrong, says):
 def test_files_that_are_not_wordnets(wordnet, tmp_path):
     """Told in one line with the directory."""
     for path in wordnet.iterdir():
-        (tmp_path / path.name).write_bytes(
-            b"not a number\n" if path.name.startswith("index") else path.read_bytes()
-        )
+        index = path.name.startswith("index")
+        (tmp_path / path.name).write_bytes(b"not a number\n" if index else path.read_bytes())
     with pytest.raises(InputError, match="has files that are not WordNet's"):
         read_entries(VOCABULARY, str(tmp_path))
 

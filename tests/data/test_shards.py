@@ -264,10 +264,8 @@ def start(tmp_path_factory):
 def files_of(cache):
     """Name and SHA-256 of all that was prepared, but for the locks."""
     files = [path for path in cache.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {
-        str(path.relative_to(cache)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
+    digest = hashlib.sha256
+    return {str(file.relative_to(cache)): digest(file.read_bytes()).hexdigest() for file in files}
 
 
 @pytest.fixture(scope="module")
@@ -293,19 +291,12 @@ def test_killed_at_any_moment_it_resumes(start, text, tmp_path, undisturbed):
         with start(text, cache) as process:
             while process.poll() is None and len(list(cache.rglob("*.npz"))) < most:
                 time.sleep(0.002)
-            workers = (
-                psutil.Process(process.pid).children(recursive=True)
-                if process.poll() is None
-                else []
-            )
+            alive = process.poll() is None
+            workers = psutil.Process(process.pid).children(recursive=True) if alive else []
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)
         assert not psutil.wait_procs(workers, timeout=20)[1]
-        times = {
-            path: path.stat().st_mtime_ns
-            for path in cache.rglob("*.npz")
-            if not path.name.startswith(".")
-        }
+        times = {path: path.stat().st_mtime_ns for path in cache.rglob("[!.]*.npz")}
         assert times.items() >= before.items()  # what was there is not made again
         before = times
     with start(text, cache) as process:
@@ -321,9 +312,8 @@ def test_of_two_processes_one_prepares(start, text, tmp_path, undisturbed):
         outputs = [process.communicate(timeout=120) for process in (one, two)]
     assert outputs[0][0] == outputs[1][0] != ""
     said = outputs[0][1] + outputs[1][1]
-    assert sorted(
-        line.split()[2] for line in said.splitlines() if line.startswith("preparing")
-    ) == ["test", "train", "validation"]
+    made = [line.split()[2] for line in said.splitlines() if line.startswith("preparing")]
+    assert sorted(made) == ["test", "train", "validation"]
     assert files_of(tmp_path / "cache") == undisturbed
 
 
@@ -333,8 +323,7 @@ def test_a_full_disk(start, own_text, small_disk):
     with start(own_text, small_disk / "cache") as process:
         _, err = process.communicate(timeout=120)
     said = (
-        rf"InputError: cannot write data\.cache={small_disk}/cache \(.*\): No space left on device;"
-        r" make room.*\n$"
+        rf"cannot write data\.cache={small_disk}/cache \(.*\): No space left on device; make room"
     )
     assert re.search(said, err)
     assert not list(small_disk.rglob("*.npy"))
@@ -353,9 +342,7 @@ def test_tokenisers(tmp_path):
     cased = shards.Shards.make(text, tmp_path / "cased", "moses").counts()
     assert " ".join(cased) == "Mr. Smith 's dog ( a U.S. ) isn 't here . <eos>"
     lowered = shards.Shards.make(text, tmp_path / "lowered", "moses", lower=True).counts()
-    assert lowered == {
-        word if word == "<eos>" else word.lower(): count for word, count in cased.items()
-    }
+    assert lowered == {word.lower(): count for word, count in cased.items()}
     plain = shards.Shards.make(text, tmp_path / "plain", "none", lower=True).counts()
     assert list(plain) == ["mr.", "smith's", "dog", "(a", "u.s.", "dog)", "isn't", "here.", "<eos>"]
 
@@ -485,12 +472,8 @@ def test_the_command(text, tmp_path):
         f"--config.data.cache={tmp_path / 'cache'}",
         f"--to=file://{tmp_path / 'copy'}",
     ]
-    run = subprocess.run(
-        [sys.executable, "-m", "adaptive_jax", "prepare", *line],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "adaptive_jax", "prepare", *line]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "text_files: vocabulary 11; tokens train 300, validation 25, test 20" in run.stdout
     stored = load("text_files", f"file://{tmp_path / 'copy'}", "")

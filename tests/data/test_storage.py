@@ -260,7 +260,7 @@ def test_an_interrupted_copy_is_none(url):
 def test_a_complete_copy_is_not_overwritten(url):
     """And ids of 0, which an array may leave out as its fill value, are not lost."""
     stored.copy(Corpus(VOCABULARY, {"train": np.zeros(3 * SHARD, np.int32)}), url)
-    with pytest.raises(InputError, match="holds a corpus already: give another URL"):
+    with pytest.raises(InputError, match="already holds a corpus: give another URL"):
         stored.copy(Corpus(VOCABULARY, {"train": ids_of(10, seed=1)}), url)
     np.testing.assert_array_equal(
         stored.open(url, splits=("train",)).ids["train"][:], np.zeros(3 * SHARD)
@@ -328,7 +328,7 @@ def test_a_copy_of_another_format(tmp_path):
     with pytest.raises(
         InputError,
         match=(
-            r"/c is damaged: complete\.json is not what was written .*; remove it and write it"
+            r"/c is damaged: complete\.json is malformed .*; remove it and write it"
             r" again"
         ),
     ):

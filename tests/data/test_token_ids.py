@@ -141,7 +141,7 @@ WRONG = (
         {"ids_dtype": "uint32"},
         "ids must be from 0 to 59, got .* read as uint32, which data.ids_dty",
     ),
-    ({"path": ""}, "data.path='' is no directory"),
+    ({"path": ""}, "data.path='' must be a directory"),
 )
 
 
@@ -166,7 +166,7 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
     file = tmp_path / "train.bin"
     for content, says in (
         (b"", "train.bin is empty; write at least one id into it"),
-        (b"\1\0\2", "train.bin has 3 bytes, which is no whole number of uint16"),
+        (b"\1\0\2", "train.bin has 3 bytes, which is not a multiple of uint16"),
         (ids_of("train").astype("<u4").tobytes(), "as uint16 has 0 as every second id: give"),
         (np.array([20240520, 1, 9], "<i4").tobytes(), "its header says 9 ids, and it has 12 bytes"),
     ):

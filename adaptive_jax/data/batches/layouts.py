@@ -44,7 +44,7 @@ class Single:
         self.count, self.capacity = len(starts), len(starts) * sequence_length
 
     def describe(self, examples: int, tokens: int) -> str:
-        """What an epoch of so many examples is, in words."""
+        """Describes an epoch of so many examples and tokens."""
         shortest, longest = self.row_lengths[0], self.row_lengths[-1]
         length = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         return (
@@ -82,7 +82,7 @@ class Single:
 
 
 class Packed(Single):
-    """As many examples in a row as fit. Each epoch draws anew which examples of a length share a
+    """As many examples in a row as fit. Each epoch draws which examples of a length share a
     row.
 
     Lengths 3 3 2 1 1 in rows of 5 make two rows: 3 2 and 3 1 1.

@@ -80,7 +80,7 @@ class TrainingBatches:
             spans.append((starts, lengths, rows + run.start))
         spans = Spans(*map(np.concatenate, zip(*spans, strict=True)))
         batch = fill_rows(self.ids, self.eos, spans, (row_ids.size, time), self.layout.segmented)
-        # Rows of the first window of an epoch begin anew.
+        # The first window of an epoch resets all rows.
         reset = numbers < self.layout.rows if self.layout.continued else None
         arrays = batch._replace(row_ids=row_ids.ravel(), reset=reset)
         return Batch(

@@ -45,7 +45,7 @@ class Streams:
         self._windows = {}  # by seed, windows up to the end of each epoch
 
     def describe(self, examples: int, tokens: int) -> str:
-        """What an epoch is, in words."""
+        """Describes an epoch."""
         usual = round_lengths(self.base, self.base + 2.0 * DEVIATION * np.array([-1, 1]))
         return (
             f"{self.rows:,} rows, each continued through {self.columns:,} tokens in windows of"
@@ -114,7 +114,7 @@ def round_lengths(base: int, lengths: np.ndarray) -> np.ndarray:
 
 
 def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int, itertools.chain]:
-    """Cuts a split of so many tokens into `rows` rows, read on in windows, each token counted once:
+    """Cuts a split of `tokens` tokens into `rows` rows, read in windows, each token counted once:
     for evaluation.
 
     Tokens 0 to 9, 2 rows, context 2, window 3:

@@ -28,9 +28,9 @@ class Windows(NamedTuple):
         "complete_doc" or "eos"). Or "streams": the split is read on from batch to batch, by a body
         that carries its state.
     rows: rows of a batch. Layout "similar" has more where rows are shorter. "streams" cuts the
-        split into so many, and all but the first begin with no more than `context` tokens of what
+        split into this many, and all but the first begin with no more than `context` tokens of what
         came before them: only one row gives every token its whole past.
-    multiple: batches have a multiple of so many rows; empty ones are added.
+    multiple: the rows of a batch are a multiple of this; empty ones are added.
     """
 
     window: int

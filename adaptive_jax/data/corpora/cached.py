@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def home_of(path: str, key: str) -> Path:
-    """The directory that a setting names, a ~ at its start expanded.
+    """The directory that the setting `key` names, with a leading ~ expanded.
 
     Raises:
         InputError: the path is empty, a URL, or an unknown user's.
@@ -32,7 +32,7 @@ def home_of(path: str, key: str) -> Path:
             return Path(path).expanduser()
     except RuntimeError:  # no such user
         pass
-    raise InputError(f"{key}={path!r} is no directory: give the path of one on a disk")
+    raise InputError(f"{key}={path!r} must be a directory on a disk")
 
 
 def cache_of(cache: str) -> Path:
@@ -82,8 +82,9 @@ def make_once(path: Path, make: Callable[[], object]) -> None:
         lock.acquire()
     try:
         if not path.exists():
-            for unfinished in path.parent.glob(f".{path.name}.*"):  # left by a killed process
-                if str(unfinished) != lock.lock_file:
+            # Left by a killed process: of this file, and of others that are made with it.
+            for unfinished in path.parent.glob(f".{path.stem}.*"):
+                if unfinished.suffix != ".lock":
                     unfinished.unlink()
             make()
     finally:

@@ -81,7 +81,7 @@ def cut(
 
 
 def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
-    """Whole lines from the stream until they have so many words, `<eos>` counted."""
+    """Whole lines from the stream until they have `words` words, `<eos>` included."""
     for line in stream:
         words -= len(line.split()) + 1
         yield line

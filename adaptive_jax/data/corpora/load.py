@@ -180,8 +180,8 @@ def checked_settings(data: Mapping) -> Settings:
 
 
 class PreparedText:
-    """The text of a corpus and what is made of it, in a directory of the cache whose name is a hash
-    of the text and of the settings that turn it into words:
+    """The text of a corpus and the files made from it. They are in a directory of the cache whose
+    name is a hash of the text and of the settings that turn it into words:
 
         shards/SPLIT/                          see `Shards`
         counts.txt                             the words of the train split

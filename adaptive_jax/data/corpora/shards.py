@@ -75,7 +75,7 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
         made = Piece(next(number), data, tuple(each for each in origins if each[0] < end), done)
         start, name, line = made.origins[-1]
         later = [(start - end, name, line) for start, name, line in origins if start >= end]
-        # The file goes on; of origins at the same offset the last one counts.
+        # The file continues in the next piece. Of origins at one offset, the last one counts.
         origins[:] = [(0, name, line + data.count(NEWLINE, start)), *later]
         return made
 

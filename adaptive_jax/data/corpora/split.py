@@ -11,7 +11,7 @@ from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, Text
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
-SHARE = 20  # one line in so many is validation text, and as many are test text
+SHARE = 20  # one line in 20 is validation text, and one in 20 is test text
 MOST = 10_000  # lines of each
 
 
@@ -25,7 +25,7 @@ class Split(NamedTuple):
 
 
 def single_file(path: str) -> Path | None:
-    """The only file of the directory `path`, hidden ones apart, or the file `path`; None for
+    """The only file of the directory `path`, hidden ones aside, or the file `path`; None for
     anything else, archives too.
     """
     place = Path(os.path.expanduser(path)).resolve()

@@ -60,14 +60,14 @@ class Ids(LazyIds):
 
 
 def copy(corpus: Corpus, url: str) -> None:
-    """Writes a prepared corpus under a URL. A copy that was interrupted is written anew.
+    """Writes a prepared corpus under a URL. An interrupted copy is replaced.
 
     Raises InputError for a URL that is unknown, read-only, or already holds a complete copy.
     """
     with _one_line("write", url):
         store = _store(url)
         if store.read(MARKER).result(timeout=files.PATIENCE).state == "value":
-            raise InputError(f"{url} holds a corpus already: give another URL, or remove that one")
+            raise InputError(f"{url} already holds a corpus: give another URL, or remove that one")
         with tempfile.TemporaryDirectory() as directory:
             corpus.vocabulary.write(Path(directory) / VOCABULARY)
             for file in Path(directory).iterdir():
@@ -107,11 +107,11 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
             )
         vocabulary, ids = _vocabulary(store, url), {}
         if vocabulary.digest != facts["vocabulary"]:
-            raise _damaged(url, "its vocabulary is not the one that was written")
+            raise _damaged(url, "its vocabulary differs from the one that was written")
         for split in splits:
             array = _array(url, split, open=True, read=True)
             if (array.dtype, array.shape) != (tensorstore.int32, (facts["tokens"][split],)):
-                raise _damaged(url, f"{split} has not the tokens that {MARKER} says")
+                raise _damaged(url, f"the number of tokens of {split} differs from {MARKER}")
             ids[split] = Ids(array, url)
     unseen = {split: facts["unseen"][split] for split in splits if split in facts["unseen"]}
     return Corpus(vocabulary, ids, unseen)
@@ -130,7 +130,7 @@ def _facts(content, url):
         if not all(isinstance(number, int | float) for number in numbers):
             raise ValueError("a number is missing")
     except Exception as error:  # any JSON may stand there
-        raise _damaged(url, f"{MARKER} is not what was written ({type(error).__name__})") from error
+        raise _damaged(url, f"{MARKER} is malformed ({type(error).__name__})") from error
     if version != FORMAT:
         raise InputError(
             f"{url} is a copy of format {version}, not {FORMAT}: write it with this version"

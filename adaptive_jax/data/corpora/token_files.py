@@ -129,7 +129,7 @@ class Files(NamedTuple):
         dtype = np.dtype(self.dtype or ("uint16" if small else "uint32")).newbyteorder("<")
         if size % dtype.itemsize:
             raise InputError(
-                f"{path} has {size:,} bytes, which is no whole number of {dtype.name}: give"
+                f"{path} has {size:,} bytes, which is not a multiple of {dtype.name}: give"
                 f" data.ids_dtype as one of {', '.join(DTYPES[1:])}"
             )
         ids = np.memmap(path, dtype, "r")

@@ -67,7 +67,8 @@ def read_header(path: str | Path) -> Header:
         ) from None
     if not (found := PATTERN.fullmatch(line)):
         raise InputError(
-            f"{path}, line 1: {line[:80]!r} is no header of clusters; make the file with {COMMAND}"
+            f"{path}, line 1: {line[:80]!r} is not a header of clusters; make the file with"
+            f" {COMMAND}"
         )
     return Header(found[1], int(found[2]), found[3], tuple(map(int, found[4].split(","))))
 
@@ -102,7 +103,7 @@ def cut(config: Mapping) -> dict:
 
 
 def with_cutoffs(config: Mapping, cutoffs: Sequence[int], words: int) -> dict:
-    """The config with these cutoffs of its output's table, and so many words."""
+    """The config with these cutoffs of its output's table, and this number of words."""
     new = {**config, "data": {**config["data"], "vocabulary_size": words}}
     if _cut_by_input(config):
         return new | {"input": {**config["input"], "cutoffs": tuple(cutoffs)}}

@@ -31,8 +31,7 @@ def read_sealed(path: Path, cure: str) -> Vocabulary:
             raise InputError(f"{sums}, with the checksum of {path.name}, is missing")
         if path.exists() and (changed := changed_file(sums)):
             raise InputError(
-                f"{path.with_name(changed)} is damaged: it is not what was written (see"
-                f" {sums.name})"
+                f"{path.with_name(changed)} is damaged: its checksum differs (see {sums.name})"
             )
         return read_vocabulary(path)
     except InputError as error:

@@ -39,7 +39,7 @@ class TokenIds(Vocabulary):
         eos: the id that ends a document; -1: none does.
 
         Raises:
-            InputError: `eos` is no id.
+            InputError: `eos` is not an id.
         """
         if not -1 <= eos < len(counts):
             raise InputError(
