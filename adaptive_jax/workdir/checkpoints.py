@@ -21,7 +21,6 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import (
     AnyPreservationPolicy,
     BestN,
-    EveryNSeconds,
     LatestN,
     PreservationContext,
 )
@@ -45,13 +44,11 @@ class _Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a run: the latest `keep`, the one of lowest validation loss and, for good,
-    one every so many hours.
+    """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
     Items are those of `ITEMS` that have arrays in them. Opening a run to continue it renames
     damaged checkpoints that are newer than the last whole one to STEP.damaged, with a warning.
 
-    keep_every_hours: 0 for none.
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
     Raises:
@@ -63,7 +60,6 @@ class Checkpoints:
         self,
         workdir: Path,
         keep: int = 1,
-        keep_every_hours: float = 0.0,
         *,
         read_only: bool = False,
     ):
@@ -77,13 +73,8 @@ class Checkpoints:
         # `_writing` reports once what cannot be written.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.unverified = None  # the step saved last
-        by_time = (
-            [EveryNSeconds(interval_secs=round(3600 * keep_every_hours))]
-            if keep_every_hours
-            else []
-        )
         best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        self.policy = AnyPreservationPolicy([LatestN(n=keep), best, *by_time])
+        self.policy = AnyPreservationPolicy([LatestN(n=keep), best])
         if not read_only:
             self._set_damaged_aside()
         options = ocp.CheckpointManagerOptions(
@@ -267,13 +258,6 @@ class Checkpoints:
                 file.write(json.dumps({"nll": nll, "recorded": True}).encode())
             integrity.seal(directory)
         hosts.wait(f"the loss of {step}")
-        self.manager.reload()
-
-    def set_aside(self, step: int, why: str) -> None:
-        """Renames a checkpoint to STEP.damaged, with a warning."""
-        if hosts.first():
-            self._set_aside(step, why)
-        hosts.wait(f"checkpoint {step} aside")
         self.manager.reload()
 
     def _verify(self):

@@ -202,4 +202,4 @@ def test_the_bar_of_a_run_with_hours():
         bar.show(step)
     bar.progress.refresh()
     bar.close()
-    assert "ETA 2:01:" in console.file.getvalue()
+    assert "2:01:" in console.file.getvalue()
