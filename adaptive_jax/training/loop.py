@@ -145,8 +145,9 @@ class Training:
                 model, job.optimizer, config["seed"], mesh, rows, sparse=shared
             )
             if config["init_from"]:
-                words = job.corpus.vocabulary, mesh
-                self.state = finetuned(config, self.state, model, job.optimizer, words)
+                self.state = finetuned(
+                    config, self.state, model, job.optimizer, job.corpus.vocabulary, mesh
+                )
         else:
             if step > config["steps"]:
                 raise InputError(

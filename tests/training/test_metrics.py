@@ -226,7 +226,7 @@ def test_the_bar_fits_the_terminal(width):
     bar.show(601)
     bar.progress.refresh()
     running = written(console)[-1]
-    assert re.match(r"601/602 ━+ loss 4.412", running) and len(running) <= width
+    assert re.match(r"601/602 ━+╸ loss 4.412", running) and len(running) <= width
     assert width < 100 or "  ".join(PARTS) in running
     said = "step 602/7,500  validation  " + "x" * 200
     bar.say(said)
