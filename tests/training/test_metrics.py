@@ -11,18 +11,14 @@ import struct
 import time
 import types
 
-import numpy as np
 import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
-from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.optimizers.schedules import SCHEDULES
 from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training import metrics as module
-from adaptive_jax.training.loop import train
 from adaptive_jax.training.metrics import Interval, Metrics
 from adaptive_jax.training.writers import check
 
@@ -135,30 +131,6 @@ def test_the_logged_rate_is_the_schedule(trained, config):
         {step: float(rate(step - 1)) for step in logged}, rel=1e-6, abs=3e-8
     )
     assert len({round(value, 6) for value in logged.values()}) > 30
-
-
-def test_logged_losses_are_means_over_words(config, text, tmp_path):
-    """One line every 6 updates gives the mean over all their words, of which one update has
-    fewer than the others.
-    """
-    for name, every in ("often", 1), ("seldom", 6):
-        train(
-            config(steps=12, log_every=every, evaluate_every=0, checkpoint_every=0), tmp_path / name
-        )
-    often, seldom = (
-        [line["train/nll"] for line in metrics(tmp_path / name) if "train/nll" in line]
-        for name in ("often", "seldom")
-    )
-    settings = config()
-    batches = TrainingBatches(
-        load(settings["data"]).ids["train"], 0, Layout(**settings["batches"]), rows=32
-    )
-    words = [batches.batch(0, step).weights.sum() for step in range(12)]
-    assert len(set(words)) == 2
-    assert seldom == pytest.approx(
-        [np.average(often[k : k + 6], weights=words[k : k + 6]) for k in (0, 6)], rel=1e-6
-    )
-    assert len({round(loss, 5) for loss in often}) == 12
 
 
 def test_words_a_second_are_words_of_the_text():
