@@ -18,11 +18,11 @@ def clock(seconds: float) -> str:
 
 
 class Bar:
-    """Steps done, what is known of them, and the time left; once all are done, the time taken.
+    """Steps done, a text about them, and the time left; once all are done, the time taken.
 
     Args:
         total, done: steps in all, and at the beginning.
-        parts: what is known of them.
+        parts: the text, the most important first; a narrow terminal cuts the last ones.
         console: where to draw; by default stderr. Nothing is drawn where that is no terminal, or
             with `shown=False`.
         limit: seconds from now after which the steps end, whatever is left; None: no limit.

@@ -40,9 +40,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
     """
     for key in "init_checkpoint", "init_words":
         if not config["init_from"] and (given := config[key]) != getattr(General, key):
-            raise InputError(
-                f"{key}={given} means nothing without init_from: give --init_from=RUN, too"
-            )
+            raise InputError(f"{key}={given} needs init_from: give --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
         if not (origin / "config.json").exists():

@@ -173,7 +173,7 @@ class Training:
         self.programs = {}
 
     def run(self) -> None:
-        """Updates to the last one, evaluated, saved and logged when due; closes what is open."""
+        """Trains to the end: updates, logs, evaluates and saves when due; then closes the files."""
         together = True
         try:
             step, over = self._catch_up() or self._train()

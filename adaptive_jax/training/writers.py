@@ -180,7 +180,7 @@ class TensorBoard:
                 self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Writes what is pending."""
+        """Writes pending points and closes the file."""
         self.board.close()
 
 
@@ -233,5 +233,5 @@ class WeightsAndBiases:
         """Leaves it to TensorBoard's writer."""
 
     def close(self) -> None:
-        """Sends what is pending."""
+        """Sends pending points and ends the run."""
         self.run.finish()

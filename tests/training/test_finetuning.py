@@ -233,11 +233,11 @@ def test_another_model_is_refused(tmp_path):
         ),
         (
             {"init_checkpoint": "latest"},
-            "init_checkpoint=latest means nothing without init_from: give --init_from=RUN, too",
+            "init_checkpoint=latest needs init_from: give --init_from=RUN, too",
         ),
         (
             {"init_words": "both"},
-            "init_words=both means nothing without init_from: give --init_from=RUN, too",
+            "init_words=both needs init_from: give --init_from=RUN, too",
         ),
     ):
         config = config_of("tied", **changes)
