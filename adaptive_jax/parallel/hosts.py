@@ -238,7 +238,6 @@ def stopping(first: str = "") -> Iterator[Stop]:
             tell(f"\nstopping: {first}; Ctrl-C again stops at once\n")
         stop.asked = True
 
-    pass_on.interrupts_nothing = wait_for_update.interrupts_nothing = True
     handlers = (
         {signal.SIGINT: pass_on}
         if several
@@ -250,34 +249,6 @@ def stopping(first: str = "") -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM until the end of the block. Within `stopping`, which interrupts
-    nothing, they act at once.
-
-    On several hosts SIGTERM is jax's, which Python's functions for signals cannot put back.
-    """
-    numbers = (
-        [signal.SIGINT] if jax.distributed.is_initialized() else [signal.SIGINT, signal.SIGTERM]
-    )
-    numbers = [
-        number for number in numbers if not hasattr(signal.getsignal(number), "interrupts_nothing")
-    ]
-    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
-        numbers = []
-    came = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager

@@ -67,10 +67,8 @@ def recorded(workdir: Path, last_step: int) -> list[dict]:
         # A killed process may have left half a line.
         read = [json.loads(line) for line in lines if line.endswith("\n")]
         for number, line in enumerate(read, start=1):
-            numbers = all(
-                value is None or isinstance(value, int | float) for value in line.values()
-            )
-            if not numbers or not isinstance(line.get("step"), int):
+            kinds = {type(value) for value in line.values()}
+            if type(line.get("step")) is not int or kinds - {int, float, type(None)}:
                 raise ValueError(f"line {number} is not one of a step's numbers")
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(

@@ -324,9 +324,7 @@ class Checkpoints:
     @contextlib.contextmanager
     def _writing(self):
         try:
-            # Orbax and its threads answer an interruption with tracebacks.
-            with hosts.uninterrupted():
-                yield
+            yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
                 raise OSError(
