@@ -45,12 +45,13 @@ def check(settings: Mapping) -> None:
     settings: the group `metrics` of a config.
 
     Raises:
-        InputError: Weights & Biases is switched on and not installed.
+        InputError: Weights & Biases is switched on and not installed, or not TensorBoard.
     """
-    if settings["wandb"] and importlib.util.find_spec("wandb") is None:
+    packages = "wandb", "tensorboard"  # which wandb needs to read what TensorBoard is given
+    if settings["wandb"] and not all(map(importlib.util.find_spec, packages)):
         raise InputError(
-            "metrics.wandb=True needs the package wandb: run `pip install wandb`, or set"
-            " --config.metrics.wandb=False"
+            f"metrics.wandb=True needs the packages {' and '.join(packages)}: run `pip install"
+            f" {' '.join(packages)}`, or set --config.metrics.wandb=False"
         )
 
 

@@ -333,6 +333,7 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     it was configured with.
     """
     wandb = pytest.importorskip("wandb")
+    pytest.importorskip("tensorboard")
     monkeypatch.setenv("WANDB_MODE", "offline")
     seen = []
     for first in 0, 3:
