@@ -164,7 +164,7 @@ def main():
     request = Request(*what, DATA_PATH.value, BREAK_MODE.value, *how)
     workdir, others = commands.workdir()
     hosts.initialize(*others)
-    with hosts.together():
+    with hosts.fail_together():
         results = evaluate_contexts(workdir, request, contexts)
     best = min(result["perplexity"] for result in results)
     if TARGET.value is not None and best > TARGET.value:

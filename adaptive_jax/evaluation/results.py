@@ -23,7 +23,7 @@ def say(result: dict, words: str, settings: Windows) -> None:
     words: what is said of words that the model does not know.
     """
     for line in table(result["grid"]) if "grid" in result else ():
-        hosts.say(line)
+        hosts.log0(line)
     if "open" in result:
         words = f"<unk> {result['unknown']:.1%}" + "".join(
             _part(name, part) for name, part in result["open"].items()
@@ -47,9 +47,9 @@ def say(result: dict, words: str, settings: Windows) -> None:
             else f"context {settings.context}"
         ),
     ]
-    hosts.say("; ".join(parts + ([] if method == "plain" else [f"method {method}{chosen}"])))
+    hosts.log0("; ".join(parts + ([] if method == "plain" else [f"method {method}{chosen}"])))
     for line in card.lines(result):
-        hosts.say(f"  {line}")
+        hosts.log0(f"  {line}")
 
 
 def table(tried: Sequence[dict]) -> Iterator[str]:
@@ -99,7 +99,7 @@ def write(folder: Path, result: dict, nll: np.ndarray) -> None:
                 file.write(card.markdown(result).encode())
             with replacing(path.with_suffix(".npy")) as file:
                 np.save(file, nll)
-    hosts.say(str(path))
+    hosts.log0(str(path))
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@ end.
 
     train.py on each of 4 machines    -> initialize() connects them; jax.devices() lists the
                                          devices of all four
-    hosts.say("step 1")               -> prints one line, on host 0
-    hosts.wait("workdir")             -> returns once all four hosts have called it
+    hosts.log0("step 1")               -> prints one line, on host 0
+    hosts.barrier("workdir")             -> returns once all four hosts have called it
     Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
 
 A single process never waits in any of these functions.
@@ -171,13 +171,13 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
-def say(text: str) -> None:
+def log0(text: str) -> None:
     """Prints a line on host 0."""
     if first():
         print(text, flush=True)
 
 
-def wait(name: str, seconds: float = WAITING) -> None:
+def barrier(name: str, seconds: float = WAITING) -> None:
     """Waits until all hosts have called this with the same `name`, once each.
 
     Raises:
@@ -252,7 +252,7 @@ def stopping(first: str = "") -> Iterator[Stop]:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def fail_together() -> Iterator[None]:
     """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently
     with its status.
 
@@ -262,7 +262,7 @@ def together() -> Iterator[None]:
     """
     try:
         yield
-        wait("the end")
+        barrier("the end")
     except BaseException as error:
         if not jax.distributed.is_initialized():
             raise
@@ -284,7 +284,7 @@ def together() -> Iterator[None]:
 
 def _all_reach(name):
     try:
-        wait(name, ENDING)
+        barrier(name, ENDING)
     except RuntimeError:
         return False
     return True

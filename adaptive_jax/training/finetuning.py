@@ -138,7 +138,7 @@ def finetuned(
         line += " ones start at random"
         if most := max(moved.values(), default=0):
             line += f", as {most:,} do that are in another band now"
-    hosts.say(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
+    hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
     params = traverse_util.unflatten_dict(params)
     layout = jax.tree.map(lambda a: a.sharding, state.optimizer)
     return state._replace(

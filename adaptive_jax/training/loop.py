@@ -105,13 +105,13 @@ def train(
     plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
     check_memory(plan, memory or accelerators.installed())
     mesh = sharding.device_mesh(plan.fsdp)
-    hosts.say(describe(plan))
+    hosts.log0(describe(plan))
     sizes = plan.rows_per_update, plan.accumulation
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
-    hosts.say(f"rows         {batches}")
+    hosts.log0(f"rows         {batches}")
     unit, said = vocabulary.unit, describe_words(corpus, "validation")
     said += "; losses and perplexities are per token" if unit == "token" else ""
-    hosts.say(f"{unit + 's':<13}of the validation split: {said}")
+    hosts.log0(f"{unit + 's':<13}of the validation split: {said}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
     check_fits(given, workdir, model)
@@ -156,7 +156,7 @@ class Training:
                 )
             restore = functools.partial(self.checkpoints.restore, step)
             self.state = restored_state(shapes, step, restore)
-            hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
+            hosts.log0(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
         self.first = step or 0
         self.clock = Clock(config["hours"], self.checkpoints.hours(step) if step else 0.0)
         unit = job.corpus.vocabulary.unit

@@ -156,9 +156,9 @@ class Metrics:
             at = min(self.losses, key=self.losses.__getitem__)
             value = perplexity(self.losses[at])
             best = f"; best validation perplexity {value:,.2f} at update {at:,}"
-        hosts.say(f"{reason}: {step:,} updates{took}{best}")
+        hosts.log0(f"{reason}: {step:,} updates{took}{best}")
         workdir = shlex.quote(str(self.workdir))
-        hosts.say(f"evaluate:  python evaluate.py --workdir={workdir} --split=test")
+        hosts.log0(f"evaluate:  python evaluate.py --workdir={workdir} --split=test")
 
     def close(self) -> None:
         """Ends the bar and closes the files."""

@@ -257,7 +257,7 @@ class Checkpoints:
             with replacing(directory / "metrics" / "metrics") as file:
                 file.write(json.dumps({"nll": nll, "recorded": True}).encode())
             integrity.seal(directory)
-        hosts.wait(f"the loss of {step}")
+        hosts.barrier(f"the loss of {step}")
         self.manager.reload()
 
     def _verify(self):
@@ -310,7 +310,7 @@ class Checkpoints:
             )
         for step, why in damaged.items():
             self._set_aside(step, why)
-        hosts.wait("damaged checkpoints")
+        hosts.barrier("damaged checkpoints")
 
     def _set_aside(self, step, why):
         aside = integrity.set_aside(self.directory / str(step))

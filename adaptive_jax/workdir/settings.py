@@ -267,7 +267,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     """
     check_same_run(workdir, config)
     check_same_vocabulary(workdir, vocabulary)
-    hosts.wait("before the workdir")  # all have checked for another run there
+    hosts.barrier("before the workdir")  # all have checked for another run there
     if hosts.first():
         if not in_store(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
@@ -279,7 +279,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
             )
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
-    hosts.wait("the workdir")
+    hosts.barrier("the workdir")
     deadline = time.monotonic() + VISIBLE
     while not (workdir / "config.json").exists():
         if time.monotonic() > deadline:

@@ -210,7 +210,7 @@ def main():
     from adaptive_jax.training import loop
     workdir, others = commands.workdir()
     hosts.initialize(*others)
-    with hosts.together():
+    with hosts.fail_together():
         loop.train(config_flags.config()[0], workdir)
         evaluate(workdir.with_name("none"), Request())
 commands.run(main)
@@ -225,7 +225,7 @@ def main():
     from adaptive_jax.training import loop
     workdir, others = commands.workdir()
     hosts.initialize(*others)
-    with hosts.together():
+    with hosts.fail_together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
         evaluate(workdir, Request(checkpoint="latest", method="cache"))
         evaluate(
@@ -331,7 +331,7 @@ def main():
                 raise OSError(errno.ENOSPC, "", "metrics.jsonl")
             write(self, step, metrics)
         writers.JsonLines.write = full
-    with hosts.together():
+    with hosts.fail_together():
         loop.train(config_flags.config()[0], workdir)
 commands.run(main)
 """

@@ -275,7 +275,7 @@ def main():
     folder, others = commands.workdir()
     hosts.initialize(*others)
     config, tuned, ways = json.loads((folder / "given.json").read_text())
-    with hosts.together():
+    with hosts.fail_together():
         train(config, folder / "devices")
         train(tuned, folder / "tuned_devices")
         requests = {name: Request("test", checkpoint="latest", **way) for name, way in ways.items()}
