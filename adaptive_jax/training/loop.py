@@ -212,10 +212,8 @@ class Training:
         """Updates until the run is over; returns the last step and the reason."""
         job, config, steps = self.job, self.job.config, self.job.config["steps"]
         work, unread = job.plan.flops_per_token, None
-        self.interval = Interval(work)
-        with Prefetcher(
-            functools.partial(_batch, job), range(self.first + 1, steps + 1)
-        ) as batches:
+        self.interval, make = Interval(work), functools.partial(_batch, job)
+        with Prefetcher(make, range(self.first + 1, steps + 1)) as batches:
             for step, (arrays, words) in batches:
                 metrics = self._update(step, arrays, batches.waited)
                 # The update is under way; meanwhile the metrics of the one before are read.
