@@ -606,7 +606,7 @@ def test_gradients_of_microbatches_are_those_of_the_loss(case, which):
             params, variables["lexicon"], jnp.zeros((), jnp.int32), parts, ()
         )
 
-    (expected, gradient), (ours, _, sums) = both(variables["params"])
+    (expected, gradient), (ours, _, sums, _) = both(variables["params"])
     np.testing.assert_allclose(sums.loss, expected, rtol=1e-6)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, gradient

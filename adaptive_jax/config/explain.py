@@ -9,7 +9,6 @@ from adaptive_jax.config.keys import ALL_GROUPS, NAMES, Key, at, home, keys_of, 
 
 TITLES = {
     "": "the run",
-    "divergence": "a loss that is not finite",
     "metrics": "what is logged",
     "data": "the corpus",
     "batches": "rows of an update",

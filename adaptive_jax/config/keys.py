@@ -74,16 +74,14 @@ class General:
         init_checkpoint: with init_from: best by validation, latest, or the number of updates.
         init_words: with init_from: the vocabulary: new, words of the new corpus alone; both, those
             of that run, too.
-        gradient_sums: dtype in which gradients are summed over devices: float32, or bfloat16, which
-            moves half the bytes and rounds to 8 bits.
+        divergence: what follows an update whose loss or gradient is not finite, or whose loss is
+            100 nats a token or more: stop, or skip (leave the update out).
         fsdp: devices that share one copy of the parameters; 0: as few as hold the model.
         log_every: updates between two lines of metrics; 0: only at the end.
         evaluate_every: updates between two evaluations on the validation split; 0: only with
             checkpoints.
         checkpoint_every: updates between two checkpoints; 0: only at the end.
         keep: latest checkpoints that are kept; the best one is kept beside them.
-        keep_every_hours: hours of training after which one more checkpoint is kept for good; 0:
-            none.
         hours: hours of training, over all starts of the run, after which it evaluates, saves and
             ends; 0: no limit.
         early_stopping: evaluations in a row without a lower validation loss that end training; 0:
@@ -100,33 +98,14 @@ class General:
     init_from: str = ""
     init_checkpoint: str = "best"
     init_words: str = "new"
-    gradient_sums: str = "float32"
+    divergence: str = "stop"
     fsdp: int = 0
     log_every: int = 50
     evaluate_every: int = 500
     checkpoint_every: int = 500
     keep: int = 1
-    keep_every_hours: float = 0.0
     hours: float = 0.0
     early_stopping: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Divergence:
-    """What training does when a loss is not finite.
-
-    Attributes:
-        policy: after an update that is not finite: stop, skip (leave it out) or rewind (to the last
-            checkpoint, for other batches).
-        loss: nats a token, from which a loss counts as not finite; inf: never.
-        spike: nats a token above the recent mean, from which a loss is reported; inf: never.
-        rewinds: times that a run rewinds, at most; then it stops.
-    """
-
-    policy: str = "stop"
-    loss: float = 100.0
-    spike: float = 2.0
-    rewinds: int = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,13 +114,11 @@ class Metrics:
 
     Attributes:
         tensorboard: whether to write files for TensorBoard.
-        wandb: whether to log to Weights & Biases; needs the package wandb.
-        norms: whether to log norms of gradients and changes, by group of parameters.
+        wandb: whether to log to Weights & Biases, too; needs the packages wandb and tensorboard.
     """
 
     tensorboard: bool = True
     wandb: bool = False
-    norms: bool = False
 
 
 class Key(NamedTuple):
@@ -170,7 +147,7 @@ def maker(group: str, name: str | None = None) -> Callable:
         InputError: a name that does not exist.
     """
     if group not in NAMES:
-        own = {"": General, "divergence": Divergence, "metrics": Metrics}
+        own = {"": General, "metrics": Metrics}
         return own.get(group) or home(group)
     name = name or NAMES[group]
     if not isinstance(name, str):
@@ -384,24 +361,12 @@ def check_values(config: Mapping) -> None:
     zero = ("fsdp", "log_every", "evaluate_every", "checkpoint_every", "early_stopping")
     check_at_least(0, **{key: config[key] for key in zero})
     check_at_least(0, **{"data.vocabulary_size": config["data"]["vocabulary_size"]})
-    for key, none in ("keep_every_hours", "keep none"), ("hours", "no limit"):
-        if not 0 <= config[key] < math.inf:
-            raise InputError(f"{key}={config[key]} must be 0 ({none}) or more, and finite")
+    if not 0 <= config["hours"] < math.inf:
+        raise InputError(f"hours={config['hours']} must be 0 (no limit) or more, and finite")
     if not 0 <= config["seed"] < SEEDS:
         raise InputError(f"seed={config['seed']} must be from 0 to {SEEDS - 1:,}")
-    divergence = config["divergence"]
-    for key, value, known in (
-        ("gradient_sums", config["gradient_sums"], ("float32", "bfloat16")),
-        ("init_words", config["init_words"], ("new", "both")),
-        ("divergence.policy", divergence["policy"], ("stop", "skip", "rewind")),
-    ):
-        check_known(f"{key}={value!r}", value, known)
-    check_at_least(0, **{"divergence.rewinds": divergence["rewinds"]})
-    for key in "loss", "spike":
-        if divergence[key] <= 0:
-            raise InputError(
-                f"divergence.{key}={divergence[key]} must be above 0 nats a token; inf: never"
-            )
+    for key, known in ("init_words", ("new", "both")), ("divergence", ("stop", "skip")):
+        check_known(f"{key}={config[key]!r}", config[key], known)
     steps, warmup = config["steps"], config["schedule"].get("warmup_steps", 0)
     if warmup > steps > 0:
         raise InputError(

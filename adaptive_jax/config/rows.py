@@ -28,7 +28,7 @@ with of_extra_train():
     from ml_collections.config_dict import FieldReference
 
 # Groups of keys, outer ones before inner ones
-GROUPS = ("divergence", "metrics", "data", "batches", "input", "body", "output", "output.table")
+GROUPS = ("metrics", "data", "batches", "input", "body", "output", "output.table")
 GROUPS += ("optimizer", "schedule")
 
 

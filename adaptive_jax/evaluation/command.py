@@ -107,7 +107,7 @@ def main():
     request = Request(**fields, context=contexts[0], options=options)
     workdir, others = commands.workdir()
     hosts.initialize(*others)
-    with hosts.together():
+    with hosts.fail_together():
         results = evaluate_contexts(workdir, request, contexts)
     best = min(result["perplexity"] for result in results)
     if target is not None and best > target:

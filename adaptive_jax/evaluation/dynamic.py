@@ -171,7 +171,7 @@ def _make_step(model, mesh, unscored):
 def _mean_gradient(gradients, params, lexicon, given: WindowBatch, carry):
     """The gradient of the mean loss of a batch, and the next carry."""
     batch, carry = jax.tree.map(lambda a: a[None], (given.batch, carry))
-    gradient, carry, sums = gradients(params, lexicon, jnp.int32(0), batch, carry)
+    gradient, carry, sums, _ = gradients(params, lexicon, jnp.int32(0), batch, carry)
     return jax.tree.map(lambda g: g / sums.tokens, gradient), jax.tree.map(lambda a: a[0], carry)
 
 

@@ -26,7 +26,7 @@ def say(result: dict, chosen: dict, words: str, settings: Windows) -> None:
     words: what is said of words that the model does not know.
     """
     for line in table(result["grid"]) if "grid" in result else ():
-        hosts.say(line)
+        hosts.log0(line)
     if "open" in result:
         words = f"<unk> {result['unknown']:.1%}" + "".join(
             _part(name, part) for name, part in result["open"].items()
@@ -45,9 +45,9 @@ def say(result: dict, chosen: dict, words: str, settings: Windows) -> None:
     ]
     if method != "plain":
         parts.append(", ".join([f"method {method}", *_labels(chosen)]))
-    hosts.say("; ".join(parts))
+    hosts.log0("; ".join(parts))
     for line in card.lines(result):
-        hosts.say(f"  {line}")
+        hosts.log0(f"  {line}")
 
 
 def table(tried: Sequence[dict]) -> Iterator[str]:
@@ -109,7 +109,7 @@ def write(folder: Path, result: dict, nll: np.ndarray) -> None:
                 file.write(card.markdown(result).encode())
             with replacing(path.with_suffix(".npy")) as file:
                 np.save(file, nll)
-    hosts.say(str(path))
+    hosts.log0(str(path))
 
 
 @contextlib.contextmanager

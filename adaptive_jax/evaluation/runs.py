@@ -154,7 +154,7 @@ def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dic
     arrays, whole = lexicon(vocabulary, model.wants()), sharding.replicated(mesh)
     if shares := coverage(arrays):
         said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
-        hosts.say(f"lexicon      of {len(vocabulary):,} words, {said}")
+        hosts.log0(f"lexicon      of {len(vocabulary):,} words, {said}")
     # Not device_put, by which several hosts send each other every array to check that they are
     # equal.
     return jax.tree.map(

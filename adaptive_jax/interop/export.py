@@ -47,13 +47,13 @@ def export(
             _write(saved, output, run, params, shape)
         else:
             _at_once(output, lambda directory: _write(saved, directory, run, params, shape))
-    hosts.wait("the export")
+    hosts.barrier("the export")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    hosts.say(
+    hosts.log0(
         f"{output}: {count:,} parameters, {len(run.vocabulary):,} words, after {run.step:,} updates"
     )
     if shape is None:
-        hosts.say(f"python evaluate.py --workdir={shlex.quote(str(output))} --split=test")
+        hosts.log0(f"python evaluate.py --workdir={shlex.quote(str(output))} --split=test")
 
 
 def _new(output):

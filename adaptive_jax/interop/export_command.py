@@ -50,5 +50,5 @@ def main():
     shape = Shape(**given) if FORMAT.value == "stablehlo" else None
     workdir, others = commands.workdir()
     hosts.initialize(*others)
-    with hosts.together():
+    with hosts.fail_together():
         export(workdir, OUTPUT.value, CHECKPOINT.value, shape)

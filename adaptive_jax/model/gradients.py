@@ -26,43 +26,27 @@ class Sums(NamedTuple):
 
 
 def make_gradients(
-    model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32", *, train: bool = True
+    model: LanguageModel, mesh: Mesh, seed: int, *, shares_tables: bool = False, train: bool = True
 ) -> Callable:
-    """Returns `gradients(params, lexicon, step, batch, carry) -> (gradients, carry, Sums)`, to be
-    called under `jax.jit`.
+    """Returns `gradients(params, lexicon, step, batch, carry, stored={}) -> (gradients, carry,
+    Sums, stored)`, to be called under `jax.jit`.
 
     `batch` is a `Batch` of `[microbatches, rows, time]` and `carry` the body's state of as many
     rows, `[microbatches, rows, ...]`, both sharded by rows; `params` and gradients are sharded as
     `sharding.parameter_specs` says, `lexicon` is replicated. Gradients are those of `Sums.loss`: of
     the weighted sum over tokens of the loss and of what layers sow as "penalties".
 
-    Each device sums the gradients of its own rows, microbatch after microbatch; they cross devices
-    once, in the dtype `sums` (see `sharding.sum_over_devices`): at the end, or on accelerators, if
-    there is one microbatch, those of a block as soon as they are known. Dropout is a function of
-    seed, step and row id, so no layout of devices and microbatches changes it.
+    Each device sums the gradients of its own rows, microbatch after microbatch. Gradients are
+    summed over devices once, after the last microbatch; on accelerators with one microbatch, those
+    of each block during the backward pass. Dropout is a function of seed, step and row id, so no
+    layout of devices and microbatches changes it.
 
+    shares_tables: `stored` is the costly part of the composed tables (`composition.encoded`), of
+        all words and replicated. Where it is `{}` it is computed, and returned; otherwise it is
+        used as it is, and parameters that serve nothing else have gradients of 0. Without, `stored`
+        is always `{}`.
     train: False for the loss as it is evaluated: no dropout, penalties and regularisation.
     """
-    gradients = _on_devices(model, mesh, seed, sums, stores=False, train=train)
-    return lambda params, lexicon, step, batch, carry: gradients(
-        params, lexicon, step, batch, carry, {}
-    )[:3]
-
-
-def make_sparse_gradients(
-    model: LanguageModel, mesh: Mesh, seed: int, sums: str = "float32"
-) -> Callable:
-    """Returns `gradients(params, lexicon, step, batch, carry, stored) -> (gradients, carry, Sums,
-    stored)`, as `make_gradients`.
-
-    `stored` is the costly part of the composed tables (`composition.encoded`), of all words and
-    replicated. With `{}` it is computed anew; otherwise it is used as it is, and parameters that
-    serve nothing else have gradients of 0.
-    """
-    return _on_devices(model, mesh, seed, sums, stores=True)
-
-
-def _on_devices(model, mesh, seed, dtype, *, stores, train=True):
     specs = sharding.parameter_specs(parameter_shapes(model), mesh)
 
     def loss_of(params_and_tables, local, stored, lexicon, batch, carry, key):
@@ -84,7 +68,7 @@ def _on_devices(model, mesh, seed, dtype, *, stores, train=True):
         # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as
         # varying.
         by_block = len(batch.inputs) == 1 and platform() != "cpu" and not axes
-        local = sharding.gathering(model, parameter_shapes(model), mesh, dtype, by_block)
+        local = sharding.gathering(model, parameter_shapes(model), mesh, by_block)
         tables, inputs, pull = compose_for_update(*local, mesh)(
             params, lexicon, batch.inputs, key if train else None, stored
         )
@@ -106,19 +90,22 @@ def _on_devices(model, mesh, seed, dtype, *, stores, train=True):
         if tables:
             gradients = jax.tree.map(jnp.add, gradients, pull(of_tables))
         gradients, sums = sharding.sum_over_devices(
-            mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), dtype, by_block
+            mesh, (gradients, sums), (specs, Sums(whole, whole, whole)), by_block
         )
-        if stores and not stored:  # without the rows that filled up the last device's share
+        if shares_tables and not stored:  # without the rows that filled up the last device's share
             stored = jax.tree.map(
                 lambda a: a[: model.input.vocabulary_size], encoded(model, tables)
             )
         return gradients, carry, sums, stored
 
     whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
-    return jax.shard_map(
+    on_devices = jax.shard_map(
         exact(on_one_device, model.body),
         mesh=mesh,
         in_specs=(specs, whole, whole, by_rows, by_rows, whole),
         out_specs=(specs, by_rows, whole, whole),
         check_vma=False,
+    )
+    return lambda params, lexicon, step, batch, carry, stored=None: on_devices(
+        params, lexicon, step, batch, carry, stored or {}
     )

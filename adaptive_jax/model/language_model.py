@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -38,35 +38,24 @@ BODIES = {
 
 def composed_table(
     *,
-    vocabulary_size: int,
     features: int,
-    dtype: jnp.dtype = jnp.float32,
     correction: int = ComposedTable.correction,
     bias: str = ComposedTable.bias,
-    width: int = CharacterCNN.width,
-    filters: Sequence[Sequence[int]] = CharacterCNN.filters,
-    highway_layers: int = CharacterCNN.highway_layers,
-    length: int = CharacterCNN.length,
-    strides: Sequence[int] = CharacterCNN.strides,
-    activation: str = CharacterCNN.activation,
-    letters: str = CharacterCNN.letters,
+    **cnn,
 ) -> ComposedTable:
     """A `ComposedTable` over a `CharacterCNN` of its own, whose attributes are arguments, too."""
-    cnn = CharacterCNN(
-        vocabulary_size,
-        features,
-        width,
-        filters,
-        highway_layers,
-        length,
-        strides,
-        activation,
-        letters,
-        dtype,
-    )
-    return ComposedTable(cnn, features, correction, bias)
+    return ComposedTable(CharacterCNN(features=features, **cnn), features, correction, bias)
 
 
+# The names and defaults of the CNN's arguments, from which keys of a config are made
+composed_table.__signature__ = inspect.Signature(
+    [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for made in (composed_table, CharacterCNN)
+        for name, parameter in inspect.signature(made).parameters.items()
+        if name not in ("cnn", "parent", "name") and (made, name) != (CharacterCNN, "features")
+    ]
+)
 composed_table.__doc__ = "\n\n".join(
     inspect.getdoc(each) for each in (composed_table, ComposedTable, CharacterCNN)
 )

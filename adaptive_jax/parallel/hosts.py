@@ -3,8 +3,8 @@ end.
 
     train.py on each of 4 machines    -> initialize() connects them; jax.devices() lists the
                                          devices of all four
-    hosts.say("step 1")               -> prints one line, on host 0
-    hosts.wait("workdir")             -> returns once all four hosts have called it
+    hosts.log0("step 1")               -> prints one line, on host 0
+    hosts.barrier("workdir")             -> returns once all four hosts have called it
     Ctrl-C or SIGTERM on any of them  -> stop(step) becomes true on all four after the same update
 
 A single process never waits in any of these functions.
@@ -12,6 +12,7 @@ A single process never waits in any of these functions.
 
 import atexit
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -30,50 +31,35 @@ MEETING = 300  # seconds in which all hosts must have started
 ENDING = 10  # seconds in which all hosts must have ended
 WAITING = 7 * 24 * 3600  # seconds for anything else: the longest preparation of a corpus
 
+BY_FLAGS = "give --coordinator=HOST:PORT, --hosts=N and --host=I to each"
 # All that jax reads of SLURM's variables
 SLURM = "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID"
 
 
-def meeting(
+def distributed_arguments(
     coordinator: str | None, hosts: int | None, host: int | None, environment: Mapping[str, str]
 ) -> dict | None:
     """The arguments of `jax.distributed.initialize` for these flags and this environment; None for
-    a single process.
+    a single process, for which it would raise.
 
         flags a:1234, 2, 0                      -> {"coordinator_address": "a:1234",
                                                     "num_processes": 2, "process_id": 0, ...}
-        `srun` with several tasks               -> {}: jax finds them itself
+        `srun` with several tasks, a TPU VM     -> {}: jax finds the others itself
         the same, one task a node, 8 GPUs each  -> {"local_device_ids": [0, ..., 7]}:
                                                    jax would use GPU 0 only
-        a TPU VM                                -> {}
+        mpirun                                  -> {"cluster_detection_method": "ompi" or "mpi4py"}
+        a pod of an indexed Kubernetes job      -> {"cluster_detection_method": "k8s"}
         TPU_WORKER_HOSTNAMES=one-host, a laptop -> None
 
     Raises:
-        InputError: some of the flags without the others, no HOST:PORT, no such port, or a host that
-            is not in 0 … hosts − 1.
+        InputError: some of the flags without the others, no HOST:PORT, a host that is not in
+            0 … hosts − 1, or several processes that jax cannot connect.
     """
-    given = [flag is not None for flag in (coordinator, hosts, host)]
-    if any(given):
-        shown = f"--coordinator={coordinator} --hosts={hosts} --host={host}"
-        if coordinator is None or hosts is None or host is None:
-            raise InputError(
-                f"{shown}: give --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none"
-            )
-        if not re.fullmatch(r".+:\d+", coordinator):
-            raise InputError(
-                f"--coordinator={coordinator} has no port: give HOST:PORT of host 0, the same on"
-                " every host"
-            )
-        if not 0 < int(coordinator.rpartition(":")[2]) < 2**16:
-            raise InputError(
-                f"--coordinator={coordinator}: a port is a number from 1 to 65,535, such as 1234"
-            )
-        if not 0 <= host < hosts:
-            raise InputError(
-                f"--host={host} is not one of {hosts} hosts: number them from 0 to {hosts - 1}"
-            )
-        named = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}
-        return named | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
+    if any(flag is not None for flag in (coordinator, hosts, host)):
+        return _named(coordinator, hosts, host)
+    if int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1:
+        # Open MPI 4 says where the others are, its later versions do not.
+        return _by_mpi("ompi" if "OMPI_MCA_orte_hnp_uri" in environment else "mpi4py")
     # The number of tasks of the step, not of the job: `python` without srun is a single process in
     # a job of many tasks.
     if all(name in environment for name in SLURM):
@@ -82,7 +68,48 @@ def meeting(
         one_a_node = re.fullmatch(r"1(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
         gpus = int(environment.get("SLURM_GPUS_ON_NODE", 0))
         return {"local_device_ids": list(range(gpus))} if one_a_node and gpus else {}
+    if int(environment.get("PMI_SIZE", 1)) > 1:  # MPICH and its descendants
+        return _by_mpi("mpi4py")
+    if {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys():
+        _check_installed("kubernetes", "this is a pod of an indexed Kubernetes job", "'jax[k8s]'")
+        return {"cluster_detection_method": "k8s"}
+    if "RANK" in environment and int(environment.get("WORLD_SIZE", 1)) > 1:
+        raise InputError(
+            f"WORLD_SIZE={environment['WORLD_SIZE']} processes were started, by torchrun perhaps,"
+            f" and each would train alone: {BY_FLAGS}"
+        )
     return {} if _on_tpus(environment) else None
+
+
+def _named(coordinator, hosts, host):
+    shown = f"--coordinator={coordinator} --hosts={hosts} --host={host}"
+    if coordinator is None or hosts is None or host is None:
+        raise InputError(
+            f"{shown}: give --coordinator=HOST:PORT, --hosts=N and --host=I, all three or none"
+        )
+    port = re.fullmatch(r".+:(\d+)", coordinator)
+    if not port or not 0 < int(port[1]) < 2**16:
+        raise InputError(
+            f"--coordinator={coordinator} must be HOST:PORT of host 0, the same on every host, with"
+            " a port from 1 to 65,535"
+        )
+    if not 0 <= host < hosts:
+        raise InputError(f"--host={host} must be in 0 … {hosts - 1}, as --hosts={hosts}")
+    named = {"coordinator_address": coordinator, "num_processes": hosts, "process_id": host}
+    return named | {"cluster_detection_method": "deactivate"} if hosts > 1 else None
+
+
+def _by_mpi(method):
+    if method == "mpi4py":
+        _check_installed("mpi4py", "mpirun started several processes", "mpi4py")
+    return {"cluster_detection_method": method}
+
+
+def _check_installed(module, what, package):
+    if importlib.util.find_spec(module) is None:
+        raise InputError(
+            f"{what}, and each would train alone: `pip install {package}`, or {BY_FLAGS}"
+        )
 
 
 def _on_tpus(environment):
@@ -103,12 +130,14 @@ def initialize(
     """Connects this process to the other hosts of its run, if any. Call it before anything that
     uses a device.
 
-    On TPU pods and under SLURM jax finds the others; elsewhere the flags name them. See `meeting`.
+    Where a launcher says that there are others jax finds them; elsewhere the flags name them. See
+    `distributed_arguments`.
 
     Raises:
-        InputError: see `meeting`; or the hosts do not connect within `MEETING` seconds.
+        InputError: see `distributed_arguments`; or the hosts do not connect within `MEETING`
+            seconds.
     """
-    arguments = meeting(coordinator, hosts, host, os.environ)
+    arguments = distributed_arguments(coordinator, hosts, host, os.environ)
     if arguments is None:
         return
     # In a thread, because jax kills the process with a stack trace after its own timeout. Its
@@ -119,7 +148,7 @@ def initialize(
         shutdown_timeout_seconds=3 * ENDING,
         **arguments,
     )
-    where = f"at {coordinator}" if coordinator else "that SLURM or the TPU names"
+    where = f"at {coordinator}" if coordinator else "that the launcher names"
     try:
         joined.result(timeout=MEETING)
     except TimeoutError:
@@ -142,13 +171,13 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
-def say(text: str) -> None:
+def log0(text: str) -> None:
     """Prints a line on host 0."""
     if first():
         print(text, flush=True)
 
 
-def wait(name: str, seconds: float = WAITING) -> None:
+def barrier(name: str, seconds: float = WAITING) -> None:
     """Waits until all hosts have called this with the same `name`, once each.
 
     Raises:
@@ -209,7 +238,6 @@ def stopping(first: str = "") -> Iterator[Stop]:
             tell(f"\nstopping: {first}; Ctrl-C again stops at once\n")
         stop.asked = True
 
-    pass_on.interrupts_nothing = wait_for_update.interrupts_nothing = True
     handlers = (
         {signal.SIGINT: pass_on}
         if several
@@ -224,35 +252,7 @@ def stopping(first: str = "") -> Iterator[Stop]:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C and SIGTERM until the end of the block. Within `stopping`, which interrupts
-    nothing, they act at once.
-
-    On several hosts SIGTERM is jax's, which Python's functions for signals cannot put back.
-    """
-    numbers = (
-        [signal.SIGINT] if jax.distributed.is_initialized() else [signal.SIGINT, signal.SIGTERM]
-    )
-    numbers = [
-        number for number in numbers if not hasattr(signal.getsignal(number), "interrupts_nothing")
-    ]
-    if threading.current_thread() is not threading.main_thread():  # which alone receives signals
-        numbers = []
-    came = []
-    before = {
-        number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
-
-
-@contextlib.contextmanager
-def together() -> Iterator[None]:
+def fail_together() -> Iterator[None]:
     """Ends all hosts when one fails. If all fail, host 0 raises its error; the others exit silently
     with its status.
 
@@ -262,17 +262,12 @@ def together() -> Iterator[None]:
     """
     try:
         yield
-        wait("the end")
+        barrier("the end")
     except BaseException as error:
         if not jax.distributed.is_initialized():
             raise
-        status = (
-            2
-            if isinstance(error, InputError | OSError)
-            else 130
-            if isinstance(error, KeyboardInterrupt)
-            else 1
-        )
+        status = 2 if isinstance(error, InputError | OSError) else 1
+        status = 130 if isinstance(error, KeyboardInterrupt) else status
         if _all_reach("the end after a failure"):
             # Otherwise the first host to exit would look like a lost one to the others
             jax.distributed.shutdown()
@@ -289,7 +284,7 @@ def together() -> Iterator[None]:
 
 def _all_reach(name):
     try:
-        wait(name, ENDING)
+        barrier(name, ENDING)
     except RuntimeError:
         return False
     return True

@@ -125,15 +125,12 @@ def parameter_specs(tree: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(spec, tree)
 
 
-def gathering(
-    model: Any, params: Any, mesh: Mesh, sums: str = "float32", by_block: bool = False
-) -> tuple[Any, Any]:
+def gathering(model: Any, params: Any, mesh: Mesh, by_block: bool = False) -> tuple[Any, Any]:
     """The model and a function of its parameters, for use on one device of `mesh` under
     `shard_map`.
 
     Args:
         params: the model's parameters or their shapes, not sharded.
-        sums: dtype in which gradients are summed; see `sum_over_devices`.
         by_block: sum a block's gradients over all devices inside the backward pass, where the next
             block can be computed meanwhile.
 
@@ -152,71 +149,55 @@ def gathering(
     def gather_block(shards):
         if by_block:
             shards = jax.tree.map(
-                lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec, a), sums),
-                shards,
-                of_block,
+                lambda a, spec: _sum_gradient(a, _axes_to_sum(mesh, spec, a)), shards, of_block
             )
         # Blocks cast their matrices to this dtype anyway; to gather first and then cast would move
         # twice the bytes of bfloat16.
-        return jax.tree.map(
-            functools.partial(_gather, sums=sums, dtype=model.body.dtype), shards, of_block
-        )
+        gather = functools.partial(_gather, dtype=model.body.dtype)
+        return jax.tree.map(gather, shards, of_block)
 
     def gather(shards):
         # Tables stay float32: a lookup adds the gradients of many tokens into one row.
         others = jax.tree.map(lambda spec: PartitionSpec(), stacked)
         specs_now = specs | ({"body": specs["body"] | {BLOCKS: others}} if stacked else {})
-        return jax.tree.map(functools.partial(_gather, sums=sums), shards, specs_now)
+        return jax.tree.map(_gather, shards, specs_now)
 
     return (model.clone(body=model.body.clone(gather=gather_block)) if stacked else model), gather
 
 
-def _gather(shard, spec, sums, dtype=jnp.float32):
-    """The whole matrix in `dtype`; its gradient is summed over devices, in the dtype `sums`,
-    into their float32 shards.
+def _gather(shard, spec, dtype=jnp.float32):
+    """The whole matrix in `dtype`; its gradient is summed over devices, in float32, into their
+    float32 shards.
     """
-    return (
-        _all_gather(shard, spec.index(FSDP), jnp.dtype(dtype), jnp.dtype(sums))
-        if FSDP in spec
-        else shard
-    )
+    return _all_gather(shard, spec.index(FSDP), jnp.dtype(dtype)) if FSDP in spec else shard
 
 
-def _cast_and_gather(shard, axis, dtype, _):
+def _cast_and_gather(shard, axis, dtype):
     return jax.lax.all_gather(shard.astype(dtype), FSDP, axis=axis, tiled=True)
 
 
-def _sum_into_shards(axis, _, sums, __, gradient):
-    shard = jax.lax.psum_scatter(gradient.astype(sums), FSDP, scatter_dimension=axis, tiled=True)
-    return (shard.astype(jnp.float32),)
+def _sum_into_shards(axis, dtype, _, gradient):
+    gradient = gradient.astype(jnp.float32)
+    return (jax.lax.psum_scatter(gradient, FSDP, scatter_dimension=axis, tiled=True),)
 
 
-_all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2, 3))
+_all_gather = jax.custom_vjp(_cast_and_gather, nondiff_argnums=(1, 2))
 # The plain function: rematerialisation must see the gather, to repeat it in the backward pass, and
 # not a custom_vjp.
 _all_gather.defvjp(lambda *arguments: (_cast_and_gather(*arguments), None), _sum_into_shards)
 
 
-def sum_over_devices(
-    mesh: Mesh, values: Any, specs: Any, sums: str = "float32", by_block: bool = False
-) -> Any:
+def sum_over_devices(mesh: Mesh, values: Any, specs: Any, by_block: bool = False) -> Any:
     """Sums over all devices what each computed on its own rows: a tree with the structure of
     `specs`, their layout.
 
     Gradients of sharded parameters are already summed over `FSDP`, by `gathering`, and with
     `by_block` those of blocks over all.
-
-    sums: the dtype in which matrices cross devices and are added; each comes back in its own. With
-    bfloat16 half as many bytes cross, and each of n summands and each partial sum is rounded to 8
-    bits: an error of at most n · 2^-8 of the sum of the summands' sizes. Vectors and scalars cross
-    in float32.
     """
 
     def add(path, a, spec):
-        stacked = _stacked(path)
-        if stacked and by_block:
-            return a
-        return _sum(a, _axes_to_sum(mesh, spec, a), sums if a.ndim - stacked > 1 else a.dtype)
+        done = by_block and _stacked(path)
+        return a if done else _sum(a, _axes_to_sum(mesh, spec, a))
 
     return jax.tree_util.tree_map_with_path(add, values, specs)
 
@@ -237,20 +218,17 @@ def _axes_to_sum(mesh, spec, a):
     )
 
 
-def _sum(a, axes, dtype):
-    return jax.lax.psum(a.astype(dtype), axes).astype(a.dtype) if axes else a
+def _sum(a, axes):
+    return jax.lax.psum(a, axes) if axes else a
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _sum_gradient(a, axes, sums):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _sum_gradient(a, axes):
     """The array; its gradient is summed over devices."""
     return a
 
 
-_sum_gradient.defvjp(
-    lambda a, axes, sums: (a, None),
-    lambda axes, sums, _, g: (_sum(g, axes, sums if g.ndim > 1 else g.dtype),),
-)
+_sum_gradient.defvjp(lambda a, axes: (a, None), lambda axes, _, g: (_sum(g, axes),))
 
 
 def accumulation(rows: int, rows_per_device: int, devices: int) -> int:

@@ -102,8 +102,8 @@ def main():
             "CPU          two devices share its cores; --tune_cpu=false trains on one",
         ]
     for line in switched:
-        hosts.say(line)
-    with hosts.together():
+        hosts.log0(line)
+    with hosts.fail_together():
         if DRY_RUN.value:
             dry_run(config, workdir, TARGET.value)
         else:

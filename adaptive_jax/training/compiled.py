@@ -18,7 +18,7 @@ from adaptive_jax.planning.plan import Plan, make_plan
 from adaptive_jax.planning.targets import Target, topology
 from adaptive_jax.training import sparse
 from adaptive_jax.training.state import shape_of_state
-from adaptive_jax.training.update import Extras, make_update
+from adaptive_jax.training.update import UpdateOptions, make_update
 
 SHARE = 0.9  # of a device's memory that a program may take; the rest is lost between its arrays
 
@@ -69,7 +69,9 @@ def compile_update(
     segments = tokens if layout.segmented else None
     reset = array(jnp.bool) if layout.continued else None
     batch = Batch(tokens, tokens, array(jnp.float32, time), array(jnp.int32), segments, reset)
-    update = make_update(model, optimizer, mesh, config["seed"], state, Extras.from_config(config))
+    update = make_update(
+        model, optimizer, mesh, config["seed"], state, UpdateOptions.from_config(config)
+    )
     return update.lower(state, lexicon, batch).compile(dict(options or {}))
 
 

@@ -46,19 +46,19 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     )
     words = config["data"]["vocabulary_size"]
     if not words and target is None:
-        return hosts.say(UNKNOWN)
+        return hosts.log0(UNKNOWN)
     if words:
         check_fits(config, workdir, build(config, words))
     if target is not None:
-        hosts.say(f"compiling    for {target}: a large model takes minutes")
+        hosts.log0(f"compiling    for {target}: a large model takes minutes")
         found, plan, program = compiled.compile_for(target, config)
         counted = compiled.counts(found, program)
         written = plan._asdict() | {"target": counted}
-        hosts.say(f"{describe(plan)}\n{compiled.describe(found, counted)}")
+        hosts.log0(f"{describe(plan)}\n{compiled.describe(found, counted)}")
     else:
         plan = make_plan(config, words, jax.device_count())
         written = plan._asdict()
-        hosts.say(f"{describe(plan)}\n{TARGET}")
+        hosts.log0(f"{describe(plan)}\n{TARGET}")
     if hosts.first() and not (workdir / "config.json").exists():  # a run that has begun has its own
         write_json(workdir / "plan.json", written)
 

@@ -1,5 +1,6 @@
 """Starting a run from the parameters of another one, whose vocabulary may differ."""
 
+import collections
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,11 +24,8 @@ from adaptive_jax.workdir.parameters import checkpoint_step
 from adaptive_jax.workdir.settings import has_checkpoints, read_words
 
 BY_WORD = "table", "bias", "corrections"  # parameters with a row for each word
-BY_BAND = re.compile(r"(table|norm)_(\d+)")  # those with a row for each word of a band
+BY_BAND = re.compile(r"(?:table|norm)_(\d+)")  # those with a row for each word of a band
 HEAD = "head"  # has one for each word of band 0
-# Of a projection's largest singular value: directions below it are left out, or rows would become
-# too long
-SMALLEST = 0.1
 # Parameters of outputs whose clusters may be as many as the words ask for
 BY_CLUSTER = "clusters", "cluster_bias", "projections"
 
@@ -42,9 +40,7 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
     """
     for key in "init_checkpoint", "init_words":
         if not config["init_from"] and (given := config[key]) != getattr(General, key):
-            raise InputError(
-                f"{key}={given} means nothing without init_from: give --init_from=RUN, too"
-            )
+            raise InputError(f"{key}={given} needs init_from: give --init_from=RUN, too")
     if config["init_from"] and not has_checkpoints(workdir):
         origin = path_of(config["init_from"])
         if not (origin / "config.json").exists():
@@ -96,61 +92,65 @@ def finetuned(
     state: State,
     model: LanguageModel,
     optimizer: optax.GradientTransformation,
-    words: tuple[Vocabulary, Mesh],
+    vocabulary: Vocabulary,
+    mesh: Mesh,
 ) -> State:
     """The fresh `state` with the parameters of the run `config["init_from"]`, or the averages that
     its optimizer made.
 
-    Rows of words that both vocabularies have are carried over by word; those of new words stay as
-    they are, at random. A word whose vector lies in another band than before gets the vector of
-    that band that is closest once both are projected. What a model composes from what the lexicon
-    says of words has no rows, and is the same function of other words.
+    Rows of words that both vocabularies have are carried over by word; those of new words, and of
+    words that lie in another band than before, stay as they are, at random. What a model composes
+    from what the lexicon says of words has no rows, and is the same function of other words.
 
-    words: the vocabulary of `model`, and the devices of `state`.
+    vocabulary, mesh: the words of `model`, and the devices of `state`.
 
     Raises:
         InputError: as `check_fits` and `Run.open`.
     """
-    vocabulary, mesh = words
     run = Run.open(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)
-    places = {word: place for place, word in enumerate(run.vocabulary.words)}
-    taken = np.array([places.get(word, -1) for word in vocabulary.words])
+    ids = {word: i for i, word in enumerate(run.vocabulary.words)}
+    old_ids = np.array([ids.get(word, -1) for word in vocabulary.words])
     whole = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, whole)
-    made, moved = {}, [0]
-    for path, array in new.items():
-        if path[0] == "body":
-            made[path] = old[path]
-        elif path[-1] in BY_WORD and array.shape[:1] == (len(vocabulary),):
-            made[path] = _rows(old[path], array, taken)
-        elif path[-1] == HEAD:
-            take = taken[: len(array)]
-            made[path] = _rows(old[path], array, np.where(take < len(old[path]), take, -1))
-        elif BY_BAND.fullmatch(path[-1]):
-            if path not in made:
-                bands, left = _by_band(old, new, path[:-1], taken)
-                made |= bands
-                moved.append(left)
-        else:
-            made[path] = old[path] if old[path].shape == array.shape else array
-    by_word = any(_by_word(path) and a.ndim for path, a in new.items())
-    hosts.say(
-        _describe(f"{config['init_from']} after {run.step:,} updates", taken, by_word, max(moved))
-    )
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
-    params = traverse_util.unflatten_dict(
-        {
-            path: jax.make_array_from_callback(
-                a.shape, shardings[path], lambda index, a=a: a[index]
-            )
-            for path, a in made.items()
-        }
-    )
+    params, moved = {}, collections.Counter()  # words that changed bands, by module
+    for path, fresh in new.items():
+        array = old[path]
+        whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
+        if _by_word(path) and (whole_vocabulary or path[-1] not in BY_WORD):
+            here, there = _first_word(new, path), _first_word(old, path)
+            wanted = old_ids[here : here + len(fresh)]
+            found = (there <= wanted) & (wanted < there + len(array))
+            fresh[found] = array[wanted[found] - there]
+            if path[-1].startswith("table_"):
+                moved[path[:-1]] += int(np.sum((wanted >= 0) & ~found))
+            array = fresh
+        elif array.shape != fresh.shape:
+            array = fresh
+        params[path] = jax.make_array_from_callback(
+            array.shape, shardings[path], lambda index, array=array: array[index]
+        )
+    line = "all word vectors are composed, so new words start with a vector as others do"
+    if any(_by_word(path) and a.ndim for path, a in new.items()):
+        known = int(np.sum(old_ids >= 0))
+        line = f"{known:,} of {len(old_ids):,} words carried over, {len(old_ids) - known:,} new"
+        line += " ones start at random"
+        if most := max(moved.values(), default=0):
+            line += f", as {most:,} do that are in another band now"
+    hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
+    params = traverse_util.unflatten_dict(params)
     layout = jax.tree.map(lambda a: a.sharding, state.optimizer)
     return state._replace(
         params=params, optimizer=jax.jit(optimizer.init, out_shardings=layout)(params)
     )
+
+
+def _first_word(arrays, path):
+    """The id of the word of a parameter's first row."""
+    band = BY_BAND.fullmatch(path[-1])
+    before = range(int(band[1])) if band else ()
+    return sum(len(arrays[*path[:-1], f"table_{k}"]) for k in before)
 
 
 def _check_same_model(origin, old, new):
@@ -175,70 +175,3 @@ def _check_same_model(origin, old, new):
 def _by_word(path):
     """Whether a parameter has rows of words. Biases of bodies have none."""
     return path[0] != "body" and bool(path[-1] in (*BY_WORD, HEAD) or BY_BAND.fullmatch(path[-1]))
-
-
-def _rows(old, fresh, take):
-    """`fresh` with the rows `take` of `old` where these are not -1."""
-    known = take >= 0
-    fresh[known] = old[take[known]]
-    return fresh
-
-
-def _by_band(old, new, module, take):
-    """The tables of a module's bands, with the lengths of their rows where these are apart; and the
-    words that changed bands.
-
-    A row t of a table with projection P stands for the vector t P. In another band it becomes the r
-    whose r P is closest, but for directions that P hardly has.
-    """
-    made, moved, first = {}, 0, 0
-    tables = [old[*module, f"table_{k}"] for k in range(_bands(old, module))]
-    begins = np.cumsum([0, *map(len, tables)])
-    for i in range(len(tables)):
-        fresh, norms = new[*module, f"table_{i}"], new.get((*module, f"norm_{i}"))
-        of = take[first : first + len(fresh)]
-        for k, table in enumerate(tables):
-            here = np.flatnonzero((begins[k] <= of) & (of < begins[k + 1]))
-            rows, lengths = table[of[here] - begins[k]], old.get((*module, f"norm_{k}"))
-            lengths = None if lengths is None else lengths[of[here] - begins[k]]
-            if k != i:
-                moved += len(here)
-                rows, lengths = _moved(
-                    rows, lengths, *(old.get((*module, f"projection_{n}")) for n in (k, i))
-                )
-                # Bands without projections, as slices are: the vectors have nothing in common.
-                if rows.shape[1] != fresh.shape[1]:
-                    continue
-            fresh[here] = rows
-            if norms is not None:
-                norms[here] = lengths
-        made[*module, f"table_{i}"] = fresh
-        made |= {} if norms is None else {(*module, f"norm_{i}"): norms}
-        first += len(fresh)
-    return made, moved
-
-
-def _bands(arrays, module):
-    return sum(path[:-1] == module and path[-1].startswith("table_") for path in arrays)
-
-
-def _moved(rows, lengths, projection, into):
-    if lengths is not None:
-        rows = rows * (lengths / np.maximum(np.linalg.norm(rows, axis=1), 1e-30))[:, None]
-    rows = rows if projection is None else rows @ projection
-    rows = rows if into is None else rows @ np.linalg.pinv(into, rcond=SMALLEST)
-    return rows, None if lengths is None else np.linalg.norm(rows, axis=1)
-
-
-def _describe(origin, taken, by_word, moved):
-    start = f"init_from    {origin}: "
-    if not by_word:
-        return (
-            start + "all word vectors are composed, so new words start with a vector as others do"
-        )
-    new = int(np.sum(taken < 0))
-    line = (
-        f"{start}{len(taken) - new:,} of {len(taken):,} words carried over, {new:,} new ones start"
-        " at random"
-    )
-    return line + (f"; {moved:,} have moved to another band" if moved else "")

@@ -3,6 +3,8 @@ evaluate, save when due.
 """
 
 import functools
+import itertools
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,35 +17,34 @@ import optax
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.prefetch import Prefetcher
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import check_lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
+from adaptive_jax.evaluation.scoring import plain, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model.language_model import build
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.planning.plan import Plan, check_memory, describe
-from adaptive_jax.training import sparse, writers
+from adaptive_jax.training import sparse
 from adaptive_jax.training.compiled import plan_update
-from adaptive_jax.training.divergence import Diverged, Rewinds, Watch
+from adaptive_jax.training.divergence import Diverged, DivergenceMonitor
 from adaptive_jax.training.dry_run import check_config
 from adaptive_jax.training.ends import Clock, due, reason, validates
 from adaptive_jax.training.finetuning import check_fits, finetuned, vocabulary_for
-from adaptive_jax.training.intervals import Interval
-from adaptive_jax.training.metrics import Metrics, NoMetrics, open_metrics
+from adaptive_jax.training.metrics import Interval, Metrics
 from adaptive_jax.training.own_text import with_text
 from adaptive_jax.training.state import (
-    State,
     initial_state,
     parameter_names,
     restored_state,
     shape_of_state,
 )
-from adaptive_jax.training.update import Extras, make_update
-from adaptive_jax.training.validation import validation_nll
+from adaptive_jax.training.update import UpdateOptions, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
@@ -58,7 +59,7 @@ from adaptive_jax.workdir.settings import (
 
 
 class Job(NamedTuple):
-    """What the loop works with."""
+    """What a run works with."""
 
     config: dict
     plan: Plan
@@ -66,7 +67,6 @@ class Job(NamedTuple):
     corpus: Corpus
     batches: TrainingBatches
     optimizer: optax.GradientTransformationExtraArgs
-    rewinds: Rewinds
     stop: hosts.Stop
 
 
@@ -105,13 +105,13 @@ def train(
     plan, _ = plan_update(config, len(vocabulary), jax.devices(), memory)
     check_memory(plan, memory or accelerators.installed())
     mesh = sharding.device_mesh(plan.fsdp)
-    hosts.say(describe(plan))
+    hosts.log0(describe(plan))
     sizes = plan.rows_per_update, plan.accumulation
     batches = TrainingBatches(corpus.ids["train"], vocabulary.eos, layout, *sizes)
-    hosts.say(f"rows         {batches}")
+    hosts.log0(f"rows         {batches}")
     unit, said = vocabulary.unit, describe_words(corpus, "validation")
     said += "; losses and perplexities are per token" if unit == "token" else ""
-    hosts.say(f"{unit + 's':<13}of the validation split: {said}")
+    hosts.log0(f"{unit + 's':<13}of the validation split: {said}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
     check_fits(given, workdir, model)
@@ -120,195 +120,198 @@ def train(
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:
         begin(workdir, given, plan._asdict(), vocabulary)
         write_published(workdir, *published)
-        job = Job(config, plan, run, corpus, batches, optimizer, Rewinds(workdir), stop)
-        while True:
-            try:
-                return _run(job, workdir)
-            except Diverged as diverged:
-                if config["divergence"]["policy"] != "rewind":
-                    raise
-                _rewind(job, workdir, diverged)
+        Training(Job(config, plan, run, corpus, batches, optimizer, stop), workdir).run()
 
 
-def _rewind(job, workdir, diverged):
-    checkpoints = Checkpoints(workdir, job.config["keep"], job.config["keep_every_hours"])
-    # That state was saved when the run was stopped, before it was evaluated.
-    if checkpoints.latest() == diverged.step:
-        checkpoints.set_aside(diverged.step, diverged.what)
-    saved = checkpoints.latest() or 0
-    checkpoints.close()
-    if job.stop.asked:
-        raise Stopped(
-            f"stopped: update {diverged.step:,} gives {diverged.what}; the same command goes on"
-            f" from update {saved:,}"
-        )
-    job.rewinds.add(diverged, saved, job.config["divergence"]["rewinds"])
+class Training:
+    """A run from its last checkpoint, or its start, to its end.
 
-
-class Record(NamedTuple):
-    """What a run has been so far: its checkpoints, its metrics, its validation losses by
-    update, in nats a word, its hours.
+    Attributes:
+        state: of now; the updates of `first` are those of earlier processes.
+        checkpoints, metrics, clock: what the run has saved, logged and taken so far.
     """
 
-    checkpoints: Checkpoints
-    metrics: Metrics | NoMetrics
-    losses: dict[int, float]
-    clock: Clock
-
-
-def _run(job: Job, workdir: Path) -> None:
-    """Restores or starts, and trains to the end."""
-    config, mesh, streams = job.config, job.run.mesh, job.config["batches"]["layout"] == "streams"
-    rows = (job.plan.accumulation, job.batches.per_microbatch) if streams else None
-    how = {"rows": rows, "sparse": config["compose_share"] < 1}
-    shapes = shape_of_state(job.run.model, job.optimizer, mesh, **how)
-    checkpoints = Checkpoints(workdir, config["keep"], config["keep_every_hours"])
-    step = checkpoints.latest()
-    if step is None:
-        state = initial_state(job.run.model, job.optimizer, config["seed"], mesh, **how)
-        if config["init_from"]:
-            state = finetuned(
-                config, state, job.run.model, job.optimizer, (job.corpus.vocabulary, mesh)
+    def __init__(self, job: Job, workdir: Path):
+        self.job, config, model, mesh = job, job.config, job.run.model, job.run.mesh
+        shared = config["compose_share"] < 1
+        rows = None
+        if config["batches"]["layout"] == "streams":
+            rows = job.plan.accumulation, job.batches.per_microbatch
+        shapes = shape_of_state(model, job.optimizer, mesh, rows, sparse=shared)
+        self.checkpoints = Checkpoints(workdir, config["keep"])
+        step = self.checkpoints.latest()
+        if step is None:
+            self.state = initial_state(
+                model, job.optimizer, config["seed"], mesh, rows, sparse=shared
             )
-    else:
-        if step > config["steps"]:
-            raise InputError(
-                f"{workdir} has done {step:,} updates, more than steps={config['steps']:,}: give"
-                f" steps={step} or more, or another --workdir"
+            if config["init_from"]:
+                self.state = finetuned(
+                    config, self.state, model, job.optimizer, job.corpus.vocabulary, mesh
+                )
+        else:
+            if step > config["steps"]:
+                raise InputError(
+                    f"{workdir} has done {step:,} updates, more than steps={config['steps']:,}:"
+                    f" give steps={step} or more, or another --workdir"
+                )
+            restore = functools.partial(self.checkpoints.restore, step)
+            self.state = restored_state(shapes, step, restore)
+            hosts.log0(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
+        self.first = step or 0
+        self.clock = Clock(config["hours"], self.checkpoints.hours(step) if step else 0.0)
+        unit = job.corpus.vocabulary.unit
+        self.metrics = Metrics(workdir, self.first, config, unit, self.clock.left())
+        self.monitor = DivergenceMonitor(parameter_names(self.state.params))
+        options = UpdateOptions.from_config(config)
+        # One update composes word vectors anew; with sparse updates, another one does not.
+        self.updates = [
+            make_update(
+                model, job.optimizer, mesh, config["seed"], shapes, options._replace(stored=stored)
             )
-        state = restored_state(shapes, step, functools.partial(checkpoints.restore, step))
-        hosts.say(f"continuing {workdir} after {step:,} of {config['steps']:,} updates")
-    # Read by every host, from the disk that they share: all must end early after the same update.
-    lines = writers.recorded(workdir, step or 0)
-    losses = {
-        line["step"]: line["validation/nll"]
-        for line in lines
-        if line.get("validation/nll") is not None
-    }
-    clock = Clock(config["hours"], checkpoints.hours(step) if step else 0.0)
-    metrics = open_metrics(workdir, step or 0, config, clock.left())
-    extras = Extras.from_config(config)
-    of = job.run.model, job.optimizer, mesh, config["seed"], shapes
-    updates = [
-        make_update(*of, extras._replace(stored=stored))
-        for stored in ((False, True) if how["sparse"] else (False,))
-    ]
-    loop(job, updates, state, Record(checkpoints, metrics, losses, clock))
+            for stored in ((False, True) if shared else (False,))
+        ]
+        self.programs = {}
 
+    def run(self) -> None:
+        """Trains to the end: updates, logs, evaluates and saves when due; then closes the files."""
+        together = True
+        try:
+            step, over = self._catch_up() or self._train()
+            self.checkpoints.verify()
+            self.metrics.finish(step, over)
+        except (Diverged, Stopped):  # on all hosts
+            raise
+        except BaseException:
+            together = not jax.distributed.is_initialized()
+            raise
+        finally:
+            self.metrics.close()
+            if together:  # otherwise the others would not answer
+                self.checkpoints.close()
 
-def loop(job: Job, updates: Sequence, state: State, record: Record) -> None:
-    """Updates from `state` to the last one; closes the record.
-
-    updates: one that composes word vectors anew and, with sparse updates, one that does not.
-    """
-    config, steps, (checkpoints, metrics, losses, clock) = job.config, job.config["steps"], record
-    names = parameter_names(state.params)
-    watch = Watch(config["divergence"], names)
-
-    def read(step, metrics_and_words):
-        """Reads an update's metrics from the device, checks them and adds them to the interval."""
-        fetched, words = jax.device_get(metrics_and_words)
-        interval.add(fetched, words, watch.see(step, fetched))
-
-    def validate(state, step):
-        """The validation loss in nats a word, None if stopped meanwhile, and the state, `told`
-        of it.
+    def _catch_up(self):
+        """Makes up for the evaluation that was due when the run was stopped, which saved its state
+        first. Returns the step and the reason if the run is over.
         """
-        nll = validation_nll(job, state, step, metrics)
-        if nll is None:
-            return None, state
-        losses[step] = nll
-        return nll, told(state, step, nll)
+        config, step = self.job.config, self.first
+        steps, late = config["steps"], step > 0 and self.clock.over()
+        if step:
+            due_now = any(validates(config, step, late or step == steps))
+            if due_now and not self.checkpoints.evaluated(step):
+                nll = self._validate(step)
+                if nll is not None:
+                    self.checkpoints.record_loss(step, nll)
+            elif (nll := self.checkpoints.recorded_loss(step)) is not None:
+                self._tell_optimizer(step, nll)
+        if self.job.stop.asked:
+            raise Stopped(f"stopped after update {step:,} of {steps:,}: the same command resumes")
+        over = self._reason(step, late)
+        return over and (step, over)
 
-    def told(state, step, nll):
-        """The state after the optimizer was told of an evaluation, unless that is due for
-        another reason than `evaluate_every`.
-        """
-        if not due(step, config["evaluate_every"]):
-            return state
-        return state._replace(optimizer=optim.after_evaluation(state.optimizer, nll))
-
-    def why(state, step, late):
-        return reason(config, step, list(losses.values()), late, optim.ended(state.optimizer))
-
-    def end(step, state):
-        checkpoints.save(step, state.items(), None, clock.hours())
-        checkpoints.verify()
-        raise Stopped(
-            f"stopped after update {step:,} of {steps:,}, which is saved: the same command resumes"
-        )
-
-    def finish(step, reason):
-        checkpoints.verify()
-        metrics.finish(step, reason)
-
-    together = True
-    try:
-        first = int(state.step)
-        late = first > 0 and clock.over()
-        # A run that was stopped saved its state first, and left out an evaluation that was due.
-        if (
-            first
-            and any(validates(config, first, late or first == steps))
-            and not checkpoints.evaluated(first)
-        ):
-            nll, state = validate(state, first)
-            if nll is not None:
-                checkpoints.record_loss(first, nll)
-        elif first and (nll := checkpoints.recorded_loss(first)) is not None:
-            state = told(state, first, nll)
-        if job.stop.asked:
-            raise Stopped(f"stopped after update {first:,} of {steps:,}: the same command resumes")
-        if over := why(state, first, late):
-            return finish(first, over)
-        interval, before, programs = Interval(job.plan.flops_per_token, names), None, {}
-        with Prefetcher(functools.partial(_batch, job), range(first + 1, steps + 1)) as batches:
+    def _train(self):
+        """Updates until the run is over; returns the last step and the reason."""
+        job, config, steps = self.job, self.job.config, self.job.config["steps"]
+        work, unread = job.plan.flops_per_token, None
+        self.interval, make = Interval(work), functools.partial(_batch, job)
+        with Prefetcher(make, range(self.first + 1, steps + 1)) as batches:
             for step, (arrays, words) in batches:
-                stored = not sparse.composes(config["seed"], step, config["compose_share"])
-                if (kind := (stored, arrays.inputs.shape)) in programs:
-                    interval.waited += batches.waited
-                else:
-                    start = time.perf_counter() - batches.waited
-                    programs[kind] = updates[stored].lower(state, job.run.lexicon, arrays).compile()
-                    # Starting up counts neither as waiting nor as work.
-                    interval.start += time.perf_counter() - start
-                with jax.transfer_guard("disallow"):
-                    state, following = programs[kind](state, job.run.lexicon, arrays)
-                # The step has been dispatched; now there is time to read the metrics of the one
-                # before.
-                if before is not None:
-                    read(step - 1, before)
-                before, stopped, last = (following, words), job.stop(step), step == steps
+                metrics = self._update(step, arrays, batches.waited)
+                # The update is under way; meanwhile the metrics of the one before are read.
+                if unread is not None:
+                    self._read(step - 1, unread)
+                unread, stopped, last = (metrics, words), job.stop(step), step == steps
                 log = any(validates(config, step, last)) or due(step, config["log_every"], last)
-                late = clock.over(together=log)
+                late = self.clock.over(together=log)
                 evaluate, save = validates(config, step, last or late)
                 if log or evaluate or stopped:
-                    read(step, before)
-                    before = None
-                    metrics.write(step, "train", interval.close())
-                metrics.advance(step)
+                    self._read(step, unread)
+                    unread = None
+                    self.metrics.write(step, "train", self.interval.close())
+                self.metrics.advance(step)
                 if stopped:
-                    end(step, state)
-                if evaluate:
-                    nll, state = validate(state, step)
-                    if nll is None:
-                        end(step, state)
-                    over = why(state, step, late)
-                    if save or over:
-                        checkpoints.save(step, state.items(), nll, clock.hours())
-                    if over:
-                        return finish(step, over)
-                    # Neither scoring nor saving counts in words a second.
-                    interval = Interval(interval.work, names)
-    except (Diverged, Stopped):  # on all hosts
-        raise
-    except BaseException:
-        together = not jax.distributed.is_initialized()
-        raise
-    finally:
-        metrics.close()
-        if together:  # otherwise the others would not answer
-            checkpoints.close()
+                    self._stop(step)
+                if not evaluate:
+                    continue
+                nll = self._validate(step)
+                if nll is None:
+                    self._stop(step)
+                over = self._reason(step, late)
+                if save or over:
+                    self.checkpoints.save(step, self.state.items(), nll, self.clock.hours())
+                if over:
+                    return step, over
+                self.interval = Interval(work)  # neither scoring nor saving counts in its speed
+        raise AssertionError("the last update ends the run")
+
+    def _update(self, step, batch, waited):
+        """Makes an update, without waiting for it, and returns its metrics; waited: seconds that
+        its batch took.
+        """
+        config, lexicon = self.job.config, self.job.run.lexicon
+        stored = not sparse.composes(config["seed"], step, config["compose_share"])
+        kind = stored, batch.inputs.shape
+        if kind in self.programs:
+            self.interval.waited += waited
+        else:
+            start = time.perf_counter() - waited
+            program = self.updates[stored].lower(self.state, lexicon, batch)
+            self.programs[kind] = program.compile()
+            # Starting up counts neither as waiting nor as work.
+            self.interval.start += time.perf_counter() - start
+        with jax.transfer_guard("disallow"):
+            self.state, metrics = self.programs[kind](self.state, lexicon, batch)
+        return metrics
+
+    def _read(self, step, metrics_and_words):
+        """Reads an update's metrics from the device, checks them and adds them to the interval."""
+        metrics, words = jax.device_get(metrics_and_words)
+        self.monitor.check(step, metrics)
+        self.interval.add(metrics, words)
+
+    def _validate(self, step):
+        """Scores the validation split, tells the optimizer and returns the loss in nats a word;
+        None if told to stop meanwhile.
+        """
+        job, vocabulary = self.job, self.job.corpus.vocabulary
+        length, break_mode, layout = Layout(**job.config["batches"])
+        # As many rows of a stream begin anew, so their number may not depend on the devices.
+        streams = layout == "streams"
+        rows = job.plan.rows_per_update if streams else job.batches.per_microbatch
+        windows = Windows(length, 0, break_mode, layout, rows)
+        ids = job.corpus.ids["validation"]
+        params = optim.params_to_evaluate(self.state.optimizer, self.state.params)
+
+        def until_stopped(batches, count):
+            return itertools.takewhile(lambda batch: not job.stop.asked, batches)
+
+        nll = plain(job.run._replace(params=params, step=step), ids, windows, until_stopped)
+        if job.stop.asked:
+            return None
+        result = summary(nll, ids, vocabulary)
+        if not math.isfinite(result["nll"]):
+            raise Diverged(step, f"validation loss {result['nll']}")
+        losses = {key: result[key] for key in ("nll", "perplexity")}
+        self.metrics.write(step, "validation", losses)
+        self._tell_optimizer(step, result["nll"])
+        return result["nll"]
+
+    def _tell_optimizer(self, step, nll):
+        """Tells the optimizer of an evaluation that is due by `evaluate_every`, and of no other."""
+        if due(step, self.job.config["evaluate_every"]):
+            told = optim.after_evaluation(self.state.optimizer, nll)
+            self.state = self.state._replace(optimizer=told)
+
+    def _reason(self, step, late):
+        ended = optim.ended(self.state.optimizer)
+        return reason(self.job.config, step, list(self.metrics.losses.values()), late, ended)
+
+    def _stop(self, step):
+        self.checkpoints.save(step, self.state.items(), None, self.clock.hours())
+        self.checkpoints.verify()
+        raise Stopped(
+            f"stopped after update {step:,} of {self.job.config['steps']:,}, which is saved:"
+            " the same command resumes"
+        )
 
 
 def _batch(job, step):
@@ -316,10 +319,6 @@ def _batch(job, step):
     end in it.
     """
     share = jax.process_index(), jax.process_count()
-    left_out = job.rewinds.left_out(step)
-    local = job.batches.batch(job.config["seed"], step - 1 + left_out, share)
-    # Batches were left out in between, so the carry is that of other text.
-    if local.reset is not None and left_out != job.rewinds.left_out(step - 1):
-        local = local._replace(reset=np.ones_like(local.reset))
+    local = job.batches.batch(job.config["seed"], step - 1, share)
     words = int(np.sum(job.corpus.vocabulary.ends[local.targets] & (local.weights > 0)))
     return sharding.put_host_share(job.run.mesh, local, axis=1), words

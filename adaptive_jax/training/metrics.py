@@ -1,4 +1,6 @@
-"""Metrics of a run: to its files, see writers.py, and to the terminal."""
+"""Metrics of a run: means over the updates between two log lines, shown on the terminal and
+written to the run's files, see writers.py.
+"""
 
 import math
 import shlex
@@ -6,76 +8,112 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from adaptive_jax.parallel import hosts
+import jax
+
+from adaptive_jax.evaluation.scoring import perplexity
+from adaptive_jax.parallel import accelerators, hosts, sharding
 from adaptive_jax.parallel.progress import Bar, clock
-from adaptive_jax.training.writers import open_writers
+from adaptive_jax.training.writers import open_writers, recorded
 
 # How the terminal shows the metrics that people watch, the most important first; the files hold all
 # of them.
 SHOWN = {
     "nll": "loss {:.3f}",
     "perplexity": "perplexity {:,.1f}",
-    "words_per_second": "{:,.0f} words/s",
+    "words_per_second": "{:,.0f} {unit}s/s",
     "skipped": "{:,.0f} skipped",
-    "spikes": "{:,.0f} spikes",
     "learning_rate": "lr {:.3g}",
     "data_wait": "waiting for data {:.0%}",
 }
-# Below this the terminal leaves a metric out
-LEAST = {"data_wait": 0.01, "skipped": 1, "spikes": 1}
+SHOWN_FROM = {"data_wait": 0.01, "skipped": 1}  # below this the terminal leaves the metric out
 
 
-def open_metrics(
-    workdir: Path, first_step: int, config: Mapping, limit: float | None = None
-) -> "Metrics | NoMetrics":
-    """The metrics of a run on the first host, which writes and shows them; on the others, an object
-    that does nothing.
+class Interval:
+    """Means over the updates since the last log line.
 
-    first_step: updates done when this process begins.
-    limit: seconds to the end of the run, if not its updates but its hours end it.
-
-    Raises:
-        InputError: as `open_writers`.
+    Args:
+        work: FLOPs a token.
     """
-    return Metrics(workdir, first_step, config, limit) if hosts.first() else NoMetrics()
 
+    def __init__(self, work: float):
+        self.start, self.work, self.last = time.perf_counter(), work, {}
+        self.nll, self.tokens, self.words, self.waited = 0.0, 0.0, 0, 0.0
+        self.updates, self.skipped = 0, 0
 
-class NoMetrics:
-    """Stands for `Metrics` on all hosts but the first."""
+    def add(self, metrics: Mapping, words: int) -> None:
+        """Adds an update's metrics, see `make_update`, and the words of the text that this host's
+        rows of it end.
+        """
+        skipped = bool(metrics.get("skipped", False))
+        if not skipped:
+            self.nll += float(metrics["nll"]) * float(metrics["tokens"])
+            self.tokens += float(metrics["tokens"])
+            self.words += words
+        self.updates += 1
+        self.skipped += skipped
+        self.last = metrics
 
-    def advance(self, step: int) -> None:
-        """Does nothing."""
-
-    def write(self, step: int, group: str, metrics: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def finish(self, step: int, reason: str) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    def close(self) -> dict[str, float]:
+        """The metrics of the interval; the next one starts."""
+        seconds = time.perf_counter() - self.start
+        words = sharding.sum_over_hosts(self.words)
+        nll = self.nll / words if words else math.inf  # one word may be longer than a batch
+        metrics = {
+            "nll": nll,
+            "perplexity": perplexity(nll),
+            "words_per_second": words / seconds,
+            "step_seconds": seconds / self.updates,
+            "data_wait": self.waited / seconds,
+            "learning_rate": float(self.last["learning_rate"]),
+            "gradient_norm": float(self.last["gradient_norm"]),
+        }
+        if "skipped" in self.last:
+            metrics["skipped"] = self.skipped
+        work, kind = self.work * self.tokens, jax.devices()[0].device_kind
+        utilisation = accelerators.utilisation(work, seconds, jax.device_count(), kind)
+        if utilisation is not None:
+            metrics["utilisation"] = utilisation
+        self.__init__(self.work)
+        return metrics
 
 
 class Metrics:
-    """Writes metrics and shows progress: a bar on a terminal, lines elsewhere.
+    """Writes metrics and shows progress: a bar on a terminal, lines elsewhere. Only the first host
+    does; the others follow the validation losses.
 
-    A run that is resumed drops what was written after the step it resumes from, so every step
+    A run that is resumed drops what was written after the step from which it resumes, so every step
     occurs once.
+
+    Args:
+        first_step: updates done when this process begins.
+        unit: what the losses are a mean over, "word" or "token".
+        limit: seconds to the end of the run, if its hours end it and not its updates.
+
+    Attributes:
+        losses: the validation losses of the whole run so far, in nats a word, by step.
+
+    Raises:
+        InputError: as `recorded` and `open_writers`.
     """
 
-    def __init__(self, workdir: Path, first_step: int, config: Mapping, limit: float | None = None):
+    def __init__(
+        self,
+        workdir: Path,
+        first_step: int,
+        config: Mapping,
+        unit: str = "word",
+        limit: float | None = None,
+    ):
         self.workdir, self.first_step, self.steps = workdir, first_step, config["steps"]
-        self.start = time.perf_counter()
-        self.best = math.inf, math.inf, 0  # validation nll, perplexity, step
-        before, self.writers = open_writers(workdir, first_step, config)
-        # A run that is resumed twice from one checkpoint would repeat an evaluation that was left
-        # out before it.
-        self.written = {
-            (line["step"], *{key.split("/")[0] for key in line if key != "step"}) for line in before
-        }
-        for line in before:
-            self._remember(line["step"], line)
-        self.bar = Bar(self.steps, first_step, ["starting"], limit=limit)
+        self.unit, self.start = unit, time.perf_counter()
+        before = recorded(workdir, first_step)
+        losses = ((line["step"], line.get("validation/nll")) for line in before)
+        self.losses = {step: nll for step, nll in losses if nll is not None}
+        # A run that is resumed twice from one checkpoint repeats the evaluation that was left out
+        # before it.
+        self.written = {(line["step"], key.split("/")[0]) for line in before for key in line}
+        self.writers = open_writers(workdir, before, config) if hosts.first() else []
+        self.bar = Bar(self.steps, first_step, ["starting"], shown=hosts.first(), limit=limit)
 
     def advance(self, step: int) -> None:
         """Moves the bar to `step` updates done."""
@@ -87,48 +125,40 @@ class Metrics:
         """
         if (step, group) in self.written:
             return
-        named = {f"{group}/{name}": value for name, value in metrics.items()}
+        if group == "validation" and math.isfinite(metrics["nll"]):
+            self.losses[step] = metrics["nll"]
         for writer in self.writers:
-            writer.write(step, named)
-        self._remember(step, named)
+            writer.write(step, {f"{group}/{name}": value for name, value in metrics.items()})
         parts = [
-            form.format(metrics[name])
+            form.format(metrics[name], unit=self.unit)
             for name, form in SHOWN.items()
-            if name in metrics and not metrics[name] < LEAST.get(name, -math.inf)
+            if name in metrics and not metrics[name] < SHOWN_FROM.get(name, -math.inf)
         ]
         if group == "train" and self.bar.shown:
             self.bar.show(parts=parts)
-        else:
+        elif hosts.first():
             self.bar.say(f"step {step:,}/{self.steps:,}  {group}  {'  '.join(parts)}")
-
-    def _remember(self, step, named):
-        nll, perplexity = named.get("validation/nll"), named.get("validation/perplexity")
-        if nll is not None and nll < self.best[0]:
-            self.best = nll, math.inf if perplexity is None else perplexity, step
 
     def finish(self, step: int, reason: str) -> None:
         """Ends the bar and prints how the run ended after `step` updates: its time, its best
         evaluation, what to type next.
 
-        reason: the first word of the line: "finished", "stopped early".
+        reason: the first words of the line: "finished", "stopped early".
         """
         self.bar.close()
-        done, lasted = step - self.first_step, clock(time.perf_counter() - self.start)
-        took = (
-            f" in {lasted}"
-            if not self.first_step
-            else f", the last {done:,} in {lasted}"
-            if done
-            else ""
-        )
-        _, perplexity, at = self.best
-        best = f"; best validation perplexity {perplexity:,.2f} at update {at:,}" if at else ""
-        print(f"{reason}: {step:,} updates{took}{best}")
-        print(
-            f"evaluate:  python evaluate.py --workdir={shlex.quote(str(self.workdir))}"
-            " --split=test",
-            flush=True,
-        )
+        done, seconds = step - self.first_step, clock(time.perf_counter() - self.start)
+        took, best = "", ""
+        if not self.first_step:
+            took = f" in {seconds}"
+        elif done:
+            took = f", the last {done:,} in {seconds}"
+        if self.losses:
+            at = min(self.losses, key=self.losses.__getitem__)
+            value = perplexity(self.losses[at])
+            best = f"; best validation perplexity {value:,.2f} at update {at:,}"
+        hosts.log0(f"{reason}: {step:,} updates{took}{best}")
+        workdir = shlex.quote(str(self.workdir))
+        hosts.log0(f"evaluate:  python evaluate.py --workdir={workdir} --split=test")
 
     def close(self) -> None:
         """Ends the bar and closes the files."""

@@ -71,7 +71,7 @@ def with_text(config: dict, workdir: Path) -> dict:
         if cuts:
             bands = f"cutoffs {', '.join(f'{cut:,}' for cut in cuts)}, in the paper's proportions"
         lines.append(f"bands        {bands}")
-    hosts.say("\n".join(lines))
+    hosts.log0("\n".join(lines))
     return config
 
 

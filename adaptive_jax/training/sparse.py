@@ -54,12 +54,11 @@ def optimizer(config: Mapping, model: LanguageModel) -> optax.GradientTransforma
 def sparse(
     optimizer: optax.GradientTransformation, encoder: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that leaves the encoder untouched in updates with stored encodings, which
-    `update(..., stored=True)` makes: weight decay included, and what is remembered of its
-    gradients.
+    """An optimizer that freezes the encoder in updates with stored encodings, which
+    `update(..., stored=True)` makes: no change, no weight decay, moments unchanged.
 
-    A count of updates, by which Adam corrects its means, is for the encoder that of the updates
-    that it had. So does the public code on today's PyTorch, whose Adam passes over parameters
+    A count of updates, by which Adam corrects its moments, is for the encoder the number of updates
+    that changed it. So does the public code on today's PyTorch, whose Adam passes over parameters
     without a gradient and counts for each.
 
     encoder: which parameters are the encoder's: a tree of booleans.
@@ -75,11 +74,10 @@ def sparse(
         changes, after = optimizer.update(gradients, inner, params, **extra)
         if stored:
             changes = jax.tree.map(lambda e, c: jnp.zeros_like(c) if e else c, encoder, changes)
-            of_encoder = _remembered(optimizer, inner, encoder)
+            of_encoder = _moments(optimizer, inner, encoder)
             after = jax.tree.map(lambda e, old, new: old if e else new, of_encoder, inner, after)
             return changes, SparseState(after, encoded)
-        # The same but for the encoder's own count; what is computed twice, the compiler computes
-        # once.
+        # The same but for the encoder's own count; the compiler merges what both compute.
         own, _ = optimizer.update(gradients, _counted(inner, encoded), params, **extra)
         changes = jax.tree.map(lambda e, a, b: a if e else b, encoder, own, changes)
         return changes, SparseState(after, encoded + 1)
@@ -87,9 +85,9 @@ def sparse(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _remembered(optimizer, state, encoder):
-    """Which arrays of a state are remembered of the encoder's gradients: all that it keeps for a
-    parameter, but for averages, which take in the encoder as it stands.
+def _moments(optimizer, state, encoder):
+    """Which arrays of a state are moments of the encoder: all that it keeps for a parameter, except
+    averages, which take in the encoder as it stands.
     """
     found = tree_utils.tree_map_params(
         optimizer, lambda _, e: e, state, encoder, transform_non_params=lambda _: False

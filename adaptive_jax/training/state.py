@@ -25,9 +25,9 @@ class State(NamedTuple):
     optimizer: object  # the optimizer's state
     # The body's state of the rows, [microbatches, rows, ...]; () where rows stand alone
     carry: object = ()
-    # Encodings of all words that sparse updates use again, see `composition.encoded`; () without
+    # Encodings of all words that sparse updates use again, see `composition.encoded`; {} without
     # those
-    tables: object = ()
+    tables: dict = {}
 
     def items(self) -> dict:
         """What a checkpoint holds besides the step: the carry `[rows, ...]` by row id, so that it
@@ -80,7 +80,7 @@ def shape_of_state(
     shapes = jax.eval_shape(
         lambda params: _first(model, optimizer, params, rows), parameter_shapes(model)
     )
-    tables = encoded_shapes(model) if sparse else ()
+    tables = encoded_shapes(model) if sparse else {}
     specs = sharding.parameter_specs(shapes._replace(carry=()), mesh)
     specs = specs._replace(
         carry=jax.tree.map(lambda a: sharding.batch_spec(1), shapes.carry),

@@ -8,40 +8,39 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
+from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import LanguageModel
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
+from adaptive_jax.training.divergence import LARGEST_LOSS
 from adaptive_jax.training.state import State
 
 
-class Extras(NamedTuple):
+class UpdateOptions(NamedTuple):
     """What an update does besides.
 
     Attributes:
         skip_from: leave the update out if its loss is this many nats a token or more, or anything
             is not finite; None: never.
-        norms: also measure the changes of the parameters.
         window: multiply the learning rate by an update's time over so many tokens; None: leave it.
-        sums: dtype in which gradients are summed over devices; see `sharding.sum_over_devices`.
         stored: use the state's tables as they are. Otherwise words are encoded anew, and the
             state's tables, if any, are replaced.
     """
 
     skip_from: float | None = None
-    norms: bool = False
     window: int | None = None
-    sums: str = "float32"
     stored: bool = False
 
     @classmethod
-    def from_config(cls, config: Mapping) -> "Extras":
-        """The extras that a config asks for."""
-        divergence, batches = config["divergence"], config["batches"]
+    def from_config(cls, config: Mapping) -> "UpdateOptions":
+        """The options that a config asks for."""
+        batches = config["batches"]
         window = batches["sequence_length"] if batches["layout"] == "streams" else None
-        skip_from = divergence["loss"] if divergence["policy"] == "skip" else None
-        return cls(skip_from, config["metrics"]["norms"], window, config["gradient_sums"])
+        return cls(LARGEST_LOSS if config["divergence"] == "skip" else None, window)
+
+
+NO_OPTIONS = UpdateOptions()
 
 
 def make_update(
@@ -50,7 +49,7 @@ def make_update(
     mesh: Mesh,
     seed: int,
     layout: State,
-    extras: Extras | None = None,
+    options: UpdateOptions = NO_OPTIONS,
 ) -> Callable:
     """Compiles one update.
 
@@ -64,25 +63,22 @@ def make_update(
         token, dropout on), `loss` (with regularisation and penalties), `learning_rate`,
         `gradient_norm` (before clipping) and `tokens` (the sum of weights); and `gradient_squares`,
         `[parameters]`, the sum of the squared gradient of each, in the order of `jax.tree.leaves`.
-        With extras: `change_squares`, likewise, and `skipped`.
+        With `skip_from` also `skipped`.
     """
-    extras, optimizer = extras or Extras(), optax.with_extra_args_support(optimizer)
-    gradients_of = (make_sparse_gradients if layout.tables else make_gradients)(
-        model, mesh, seed, extras.sums
-    )
+    optimizer = optax.with_extra_args_support(optimizer)
+    gradients_of = make_gradients(model, mesh, seed, shares_tables=bool(layout.tables))
 
     def update(state: State, lexicon, batch: Batch):
-        given = ((state.tables if extras.stored else {}),) if layout.tables else ()
-        gradients, carry, sums, *tables = gradients_of(
-            state.params, lexicon, state.step, batch, state.carry, *given
+        stored = state.tables if options.stored else {}
+        gradients, carry, sums, tables = gradients_of(
+            state.params, lexicon, state.step, batch, state.carry, stored
         )
-        tables = tables[0] if tables else ()
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
-        scale = batch.inputs.shape[-1] / extras.window if extras.window else 1.0
+        scale = batch.inputs.shape[-1] / options.window if options.window else 1.0
         changes, optimizer_state = optimizer.update(
-            gradients, state.optimizer, state.params, scale=scale, stored=extras.stored
+            gradients, state.optimizer, state.params, scale=scale, stored=options.stored
         )
-        squares = _squares(gradients)
+        squares = [jnp.sum(jnp.square(a.astype(jnp.float32))) for a in jax.tree.leaves(gradients)]
         metrics = {
             "nll": sums.nll / sums.tokens,
             "loss": sums.loss / sums.tokens,
@@ -91,24 +87,16 @@ def make_update(
             "tokens": sums.tokens,
             "gradient_squares": jnp.stack(squares),
         }
-        if extras.norms:
-            metrics["change_squares"] = jnp.stack(_squares(changes))
-        after = State(
-            state.step + 1,
-            optax.apply_updates(state.params, changes),
-            optimizer_state,
-            carry,
-            tables,
-        )
-        if extras.skip_from is not None:
+        params = optax.apply_updates(state.params, changes)
+        after = State(state.step + 1, params, optimizer_state, carry, tables)
+        if options.skip_from is not None:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
-            keep = finite & (metrics["nll"] < extras.skip_from)
+            keep = finite & (metrics["nll"] < options.skip_from)
             # The carry is that of the text before the next window, wherever it is finite; tables
             # are of the parameters before.
             carry = jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0), carry)
-            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)._replace(
-                carry=carry, tables=tables
-            )
+            after = jax.tree.map(lambda new, old: _either(keep, new, old), after, state)
+            after = after._replace(carry=carry, tables=tables)
             metrics["skipped"] = ~keep
         return after, metrics
 
@@ -120,10 +108,6 @@ def make_update(
         in_shardings=(shardings, whole, by_rows),
         out_shardings=(shardings, whole),
     )
-
-
-def _squares(tree):
-    return [jnp.sum(jnp.square(a.astype(jnp.float32))) for a in jax.tree.leaves(tree)]
 
 
 def _either(keep, new, old):

@@ -45,12 +45,13 @@ def check(settings: Mapping) -> None:
     settings: the group `metrics` of a config.
 
     Raises:
-        InputError: Weights & Biases is switched on and not installed.
+        InputError: Weights & Biases is switched on and not installed, or not TensorBoard.
     """
-    if settings["wandb"] and importlib.util.find_spec("wandb") is None:
+    packages = "wandb", "tensorboard"  # which wandb needs to read what TensorBoard is given
+    if settings["wandb"] and not all(map(importlib.util.find_spec, packages)):
         raise InputError(
-            "metrics.wandb=True needs the package wandb: run `pip install wandb`, or set"
-            " --config.metrics.wandb=False"
+            f"metrics.wandb=True needs the packages {' and '.join(packages)}: run `pip install"
+            f" {' '.join(packages)}`, or set --config.metrics.wandb=False"
         )
 
 
@@ -67,10 +68,8 @@ def recorded(workdir: Path, last_step: int) -> list[dict]:
         # A killed process may have left half a line.
         read = [json.loads(line) for line in lines if line.endswith("\n")]
         for number, line in enumerate(read, start=1):
-            numbers = all(
-                value is None or isinstance(value, int | float) for value in line.values()
-            )
-            if not numbers or not isinstance(line.get("step"), int):
+            kinds = {type(value) for value in line.values()}
+            if type(line.get("step")) is not int or kinds - {int, float, type(None)}:
                 raise ValueError(f"line {number} is not one of a step's numbers")
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(
@@ -80,13 +79,9 @@ def recorded(workdir: Path, last_step: int) -> list[dict]:
     return [line for line in read if line["step"] <= last_step]
 
 
-def open_writers(
-    workdir: Path, first_step: int, config: Mapping
-) -> tuple[list[dict], list[Writer]]:
-    """The metrics that stand up to `first_step`, and the writers of the next ones.
-
-    What was written after `first_step` is dropped, so a run that resumes from there writes every
-    step once.
+def open_writers(workdir: Path, before: list[dict], config: Mapping) -> list[Writer]:
+    """The writers of a run whose metrics so far are `before`, see `recorded`; what else was written
+    is dropped, so a run that resumes writes every step once.
 
     Raises:
         InputError: as `check`; Weights & Biases refuses to start.
@@ -94,13 +89,12 @@ def open_writers(
     settings = config["metrics"]
     check(settings)
     resumed = (workdir / NAME).exists()
-    lines = JsonLines(workdir, first_step)
-    writers: list[Writer] = [lines]
-    if settings["tensorboard"]:
-        writers.append(TensorBoard(workdir, resumed, lines.before))
+    writers: list[Writer] = [JsonLines(workdir, before)]
     if settings["wandb"]:
-        writers.append(WeightsAndBiases(workdir, config, lines.before))
-    return lines.before, writers
+        writers.append(WeightsAndBiases(workdir, config))
+    if settings["tensorboard"] or settings["wandb"]:
+        writers.insert(1, TensorBoard(workdir, resumed, before))
+    return writers
 
 
 class JsonLines:
@@ -108,15 +102,12 @@ class JsonLines:
     finite are null.
 
     In object storage the file is written after every evaluation, so before the checkpoint that
-    follows, and else once a minute.
-
-    before: `recorded(workdir, first_step)`, the lines that stay.
+    follows, and otherwise once a minute.
     """
 
-    def __init__(self, workdir: Path, first_step: int):
+    def __init__(self, workdir: Path, before: list[dict]):
         path, self.written = workdir / NAME, time.monotonic()
-        self.before = recorded(workdir, first_step)
-        lines = "".join(to_json(line) + "\n" for line in self.before).encode()
+        lines = "".join(to_json(line) + "\n" for line in before).encode()
         with replacing(path) as file:
             file.write(lines)
         self.stored = in_store(path)
@@ -127,11 +118,8 @@ class JsonLines:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a line."""
         self.file.write((to_json({"step": step} | dict(metrics)) + "\n").encode())
-        if (
-            not self.stored
-            or "validation/nll" in metrics
-            or time.monotonic() - self.written > MINUTE
-        ):
+        late = time.monotonic() - self.written > MINUTE
+        if late or not self.stored or "validation/nll" in metrics:
             self.file.flush()
             self.written = time.monotonic()
 
@@ -181,15 +169,17 @@ class TensorBoard:
         self.board = SummaryWriter(
             str(workdir), purge_step=1 if resumed else None, flush_secs=flush
         )
-        _replay(self, before)
+        for line in before:
+            self.write(line["step"], {key: value for key, value in line.items() if key != "step"})
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds a point to the curve of each metric."""
-        for name, value in _finite(metrics).items():
-            self.board.add_scalar(name, value, step)
+        """Adds a point to the curve of each metric that is finite."""
+        for name, value in metrics.items():
+            if value is not None and math.isfinite(value):
+                self.board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Writes what is pending."""
+        """Writes pending points and closes the file."""
         self.board.close()
 
 
@@ -206,13 +196,13 @@ class _Stores:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, named like the workdir, which remembers its id: a resumed run
-    continues there.
+    """A run of Weights & Biases that copies what TensorBoard is given. It is named like the
+    workdir, which keeps its id: a resumed run continues there.
 
     Without an account or network: WANDB_MODE=offline.
     """
 
-    def __init__(self, workdir: Path, config: Mapping, before: list[dict]):
+    def __init__(self, workdir: Path, config: Mapping):
         import wandb
 
         file = workdir / "wandb" / "id"
@@ -228,37 +218,19 @@ class WeightsAndBiases:
                 resume="allow",
                 config=json.loads(to_json(config)),
                 dir=tempfile.mkdtemp() if in_store(workdir) else str(workdir),
-                settings=wandb.Settings(
-                    console="off", silent=True
-                ),  # it would take over stdout, and break the bar
+                sync_tensorboard=True,
+                # It would take over stdout, and break the bar.
+                settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.errors.Error as error:
-            reason = " ".join(str(error).split())
             raise InputError(
-                f"Weights & Biases does not start ({reason}): run `wandb login`, set"
+                f"Weights & Biases does not start ({one_line(error)}): run `wandb login`, set"
                 " WANDB_MODE=offline, or set --config.metrics.wandb=False"
             ) from error
-        # Its own steps only rise: after a run went back, they would leave out what follows.
-        self.run.define_metric("update")
-        self.run.define_metric("*", step_metric="update")
-        if not self.run.resumed:
-            _replay(self, before)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds a point to the curve of each metric."""
-        self.run.log({"update": step} | _finite(metrics))
+        """Leaves it to TensorBoard's writer."""
 
     def close(self) -> None:
-        """Sends what is pending."""
+        """Sends pending points and ends the run."""
         self.run.finish()
-
-
-def _replay(writer, before):
-    for line in before:
-        writer.write(line["step"], {name: value for name, value in line.items() if name != "step"})
-
-
-def _finite(metrics):
-    return {
-        name: value for name, value in metrics.items() if value is not None and math.isfinite(value)
-    }

@@ -21,7 +21,6 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import (
     AnyPreservationPolicy,
     BestN,
-    EveryNSeconds,
     LatestN,
     PreservationContext,
 )
@@ -45,13 +44,11 @@ class _Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of a run: the latest `keep`, the one of lowest validation loss and, for good,
-    one every so many hours.
+    """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
     Items are those of `ITEMS` that have arrays in them. Opening a run to continue it renames
     damaged checkpoints that are newer than the last whole one to STEP.damaged, with a warning.
 
-    keep_every_hours: 0 for none.
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
     Raises:
@@ -63,7 +60,6 @@ class Checkpoints:
         self,
         workdir: Path,
         keep: int = 1,
-        keep_every_hours: float = 0.0,
         *,
         read_only: bool = False,
     ):
@@ -77,13 +73,8 @@ class Checkpoints:
         # `_writing` reports once what cannot be written.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.unverified = None  # the step saved last
-        by_time = (
-            [EveryNSeconds(interval_secs=round(3600 * keep_every_hours))]
-            if keep_every_hours
-            else []
-        )
         best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        self.policy = AnyPreservationPolicy([LatestN(n=keep), best, *by_time])
+        self.policy = AnyPreservationPolicy([LatestN(n=keep), best])
         if not read_only:
             self._set_damaged_aside()
         options = ocp.CheckpointManagerOptions(
@@ -266,14 +257,7 @@ class Checkpoints:
             with replacing(directory / "metrics" / "metrics") as file:
                 file.write(json.dumps({"nll": nll, "recorded": True}).encode())
             integrity.seal(directory)
-        hosts.wait(f"the loss of {step}")
-        self.manager.reload()
-
-    def set_aside(self, step: int, why: str) -> None:
-        """Renames a checkpoint to STEP.damaged, with a warning."""
-        if hosts.first():
-            self._set_aside(step, why)
-        hosts.wait(f"checkpoint {step} aside")
+        hosts.barrier(f"the loss of {step}")
         self.manager.reload()
 
     def _verify(self):
@@ -326,7 +310,7 @@ class Checkpoints:
             )
         for step, why in damaged.items():
             self._set_aside(step, why)
-        hosts.wait("damaged checkpoints")
+        hosts.barrier("damaged checkpoints")
 
     def _set_aside(self, step, why):
         aside = integrity.set_aside(self.directory / str(step))
@@ -340,9 +324,7 @@ class Checkpoints:
     @contextlib.contextmanager
     def _writing(self):
         try:
-            # Orbax and its threads answer an interruption with tracebacks.
-            with hosts.uninterrupted():
-                yield
+            yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
             if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
                 raise OSError(

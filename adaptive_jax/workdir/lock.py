@@ -44,7 +44,7 @@ def locked(workdir: Path) -> Iterator[None]:
         if hosts.first():
             busy = held.take()
         if stored:
-            hosts.wait("the lease")
+            hosts.barrier("the lease")
         if sharding.sum_over_hosts(busy is not None):
             raise InputError(
                 f"{workdir} is in use by the training of {busy or 'another process'}: wait for its"

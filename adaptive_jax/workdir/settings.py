@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from adaptive_jax.config.classes import ExternalClassError
-from adaptive_jax.config.keys import at, check_allowed, resolve
+from adaptive_jax.config.keys import check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
 from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
@@ -29,15 +29,10 @@ FREE = {
     "evaluate_every",
     "checkpoint_every",
     "keep",
-    "keep_every_hours",
     "early_stopping",
-    "divergence.policy",
-    "divergence.loss",
-    "divergence.spike",
-    "divergence.rewinds",
+    "divergence",
     "metrics.tensorboard",
     "metrics.wandb",
-    "metrics.norms",
     "tokens_per_device",
     "fsdp",
     "body.attention",
@@ -114,9 +109,6 @@ def read_config(workdir: Path) -> dict:
         ) from None
     try:
         check_allowed(config, path)
-        for key in "loss", "spike":  # which may be infinite, and JSON has no infinity
-            if at(config, "divergence").get(key, 0) is None:
-                config["divergence"][key] = math.inf
         whole = resolve(config)
         if missing := flat(whole).keys() - flat(config).keys():
             raise InputError(f"config.{min(missing)} is missing")
@@ -275,7 +267,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     """
     check_same_run(workdir, config)
     check_same_vocabulary(workdir, vocabulary)
-    hosts.wait("before the workdir")  # all have checked for another run there
+    hosts.barrier("before the workdir")  # all have checked for another run there
     if hosts.first():
         if not in_store(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
@@ -287,7 +279,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
             )
         write_json(workdir / "plan.json", plan)
         write_json(workdir / "config.json", config)
-    hosts.wait("the workdir")
+    hosts.barrier("the workdir")
     deadline = time.monotonic() + VISIBLE
     while not (workdir / "config.json").exists():
         if time.monotonic() > deadline:

@@ -2,6 +2,7 @@
 against one process alone.
 """
 
+import importlib.util
 import json
 import re
 import signal
@@ -34,6 +35,8 @@ SRUN = {
     "SLURM_LOCALID": "1",
 }
 TPU = {"TPU_ML_PLATFORM": "JAX"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 
 @pytest.mark.parametrize(
@@ -58,21 +61,44 @@ TPU = {"TPU_ML_PLATFORM": "JAX"}
         (TPU | {"TPU_WORKER_HOSTNAMES": "localhost"}, None),
         (TPU | {"TPU_PROCESS_ADDRESSES": "local", "TPU_WORKER_HOSTNAMES": "a,b"}, None),
         (TPU | {"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, {}),
+        (MPI | {"OMPI_MCA_orte_hnp_uri": "7.0;tcp://a:1"}, {"cluster_detection_method": "ompi"}),
+        (SRUN | MPI, {"cluster_detection_method": "mpi4py"}),  # mpirun within a job of SLURM
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"PMI_SIZE": "4"}, {"cluster_detection_method": "mpi4py"}),
+        (POD, None),
+        (POD | {"JOB_COMPLETION_INDEX": "1"}, {"cluster_detection_method": "k8s"}),
     ],
 )
-def test_what_the_environment_says(environment, told):
+def test_what_the_environment_says(environment, told, monkeypatch):
     """A process of several is known by its environment alone, and one that is alone is told
     nothing.
     """
-    assert hosts.meeting(None, None, None, environment) == told
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "installed")
+    assert hosts.distributed_arguments(None, None, None, environment) == told
+
+
+@pytest.mark.parametrize(
+    "environment, cure",
+    [
+        (MPI, "mpirun started several processes.* `pip install mpi4py`, or give --coordinator"),
+        ({"PMI_SIZE": "4"}, "`pip install mpi4py`"),
+        (POD | {"JOB_COMPLETION_INDEX": "0"}, r"Kubernetes .* `pip install 'jax\[k8s\]'`"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2 processes .* give --coordinator"),
+    ],
+)
+def test_processes_that_cannot_be_joined(environment, cure, monkeypatch):
+    """An error, not as many runs of one process each."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=cure):
+        hosts.distributed_arguments(None, None, None, environment)
 
 
 def test_what_the_flags_say():
     """They come before the environment, and one host of one is alone."""
-    told = hosts.meeting("a:1234", 2, 1, SRUN)
+    told = hosts.distributed_arguments("a:1234", 2, 1, SRUN)
     assert told.pop("cluster_detection_method") == "deactivate"
     assert told == {"coordinator_address": "a:1234", "num_processes": 2, "process_id": 1}
-    assert hosts.meeting("a:1234", 1, 0, SRUN) is None
+    assert hosts.distributed_arguments("a:1234", 1, 0, SRUN) is None
 
 
 @pytest.mark.parametrize(
@@ -81,14 +107,15 @@ def test_what_the_flags_say():
         (("a:1", 2, None), ["--host=None", "all three"]),
         ((None, None, 0), ["--coordinator=None", "--host=0", "all three"]),
         (("a", 2, 0), ["--coordinator=a ", "HOST:PORT"]),
-        (("a:1", 2, 2), ["--host=2", "0 to 1"]),
-        (("a:1", 2, -1), ["--host=-1", "0 to 1"]),
+        (("a:70000", 2, 0), ["--coordinator=a:70000 ", "65,535"]),
+        (("a:1", 2, 2), ["--host=2", "0 … 1"]),
+        (("a:1", 2, -1), ["--host=-1", "0 … 1"]),
     ],
 )
 def test_wrong_flags(flags, says):
     """One line with the value and the cure."""
     with pytest.raises(InputError) as error:
-        hosts.meeting(*flags, {})
+        hosts.distributed_arguments(*flags, {})
     assert all(part in str(error.value) for part in says), error.value
 
 
@@ -183,7 +210,7 @@ def main():
     from adaptive_jax.training import loop
     workdir, others = commands.workdir()
     hosts.initialize(*others)
-    with hosts.together():
+    with hosts.fail_together():
         loop.train(config_flags.config()[0], workdir)
         evaluate(workdir.with_name("none"), Request())
 commands.run(main)
@@ -198,7 +225,7 @@ def main():
     from adaptive_jax.training import loop
     workdir, others = commands.workdir()
     hosts.initialize(*others)
-    with hosts.together():
+    with hosts.fail_together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
         evaluate(workdir, Request(checkpoint="latest", method="cache"))
         evaluate(
@@ -304,7 +331,7 @@ def main():
                 raise OSError(errno.ENOSPC, "", "metrics.jsonl")
             write(self, step, metrics)
         writers.JsonLines.write = full
-    with hosts.together():
+    with hosts.fail_together():
         loop.train(config_flags.config()[0], workdir)
 commands.run(main)
 """
@@ -324,7 +351,8 @@ def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
 def test_a_host_that_is_killed(start_hosts, flags, tmp_path, killed):
     """The other one does not wait for ever."""
     steps = {

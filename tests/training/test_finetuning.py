@@ -17,7 +17,7 @@ from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import sharding
-from adaptive_jax.training.finetuning import SMALLEST, check_fits, finetuned
+from adaptive_jax.training.finetuning import check_fits, finetuned
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.state import State, shape_of_state
 from adaptive_jax.workdir.checkpoints import Checkpoints
@@ -119,13 +119,11 @@ def started(config, vocabulary):
     )
     fresh = jax.device_put(random_params(model, 0), sharding.replicated(mesh))
     state = State(jnp.int32(0), fresh, shape_of_state(model, optimizer, mesh).optimizer)
-    return model, fresh, finetuned(config, state, model, optimizer, (vocabulary, mesh)).params
+    return model, fresh, finetuned(config, state, model, optimizer, vocabulary, mesh).params
 
 
 def vectors(model, params, vocabulary):
-    """By group: each word's vector `[features]` with its bias, the projection of its band, and
-    its number.
-    """
+    """By group: each word's vector `[features]` with its bias, and the number of its band."""
 
     def bands(model):
         return {"input": model.input.bands(), "output": model.output.bands()}
@@ -139,14 +137,7 @@ def vectors(model, params, vocabulary):
             [np.concatenate([r, b[:, None]], axis=1) for r, b in zip(rows, biases, strict=True)]
         )
         which = [i for i, b in enumerate(made) for _ in b.table]
-        found[group] = {
-            word: (
-                words[place],
-                np.eye(8) if (p := made[which[place]].projection) is None else p,
-                which[place],
-            )
-            for place, word in enumerate(vocabulary.words)
-        }
+        found[group] = {word: (words[i], which[i]) for i, word in enumerate(vocabulary.words)}
     return found
 
 
@@ -163,7 +154,7 @@ def clusters_for(tmp_path, vocabulary, seed):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
-    """Vectors and biases by word, at input and output; in another band the closest; new words
+    """Vectors and biases by word, at input and output; new words, and those that changed bands,
     are as in a fresh model.
     """
     (config, old_words), (own, new_words) = (
@@ -203,20 +194,14 @@ def test_words_of_both_vocabularies_keep_their_vectors(name, tmp_path, capsys):
     moved = 0
     for group in before:
         for word in both:
-            (old, _, band), (new, projection, now) = before[group][word], after[group][word]
+            (old, band), (new, now) = before[group][word], after[group][word]
             if band == now or name not in (*BANDED, "own head"):
                 np.testing.assert_allclose(new, old, rtol=0, atol=1e-6)
             elif name in BANDED:
                 moved += group == ("input" if name == "bands" else "output")
                 assert new[-1] == old[-1]  # biases
-                assert 1e-3 < np.linalg.norm(new) < 10 * np.linalg.norm(old)
-                if (
-                    group == "input" or name != "bands"
-                ):  # whose head reads the table without the projection
-                    _, sizes, directions = np.linalg.svd(projection, full_matrices=False)
-                    kept = directions[sizes > SMALLEST * sizes[0]]
-                    np.testing.assert_allclose(kept @ new[:-1], kept @ old[:-1], rtol=0, atol=1e-5)
-    assert (f"; {moved:,} have moved to another band" in told) == bool(moved) == (name in BANDED)
+                assert abs(new - old)[:-1].max() > 1e-2
+    assert (f", as {moved:,} do that are in another" in told) == bool(moved) == (name in BANDED)
     if name == "tied":
         new = np.array([NEW.index[word] for word in NEW.words if word not in both])
         np.testing.assert_array_equal(params["input"]["table"][new], fresh["input"]["table"][new])
@@ -248,11 +233,11 @@ def test_another_model_is_refused(tmp_path):
         ),
         (
             {"init_checkpoint": "latest"},
-            "init_checkpoint=latest means nothing without init_from: give --init_from=RUN, too",
+            "init_checkpoint=latest needs init_from: give --init_from=RUN, too",
         ),
         (
             {"init_words": "both"},
-            "init_words=both means nothing without init_from: give --init_from=RUN, too",
+            "init_words=both needs init_from: give --init_from=RUN, too",
         ),
     ):
         config = config_of("tied", **changes)

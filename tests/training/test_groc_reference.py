@@ -19,7 +19,7 @@ from adaptive_jax.config.keys import complete
 from adaptive_jax.data.batches.streams import bptt_lengths
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
-from adaptive_jax.model.gradients import make_gradients, make_sparse_gradients
+from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
@@ -156,9 +156,7 @@ class Trajectory:
         self.mesh, self.tables = sharding.device_mesh(), {}
         self.ours = optax.with_extra_args_support(optimizer(config, self.model))
         self.state, self.programs = self.ours.init(params), {}
-        sparse = make_sparse_gradients(self.model, self.mesh, 0) if known else None
-        plain = make_gradients(self.model, self.mesh, 0)
-        self.gradients = sparse or (lambda *given: (*plain(*given[:-1]), {}))
+        self.gradients = make_gradients(self.model, self.mesh, 0, shares_tables=bool(known))
 
     def start(self):
         self.carry = self.model.body.initial_carry(COLUMNS)

@@ -198,7 +198,8 @@ class Trajectory:
 
     def updated(self, params, state, carry, batch, scale, masks):
         with self.given(masks) if masks else contextlib.nullcontext():
-            gradients, _, sums = self.gradients(params, {}, jnp.zeros((), jnp.int32), batch, carry)
+            step = jnp.zeros((), jnp.int32)
+            gradients, _, sums, _ = self.gradients(params, {}, step, batch, carry)
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         changes, state = self.optimizer.update(gradients, state, params, scale=scale)
         numbers = {"loss": sums.loss, "ce_loss": sums.nll}

@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from adaptive_jax.training import loop, sparse, validation
+from adaptive_jax.training import loop, sparse
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.integrity import ITEMS, steps_in
@@ -125,9 +125,9 @@ def test_a_stop_in_the_middle_of_an_evaluation(whole, run_config, tmp_path, monk
             run, ids, windows, lambda batches, count: progress(stop(batches, count), count)
         )
 
-    plain = validation.plain
+    plain = loop.plain
     with monkeypatch.context() as patch:
-        patch.setattr(validation, "plain", interrupted)
+        patch.setattr(loop, "plain", interrupted)
         with pytest.raises(loop.Stopped, match="stopped after update 2 of 8, which is saved"):
             train(run_config("transformer"), tmp_path)
     assert steps_in(tmp_path / "checkpoints") == [2]

@@ -1,6 +1,5 @@
 """Runs from end to end: devices, what a workdir holds, sub-words, divergence."""
 
-import ast
 import json
 import math
 import os
@@ -87,24 +86,6 @@ def test_devices_and_accumulation_change_nothing(config, eight, tmp_path):
     assert last["validation/nll"] < mean["train/nll"] - 0.5  # the updates moved the parameters
     assert_close(microbatches, one, 1e-5)
     assert_close(eight, one, 1e-5)
-
-
-def test_starting_again_after_the_end_changes_nothing(config, tmp_path):
-    """The run is over: its checkpoints and its metrics are byte for byte what they were."""
-    workdir, settings = tmp_path / "run", config(steps=4, evaluate_every=2, checkpoint_every=2)
-    train(settings, workdir)
-
-    def files():
-        return {
-            path: path.read_bytes()
-            for path in workdir.rglob("*")
-            if path.is_file() and "tfevents" not in path.name
-        }
-
-    before = files()
-    assert workdir / "metrics.jsonl" in before
-    train(settings, workdir)
-    assert files() == before
 
 
 def test_an_error_in_the_background_ends_the_run(config, tmp_path, monkeypatch):
@@ -250,20 +231,6 @@ def test_no_checkpoint_of_a_diverged_model(diverged):
         )
 
 
-def test_the_cure_for_divergence_works(diverged, tmp_path):
-    """Doing what the message says, a lower rate in a new workdir, ends finite; the old run
-    refuses the other rate.
-    """
-    workdir, settings, _ = diverged
-    lower = settings | {"optimizer": settings["optimizer"] | {"learning_rate": 0.1}}
-    with pytest.raises(InputError, match="optimizer.learning_rate was"):
-        train(lower, workdir)
-    train(lower, tmp_path / "run")
-    last = metrics(tmp_path / "run")[-1]
-    assert last["step"] == 20
-    assert math.isfinite(last["validation/nll"])
-
-
 def test_training_needs_neither_tensorflow_nor_torch(config, tmp_path):
     """A run of two updates from raw text, and its evaluation, where neither can be imported."""
     settings = config(steps=2)
@@ -347,12 +314,9 @@ def test_penn_treebank_is_learned(tmp_path):
     assert result["perplexity"] < 0.6 * result["unigram_perplexity"]
 
 
-@pytest.mark.parametrize("size", [0, 12])
-def test_the_size_of_the_corpus_counts_not_that_of_the_config(config, tmp_path, size):
-    """`data.vocabulary_size` is for plans made without the corpus: another size, or none, stops
-    no run.
-    """
-    train(config(steps=1, **{"data.vocabulary_size": size}), tmp_path / "run")
+def test_the_size_of_the_corpus_counts_not_that_of_the_config(config, tmp_path):
+    """`data.vocabulary_size` is for plans made without the corpus: another size stops no run."""
+    train(config(steps=1, **{"data.vocabulary_size": 12}), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["vocabulary_size"] == 122
 
 
@@ -385,21 +349,16 @@ def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path
     assert own["nll"] == pytest.approx(losses[-1], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "name, keys", [("lion", ["b1=0.8", "clip_norm=1"]), ("adagrad", ["eps=1e-6"])]
-)
-def test_an_optimizer_of_optax_trains_by_name_and_resumes_exactly(
-    config, tmp_path, monkeypatch, name, keys
-):
+def test_an_optimizer_of_optax_trains_by_name_and_resumes_exactly(config, tmp_path):
     """From flags alone, with its own arguments and ours; the loss falls, and a run that was stopped
     ends bit for bit as the whole one. Otherwise its state is not what a checkpoint holds.
     """
     changes = {"steps": 24, "evaluate_every": 12, "checkpoint_every": 12, "keep": 9}
-    flags = {"optimizer.name": name, "optimizer.learning_rate": 0.01}
-    flags |= {f"optimizer.{k.split('=')[0]}": ast.literal_eval(k.split("=")[1]) for k in keys}
+    flags = {"optimizer.name": "lion", "optimizer.learning_rate": 0.01}
+    flags |= {"optimizer.b1": 0.8, "optimizer.clip_norm": 1}
     settings, [said] = switch(config(**changes), flags)
     settings = resolve(settings)
-    assert said.startswith(f"config.optimizer.name={name}: ")
+    assert said.startswith("config.optimizer.name=lion: ")
     train(settings, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
     shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "24")

@@ -25,7 +25,7 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.training.loop import train
 from adaptive_jax.training.sparse import composes, optimizer
 from adaptive_jax.training.state import initial_state, shape_of_state
-from adaptive_jax.training.update import Extras, make_update
+from adaptive_jax.training.update import UpdateOptions, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 
 WORDS = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 20)} | {"<eos>": 99})
@@ -101,7 +101,8 @@ def trajectory(name):
     ours = optimizer(config, model)
     layout = shape_of_state(model, ours, mesh, sparse=True)
     updates = [
-        make_update(model, ours, mesh, 0, layout, Extras(stored=stored)) for stored in (False, True)
+        make_update(model, ours, mesh, 0, layout, UpdateOptions(stored=stored))
+        for stored in (False, True)
     ]
     known = lexicon(WORDS, model.wants())
     state = initial_state(model, ours, 0, mesh, sparse=True)
@@ -274,7 +275,7 @@ def main():
     folder, others = commands.workdir()
     hosts.initialize(*others)
     config, tuned, ways = json.loads((folder / "given.json").read_text())
-    with hosts.together():
+    with hosts.fail_together():
         train(config, folder / "devices")
         train(tuned, folder / "tuned_devices")
         requests = {name: Request("test", checkpoint="latest", **way) for name, way in ways.items()}

@@ -12,10 +12,8 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.parallel.sharding import device_mesh
-from adaptive_jax.training.divergence import Rewinds
 from adaptive_jax.training.dry_run import dry_run
-from adaptive_jax.training.loop import Job, _batch, train
+from adaptive_jax.training.loop import train
 from tests.training.test_metrics import metrics
 from tests.training.test_runs import TRAIN, assert_close, state_of
 
@@ -110,30 +108,6 @@ def test_evaluation_carries_the_state_through_the_split(learned, capsys):
     )
     assert 1e-4 < abs(rows["nll"] - expected) < 0.1
     assert len(list((learned / "eval").glob("*.json"))) == 4
-
-
-def test_rows_begin_anew_after_a_rewind(streams, tmp_path):
-    """The batches that are left out lie between the carry and the next window; later windows
-    continue again.
-    """
-    config = streams()
-    corpus = load(config["data"])
-    batches = TrainingBatches(corpus.ids["train"], 0, Layout(**config["batches"]), ROWS)
-    rewinds = Rewinds(tmp_path)
-    rewinds.gaps = [(4, 3)]
-    job = Job(
-        config,
-        None,
-        Run(None, None, {}, device_mesh(), None, config, 0),
-        corpus,
-        batches,
-        None,
-        rewinds,
-        None,
-    )
-    assert [bool(_batch(job, step)[0].reset.all()) for step in range(1, 8)] == [
-        step in (1, 5) for step in range(1, 8)
-    ]
 
 
 def test_bodies_that_cannot_carry_refuse_streams(config, tmp_path):

@@ -12,7 +12,7 @@ from adaptive_jax.optimizers import optim
 from adaptive_jax.optimizers.schedules import scheduled
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.state import initial_state, restored_state, shape_of_state
-from adaptive_jax.training.update import Extras, make_update
+from adaptive_jax.training.update import UpdateOptions, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.toys import Recurrent
 
@@ -170,7 +170,7 @@ def test_an_update_that_is_left_out_moves_the_carry(recurrent):
     mesh, optimizer, rows = sharding.device_mesh(), descent(0.1), (1, 4)
     model = build(recurrent, 122)
     layout = shape_of_state(model, optimizer, mesh, rows)
-    update = make_update(model, optimizer, mesh, 0, layout, Extras(skip_from=0.01))
+    update = make_update(model, optimizer, mesh, 0, layout, UpdateOptions(skip_from=0.01))
     before = initial_state(model, optimizer, 0, mesh, rows)
     params = jax.tree.map(np.array, before.params)
     after, metrics = update(before, {}, random_batch(1, 4, 8))

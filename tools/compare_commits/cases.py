@@ -65,7 +65,6 @@ RUN = {
     "checkpoint_every": 20,
     "keep": 9,
     "metrics.tensorboard": False,
-    "metrics.norms": True,
     "data.corpus": "text_files",
     "data.path": "{text}",
     "data.cache": "{cache}",

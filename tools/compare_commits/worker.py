@@ -190,9 +190,7 @@ def exported(directory: Path) -> dict:
 
 
 def metrics(workdir: Path) -> dict:
-    """The numbers of metrics.jsonl, update after update: the loss first, then the norms of groups
-    of parameters, whose first difference says where to look, then the rest.
-    """
+    """The numbers of metrics.jsonl, update after update: the loss first, then the rest."""
     found = {}
     for line in (workdir / "metrics.jsonl").read_text().splitlines():
         line = json.loads(line)
