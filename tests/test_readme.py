@@ -182,7 +182,7 @@ def test_settings_that_may_change_when_a_run_is_resumed():
     """The page on runs names every one of them, and groups of which all keys may change."""
     page = " ".join(PAGES["docs/runs.md"].split())
     (named,) = re.findall(
-        r"Settings that change no update may change: (.*?), and the groups (.*?)\. ", page
+        r"Settings that change no update may change: (.*?), and the groups? (.*?)\. ", page
     )
     settings, groups = ({*re.findall(r"`([^`]+)`", part)} for part in named)
     assert settings | {f"{group}.{key}" for group in groups for key in resolve({})[group]} == FREE

@@ -282,7 +282,7 @@ def test_a_run_without_an_evaluation_names_no_best(tmp_path, capsys):
 MANY = {
     "nll": 2.0,
     "gradient_norm": 0.5,
-    "words_per_second": 1234.4,
+    "words_per_second": 1234.5,
     "update/norm": math.nan,
     "skipped": 2,
 }
