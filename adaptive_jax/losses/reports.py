@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from adaptive_jax.numerics.meshes import axes_of, vary
 from adaptive_jax.numerics.products import sum_dtype
-from adaptive_jax.numerics.varying import axes_of, vary
 
 REPORTS = "nll", "z_loss", "predicted", "correct", "logsumexp", "entropy", "top_k"
 DIFFERENTIABLE = "nll", "logsumexp", "entropy"  # in this order in `Tokens.pulls`, behind the loss
@@ -154,8 +154,7 @@ def report(settings, reported: dict, nll: jax.Array, live: jax.Array) -> Report:
     """The `Report` of tokens `[...]` of which these are live, from sums over the softmaxes that
     each of them visits.
     """
-    shape = nll.shape
-    fields = jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]), reported)
+    fields = dict(reported)
     if "correct" in fields:
         fields["correct"] = live & (fields["correct"] == 0)
     if "nll" in settings.reports:

@@ -9,8 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies.convolution import Convolution, NormedConvolution
-from adaptive_jax.bodies.gated_conv import ACTIVATIONS, FORMS, GatedConv
+from adaptive_jax.bodies.gated_conv import (
+    ACTIVATIONS,
+    FORMS,
+    Convolution,
+    GatedConv,
+    NormedConvolution,
+)
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.fconv import blocks_of, layers_of
 from adaptive_jax.numerics.batch import Batch
@@ -251,13 +256,6 @@ def test_a_backward_pass_recomputes_no_product():
     assert text.count(" dot(") == 6
     windows = jax.make_jaxpr(jax.grad(loss))(shapes_of(body), jnp.ones((2, 5, 8)))
     assert "f32[4,2,5,16]" not in str(windows)  # nor are the windows of all blocks kept
-
-
-@pytest.mark.parametrize("fields", [{"form": "papers"}, {"activation": "glue"}])
-def test_names_that_do_not_exist(fields):
-    """The line lists those that do."""
-    with pytest.raises(InputError, match="is not one of .*Did you mean"):
-        GatedConv(FEATURES, BLOCKS, **fields)
 
 
 def test_blocks_of_fairseqs_layers():

@@ -22,7 +22,7 @@ pairs = itertools.product(shardings.KINDS, shardings.TABLES)
 print(json.dumps({" / ".join(pair): shardings.program(*pair) for pair in pairs}))
 """
 OTHERS = """
-import json
+import functools, json
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tests.losses.shardings import apart, arrange, arrays, expected, loss, with_gradients
@@ -62,6 +62,32 @@ for kind in "Explicit", "Auto":
         in_part(*placed)
     except ValueError as error:
         found[f"{kind}, in part"] = str(error)
+
+# Reports, and soft targets.
+hidden, table, bias, weights, targets = arrays()
+soft = np.random.default_rng(1).dirichlet(np.ones(3), targets.shape).astype(np.float32)
+several = (targets[..., None] + np.arange(3, dtype=np.int32)) % len(table)
+
+def reported(soft, hidden, table, bias, weights, targets, probs=None):
+    names = "nll", "z_loss", "predicted", "logsumexp", "entropy", "top_k"
+    total, report = loss(
+        hidden, table, bias, weights, targets, z_loss=0.1, top_k=4, target_probs=probs,
+        reports=names if soft else (*names, "correct"),
+    )
+    return total, jax.tree.map(lambda a: a.astype(jnp.float32), report)
+
+for kind in "Explicit", "Auto":
+    for rows in "replicated", "words":
+        mesh, placed = arrange(kind, "2 x 2", "data", rows)
+        on = lambda array: jax.device_put(array, placed[4].sharding)
+        for name, given, there in (
+            ("reports", arrays(), placed),
+            ("soft", (*arrays()[:4], several, soft), (*placed[:4], on(several), on(soft))),
+        ):
+            form = functools.partial(reported, name == "soft")
+            step = jax.jit(jax.value_and_grad(form, (0, 1, 2), has_aux=True))
+            right = jax.tree.map(np.asarray, step(*given))
+            found[f"{kind}, {name}, {rows}"] = apart(step(*there), right)
 
 # 5 steps of time do not cut evenly over 2 devices; products keep the precision of their context.
 mesh, placed = arrange("Auto", "2 x 2", "data and model", "replicated")
@@ -116,9 +142,9 @@ def test_each_device_computes_its_own_tokens(eight):
 
 
 def test_other_calls_of_shardings(eight):
-    """What is not in the table: losses of each token, arrays put on a mesh by in_shardings, a table
-    for each element of vmap, tokens that do not cut evenly, precision that a context asks for, and
-    the line that refuses a mesh that is Manual in part.
+    """What is not in the table: reports and soft targets, losses of each token, arrays put on a
+    mesh by in_shardings, a table for each element of vmap, tokens that do not cut evenly, precision
+    that a context asks for, and the line that refuses a mesh that is Manual in part.
     """
     found = numbers(eight, OTHERS)
     for kind in "Explicit", "Auto":
@@ -126,4 +152,4 @@ def test_other_calls_of_shardings(eight):
         assert line.startswith("axes of the mesh around this loss must have one type, got data:")
         assert "\n" not in line
     assert found.pop("precise")
-    check(found, 9)
+    check(found, 17)
