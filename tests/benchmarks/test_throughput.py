@@ -5,7 +5,7 @@ import pytest
 
 from adaptive_jax.planning.plan import make_plan
 from benchmarks import throughput
-from benchmarks.reading_and_writing import evaluate_peers
+from benchmarks.reading_and_writing import evaluate_peers, generate_peers
 
 
 @pytest.fixture
@@ -51,5 +51,13 @@ def test_scoring_has_two_peers(tiny):
     tiny["dtype"] = "float32"
     peers = evaluate_peers(tiny, 8, 100, throughput.zipf(tiny, 100))
     assert list(peers) == ["evaluate", "forward pass", "all outputs"]
+    for run in peers.values():
+        run()
+
+
+def test_writing_has_two_peers(trained):
+    """All three write."""
+    peers = generate_peers(trained, 3)
+    assert list(peers) == ["generate", "all probabilities", "no cache"]
     for run in peers.values():
         run()
