@@ -26,7 +26,7 @@ import adaptive_jax
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import PLAIN, continued, initial_carry, make_scorer, scores
+from adaptive_jax.evaluation.scoring import PLAIN, as_stream, initial_carry, make_scorer, scores
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
@@ -40,7 +40,7 @@ def evaluate_peers(config: dict, context: int, tokens: int, ids: np.ndarray) -> 
     window = config["batches"]["sequence_length"]
     rows = 16 if layout == "streams" else max(1, min(BATCH, tokens) // window)
     asked = Windows(window, context, "none", layout, rows, run.mesh.size)
-    used = continued(run.model, asked, tokens)
+    used = as_stream(run.model, asked, tokens)
 
     def evaluate():
         if sum(len(scored.nll) for scored in scores(run, ids, asked)) != tokens:

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -31,7 +31,7 @@ from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.evaluation.nearest import nearest, none_yet
 from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import Evaluation, Extras, Progress, scores
+from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, scores
 from adaptive_jax.files import in_store
 from adaptive_jax.workdir.settings import write_json
 
@@ -115,7 +115,7 @@ def open_datastore(
     try:
         if (made := _read(folder, about)) is not None:
             return made
-        _make(folder, about, scores(run, ids, windows, Extras(hidden=True), progress), ids)
+        _make(folder, about, scores(run, ids, windows, ScoreOptions(hidden=True), progress), ids)
         return _read(folder, about)
     except OSError as error:
         size = 2 * len(ids) * run.config["body"]["features"]
@@ -195,10 +195,7 @@ def log_probs(
     tokens, entries = len(targets), len(store.words)
     group, block = -(-min(GROUP, tokens) // QUERIES) * QUERIES, min(BLOCK, entries)
     neighbours, temperatures = min(options.neighbours, entries), np.float32(options.temperature)
-    visit, visits = (
-        _visit(),
-        [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)],
-    )
+    visits = [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)]
     found, queries, best = [], None, None
     for t, i in progress(visits, len(visits)):
         if i == 0:
@@ -207,7 +204,7 @@ def log_probs(
             best = none_yet(*queries[1].shape, neighbours)
         part = slice(i, min(i + block, entries))
         keys, words = _padded(store.keys[part], block), _padded(store.words[part], block)
-        best = visit(best, (keys, words, part.stop - i), queries)
+        best = _visit(best, (keys, words, part.stop - i), queries)
         if part.stop == entries:
             shares = jax.device_get(_log_shares(best, temperatures))
             found.append(shares.reshape(len(temperatures), -1))
@@ -218,25 +215,21 @@ def _padded(array, length):
     return np.pad(array, [(0, length - len(array))] + [(0, 0)] * (array.ndim - 1))
 
 
-@functools.cache
-def _visit() -> Callable:
-    """Returns `visit(best, entries, queries) -> best` with those of the entries that are nearer.
+@functools.partial(jax.jit, donate_argnums=0)
+def _visit(best, entries, queries):
+    """The nearest of `best`, found before, and of a block of entries.
 
     best: `Nearest` of `[chunks, queries, neighbours]`. entries: keys `[block, features]`, words
-    `[block]`, and how many of them there are.
+    `[block]`, and how many of them there are. queries: states and targets, in chunks.
     """
+    keys, words, used = entries
+    valid = (jnp.arange(len(keys)) < used)[None]
 
-    def visit(best, entries, queries):
-        keys, words, used = entries
-        valid = (jnp.arange(len(keys)) < used)[None]
+    def add(each):
+        best, (hidden, targets) = each
+        return nearest(best, hidden, keys, valid, words[None] == targets[:, None])
 
-        def add(each):
-            best, (hidden, targets) = each
-            return nearest(best, hidden, keys, valid, words[None] == targets[:, None])
-
-        return lax.map(add, (best, queries))
-
-    return jax.jit(visit, donate_argnums=0)
+    return lax.map(add, (best, queries))
 
 
 @jax.jit

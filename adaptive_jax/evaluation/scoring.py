@@ -20,7 +20,7 @@ from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
 from adaptive_jax.numerics.products import exact
 from adaptive_jax.parallel import sharding
 
-FOREIGN = np.int32(-1)  # stands for an input word that the model has no vector of
+OOV = np.int32(-1)  # stands for an input word that the model has no vector of
 LOG_PROBS = 1 << 24  # log-probabilities that exist at a time
 OVERLAP = 8  # at least this many times what its rows read twice is in a row that carries on
 # Given batches and their number, passes them on and shows how far it is
@@ -37,7 +37,7 @@ class Scored(NamedTuple):
     hidden: np.ndarray | None = None
 
 
-class Extras(NamedTuple):
+class ScoreOptions(NamedTuple):
     """What `scores` does besides.
 
     Attributes:
@@ -50,14 +50,14 @@ class Extras(NamedTuple):
     down_weight: float = 1.0
 
 
-PLAIN = Extras()
+PLAIN = ScoreOptions()
 
 
 def scores(
     run: Run,
     ids: np.ndarray,
     settings: Windows,
-    extras: Extras = PLAIN,
+    options: ScoreOptions = PLAIN,
     progress: Progress = lambda batches, count: batches,
 ) -> Iterator[Scored]:
     """Scores every token of a split once, a batch of windows at a time.
@@ -68,7 +68,7 @@ def scores(
     "complete" a row scores whole sentences, after as much context (section 4.3). Those of
     "complete_doc" and "eos" are scored as in training, each seeing nothing else. With layout
     "streams" the body carries its state from batch to batch, so a token sees all before it in its
-    row. So does a body whose receptive field lies within the context, see `continued`: the states
+    row. So does a body whose receptive field lies within the context, see `as_stream`: the states
     of the context are computed once instead of window / (window − context) times.
 
     Args:
@@ -83,17 +83,19 @@ def scores(
         InputError: see `windows`.
     """
     check_windows(settings)
-    settings = continued(run.model, settings._replace(multiple=run.mesh.size), len(ids))
+    settings = as_stream(run.model, settings._replace(multiple=run.mesh.size), len(ids))
     count, batches = windows(ids, run.vocabulary.eos, settings)
     tables, rows = composed(run, ids)
 
     def given(batch):
         inputs = batch.batch.inputs
-        own = inputs < run.model.input.vocabulary_size
-        inputs = np.where(own, inputs if rows is None else rows[np.where(own, inputs, 0)], FOREIGN)
+        in_vocabulary = inputs < run.model.input.vocabulary_size
+        inputs = np.where(
+            in_vocabulary, inputs if rows is None else rows[np.where(in_vocabulary, inputs, 0)], OOV
+        )
         return batch._replace(batch=batch.batch._replace(inputs=inputs))
 
-    scorer = Scorer(run, tables, extras, None if settings.layout == "streams" else ())
+    scorer = Scorer(run, tables, options, None if settings.layout == "streams" else ())
     return scorer((given(batch), at, settings.unscored) for batch, at in progress(batches, count))
 
 
@@ -105,18 +107,18 @@ class Scorer:
             the state before the first token.
     """
 
-    def __init__(self, run: Run, tables: dict, extras: Extras = PLAIN, carry: object = ()):
+    def __init__(self, run: Run, tables: dict, options: ScoreOptions = PLAIN, carry: object = ()):
         """tables: composed tables, as `composed` returns them; {} for a model that composes none.
         The inputs of batches are rows of them.
         """
-        self.run, self.tables, self.extras, self.carry = run, tables, extras, carry
+        self.run, self.tables, self.options, self.carry = run, tables, options, carry
 
     def __call__(self, batches: Iterable[tuple[WindowBatch, np.ndarray, int]]) -> Iterator[Scored]:
         """Scores batches in order: each a `WindowBatch`, the positions of the tokens that count,
         int64 `[tokens]`, and how many columns of a row do not count; see `Windows.unscored`.
         """
         run, before = self.run, None
-        how = run.known, len(run.vocabulary), self.extras
+        how = run.known, len(run.vocabulary), self.options
         for batch, at, unscored in batches:
             if self.carry is None:
                 self.carry = initial_carry(run.model, run.mesh, len(batch.first))()
@@ -138,10 +140,10 @@ class Scorer:
     def _fetch(self, results, batch, at):
         nll, states = jax.device_get(results)
         counts = scored_columns(batch, nll.shape[1])
-        return Scored(at, finite(nll[counts]), states[counts] if self.extras.hidden else None)
+        return Scored(at, finite(nll[counts]), states[counts] if self.options.hidden else None)
 
 
-def continued(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
+def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
     """The settings, as layout "streams" where a body that carries its state gives the same numbers
     so.
 
@@ -173,11 +175,11 @@ def plain(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> n
     """The model's own scores: float32 `[tokens]` in nats, NaN for tokens of no example, the
     empty lines of "complete_doc".
     """
-    return gathered(run, ids, settings, PLAIN, progress)[0]
+    return score_split(run, ids, settings, PLAIN, progress)[0]
 
 
-def gathered(
-    run: Run, ids: np.ndarray, settings: Windows, extras: Extras, progress: Progress
+def score_split(
+    run: Run, ids: np.ndarray, settings: Windows, options: ScoreOptions, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """What `scores` yields, in the order of the split: nll as `plain`, and hidden states `[tokens,
     features]` or None.
@@ -185,9 +187,9 @@ def gathered(
     Hidden states of tokens of no example are zeros.
     """
     nll, hidden = np.full(len(ids), np.nan, np.float32), None
-    for scored in scores(run, ids, settings, extras, progress):
+    for scored in scores(run, ids, settings, options, progress):
         nll[scored.at] = scored.nll
-        if extras.hidden:
+        if options.hidden:
             hidden = (
                 np.zeros((len(ids), *scored.hidden.shape[1:]), scored.hidden.dtype)
                 if hidden is None
@@ -220,10 +222,12 @@ class Evaluation(NamedTuple):
 
     def score(self, hidden: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """The model's own scores as `with_uniform` returns them, and hidden states if asked for,
-        see `gathered`.
+        see `score_split`.
         """
-        extras = Extras(hidden, self.down_weight)
-        nll, states = gathered(self.run, self.ids, self.windows, extras, self.progress("scoring"))
+        options = ScoreOptions(hidden, self.down_weight)
+        nll, states = score_split(
+            self.run, self.ids, self.windows, options, self.progress("scoring")
+        )
         return self.with_uniform(nll), states
 
     def with_uniform(self, nll: np.ndarray) -> np.ndarray:
@@ -332,40 +336,42 @@ def _composer(model, mesh):
 
 @functools.lru_cache(maxsize=8)
 def make_scorer(
-    model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int, int, Extras]
+    model: LanguageModel, mesh: Mesh, unscored: int, how: tuple[int, int, ScoreOptions]
 ) -> Callable:
     """Returns `scorer(params, lexicon, tables, batch, carry) -> ((nll, hidden), carry)`, see
     `scores`.
 
     unscored: columns of a row whose targets do not count, see `Windows`.
     how: words that the model was trained on, words of the vocabulary, which may be more, and
-        `Extras`.
+        `ScoreOptions`.
     """
     local_model, gather, specs = _local(model, mesh)
-    known, words, extras = how
-    foreign = model.input.vocabulary_size < words
+    known, words, options = how
+    has_oov = model.input.vocabulary_size < words
 
     def local(params, lexicon, tables, given: WindowBatch, carry):
         variables = {"params": gather(params), "lexicon": lexicon, "tables": tables}
         batch, first = given
         columns = first[:, None] + jnp.arange(batch.inputs.shape[1] - unscored)[None]
-        targets, own = jnp.take_along_axis(batch.targets, columns, axis=1), None
-        if foreign:
-            own = batch.inputs != FOREIGN
+        targets, in_vocabulary = jnp.take_along_axis(batch.targets, columns, axis=1), None
+        if has_oov:
+            in_vocabulary = batch.inputs != OOV
             batch = batch._replace(inputs=jnp.maximum(batch.inputs, 0))
-        hidden, carry = local_model.apply(variables, batch, carry, known=own, method="hidden")
+        hidden, carry = local_model.apply(
+            variables, batch, carry, known=in_vocabulary, method="hidden"
+        )
         hidden = jnp.take_along_axis(hidden, columns[..., None], axis=1)
         nll = local_model.apply(
-            variables, hidden, jnp.minimum(targets, known - 1) if foreign else targets, method="nll"
+            variables, hidden, jnp.minimum(targets, known - 1) if has_oov else targets, method="nll"
         )
-        if foreign:
+        if has_oov:
             nll = jnp.where(targets < known, nll, jnp.inf)
-        if extras.down_weight != 1:
+        if options.down_weight != 1:
             mass = _mass_of_new(local_model, variables, hidden, known)
-            nll += jnp.log1p(mass * (extras.down_weight - 1)) - jnp.where(
-                targets < known, 0.0, math.log(extras.down_weight)
+            nll += jnp.log1p(mass * (options.down_weight - 1)) - jnp.where(
+                targets < known, 0.0, math.log(options.down_weight)
             )
-        return (nll, hidden if extras.hidden else ()), carry
+        return (nll, hidden if options.hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
     local = exact(local, model.body)

@@ -21,7 +21,7 @@ from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import Extras, Scorer
+from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer
 from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.text.line_batches import round_up, stream_batches, window_batches
@@ -304,8 +304,8 @@ class LineScorer:
     def _read(self, ids, batches, carry=()):
         """The columns of `ids` as the batches score them, and the carry after the last batch."""
         columns = self._columns(len(ids))
-        extras = Extras(hidden=self.config.rank_and_entropy)
-        scorer = Scorer(self.run, self.tables, extras, carry)
+        options = ScoreOptions(hidden=self.config.rank_and_entropy)
+        scorer = Scorer(self.run, self.tables, options, carry)
         for scored in scorer(batches):
             columns[0, scored.at] = scored.nll
             if self.config.rank_and_entropy:

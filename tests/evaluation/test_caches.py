@@ -5,7 +5,6 @@ of them.
 import functools
 import json
 import math
-import re
 from pathlib import Path
 
 import jax
@@ -96,55 +95,6 @@ def test_cross_domain(case):
         )
 
 
-def test_global_normalisation():
-    """An option of GroC's public code: p(w) in proportion to exp(logit) + Σ exp(θ h · h_i + α); the
-    uniform share at word 0 only.
-
-    It is our mixture with a λ that differs by token, and no option here: a constant added to all
-    logits changes no probability of the model, but λ, and new words that are not in the cache have
-    probability 0, against section 5.1 of the paper.
-    """
-    about, arrays = reference("groc/cross_domain")
-    case, model = "tied_neural_global", "adapted_tied"
-    settings, hidden = about["cases"][case], arrays[f"{model}/output"].reshape(28, 2, -1)
-    logits = hidden.astype(np.float64) @ arrays[f"{model}/E_out"].T + arrays[f"{model}/bias"]
-    infinite = 0
-    for stream in range(2):
-        states, targets = hidden[:, stream], arrays[f"{case}/target"][:, stream]
-        with np.errstate(over="ignore"):
-            nll = -log_softmax(logits[:, stream])[np.arange(28), targets]
-        [chances] = log_probs(
-            Cache("local", theta=(settings["theta"],)), states, targets, logits.shape[-1], quiet
-        )
-        masses = np.tril(
-            np.exp(settings["theta"] * states.astype(np.float64) @ states.T + settings["alpha"]), -1
-        ).sum(axis=1)
-        whole = np.exp(logits[:, stream]).sum(axis=1)
-        ours, other = (
-            np.array(
-                [
-                    float(
-                        interpolate(nll[t : t + 1], chances[t : t + 1], z[t] / (z[t] + masses[t]))[
-                            0
-                        ]
-                    )
-                    for t in range(28)
-                ]
-            )
-            for z in (whole, whole * np.e)  # the second: 1 added to all logits
-        )
-        ours[0] = with_uniform(nll[:1], 1 - settings["lamu"], logits.shape[-1])[0]
-        theirs = arrays[f"{case}/logprob_target"][:, stream]
-        np.testing.assert_allclose(-ours, theirs, rtol=2e-5, atol=2e-5)
-        new = np.isin(targets, arrays[f"{model}/new_words"])
-        first = np.array([target not in targets[:t] for t, target in enumerate(targets)])
-        np.testing.assert_array_equal(np.isinf(theirs), new & first)
-        finite = np.isfinite(ours) & np.isfinite(other)
-        assert np.abs(other[finite] - ours[finite])[1:].max() > 0.1
-        infinite += np.isinf(theirs).sum()
-    assert infinite == 7
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Chunks so small that a short text has many."""
@@ -194,9 +144,7 @@ def twin(cache, hidden, targets, theta=0.0):
     return found
 
 
-@pytest.mark.parametrize(
-    "tokens, size", [(75, 20), (75, 64), (64, 1000), (10, 3), (1, 5), (200, 33)]
-)
+@pytest.mark.parametrize("tokens, size", [(75, 20), (64, 1000), (1, 5), (200, 33)])
 @pytest.mark.parametrize(
     "cache",
     [
@@ -302,33 +250,12 @@ def asked(trained_copy):
     return asked
 
 
-def test_a_grid(asked, capsys):
-    """One evaluation tries all pairs, prints them as a table, and keeps the best; each is what
-    it is when asked for alone.
-    """
+def test_a_grid(asked):
+    """One evaluation tries all pairs and keeps the best; each is what it is if asked for alone."""
     result = asked(model_weight=(1.0, 0.9, 0.7), theta=(0.0, 0.1), cache_size=100)
-    out = [line for line in capsys.readouterr().out.splitlines() if not re.match(r"  \S", line)]
     assert len(result["grid"]) == 6
     best = min(result["grid"], key=lambda line: line["nll"])
     assert {key: result[key] for key in best} == best
-    assert [line.split() for line in out[:4]] == [
-        ["model_weight", "theta", "0", "theta", "0.1"],
-        *(
-            [
-                f"{weight:g}",
-                *(
-                    f"{line['perplexity']:.2f}"
-                    for line in result["grid"]
-                    if line["model_weight"] == weight
-                ),
-            ]
-            for weight in (1.0, 0.9, 0.7)
-        ),
-    ]
-    assert (
-        f"; method cache, model_weight {best['model_weight']:g}, theta {best['theta']:g}" in out[4]
-    )
-    assert json.loads(Path(out[5]).read_text()) == json.loads(json.dumps(result))
     alone = asked(model_weight=(0.7,), theta=(0.1,), cache_size=100)
     assert "grid" not in alone
     assert alone["nll"] == pytest.approx(result["grid"][-1]["nll"], rel=1e-9)

@@ -20,7 +20,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import Extras, continued, plain, scores, summary
+from adaptive_jax.evaluation.scoring import ScoreOptions, as_stream, plain, scores, summary
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
@@ -191,7 +191,7 @@ def test_convolutions_carry_on_where_the_context_covers_what_they_see(
     whole = score(convolution, ids, len(ids), 0, 1)
     for rows in 1, 3:
         settings = Windows(12, context, mode, "packed", rows)
-        assert (continued(convolution.model, settings, len(ids)).layout == "streams") == carries
+        assert (as_stream(convolution.model, settings, len(ids)).layout == "streams") == carries
         close = np.isclose(
             score(convolution, ids, 12, context, rows, mode), whole, rtol=1e-5, atol=1e-5
         )
@@ -203,19 +203,19 @@ def test_which_settings_carry_on(convolution, run):
     transformers nothing is carried.
     """
     settings = Windows(40, 20, "none", "packed", 64)
-    assert continued(convolution.model, settings, 4_800) == Windows(27, 6, "none", "streams", 64)
-    assert continued(convolution.model, settings, 480) == Windows(27, 6, "none", "streams", 10)
-    assert continued(convolution.model, settings._replace(multiple=8), 48) == Windows(
+    assert as_stream(convolution.model, settings, 4_800) == Windows(27, 6, "none", "streams", 64)
+    assert as_stream(convolution.model, settings, 480) == Windows(27, 6, "none", "streams", 10)
+    assert as_stream(convolution.model, settings._replace(multiple=8), 48) == Windows(
         12, 6, "none", "streams", 8, 8
     )
-    assert continued(convolution.model, settings, 48) == Windows(24, 0, "none", "streams", 1)
+    assert as_stream(convolution.model, settings, 48) == Windows(24, 0, "none", "streams", 1)
     for other in (
         settings._replace(context=0),
         settings._replace(context=0, break_mode="eos"),
         settings._replace(context=5),
     ):
-        assert continued(convolution.model, other, 480) == other
-    assert continued(run.model, settings, 480) == settings
+        assert as_stream(convolution.model, other, 480) == other
+    assert as_stream(run.model, settings, 480) == settings
 
 
 def test_a_model_without_numbers_costs_infinitely_much(run, ids):
@@ -227,7 +227,7 @@ def test_a_model_without_numbers_costs_infinitely_much(run, ids):
 def test_scores_come_with_positions_and_hidden_states(run, ids):
     """Every position once; the hidden states, asked for, give the nll again."""
     nll = score(run, ids, 6, 2, 2)
-    batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), Extras(hidden=True)))
+    batches = list(scores(run, ids, Windows(6, 2, "none", "packed", 2), ScoreOptions(hidden=True)))
     at = np.concatenate([batch.at for batch in batches])
     np.testing.assert_array_equal(at, np.arange(len(ids)))
     np.testing.assert_array_equal(np.concatenate([batch.nll for batch in batches]), nll)

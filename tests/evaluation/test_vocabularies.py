@@ -25,7 +25,13 @@ from adaptive_jax.evaluation.open_words import (
     seen_and_unseen,
 )
 from adaptive_jax.evaluation.runs import Run, SavedRun, fits_any_vocabulary, put_lexicon
-from adaptive_jax.evaluation.scoring import PLAIN, Extras, gathered, make_scorer, with_uniform
+from adaptive_jax.evaluation.scoring import (
+    PLAIN,
+    ScoreOptions,
+    make_scorer,
+    score_split,
+    with_uniform,
+)
 from adaptive_jax.interop.awd_lstm import parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -114,7 +120,9 @@ def test_cross_domain_of_a_tied_model():
         np.arange(2, dtype=np.int32),
         reset=np.ones(2, bool),
     )
-    scorer = make_scorer(model, sharding.device_mesh(), 0, (len(own), 47, Extras(hidden=True)))
+    scorer = make_scorer(
+        model, sharding.device_mesh(), 0, (len(own), 47, ScoreOptions(hidden=True))
+    )
     carry = model.body.initial_carry(2)
     (nll, hidden), _ = scorer(params, {}, {}, WindowBatch(batch, np.zeros(2, np.int32)), carry)
     expected = arrays["adapted_tied/output"].reshape(28, 2, 12).swapaxes(0, 1)
@@ -216,7 +224,7 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
             reset=np.ones(2, bool),
         )
         scorer = make_scorer(
-            model, sharding.device_mesh(), 0, (47 - len(new), 47, Extras(True, weight))
+            model, sharding.device_mesh(), 0, (47 - len(new), 47, ScoreOptions(True, weight))
         )
         carry = model.body.initial_carry(2)
         (nll, hidden), _ = scorer(
@@ -276,7 +284,7 @@ def chances(run, extras=PLAIN, uniform=0.0):
     words = len(run.vocabulary)
     ids = np.full((words, 2), run.vocabulary.index["the"], np.int32)
     ids[:, 1] = np.arange(words)
-    nll, _ = gathered(run, ids.ravel(), WINDOWS, extras, quiet)
+    nll, _ = score_split(run, ids.ravel(), WINDOWS, extras, quiet)
     return np.exp(-with_uniform(nll, uniform, words)).reshape(words, 2)[:, 1]
 
 
@@ -296,7 +304,7 @@ def test_a_composed_model_over_words_it_never_saw(composed, other):
     ]  # zebra, whose definition names quagga
     assert before.lexicon["input"]["definitions"]["words"].shape == (122, 3)
     jax.tree.map(np.testing.assert_array_equal, run.params, before.params)
-    plain, less = chances(run), chances(run, Extras(down_weight=0.1))
+    plain, less = chances(run), chances(run, ScoreOptions(down_weight=0.1))
     np.testing.assert_allclose([plain.sum(), less.sum()], 1.0, rtol=1e-5)
     assert (plain[-2:] > 1e-4).all()
     weights = np.where(np.arange(124) < 122, 1.0, 0.1)
@@ -333,8 +341,8 @@ def test_a_composed_input_under_a_table_of_words(config, other):
     )
     more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
     wider = run._replace(vocabulary=more, more=1)
-    nll, _ = gathered(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
-    own, _ = gathered(run, np.array([1, 2, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
+    nll, _ = score_split(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
+    own, _ = score_split(run, np.array([1, 2, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
     assert nll[1] == np.inf
     np.testing.assert_allclose(nll[[0, 3]], own[[0, 3]], rtol=1e-5)
     assert np.isfinite(nll[2])

@@ -16,7 +16,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.report.runs import RunReport
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import Extras, composed, scores
+from adaptive_jax.evaluation.scoring import ScoreOptions, composed, scores
 from adaptive_jax.files import replacing
 from adaptive_jax.planning.plan import rows_to_score
 
@@ -123,7 +123,7 @@ def _distributions(run, begin, end):
     # Examples that reach into the passage must be those of the whole split.
     ids = np.asarray(run.ids if settings.get("rows", 1) > 1 else run.ids[: end + 2 * window])
     at, hidden = [], []
-    for scored in scores(opened, ids, windows, Extras(hidden=True)):
+    for scored in scores(opened, ids, windows, ScoreOptions(hidden=True)):
         inside = (scored.at >= begin) & (scored.at < end)
         at.append(scored.at[inside])
         hidden.append(scored.hidden[inside])
