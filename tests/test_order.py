@@ -149,8 +149,11 @@ def test_a_run_in_clusters(config, tmp_path):
 @pytest.mark.parametrize(
     "change, says",
     [
-        (lambda lines: lines[1:], "line 1: .* is no header"),
-        (lambda lines: [lines[0].replace("9,20", "9,0,20"), *lines[1:]], "line 1: .* is no header"),
+        (lambda lines: lines[1:], "line 1: .* is not a header"),
+        (
+            lambda lines: [lines[0].replace("9,20", "9,0,20"), *lines[1:]],
+            "line 1: .* is not a header",
+        ),
         (lambda lines: lines[:-1], "does not hold every word of the vocabulary once"),
         (lambda lines: [*lines[:-1], lines[1]], "does not hold every word"),
         (lambda lines: [lines[0].replace("9,20", "9,21"), *lines[1:]], "does not hold every word"),
@@ -169,7 +172,7 @@ def test_files_that_are_none(change, says, tmp_path):
     path.write_text("\n".join([*change(path.read_text().splitlines()), ""]))
     with pytest.raises(InputError, match=says):
         read_clusters(path, WORDS)
-    with pytest.raises(InputError, match=r"orders .* of another vocabulary|is no header"):
+    with pytest.raises(InputError, match=r"orders .* of another vocabulary|is not a header"):
         read_clusters(path, WORDS.cut(limit=20))
 
 

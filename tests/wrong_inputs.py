@@ -137,11 +137,11 @@ OWN = rows(
     ("", "--config.data.path=DIR"),
     ("--config.data.path=", "--config.data.path=DIR"),
     ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
-    ("--config.data.path=~nosuchuser/x", "~nosuchuser/x", "no directory"),
+    ("--config.data.path=~nosuchuser/x", "~nosuchuser/x", "must be a directory"),
     (
         "--config.data.path={text}/train.txt --config.data.cache=~nosuchuser",
         "~nosuchuser",
-        "no directory",
+        "must be a directory",
     ),
     ("--config.data.path=/dev/null", "/dev/null"),
     ("--config.data.path=/proc/self", "/proc/self"),

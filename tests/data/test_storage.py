@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from adaptive_jax import files
-from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
-from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.corpus import Corpus
 from adaptive_jax.data.corpora.load import load
@@ -90,26 +88,6 @@ def test_indexed_like_a_mapped_file(url, tmp_path, tokens):
                 ids[index]
     with pytest.raises(IndexError, match="integers or a slice"):  # a mask reads too much
         found[np.ones(tokens, bool)]
-
-
-@pytest.mark.parametrize(
-    "break_mode, layout, context",
-    [("none", "packed", 3), ("complete", "packed", 3), ("eos", "similar", 0)],
-)
-def test_batches_are_the_same(tmp_path, break_mode, layout, context):
-    """Of training and of evaluation, for examples of any kind."""
-    plain, url = ids_of(150) % 7, f"memory://{tmp_path}"
-    stored.copy(Corpus(VOCABULARY, {"train": plain}), url)
-    found = stored.open(url, splits=("train",)).ids["train"]
-
-    def batches(ids):
-        training = TrainingBatches(ids, 2, Layout(11, break_mode, layout), 2)
-        yield from (array for step in range(6) for array in training.batch(5, step)[:4])
-        _, parts = windows(ids, 2, Windows(11, context, break_mode, layout, 4))
-        yield from (array for (batch, first), at in parts for array in (*batch[:4], first, at))
-
-    for one, other in zip(batches(found), batches(plain), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

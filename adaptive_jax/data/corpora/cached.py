@@ -32,7 +32,7 @@ def home_of(path: str, key: str) -> Path:
             return Path(path).expanduser()
     except RuntimeError:  # no such user
         pass
-    raise InputError(f"{key}={path!r} must be a directory on a disk")
+    raise InputError(f"{key}={path!r} must be a directory: give the path of one on a disk")
 
 
 def cache_of(cache: str) -> Path:

@@ -12,7 +12,6 @@ import contextlib
 import fnmatch
 import gzip
 import json
-import logging
 import lzma
 import tarfile
 import zipfile
@@ -121,7 +120,6 @@ class Records(NamedTuple):
         """Yields the sentences, one a line, a thousand at a time."""
         import tensorflow_datasets as tfds
 
-        logging.getLogger("absl").setLevel(logging.ERROR)
         source = tfds.builder_from_directory(self.files[0]).as_data_source(split=self.split)
         for first in range(self.begin, self.end, RECORDS):
             last = min(first + RECORDS, self.end)
