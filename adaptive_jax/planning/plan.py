@@ -42,6 +42,8 @@ class Plan(NamedTuple):
         fsdp: devices that share one copy of the parameters; see `adaptive_jax.parallel.sharding`.
         flops_per_token: FLOPs to train on a token, see `training_flops`.
         state_bytes: bytes of parameters and the optimizer's state on each device.
+        vector_bytes: bytes of the word vectors of a microbatch on each device, the least of its
+            activations.
     """
 
     parameters: dict[str, int]
@@ -55,6 +57,7 @@ class Plan(NamedTuple):
     fsdp: int
     flops_per_token: float
     state_bytes: int
+    vector_bytes: int
 
 
 def make_plan(
@@ -88,6 +91,7 @@ def make_plan(
         raise InputError(
             f"fsdp={fsdp} does not divide the {devices} device(s): choose a number that does, or 0"
         )
+    per_device = rows // microbatches // devices
     parts = {name: _count(shapes.get(name, {})) for name in ("input", "body", "output")}
     return Plan(
         parameters={"total": _count(shapes)} | parts,
@@ -97,10 +101,11 @@ def make_plan(
         devices=devices,
         accumulation=microbatches,
         tokens_per_device=config["tokens_per_device"] or max(TOKENS, length),
-        rows_per_device=rows // microbatches // devices,
+        rows_per_device=per_device,
         fsdp=fsdp,
         flops_per_token=training_flops(model, length),
         state_bytes=state_bytes(fsdp),
+        vector_bytes=4 * per_device * length * model.body.features,
     )
 
 
@@ -160,11 +165,12 @@ def multiplied(params: Mapping) -> int:
 
 
 def check_memory(plan: Plan, memory: int) -> None:
-    """Raises InputError if parameters and optimizer alone exceed the bytes of a device."""
-    if plan.state_bytes > memory:
+    """Raises InputError if parameters, optimizer and word vectors exceed the bytes of a device."""
+    if (needed := plan.state_bytes + plan.vector_bytes) > memory:
         raise InputError(
-            f"parameters and optimizer need {plan.state_bytes / 1e9:,.1f} GB a device, and this one"
-            f" has {memory / 1e9:,.1f} GB: make the model smaller, or raise fsdp"
+            f"an update needs at least {needed / 1e9:,.1f} GB a device, and this one has"
+            f" {memory / 1e9:,.1f} GB: make the model smaller, raise fsdp, or lower"
+            " tokens_per_device or sequence_length"
         )
 
 

@@ -148,16 +148,13 @@ def _is_full(error):
 
 
 def counts(target: Target, compiled: jax.stages.Compiled) -> dict:
-    """What plan.json says of a target; `flops` are one device's by the compiler's count, in which a
-    loop counts once.
-    """
+    """What plan.json says of a target; bytes of one device."""
     state, temporary = memory_of(compiled)
     return {
         "name": target.name,
         "devices": len(target.devices),
         "state_bytes": state,
         "temp_bytes": temporary,
-        "flops": (compiled.cost_analysis() or {}).get("flops", 0.0),
     }
 
 
@@ -169,8 +166,7 @@ def describe(target: Target, counted: Mapping) -> str:
         f"target       {target.name}: {len(target.devices)} x {target.devices[0].device_kind}, by"
         " its compiler, a device\n"
         f"memory       {_size(state + temporary)} of {_size(target.memory)}: state {_size(state)},"
-        f" temporary {_size(temporary)}{full}\n"
-        f"products     {counted['flops'] / 1e12:,.3f} TFLOP, of a loop those of one trip"
+        f" temporary {_size(temporary)}{full}"
     )
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from adaptive_jax.config.keys import check_values, resolve
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
-from adaptive_jax.model.language_model import build
+from adaptive_jax.model.language_model import build, variable_shapes
+from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.plan import describe, divide_update, make_plan
@@ -92,3 +94,16 @@ def check_config(config: Mapping, devices: int | None) -> None:
         )
     if devices is not None:
         divide_update(config, devices)
+        _trace(model, config["batches"]["sequence_length"])
+
+
+def _trace(model, length):
+    """Traces hidden states of a row, so that layers refuse what they cannot run here."""
+    tokens, row = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, length), (1,)))
+    batch = Batch(tokens, tokens, jax.ShapeDtypeStruct((1, length), jnp.float32), row)
+
+    def hidden(variables, batch, key):
+        carry, rngs = model.body.initial_carry(1), {"dropout": key}
+        return model.apply(variables, batch, carry, train=True, rngs=rngs, method="hidden")
+
+    jax.eval_shape(hidden, variable_shapes(model), batch, jax.random.key(0))

@@ -115,7 +115,9 @@ def test_as_few_devices_as_hold_the_model_share_it():
     assert make_plan(VERY_LARGE | {"fsdp": 2}, 793_471, 8).fsdp == 2
     with pytest.raises(InputError, match=r"fsdp=3 does not divide the 8 device\(s\)"):
         make_plan(VERY_LARGE | {"fsdp": 3}, 793_471, 8)
-    with pytest.raises(InputError, match="need 8.2 GB a device, and this one has 8.0 GB"):
+    with pytest.raises(
+        InputError, match=r"needs at least 8.2 GB a device, and this one has 8.0 GB"
+    ):
         check_memory(plans[0], int(8e9))
     found = [
         choose_fsdp(VERY_LARGE, 793_471, 8, memory)

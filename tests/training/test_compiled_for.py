@@ -51,7 +51,6 @@ def test_the_update_of_a_device_that_is_not_here(quick_command, flags, tmp_path,
     assert plan["state_bytes"] <= target["state_bytes"] < most * plan["state_bytes"]
     assert target["temp_bytes"] > numbers / fsdp  # the gradients
     assert f"temporary {target['temp_bytes'] / 1e6:,.3f} MB" in done.stdout
-    assert target["flops"] > 0
 
 
 @compiles
