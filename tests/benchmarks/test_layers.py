@@ -27,7 +27,7 @@ def test_peers(name, capsys):
         except InputError:  # not on this device
             continue
     first, *others = results.values()
-    assert others
+    assert others or name == "attention"  # which has one path on a CPU
     for other in others:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), first, other)
     rows = layers.measure(case, [*results, "torch"], 1)

@@ -71,8 +71,6 @@ def test_the_formula_counts_the_products_of_a_model(layers, body):
     """A trace of one row has the FLOPs of the plan; the output's are those of its formula."""
     config = complete(quickstart.SETTINGS, LAYERS[layers], body or {"body.layers": 2})
     length, model = config["batches"]["sequence_length"], build(config, 122)
-    if not body:
-        model = model.clone(body=model.body.clone(attention="plain"))
     shapes = variable_shapes(model)
     ids, row = jax.ShapeDtypeStruct((1, length), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
     batch = Batch(ids, ids, jax.ShapeDtypeStruct((1, length), jnp.float32), row)
