@@ -256,7 +256,7 @@ def test_sixteen_layers_are_as_large_a_program_as_two():
         ({"positions": "rotary"}, "body.positions='rotary'.*sinusoidal, learned, alibi"),
         ({"unroll": True}, "body.unroll=True is not one of auto, all, none"),
         ({"max_positions": 0}, "max_positions=0 must be 1 or more"),
-        ({"attention_dropout": 1.0}, r"attention_dropout=1\.0 is no rate"),
+        ({"attention_dropout": 1.0}, r"attention_dropout=1\.0 must be in \[0, 1\)"),
     ],
 )
 def test_wrong_fields(fields, says):
