@@ -29,7 +29,8 @@ from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.training.finetuning import check_fits
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.exported import FILE, write_tensors
+from adaptive_jax.workdir.parameters import write_tensors
+from adaptive_jax.workdir.settings import EXPORTED as FILE
 from adaptive_jax.workdir.settings import read_words, write_json
 from tests.pages import PAGES, python_blocks
 
