@@ -407,19 +407,21 @@ def _targets(config) -> Iterator[tuple[str, Target]]:
     if config["output"]["name"] == "softmax":
         yield "decoder.output_projection.weight", Target("output/table/table_0")
     else:
-        yield f"{SOFTMAX}.head.class_proj.weight", Target("output/clusters")
         yield from softmax_targets(config)
 
 
 def softmax_targets(config: dict) -> Iterator[tuple[str, Target]]:
     """The targets of the tensors of an adaptive softmax, its head after `split_head`."""
-    table, head = config["output"]["table"], f"{SOFTMAX}.head.weight"
-    cutoffs = config["input"]["cutoffs"] if table["name"] == "tied" else table["cutoffs"]
-    if table["name"] != "tied" and cutoffs:
-        yield f"{head}[:words]", Target("output/table/table_0")
-        yield f"{head}[words:]", Target("output/clusters")
-    elif table["name"] != "tied":
-        yield head, Target("output/table/table_0")
+    table, head = config["output"]["table"], f"{SOFTMAX}.head"
+    tied = table["name"] == "tied"
+    cutoffs = config["input"]["cutoffs"] if tied else table["cutoffs"]
+    if tied:
+        yield f"{head}.class_proj.weight", Target("output/clusters")
+    elif cutoffs:
+        yield f"{head}.weight[:words]", Target("output/table/table_0")
+        yield f"{head}.weight[words:]", Target("output/clusters")
+    else:
+        yield f"{head}.weight", Target("output/table/table_0")
     for i in range(len(cutoffs)):
         yield f"{SOFTMAX}.tail.{i}.0.weight", Target(f"output/table/projection_{i + 1}")
         yield f"{SOFTMAX}.tail.{i}.2.weight", Target(f"output/table/table_{i + 1}")
