@@ -35,7 +35,7 @@ def of_extra_train() -> Iterator[None]:
 
 
 def check_rates(layer: object, *fields: str) -> None:
-    """Checks that these fields of a layer, its dropout rates or shares, are in [0, 1).
+    """Checks that these fields of a layer, such as its dropout rates, are in [0, 1).
 
     Raises:
         InputError: names the field and its value.
@@ -43,7 +43,7 @@ def check_rates(layer: object, *fields: str) -> None:
     for field in fields:
         value = getattr(layer, field)
         if not isinstance(value, numbers.Real) or not 0 <= value < 1:
-            raise InputError(f"{field}={value!r} is no rate: give a number from 0 to less than 1")
+            raise InputError(f"{field}={value!r} must be in [0, 1)")
 
 
 def check_not_negative(**values: float) -> None:
@@ -66,7 +66,7 @@ def check_at_least(least: int, **values: int) -> None:
     """
     for name, value in values.items():
         if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-            raise InputError(f"{name}={value!r} is no whole number: give {least} or more")
+            raise InputError(f"{name}={value!r} must be a whole number, {least} or more")
         if value < least:
             raise InputError(f"{name}={value} must be {least} or more")
 

@@ -13,9 +13,12 @@ etils.
 
 import contextlib
 import functools
+import glob
 import hashlib
 import io
 import os
+import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,6 +29,7 @@ from adaptive_jax.errors import InputError, one_line
 SCHEMES = "gs", "s3"
 # Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
 PATIENCE = 60.0
+DAY = 86_400  # in seconds
 
 
 def in_store(path: str | os.PathLike) -> bool:
@@ -116,28 +120,26 @@ class ObjectFiles:
 
     scheme: str
 
-    def open(self, path: str, mode: str = "rb", **_) -> io.IOBase:
+    def _open(self, path: str, mode: str = "rb", **_) -> io.IOBase:
         """Opens an object to read it, or to write it anew, whole, when it is closed.
 
         Raises:
             FileNotFoundError: there is no such object to read.
             ValueError: another mode, as appending.
         """
-        store, key = self._place(path)
-        if mode.strip("bt") == "w":
-            file = _New(lambda content: store.write(key, content).result())
-        elif mode.strip("bt") == "r":
-            found = store.read(key).result()
-            if found.state != "value":
-                raise FileNotFoundError(2, "No such object", f"{path}")
-            file = io.BytesIO(found.value)
-        else:
+        store, key = self._locate(path)
+        if mode == "wb":
+            return _NewObject(lambda content: store.write(key, content).result())
+        if mode != "rb":
             raise ValueError(f"mode must be r or w for {path} in object storage, got {mode}")
-        return file if "b" in mode else _Text(file, "utf-8")
+        found = store.read(key).result()
+        if found.state != "value":
+            raise FileNotFoundError(2, "No such object", f"{path}")
+        return io.BytesIO(found.value)
 
     def ls(self, path: str, detail: bool = True, **_) -> list:
         """Lists a folder. Raises FileNotFoundError if there is none."""
-        names, here = self._below(path), self._strip_protocol(path)
+        names, here = self._names_below(path), self._strip_protocol(path)
         if not names:
             raise FileNotFoundError(2, "No such folder", f"{path}")
         folders = {name.partition("/")[0]: "/" in name for name in sorted(names, reverse=True)}
@@ -147,9 +149,9 @@ class ObjectFiles:
 
     def info(self, path: str, **_) -> dict:
         """The name and type of an object or a folder. Raises FileNotFoundError if there is none."""
-        store, key = self._place(path)
+        store, key = self._locate(path)
         is_object = key and key.encode() in _keys(store, key, key + "\0")
-        if not is_object and not self._below(path):
+        if not is_object and not self._names_below(path):
             raise FileNotFoundError(2, "No such object", f"{path}")
         return _entry(self._strip_protocol(path), not is_object)
 
@@ -157,7 +159,7 @@ class ObjectFiles:
         """Deletes an object, or a folder if `recursive`. Raises FileNotFoundError if there is
         none.
         """
-        (store, key), folder = self._place(path), self.info(path)["type"] == "directory"
+        (store, key), folder = self._locate(path), self.info(path)["type"] == "directory"
         if folder and not recursive:
             raise IsADirectoryError(21, "Is a folder", f"{path}")
         if folder:
@@ -165,14 +167,14 @@ class ObjectFiles:
         else:
             store.write(key, None).result()
 
-    def _place(self, path):
+    def _locate(self, path):
         """The store of the path's bucket, and the path's key in it."""
         bucket, _, key = self._strip_protocol(path).partition("/")
         return _bucket(f"{self.scheme}://{bucket}/"), key
 
-    def _below(self, path):
+    def _names_below(self, path):
         """Names of all objects in a folder and its folders, from there on."""
-        store, key = self._place(path)
+        store, key = self._locate(path)
         keys = _keys(store, f"{key}/", f"{key}0") if key else _keys(store, "", "")
         return [name.decode()[len(key) + bool(key) :] for name in keys]
 
@@ -204,7 +206,7 @@ def _register():
             fsspec.register_implementation(protocol, files, clobber=True)
 
 
-class _New(io.BytesIO):
+class _NewObject(io.BytesIO):
     """An object that is written when it is closed, and not at all after an error."""
 
     def __init__(self, write: Callable[[bytes], object]):
@@ -218,13 +220,6 @@ class _New(io.BytesIO):
 
     def __exit__(self, kind, *_):
         super().close() if kind else self.close()
-
-
-class _Text(io.TextIOWrapper):
-    """Text over an object, which is not written after an error either."""
-
-    def __exit__(self, kind, *rest):
-        (self.buffer if kind else super()).__exit__(kind, *rest)
 
 
 @contextlib.contextmanager
@@ -262,6 +257,31 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         unfinished.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Makes a directory to fill that gets the name `path`, where nothing or an empty directory is,
+    when the block ends without an error.
+
+    A block that fails leaves nothing. What a killed process left for the same `path` is removed
+    when it is a day old. In object storage, which renames nothing, the directory is `path` itself.
+    """
+    if in_store(path):
+        yield path
+        return
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
+        if time.time() - left.stat().st_mtime > DAY:
+            shutil.rmtree(left, ignore_errors=True)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def write_checksums(path: Path, files: Sequence[Path]) -> None:
     """Writes the SHA-256 of files below `path`'s directory, as `sha256sum --check` reads them."""
     lines = [
@@ -273,17 +293,21 @@ def write_checksums(path: Path, files: Sequence[Path]) -> None:
 
 def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
     """The first file that `write_checksums` listed in `path` and that is missing or has changed;
-    None if all are as they were.
+    the list itself where it is missing or damaged; None if all are as they were.
 
-    below: only files whose names start with one of these. A list that is missing or damaged itself
-        says nothing.
+    below: only files whose names start with one of these.
     """
-    lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        file = path.parent / name
-        asked = len(digest) == 64 and name.startswith(tuple(below))
-        if asked and not (file.is_file() and _sha256(file) == digest):
+    try:
+        lines = [line.partition("  ") for line in path.read_text().splitlines()]
+    except (OSError, ValueError):
+        return path.name
+    if not lines or any(len(digest) != 64 for digest, _, _ in lines):
+        return path.name
+    for digest, _, name in lines:
+        if name.startswith(tuple(below)):
+            with contextlib.suppress(FileNotFoundError):
+                if _sha256(path.parent / name) == digest:
+                    continue
             return name
     return None
 

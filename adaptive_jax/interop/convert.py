@@ -1,51 +1,43 @@
 """Converts a checkpoint of other code into a workdir; `convert_command` is its command."""
 
-import os
 import shlex
-import shutil
-import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from adaptive_jax.data.corpora.cached import home_of
 from adaptive_jax.data.vocabulary.sealed import write_sealed
-from adaptive_jax.errors import InputError
-from adaptive_jax.interop import awd_lstm_config, fairseq, fairseq_config, fconv, fconv_config
-from adaptive_jax.interop.checkpoint import read
-from adaptive_jax.interop.words import awd_lstm_words, fairseq_words
+from adaptive_jax.errors import InputError, one_line
+from adaptive_jax.files import new_directory
+from adaptive_jax.interop import torch_files
+from adaptive_jax.interop.awd_lstm import AWD_LSTM
+from adaptive_jax.interop.converter import Checkpoint, Converter
+from adaptive_jax.interop.fairseq import TRANSFORMER_LM
+from adaptive_jax.interop.fconv import FCONV_LM
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import check_name, write_json
 
+CONVERTERS = [AWD_LSTM, TRANSFORMER_LM, FCONV_LM]
 
-class Kind(NamedTuple):
-    """How checkpoints of one kind are converted.
 
-    Attributes:
-        words: `words(WORDS, state)` gives the vocabulary, and the tensors with their rows in its
-            order.
-        config_of: `config_of(options, state, words)` gives the config.
-        parameters_of: `parameters_of(state, config)` gives the parameters.
+def read_checkpoint(path: Path) -> tuple[Converter, Checkpoint]:
+    """Reads a checkpoint, and finds its converter by its content.
+
+    Raises:
+        InputError: the file is damaged, or no converter knows it.
     """
-
-    words: Callable
-    config_of: Callable
-    parameters_of: Callable
-
-
-KINDS = {
-    "transformer_lm": Kind(fairseq_words, fairseq_config.config_of, fairseq.parameters_of),
-    "fconv_lm": Kind(fairseq_words, fconv_config.config_of, fconv.parameters_of),
-    "awd_lstm": Kind(awd_lstm_words, awd_lstm_config.config_of, awd_lstm_config.parameters_of),
-}
+    content = torch_files.read(path)
+    for converter in CONVERTERS:
+        if (checkpoint := converter.detect(content)) is not None:
+            return converter, checkpoint
+    names = ", or ".join(converter.name for converter in CONVERTERS)
+    raise InputError(f"{path} holds no model that can be converted: give {names}")
 
 
 def convert(checkpoint: str, words: str, workdir: str) -> None:
-    """Writes a checkpoint of other code as a workdir: config.json, vocabulary.txt and one
-    checkpoint with the parameters.
+    """Writes a checkpoint of other code as a workdir: config.json, vocabulary.txt, the options that
+    the checkpoint states as trained.json, and one checkpoint with the parameters.
 
     Raises:
         InputError: one of the files is wrong, or the workdir is not empty; nothing is written then.
@@ -55,39 +47,41 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
         raise InputError(f"{workdir} already exists: give a new directory")
     try:
-        loaded = read(Path(checkpoint))
-        kind = KINDS[loaded.kind]
-        vocabulary, state = kind.words(Path(words), loaded.state)
-        config = kind.config_of(loaded.options, state, len(vocabulary))
-        params = jax.tree.map(jnp.asarray, kind.parameters_of(state, config))
+        converter, found = read_checkpoint(Path(checkpoint))
+        vocabulary, state = converter.words(Path(words), found.state)
+        config = converter.config(found.options, state, len(vocabulary))
+        params = jax.tree.map(jnp.asarray, converter.parameters(state, config))
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # options and tensors can have any type and shape, which fails in many ways
-        reason = " ".join(f"{type(error).__name__} {error}".split())[:150]
+    except Exception as error:  # options and tensors can have any type and shape
+        reason = f"{type(error).__name__} {one_line(error)}"[:150]
         raise InputError(
             f"cannot convert {checkpoint} ({reason}): it is damaged or of another kind; give"
             " another"
         ) from error
-
-    workdir.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = workdir.with_name(f".{workdir.name}.{uuid.uuid4().hex}")
-    try:
-        unfinished.mkdir()
-        write_json(unfinished / "config.json", config)
-        write_sealed(vocabulary, unfinished / "vocabulary.txt")
-        checkpoints = Checkpoints(unfinished)
-        checkpoints.save(loaded.updates, {"params": params}, loaded.nll)
+    with new_directory(workdir) as directory:
+        write_json(directory / "config.json", config)
+        write_json(directory / "trained.json", _plain(found.options))
+        write_sealed(vocabulary, directory / "vocabulary.txt")
+        checkpoints = Checkpoints(directory)
+        checkpoints.save(found.updates, {"params": params}, found.nll)
         checkpoints.close()
-        os.replace(unfinished, workdir)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     print(
         f"{workdir}: {sum(leaf.size for leaf in jax.tree.leaves(params)):,} parameters,"
         f" {len(vocabulary):,} words"
-        + (f", after {loaded.updates:,} updates" if loaded.updates else "")
+        + (f", after {found.updates:,} updates" if found.updates else "")
         + f"\npython evaluate.py --workdir={shlex.quote(str(workdir))} --data_path=DIRECTORY    #"
         " that holds test.txt",
         flush=True,
     )
+
+
+def _plain(options):
+    """The options that JSON can hold."""
+    scalar = str | int | float | bool | None
+    return {
+        name: value
+        for name, value in options.items()
+        if isinstance(value, scalar)
+        or (isinstance(value, list | tuple) and all(isinstance(each, scalar) for each in value))
+    }

@@ -2,8 +2,6 @@
 
 import os
 import shlex
-import shutil
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +11,11 @@ from flax import traverse_util
 from adaptive_jax.data.vocabulary.sealed import write_sealed
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, SavedRun
-from adaptive_jax.files import in_store, names_in, path_of, replacing
+from adaptive_jax.files import in_store, names_in, new_directory, path_of, replacing
 from adaptive_jax.interop.stablehlo import Shape, make_scorer
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.workdir.exported import FILE, write_tensors
-from adaptive_jax.workdir.settings import check_name, write_json
+from adaptive_jax.workdir.parameters import write_tensors
+from adaptive_jax.workdir.settings import EXPORTED, check_name, write_json
 
 __all__ = ["Shape", "export"]
 
@@ -43,10 +41,8 @@ def export(
     run = saved.load(checkpoint)
     params = sharding.on_host(run.params, run.mesh)
     if hosts.first():
-        if in_store(output):
-            _write(saved, output, run, params, shape)
-        else:
-            _at_once(output, lambda directory: _write(saved, directory, run, params, shape))
+        with new_directory(output) as directory:
+            _write(saved, directory, run, params, shape)
     hosts.barrier("the export")
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     hosts.log0(
@@ -70,19 +66,6 @@ def _new(output):
     return path
 
 
-def _at_once(output, write):
-    """Writes a directory that appears when it is complete."""
-    output = output.absolute()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
-    try:
-        unfinished.mkdir()
-        write(unfinished)
-        os.replace(unfinished, output)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
 def _write(saved: SavedRun, output: Path, run: Run, params: Mapping, shape: Shape | None) -> None:
     """Writes the words, what is known of them, the config and the arrays."""
     write_sealed(run.vocabulary, output / "vocabulary.txt")
@@ -93,7 +76,7 @@ def _write(saved: SavedRun, output: Path, run: Run, params: Mapping, shape: Shap
                 with replacing(output / name) as file:
                     file.write((saved.workdir / name).read_bytes())
         write_json(output / "config.json", saved.config)
-        write_tensors(output / FILE, traverse_util.flatten_dict(params, sep="."), metadata)
+        write_tensors(output / EXPORTED, traverse_util.flatten_dict(params, sep="."), metadata)
         return
     scorer = make_scorer(run, params, shape)
     with replacing(output / "scorer.stablehlo") as file:

@@ -1,16 +1,27 @@
-"""The tensors of fairseq's `transformer_lm` as parameters of this project.
+"""Models of fairseq's `transformer_lm`, and what it has in common with `fconv_lm`.
 
-Both number the bands alike, and both order the columns of the head alike: words first, then one
-column for each cluster.
+Both sides number the bands alike, and both order the columns of the head alike: words first, then
+one column for each cluster.
 """
 
+import math
+import types
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.interop.tensors import Place, fill
+from adaptive_jax.interop.converter import (
+    Checkpoint,
+    Converter,
+    Target,
+    assign,
+    completed,
+    parse_list,
+    unsupported,
+)
+from adaptive_jax.interop.words import fairseq_words
 
 INPUT, SOFTMAX = "decoder.embed_tokens", "decoder.adaptive_softmax"
 POSITIONS = "decoder.embed_positions.weight"  # of learned positions
@@ -26,6 +37,269 @@ NOT_PARAMETERS = (
     "decoder.embed_positions.weights",
 )
 
+# fairseq's defaults of the options that do not belong to the model.
+RUN = {
+    "tokens_per_sample": 1024,
+    "sample_break_mode": "none",
+    "max_tokens": None,
+    "update_freq": [1],
+    "distributed_world_size": 1,
+}
+
+# fairseq's defaults, for options that a checkpoint lacks: fairseq added them one by one over the
+# years.
+DEFAULTS = {
+    "dropout": 0.1,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "relu_dropout": 0.0,
+    "decoder_embed_dim": 512,
+    "decoder_ffn_embed_dim": 2048,
+    "decoder_layers": 6,
+    "decoder_attention_heads": 8,
+    "decoder_normalize_before": True,
+    "no_decoder_final_norm": False,
+    "adaptive_input": False,
+    "adaptive_input_cutoff": None,
+    "adaptive_input_factor": 4,
+    "adaptive_softmax_cutoff": None,
+    "adaptive_softmax_factor": 4,
+    "adaptive_softmax_dropout": 0.0,
+    "tie_adaptive_weights": False,
+    "tie_adaptive_proj": False,
+    "share_decoder_input_output_embed": False,
+    "character_embeddings": False,
+    "character_embedding_dim": 4,
+    "char_embedder_highway_layers": 2,
+    "character_filters": "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
+    "decoder_learned_pos": False,
+    "no_token_positional_embeddings": False,
+} | RUN
+
+# Options that must have fairseq's default, given here: with any other value, no layer of this
+# project computes the same.
+FIXED = {
+    "activation_fn": "relu",
+    "no_scale_embedding": False,
+    "layernorm_embedding": False,
+    "add_bos_token": False,
+    "decoder_layers_to_keep": None,
+    "quant_noise_pq": 0,
+    "quant_noise_scalar": 0,
+    "base_layers": 0,
+    "decoder_xformers_att_config": None,
+    "scale_fc": False,
+    "scale_attn": False,
+    "scale_heads": False,
+    "scale_resids": False,
+}
+
+
+def read_content(content: object) -> Checkpoint | None:
+    """A checkpoint of fairseq, of any model. The groups of a `cfg` are merged into one dict, like
+    `args`; None for other content.
+    """
+    parts = content if isinstance(content, dict) else {}
+    if parts.get("cfg"):
+        groups = {name: _fields(group) for name, group in _fields(parts["cfg"]).items()}
+        options = {key: value for group in groups.values() for key, value in group.items()}
+        options |= groups.get("model", {})
+        options |= {name: group["_name"] for name, group in groups.items() if "_name" in group}
+        options.setdefault("arch", options.get("model"))
+    else:
+        options = _fields(parts.get("args"))
+    state = parts.get("model")
+    if not options or not isinstance(state, dict):
+        return None
+    if not all(isinstance(tensor, np.ndarray) for tensor in state.values()):
+        return None
+    history, extra = (parts.get("optimizer_history") or [{}])[-1], parts.get("extra_state") or {}
+    loss = None
+    if options.get("best_checkpoint_metric", "loss") == "loss":
+        loss = extra.get("val_loss")
+    nll = math.inf if loss is None else float(loss) * math.log(2)  # fairseq reports bits
+    updates = int(history.get("num_updates", 0))
+    return Checkpoint(options, dict(state), updates, nll if math.isfinite(nll) else None)
+
+
+def is_fconv(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is of a `fconv_lm`."""
+    return str(checkpoint.options.get("arch")).startswith("fconv_lm")
+
+
+def run_settings(options: dict, vocabulary_size: int) -> dict[str, object]:
+    """The settings outside of the model by dotted key, of a run with these options."""
+    length = options["tokens_per_sample"]
+    tokens = max(1, (options["max_tokens"] or length) // length) * length
+    return {
+        "tokens_per_update": tokens
+        * options["update_freq"][-1]
+        * options["distributed_world_size"],
+        "tokens_per_device": tokens,
+        "data.vocabulary_size": vocabulary_size,
+        "batches.sequence_length": length,
+        "batches.break_mode": options["sample_break_mode"],
+        "batches.layout": "packed",
+    }
+
+
+def cutoffs_of(options: dict, name: str, vocabulary_size: int) -> tuple[int, ...]:
+    """Cutoffs that an option spells out. fairseq accepts the vocabulary size as a last one."""
+    cutoffs = parse_list(options, name) if options[name] else ()
+    return tuple(cut for cut in cutoffs if cut != vocabulary_size)
+
+
+def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
+    """The complete config of the model in a checkpoint, as evaluate.py reads it.
+
+    Args:
+        options, state: see `Checkpoint`.
+        vocabulary_size: number of words, including fairseq's own four.
+
+    Raises:
+        InputError: an option has a value that the layers here do not support; the message gives
+            both.
+    """
+    options = DEFAULTS | {name: value for name, value in options.items() if value is not None}
+    options = _renamed(options)
+    _check(options, state)
+    before = bool(options["decoder_normalize_before"])
+    # fairseq normalises after the last block since version 3 of its decoder, unless each block ends
+    # with a norm.
+    version = state.get("decoder.version", np.ones(1)).item()
+    model = {
+        "body.name": "transformer" if before else "transformer_post_norm",
+        "body.layers": options["decoder_layers"],
+        "body.features": options["decoder_embed_dim"],
+        "body.heads": options["decoder_attention_heads"],
+        "body.feed_forward": options["decoder_ffn_embed_dim"],
+        "body.dropout": options["dropout"],
+        "body.attention_dropout": options["attention_dropout"],
+        "body.activation_dropout": options["activation_dropout"] or options["relu_dropout"],
+        "body.final_norm": before and not options["no_decoder_final_norm"] and version > 2,
+    }
+    model |= _positions_of(options, state) | _input_of(options, vocabulary_size)
+    model |= _output_of(options, vocabulary_size)
+    return completed(run_settings(options, vocabulary_size) | model)
+
+
+def _fields(group):
+    if isinstance(group, types.SimpleNamespace):
+        return vars(group)
+    return group if isinstance(group, dict) else {}
+
+
+def _renamed(options):
+    """The options in today's terms."""
+    options = dict(options)
+    # Until 2019: the opposite of today's option, and no model had a final norm.
+    if "no_tie_adaptive_proj" in options:
+        options["no_decoder_final_norm"] = True
+        options["tie_adaptive_proj"] |= options["no_tie_adaptive_proj"] is False
+    if "decoder_final_norm" in options:
+        options["no_decoder_final_norm"] = not options["decoder_final_norm"]
+    for name in ("decoder_input_dim", "decoder_output_dim"):
+        options.setdefault(name, options["decoder_embed_dim"])
+    return options
+
+
+def _check(options, state):
+    """Raises InputError unless the layers here support the options."""
+    arch = options.get("arch")
+    if not str(arch).startswith("transformer_lm"):
+        raise InputError(
+            f"the checkpoint's arch={arch!r} is not a transformer_lm: give a language model trained"
+            " with fairseq"
+        )
+    wrong = [
+        name
+        for name, value in FIXED.items()
+        if (options.get(name, value) or None) != (value or None)
+    ]
+    numbers = [name for name, value in DEFAULTS.items() if isinstance(value, int | float)]
+    wrong += [name for name in numbers if not isinstance(options[name], int | float)]
+    if options["tie_adaptive_weights"]:
+        required = {
+            "adaptive_input": True,
+            "decoder_output_dim": options["decoder_embed_dim"],
+            "decoder_input_dim": options["decoder_embed_dim"],
+            "adaptive_input_factor": options["adaptive_softmax_factor"],
+            "adaptive_input_cutoff": options["adaptive_softmax_cutoff"],
+        }
+        wrong += [name for name, value in required.items() if options[name] != value]
+    if options["share_decoder_input_output_embed"] and not options["adaptive_softmax_cutoff"]:
+        wrong += [name for name in ("adaptive_input", "character_embeddings") if options[name]]
+    factors = ("adaptive_input_factor", "adaptive_softmax_factor")
+    wrong += [name for name in factors if name not in wrong and options[name] % 1]
+    if wrong:
+        raise unsupported(options, wrong)
+    if options["adaptive_softmax_cutoff"] and f"{SOFTMAX}.version" not in state:
+        raise InputError(
+            "the checkpoint's adaptive softmax has no version: it is older than fairseq itself can"
+            " read"
+        )
+
+
+def _width(options, side):
+    """The width of the vectors on one side of the body, 0 if it is the body's."""
+    width = options[f"decoder_{side}_dim"]
+    return 0 if width == options["decoder_embed_dim"] else width
+
+
+def _positions_of(options, state):
+    """How tokens know their order; learned positions are as many as the table has, less the
+    first, see transformer.py.
+    """
+    if options["no_token_positional_embeddings"]:
+        return {"body.positions": "none"}
+    if not options["decoder_learned_pos"]:
+        return {"body.positions": "sinusoidal"}
+    # A table that is missing is reported with all other tensors.
+    rows = np.atleast_1d(state.get(POSITIONS, ()))
+    return {
+        "body.positions": "learned",
+        "body.max_positions": max(1, len(rows) - FIRST_POSITION),
+    }
+
+
+def _input_of(options, vocabulary_size):
+    if options["character_embeddings"]:
+        return {
+            "input.name": "char_cnn",
+            "input.width": options["character_embedding_dim"],
+            "input.filters": parse_list(options, "character_filters"),
+            "input.highway_layers": options["char_embedder_highway_layers"],
+            "input.length": 50,
+        }
+    if not options["adaptive_input"]:
+        return {"input.name": "lookup", "input.width": _width(options, "input")}
+    return {
+        "input.name": "adaptive",
+        "input.cutoffs": cutoffs_of(options, "adaptive_input_cutoff", vocabulary_size),
+        "input.factor": int(options["adaptive_input_factor"]),
+        "input.width": _width(options, "input"),
+    }
+
+
+def _output_of(options, vocabulary_size):
+    adaptive = bool(options["adaptive_softmax_cutoff"])
+    # The released code applies the rate of the tails to the whole input of the softmax too.
+    rate = options["adaptive_softmax_dropout"] if adaptive else 0.0
+    output = {
+        "output.name": "adaptive" if adaptive else "softmax",
+        "output.tail_dropout": rate,
+        "output.input_dropout": rate,
+    }
+    if options["tie_adaptive_weights" if adaptive else "share_decoder_input_output_embed"]:
+        share = bool(adaptive and options["tie_adaptive_proj"])
+        return output | {"output.table.name": "tied", "output.table.share_projections": share}
+    return output | {
+        "output.table.name": "own",
+        "output.table.cutoffs": cutoffs_of(options, "adaptive_softmax_cutoff", vocabulary_size),
+        "output.table.factor": int(options["adaptive_softmax_factor"]),
+        "output.table.width": _width(options, "output"),
+    }
+
 
 def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     """The parameters, float32, of `build(config, ...)`, from the state of a fairseq model.
@@ -38,7 +312,7 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     """
     tensors = _without_empty_character(_newest_names(state, config))
     _drop_tied(tensors, config)
-    return fill(tensors, dict(_places(config)), config)
+    return assign(tensors, dict(_targets(config)), config)
 
 
 def _newest_names(state, config):
@@ -58,16 +332,20 @@ def _newest_names(state, config):
             tensors[f"{name}[{FIRST_POSITION}:]"] = np.atleast_1d(tensor)[FIRST_POSITION:]
         elif name == "decoder.embed_out":  # until 2020
             tensors["decoder.output_projection.weight"] = tensor
-        elif name == f"{SOFTMAX}.head.weight" and (cutoffs := config["output"]["table"]["cutoffs"]):
-            tensors |= {
-                f"{name}[:words]": tensor[: cutoffs[0]],
-                f"{name}[words:]": tensor[cutoffs[0] :],
-            }
         else:  # with the norms' names until 2018
             name = name.replace("layer_norms.0", "self_attn_layer_norm").replace(
                 "layer_norms.2", "final_layer_norm"
             )
             tensors[name] = tensor
+    return split_head(tensors, config)
+
+
+def split_head(tensors: dict[str, np.ndarray], config: dict) -> dict[str, np.ndarray]:
+    """The tensors with the head of an adaptive softmax, in place, as its words and its clusters."""
+    head, cutoffs = f"{SOFTMAX}.head.weight", config["output"]["table"].get("cutoffs")
+    if head in tensors and cutoffs:
+        rows = tensors.pop(head)
+        tensors[f"{head}[:words]"], tensors[f"{head}[words:]"] = np.split(rows, cutoffs[:1])
     return tensors
 
 
@@ -84,12 +362,10 @@ def _without_empty_character(tensors):
         return tensors
     empty = characters[0]
     tensors[f"{INPUT}.char_embeddings.weight[1:]"] = characters[1:] - empty
-    if empty.any():
-        for name in [
-            name for name in tensors if fnmatchcase(name, f"{INPUT}.convolutions.*.weight")
-        ]:
-            bias = name.replace("weight", "bias")
-            tensors[bias] = tensors[bias] + tensors[name].sum(axis=2) @ empty
+    filters = [name for name in tensors if fnmatchcase(name, f"{INPUT}.convolutions.*.weight")]
+    for name in filters if empty.any() else ():
+        bias = name.replace("weight", "bias")
+        tensors[bias] = tensors[bias] + tensors[name].sum(axis=2) @ empty
     return tensors
 
 
@@ -121,50 +397,63 @@ def _tied(config):
             yield f"{INPUT}.embeddings.{i + 1}.1.weight", f"{SOFTMAX}.tail.{i}.0.weight"
 
 
-def _places(config) -> Iterator[tuple[str, Place]]:
-    """The place of every tensor that a model of this config may have, by its name in
+def _targets(config) -> Iterator[tuple[str, Target]]:
+    """The target of every tensor that a model of this config may have, by its name in
     `_newest_names`.
     """
-    source = {"adaptive": _adaptive_input, "char_cnn": _char_cnn, "lookup": _lookup}[
-        config["input"]["name"]
-    ]
-    yield from source(config["input"])
-    yield from _body(config["body"])
-    yield from _output(config)
+    yield from _input_targets(config["input"])
+    yield from _body_targets(config["body"])
+    yield "decoder.project_out_dim.weight", Target("output/table/projection_0")
+    if config["output"]["name"] == "softmax":
+        yield "decoder.output_projection.weight", Target("output/table/table_0")
+    else:
+        yield from softmax_targets(config)
+
+
+def softmax_targets(config: dict) -> Iterator[tuple[str, Target]]:
+    """The targets of the tensors of an adaptive softmax, its head after `split_head`."""
+    table, head = config["output"]["table"], f"{SOFTMAX}.head"
+    tied = table["name"] == "tied"
+    cutoffs = config["input"]["cutoffs"] if tied else table["cutoffs"]
+    if tied:
+        yield f"{head}.class_proj.weight", Target("output/clusters")
+    elif cutoffs:
+        yield f"{head}.weight[:words]", Target("output/table/table_0")
+        yield f"{head}.weight[words:]", Target("output/clusters")
+    else:
+        yield f"{head}.weight", Target("output/table/table_0")
+    for i in range(len(cutoffs)):
+        yield f"{SOFTMAX}.tail.{i}.0.weight", Target(f"output/table/projection_{i + 1}")
+        yield f"{SOFTMAX}.tail.{i}.2.weight", Target(f"output/table/table_{i + 1}")
 
 
 def _linear(name, weight, bias, part=()):
-    yield f"{name}.weight", Place(weight, part, transposed=True)
-    yield f"{name}.bias", Place(bias, part)
+    yield f"{name}.weight", Target(weight, part, transposed=True)
+    yield f"{name}.bias", Target(bias, part)
 
 
-def _lookup(_):
-    yield f"{INPUT}.weight", Place("input/table")
-    yield "decoder.project_in_dim.weight", Place("input/projection", transposed=True)
+def _input_targets(settings):
+    if settings["name"] == "lookup":
+        yield f"{INPUT}.weight", Target("input/table")
+        yield "decoder.project_in_dim.weight", Target("input/projection", transposed=True)
+    for i in range(len(settings["cutoffs"]) + 1 if settings["name"] == "adaptive" else 0):
+        yield f"{INPUT}.embeddings.{i}.0.weight", Target(f"input/table_{i}")
+        yield f"{INPUT}.embeddings.{i}.1.weight", Target(f"input/projection_{i}", transposed=True)
+    if settings["name"] == "char_cnn":
+        yield f"{INPUT}.char_embeddings.weight[1:]", Target("input/characters")
+        yield f"{INPUT}.symbol_embeddings", Target("input/symbols")
+        yield from _linear(f"{INPUT}.projection", "input/projection", "input/projection_bias")
+        for i in range(len(settings["filters"])):
+            source, ours = f"{INPUT}.convolutions.{i}", f"input/filter_{i}"
+            yield from _linear(source, ours, f"input/filter_bias_{i}")
+        for i in range(settings["highway_layers"]):
+            source, ours = f"{INPUT}.highway.layers.{i}", f"input/highway_{i}"
+            yield from _linear(source, ours, f"input/highway_bias_{i}")
 
 
-def _adaptive_input(settings):
-    for i in range(len(settings["cutoffs"]) + 1):
-        yield f"{INPUT}.embeddings.{i}.0.weight", Place(f"input/table_{i}")
-        yield f"{INPUT}.embeddings.{i}.1.weight", Place(f"input/projection_{i}", transposed=True)
-
-
-def _char_cnn(settings):
-    yield f"{INPUT}.char_embeddings.weight[1:]", Place("input/characters")
-    yield f"{INPUT}.symbol_embeddings", Place("input/symbols")
-    yield from _linear(f"{INPUT}.projection", "input/projection", "input/projection_bias")
-    for i in range(len(settings["filters"])):
-        yield from _linear(
-            f"{INPUT}.convolutions.{i}", f"input/filter_{i}", f"input/filter_bias_{i}"
-        )
-    for i in range(settings["highway_layers"]):
-        yield from _linear(
-            f"{INPUT}.highway.layers.{i}", f"input/highway_{i}", f"input/highway_bias_{i}"
-        )
-
-
-def _body(settings):
+def _body_targets(settings):
     features, blocks = settings["features"], "body/blocks"
+    linear = {"self_attn.out_proj": "attended", "fc1": "inner", "fc2": "outer"}
     norms = {"self_attn_layer_norm": "norm_attention", "final_layer_norm": "norm_feed_forward"}
     for i in range(settings["layers"]):
         layer = f"decoder.layers.{i}"
@@ -172,40 +461,29 @@ def _body(settings):
             columns, joint = slice(j * features, (j + 1) * features), f"{blocks}/query_key_value"
             yield (
                 f"{layer}.self_attn.{part}_proj.weight",
-                Place(f"{joint}/kernel", (i, slice(None), columns), transposed=True),
+                Target(f"{joint}/kernel", (i, slice(None), columns), transposed=True),
             )
-            yield f"{layer}.self_attn.{part}_proj.bias", Place(f"{joint}/bias", (i, columns))
-        for name, ours in {
-            "self_attn.out_proj": "attended",
-            "fc1": "inner",
-            "fc2": "outer",
-        }.items():
-            yield from _linear(
-                f"{layer}.{name}", f"{blocks}/{ours}/kernel", f"{blocks}/{ours}/bias", (i,)
-            )
+            yield f"{layer}.self_attn.{part}_proj.bias", Target(f"{joint}/bias", (i, columns))
+        for name, ours in linear.items():
+            ours = f"{blocks}/{ours}"
+            yield from _linear(f"{layer}.{name}", f"{ours}/kernel", f"{ours}/bias", (i,))
         for name, ours in norms.items():
-            yield f"{layer}.{name}.weight", Place(f"{blocks}/{ours}/scale", (i,))
-            yield f"{layer}.{name}.bias", Place(f"{blocks}/{ours}/bias", (i,))
-    yield f"{POSITIONS}[{FIRST_POSITION}:]", Place("body/learned_positions/table")
-    yield "decoder.layer_norm.weight", Place("body/norm/scale")
-    yield "decoder.layer_norm.bias", Place("body/norm/bias")
+            yield f"{layer}.{name}.weight", Target(f"{blocks}/{ours}/scale", (i,))
+            yield f"{layer}.{name}.bias", Target(f"{blocks}/{ours}/bias", (i,))
+    yield f"{POSITIONS}[{FIRST_POSITION}:]", Target("body/learned_positions/table")
+    yield "decoder.layer_norm.weight", Target("body/norm/scale")
+    yield "decoder.layer_norm.bias", Target("body/norm/bias")
 
 
-def _output(config):
-    table = config["output"]["table"]
-    yield "decoder.project_out_dim.weight", Place("output/table/projection_0")
-    if config["output"]["name"] == "softmax":
-        yield "decoder.output_projection.weight", Place("output/table/table_0")
-        return
-    cutoffs = table["cutoffs"]
-    if table["name"] == "tied":
-        yield f"{SOFTMAX}.head.class_proj.weight", Place("output/clusters")
-        cutoffs = config["input"]["cutoffs"]
-    elif cutoffs:
-        yield f"{SOFTMAX}.head.weight[:words]", Place("output/table/table_0")
-        yield f"{SOFTMAX}.head.weight[words:]", Place("output/clusters")
-    else:
-        yield f"{SOFTMAX}.head.weight", Place("output/table/table_0")
-    for i in range(len(cutoffs)):
-        yield f"{SOFTMAX}.tail.{i}.0.weight", Place(f"output/table/projection_{i + 1}")
-        yield f"{SOFTMAX}.tail.{i}.2.weight", Place(f"output/table/table_{i + 1}")
+def _detect(content):
+    checkpoint = read_content(content)
+    return None if checkpoint is None or is_fconv(checkpoint) else checkpoint
+
+
+TRANSFORMER_LM = Converter(
+    "a checkpoint that fairseq saved while it trained a transformer_lm",
+    _detect,
+    fairseq_words,
+    config_of,
+    parameters_of,
+)

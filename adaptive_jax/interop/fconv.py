@@ -1,5 +1,4 @@
-"""The tensors of fairseq's `fconv_lm`, a gated convolutional network, as parameters of this
-project.
+"""Models of fairseq's `fconv_lm`, a gated convolutional network.
 
 fairseq writes layers as (units, kernel, residual): residual r adds the state r layers back, 0 adds
 none. Here r layers that end so are one block. A weight that is normed is g v / |v| in both.
@@ -13,11 +12,88 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.interop.fairseq import INPUT, SOFTMAX
-from adaptive_jax.interop.tensors import Place, fill
+from adaptive_jax.interop.converter import Converter, Target, assign, completed, unsupported
+from adaptive_jax.interop.fairseq import (
+    INPUT,
+    RUN,
+    SOFTMAX,
+    cutoffs_of,
+    is_fconv,
+    read_content,
+    run_settings,
+    softmax_targets,
+    split_head,
+)
+from adaptive_jax.interop.words import fairseq_words
 from adaptive_jax.model.language_model import build
 
 MOST = 10_000  # layers
+
+# fairseq's defaults, for options that a checkpoint lacks.
+DEFAULTS = {
+    "dropout": 0.1,
+    "decoder_embed_dim": 128,
+    "decoder_layers": "[(1268, 4)] * 13",
+    "decoder_attention": "False",
+    "adaptive_softmax_cutoff": None,
+    "adaptive_softmax_dropout": 0.0,
+    "add_bos_token": False,
+} | RUN
+
+
+def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
+    """The complete config of the model in a checkpoint, as evaluate.py reads it.
+
+    The softmax is the one that the tensors belong to: fairseq ignores cutoffs where the model was
+    trained without them.
+
+    Args:
+        options, state: see `Checkpoint`.
+        vocabulary_size: number of words, including fairseq's own four.
+
+    Raises:
+        InputError: an option has a value that the layers here do not support; the message gives
+            both.
+    """
+    options = DEFAULTS | {name: value for name, value in options.items() if value is not None}
+    adaptive = any(name.startswith(f"{SOFTMAX}.") for name in state)
+    wrong = {
+        "decoder_attention": "True" in str(options["decoder_attention"]),  # one word, or a list
+        "add_bos_token": options["add_bos_token"],
+        "adaptive_softmax_cutoff": adaptive and not options["adaptive_softmax_cutoff"],
+    }
+    rates = ("dropout", "adaptive_softmax_dropout")
+    wrong |= {name: not isinstance(options[name], int | float) for name in rates}
+    if any(wrong.values()):
+        raise unsupported(options, [name for name in wrong if wrong[name]])
+    model = {
+        "input.name": "lookup",
+        "body.name": "gated_conv",
+        "body.form": "fairseq",
+        "body.features": options["decoder_embed_dim"],
+        "body.blocks": blocks_of(layers_of(str(options["decoder_layers"]))),
+        "body.activation": "glu",
+        "body.weight_norm": True,
+        "body.dropout": options["dropout"],
+        "output.table.name": "own",
+    }
+    if adaptive:
+        cutoffs = cutoffs_of(options, "adaptive_softmax_cutoff", vocabulary_size)
+        model |= {
+            "output.name": "adaptive",
+            "output.table.cutoffs": cutoffs,
+            "output.table.factor": 4,
+            "output.tail_dropout": options["adaptive_softmax_dropout"],
+            "output.input_dropout": options["adaptive_softmax_dropout"],
+        }
+    else:
+        model |= {
+            "body.output_width": options["decoder_embed_dim"],
+            "output.name": "softmax",
+            "output.table.bias": True,
+            "output.table.weight_norm": True,
+        }
+    return completed(run_settings(options, vocabulary_size) | model)
 
 
 def layers_of(text: str) -> list[tuple[int, int, int]]:
@@ -97,11 +173,7 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
         if v in tensors and tensors[v].ndim == 3 and tensors[name].shape == (len(tensors[v]), 1, 1):
             tensors[v], tensors[name] = _one_norm_for_each_output(tensors[v], tensors[name])
         tensors[name] = tensors[name].ravel()
-    head, cutoffs = f"{SOFTMAX}.head.weight", config["output"]["table"]["cutoffs"]
-    if head in tensors:
-        rows = tensors.pop(head)
-        tensors |= {f"{head}[:words]": rows[: cutoffs[0]], f"{head}[words:]": rows[cutoffs[0] :]}
-    return fill(tensors, dict(_places(config)), config)
+    return assign(split_head(tensors, config), dict(_targets(config)), config)
 
 
 def _one_norm_for_each_output(v, g):
@@ -112,9 +184,9 @@ def _one_norm_for_each_output(v, g):
     return weights, np.sqrt(np.sum(weights**2, axis=(0, 1)))
 
 
-def _places(config) -> Iterator[tuple[str, Place]]:
-    """The place of every tensor that a model of this config may have."""
-    yield f"{INPUT}.weight", Place("input/table")
+def _targets(config) -> Iterator[tuple[str, Target]]:
+    """The target of every tensor that a model of this config may have."""
+    yield f"{INPUT}.weight", Target("input/table")
     yield from _linear("decoder.fc1", "body/entry")
     layer = itertools.count()
     for i, run in enumerate(build(config, config["data"]["vocabulary_size"]).body.stages):
@@ -125,25 +197,35 @@ def _places(config) -> Iterator[tuple[str, Place]]:
                     f"decoder.convolutions.{(last := next(layer))}",
                     f"body/blocks_{i}/layer_{j}",
                 )
-                yield f"{source}.weight_v", Place(f"{ours}/v", part)
-                yield f"{source}.weight_g", Place(f"{ours}/g", part)
-                yield f"{source}.bias", Place(f"{ours}/bias", part)
+                yield f"{source}.weight_v", Target(f"{ours}/v", part)
+                yield f"{source}.weight_g", Target(f"{ours}/g", part)
+                yield f"{source}.bias", Target(f"{ours}/bias", part)
             yield from _linear(f"decoder.projections.{last}", f"body/blocks_{i}/projection")
     yield from _linear("decoder.fc2", "body/output")
     if config["output"]["name"] == "softmax":
-        yield "decoder.fc3.weight_v", Place("output/table/table_0")
-        yield "decoder.fc3.weight_g", Place("output/table/norm_0")
-        yield "decoder.fc3.bias", Place("output/table/bias")
-        return
-    yield f"{SOFTMAX}.head.weight[:words]", Place("output/table/table_0")
-    yield f"{SOFTMAX}.head.weight[words:]", Place("output/clusters")
-    for i in range(len(config["output"]["table"]["cutoffs"])):
-        yield f"{SOFTMAX}.tail.{i}.0.weight", Place(f"output/table/projection_{i + 1}")
-        yield f"{SOFTMAX}.tail.{i}.2.weight", Place(f"output/table/table_{i + 1}")
+        yield "decoder.fc3.weight_v", Target("output/table/table_0")
+        yield "decoder.fc3.weight_g", Target("output/table/norm_0")
+        yield "decoder.fc3.bias", Target("output/table/bias")
+    else:
+        yield from softmax_targets(config)
 
 
 def _linear(source, ours):
     """A linear layer, here a convolution of kernel 1."""
-    yield f"{source}.weight_v", Place(f"{ours}/v", (0,), transposed=True)
-    yield f"{source}.weight_g", Place(f"{ours}/g")
-    yield f"{source}.bias", Place(f"{ours}/bias")
+    yield f"{source}.weight_v", Target(f"{ours}/v", (0,), transposed=True)
+    yield f"{source}.weight_g", Target(f"{ours}/g")
+    yield f"{source}.bias", Target(f"{ours}/bias")
+
+
+def _detect(content):
+    checkpoint = read_content(content)
+    return checkpoint if checkpoint is not None and is_fconv(checkpoint) else None
+
+
+FCONV_LM = Converter(
+    "a checkpoint that fairseq saved while it trained a fconv_lm",
+    _detect,
+    fairseq_words,
+    config_of,
+    parameters_of,
+)

@@ -177,7 +177,7 @@ class Training:
         together = True
         try:
             step, over = self._catch_up() or self._train()
-            self.checkpoints.verify()
+            self.checkpoints.wait()
             self.metrics.finish(step, over)
         except (Diverged, Stopped):  # on all hosts
             raise
@@ -307,7 +307,7 @@ class Training:
 
     def _stop(self, step):
         self.checkpoints.save(step, self.state.items(), None, self.clock.hours())
-        self.checkpoints.verify()
+        self.checkpoints.wait()
         raise Stopped(
             f"stopped after update {step:,} of {self.job.config['steps']:,}, which is saved:"
             " the same command resumes"

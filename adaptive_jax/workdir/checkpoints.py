@@ -1,53 +1,66 @@
 """Checkpoints of a run, by Orbax: items that are saved together and read one by one.
 
-A checkpoint is verified once it is on disk: read back, and given a list of checksums. Until then
-none before it is deleted.
+On a disk, each checkpoint lists the checksums of its files before it gets its name, and files are
+compared with the list before their arrays are used. In object storage nothing is compared: the
+store keeps checksums of its own.
 """
 
+import asyncio
 import contextlib
-import datetime
 import errno
+import functools
 import itertools
 import json
 import logging
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import (
-    AnyPreservationPolicy,
-    BestN,
-    LatestN,
-    PreservationContext,
-)
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.files import absolute, in_store, replacing
+from adaptive_jax.files import (
+    absolute,
+    changed_file,
+    in_store,
+    kvstore,
+    names_in,
+    replacing,
+    write_checksums,
+)
 from adaptive_jax.parallel import hosts, sharding
-from adaptive_jax.workdir import integrity
-from adaptive_jax.workdir.integrity import ITEMS
-from adaptive_jax.workdir.orbax_stores import teach_orbax
 
 logger = logging.getLogger(__name__)
 
+ITEMS = ("params", "averages", "optimizer", "carry", "tables")
+CHECKSUMS = "checksums.sha256"
 
-class _Saved(NamedTuple):
-    """A checkpoint as Orbax's policies want to know it."""
 
-    step: int
-    metrics: dict | None
-    time: datetime.datetime
+def steps_in(directory: Path) -> list[int]:
+    """The steps of the checkpoints in a directory, intact or not, the latest first."""
+    return sorted((int(name) for name in names_in(directory) if name.isdecimal()), reverse=True)
+
+
+class _WithChecksums(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """A directory that Orbax renames once it holds everything; STEP with checksums of its items."""
+
+    async def finalize(self):
+        directory = Path(self.get())
+        if self.get_final().name.isdecimal():  # not of an item in it
+            files = [path for path in directory.glob("*/**/*") if path.is_file()]
+            await asyncio.to_thread(write_checksums, directory / CHECKSUMS, files)
+        await super().finalize()
 
 
 class Checkpoints:
     """The checkpoints of a run: the latest `keep`, and the one of lowest validation loss.
 
-    Items are those of `ITEMS` that have arrays in them. Opening a run to continue it renames
-    damaged checkpoints that are newer than the last whole one to STEP.damaged, with a warning.
+    Items are those of `ITEMS` that have arrays in them. Opening a run to resume it renames damaged
+    checkpoints that are newer than the last intact one to STEP.damaged, with a warning.
 
     read_only: leaves the directory as it is, to read beside a run that is still training.
 
@@ -56,27 +69,20 @@ class Checkpoints:
             stay as they are.
     """
 
-    def __init__(
-        self,
-        workdir: Path,
-        keep: int = 1,
-        *,
-        read_only: bool = False,
-    ):
+    def __init__(self, workdir: Path, keep: int = 1, *, read_only: bool = False):
         self.directory = absolute(workdir / "checkpoints")
         if in_store(self.directory):
-            teach_orbax()
+            _teach_orbax()
         if read_only and not self.directory.is_dir():
             raise InputError(
                 f"{self.directory} does not exist: train.py has saved no checkpoint yet"
             )
         # `_writing` reports once what cannot be written.
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        self.unverified = None  # the step saved last
+        self._intact = None  # the step whose files were compared when the run was opened
+        if not read_only and not in_store(self.directory):
+            self._rename_damaged()
         best = BestN(get_metric_fn=_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        self.policy = AnyPreservationPolicy([LatestN(n=keep), best])
-        if not read_only:
-            self._set_damaged_aside()
         options = ocp.CheckpointManagerOptions(
             best_fn=_loss,
             best_mode="min",
@@ -84,13 +90,14 @@ class Checkpoints:
             read_only=read_only,
             create=not read_only,
             cleanup_tmp_directories=not read_only,
-            preservation_policy=LatestN(),  # all: `_verify` deletes
+            preservation_policy=AnyPreservationPolicy([LatestN(n=keep), best]),
             temporary_path_class=(
-                ocp.path.atomicity.CommitFileTemporaryPath if in_store(self.directory) else None
+                ocp.path.atomicity.CommitFileTemporaryPath
+                if in_store(self.directory)
+                else _WithChecksums
             ),
         )
-        # Item names are said here, because Orbax would take a directory of older checkpoints for
-        # one of single items
+        # Without item names, Orbax takes a directory without metrics for one of a single item.
         try:
             self.manager = ocp.CheckpointManager(self.directory, item_names=ITEMS, options=options)
         except ValueError as error:  # it reads the validation losses
@@ -112,7 +119,7 @@ class Checkpoints:
             return
         items = {name: item for name, item in items.items() if jax.tree.leaves(item)}
         with self._writing():
-            self._verify()
+            self.manager.wait_until_finished()
             # Checked beforehand, because a disk that fills up during a save causes tracebacks from
             # many threads.
             full = not in_store(self.directory) and shutil.disk_usage(self.directory).free < sum(
@@ -121,22 +128,30 @@ class Checkpoints:
             if sharding.sum_over_hosts(full):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             saved = {name: ocp.args.StandardSave(item) for name, item in items.items()}
-            metrics = None if nll is None else {"nll": nll}
             self.manager.save(
                 step,
                 args=ocp.args.Composite(**saved),
-                metrics=metrics,
+                metrics=None if nll is None else {"nll": nll},
                 custom_metadata={"hours": hours},
             )
-            self.unverified = step
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is on disk. Raises OSError if it does not fit."""
+        with self._writing():
+            self.manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits as `wait` does, and ends Orbax's threads. Raises OSError as `wait`."""
+        with self._writing():
+            self.manager.close()
 
     def latest(self) -> int | None:
         """The last step saved, or None."""
-        return _plain(self.manager.latest_step())
+        return _python_int(self.manager.latest_step())
 
     def best(self) -> int | None:
         """The saved step of lowest validation loss, or None."""
-        best = _plain(self.manager.best_step())
+        best = _python_int(self.manager.best_step())
         return None if best is None or not self.evaluated(best) else best
 
     def reload(self) -> None:
@@ -152,22 +167,26 @@ class Checkpoints:
         return (self.directory / str(step) / item).is_dir()
 
     def hours(self, step: int) -> float:
-        """Hours that the run had trained when it was saved; 0 for checkpoints that do not say."""
-        try:
-            return float(
-                json.loads((self.directory / str(step) / "_CHECKPOINT_METADATA").read_text())[
-                    "custom_metadata"
-                ]["hours"]
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0.0
+        """Hours that the run had trained when the checkpoint was saved; 0 if it does not say."""
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # damaged metadata
+            return float(self.manager.metadata(step).custom_metadata.get("hours", 0.0))
+        return 0.0
 
     def recorded_loss(self, step: int) -> float | None:
-        """The loss that `record_loss` gave a checkpoint, whose state does not know of it; None
-        if there is none.
+        """The loss that `record_loss` gave a checkpoint, whose optimizer state does not include it;
+        None if there is none.
         """
         metrics = self.manager.metrics(step) or {}
         return metrics["nll"] if metrics.get("recorded") else None
+
+    def record_loss(self, step: int, nll: float) -> None:
+        """Gives a checkpoint that was saved without a validation loss its loss, in nats a word."""
+        # A checkpoint without a loss has no checksum of this file: a kill here leaves it intact.
+        if hosts.first():
+            with replacing(self.directory / str(step) / "metrics" / "metrics") as file:
+                file.write(json.dumps({"nll": nll, "recorded": True}).encode())
+        hosts.barrier(f"the loss of {step}")
+        self.manager.reload()
 
     def step(self, name: str) -> int:
         """The step that "best", "latest" or a number names; "best" is the latest where none has a
@@ -180,161 +199,92 @@ class Checkpoints:
         step = named.get(name, lambda: int(name) if name.isdecimal() else name)()
         saved = sorted(self.manager.all_steps())
         if step not in saved:
+            steps = f"it has steps {', '.join(map(str, saved))}"
             raise InputError(
                 f"{self.directory} holds no checkpoint {name!r}: "
-                + (
-                    f"it has steps {', '.join(map(str, saved))}"
-                    if saved
-                    else "train.py has saved none yet"
-                )
+                + (steps if saved else "train.py has saved none yet")
             )
         return step
 
     def restore(self, step: int, like: dict) -> dict:
-        """Reads the items that `like` names, saved at `step`, with its shapes and shardings; it
-        holds arrays or their shapes.
+        """Reads the items that `like` names, saved at `step`, with its shapes and shardings, after
+        their files were compared with their checksums. All hosts call it together.
+
+        like: arrays or their shapes.
 
         Raises:
             InputError: a damaged checkpoint, or one of another model.
         """
         wanted = {name: item for name, item in like.items() if jax.tree.leaves(item)}
+        directory, why = self.directory / str(step), None
+        if hosts.first() and step != self._intact:
+            why = _problem(directory, tuple(wanted))
+        if sharding.sum_over_hosts(why is not None):
+            raise self._unreadable(step, why or "see the first host")
         try:
-            args = ocp.args.Composite(
-                **{name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
-            )
-            return like | dict(self.manager.restore(step, args=args).items())
-        except (
-            Exception
-        ) as error:  # Orbax and its storage raise many kinds for one thing: it cannot be read.
+            args = {name: ocp.args.StandardRestore(item) for name, item in wanted.items()}
+            found = self.manager.restore(step, args=ocp.args.Composite(**args))
+        except Exception as error:  # Orbax and its storage raise many kinds
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
-            orbax = str(error).strip().splitlines() or [type(error).__name__]
-            reason = (
-                integrity.problem(self.directory / str(step), tuple(wanted))
-                or _mismatch(orbax[0])
-                or orbax[0][:200]
-            )
-            others = [other for other in sorted(self.manager.all_steps()) if other != step]
-            cure = (
-                f"the run has steps {', '.join(map(str, others))} as well"
-                if others
-                else "there is no other in this run"
-            )
-            raise InputError(
-                f"checkpoint {self.directory / str(step)} cannot be read ({reason}); {cure}"
-            ) from error
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise self._unreadable(step, _mismatch(reason) or reason[:200]) from error
+        return like | dict(found.items())
 
-    def close(self) -> None:
-        """Waits until everything is on disk.
-
-        Raises:
-            OSError: it does not fit.
-        """
-        with self._writing():
-            self._verify()
-            self.manager.close()
-
-    def verify(self) -> None:
-        """Waits until the last checkpoint is on disk, reads it back, and deletes those that need
-        not be kept.
-
-        Raises:
-            InputError: it cannot be read back, and has been set aside.
-            OSError: it does not fit on the disk.
-        """
-        with self._writing():
-            step = self.unverified
-            if not self._verify():
-                raise InputError(
-                    f"checkpoint {step} cannot be read back: check the disk of {self.directory};"
-                    " the same command goes on from the checkpoint before, if there is one"
-                )
-
-    def record_loss(self, step: int, nll: float) -> None:
-        """Gives a checkpoint that was saved without a validation loss its loss, in nats a word."""
-        directory = self.directory / str(step)
+    def _rename_damaged(self):
+        steps, damaged = [], {}
         if hosts.first():
-            with replacing(directory / "metrics" / "metrics") as file:
-                file.write(json.dumps({"nll": nll, "recorded": True}).encode())
-            integrity.seal(directory)
-        hosts.barrier(f"the loss of {step}")
-        self.manager.reload()
-
-    def _verify(self):
-        """As `verify`; returns whether the checkpoint can be read."""
-        self.manager.wait_until_finished()
-        if self.unverified is None:
-            return True
-        step, self.unverified = self.unverified, None
-        directory, why = self.directory / str(step), None
-        if hosts.first():
-            if (why := integrity.unreadable(directory)) is None:
-                integrity.seal(directory)
-            else:
-                self._set_aside(step, why)
-        if sharding.sum_over_hosts(why is not None):
-            self.manager.reload()
-            return False
-        saved = [self._saved(step) for step in sorted(self.manager.all_steps())]
-        keep = self.policy.should_preserve(saved, context=PreservationContext())
-        for checkpoint, stays in zip(saved, keep, strict=True):
-            # The first host decides: disks may show others other times.
-            if sharding.sum_over_hosts(hosts.first() and not stays):
-                self.manager.delete(checkpoint.step)
-        return True
-
-    def _saved(self, step):
-        directory = self.directory / str(step)
-        try:  # not the times of files, which copying changes
-            seconds = (
-                json.loads((directory / "_CHECKPOINT_METADATA").read_text())["init_timestamp_nsecs"]
-                / 1e9
-            )
-        except (OSError, ValueError, KeyError, TypeError):
-            seconds = directory.stat().st_mtime
-        return _Saved(
-            step, self.manager.metrics(step), datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        )
-
-    def _set_damaged_aside(self):
-        found, damaged = [], {}
-        if hosts.first():
-            found = integrity.steps_in(self.directory)
-            problems = ((step, integrity.problem(self.directory / str(step))) for step in found)
+            steps = steps_in(self.directory)
+            problems = ((step, _problem(self.directory / str(step), ITEMS)) for step in steps)
             damaged = dict(itertools.takewhile(lambda each: each[1], problems))
-        if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(found)):
+        if sharding.sum_over_hosts(bool(damaged) and len(damaged) == len(steps)):
             raise InputError(
                 f"no checkpoint in {self.directory} can be read"
                 f" ({'; '.join(f'{step}: {why}' for step, why in damaged.items())}): restore one"
                 " from a copy, or train anew in another --workdir"
             )
         for step, why in damaged.items():
-            self._set_aside(step, why)
+            aside = self.directory / f"{step}.damaged"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.replace(self.directory / str(step), aside)
+            logger.warning("checkpoint %d is damaged (%s): it is now %s", step, why, aside)
+        self._intact = next((step for step in steps if step not in damaged), None)
         hosts.barrier("damaged checkpoints")
 
-    def _set_aside(self, step, why):
-        aside = integrity.set_aside(self.directory / str(step))
-        logger.warning(
-            "checkpoint %d is damaged (%s): it is now %s, and an older one is used",
-            step,
-            why,
-            aside,
-        )
+    def _unreadable(self, step, why):
+        others = [other for other in sorted(self.manager.all_steps()) if other != step]
+        steps = f"the run has steps {', '.join(map(str, others))} as well"
+        cure = steps if others else "there is no other in this run"
+        return InputError(f"checkpoint {self.directory / str(step)} cannot be read ({why}); {cure}")
 
     @contextlib.contextmanager
     def _writing(self):
         try:
             yield
         except Exception as error:  # a full disk comes through Orbax as many kinds
-            if "RESOURCE_EXHAUSTED" in str(error) or os.strerror(errno.ENOSPC) in str(error):
-                raise OSError(
-                    errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory)
-                ) from error
+            full = os.strerror(errno.ENOSPC)
+            if "RESOURCE_EXHAUSTED" in str(error) or full in str(error):
+                raise OSError(errno.ENOSPC, full, str(self.directory)) from error
             raise
 
 
-def _plain(step):
-    """An int of Python's: steps that were broadcast come as NumPy's, which JSON does not know."""
+def _problem(directory: Path, items: Sequence[str]) -> str | None:
+    """What is wrong with the files of these items of a checkpoint on a disk, or None."""
+    sums = directory / CHECKSUMS
+    if in_store(directory):
+        return None
+    if not sums.exists():
+        return f"{CHECKSUMS} is missing"
+    if changed := changed_file(sums, [f"{item}/" for item in (*items, "metrics")]):
+        return f"{changed} is missing or has changed"
+    listed = {line.partition("  ")[2] for line in sums.read_text().splitlines()}
+    found = {path for item in items for path in (directory / item).rglob("*") if path.is_file()}
+    unlisted = {path.relative_to(directory).as_posix() for path in found} - listed
+    return f"{min(unlisted)} has no checksum" if unlisted else None
+
+
+def _python_int(step):
+    """Steps that were broadcast come as integers of NumPy, which JSON does not know."""
     return None if step is None else int(step)
 
 
@@ -351,3 +301,33 @@ def _mismatch(error):
 
 def _loss(metrics):
     return metrics["nll"]
+
+
+@functools.cache
+def _teach_orbax() -> None:
+    """Has Orbax write arrays to s3:// as it does to gs://, and delete in both without the package
+    google-cloud-storage, which would tell it of buckets with real folders.
+    """
+    # Here, because other versions of Orbax may have these private parts elsewhere, and runs on a
+    # disk need none of them.
+    from orbax.checkpoint._src.path import gcs_utils
+    from orbax.checkpoint._src.serialization import tensorstore_utils
+
+    build = tensorstore_utils.build_kvstore_tspec
+
+    def build_for_any(directory, *arguments, **named):
+        if not directory.startswith("s3:"):
+            return build(directory, *arguments, **named)
+        return _on_s3(build("gs:" + directory.removeprefix("s3:"), *arguments, **named))
+
+    tensorstore_utils.build_kvstore_tspec = build_for_any
+    gcs_utils.is_hierarchical_namespace_enabled = lambda _: False
+
+
+def _on_s3(spec):
+    """A specification for gs:// as one for s3://."""
+    if not isinstance(spec, dict):
+        return spec
+    if str(spec.get("driver")).startswith("gcs"):
+        return kvstore(f"s3://{spec['bucket']}/{spec['path']}")
+    return {key: _on_s3(value) for key, value in spec.items()}

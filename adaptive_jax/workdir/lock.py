@@ -5,7 +5,6 @@ import errno
 import logging
 import os
 import platform
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -38,13 +37,11 @@ def locked(workdir: Path) -> Iterator[None]:
         InputError: another training holds it; names its machine and process. Or the store does not
             answer, or does not let this user write.
     """
-    stored, busy = in_store(workdir), None
-    held = Lease(str(workdir), _who()) if stored else Lock(workdir)
+    held, busy = Lease(str(workdir)) if in_store(workdir) else Lock(workdir), None
     try:
         if hosts.first():
             busy = held.take()
-        if stored:
-            hosts.barrier("the lease")
+        hosts.barrier("the lock")
         if sharding.sum_over_hosts(busy is not None):
             raise InputError(
                 f"{workdir} is in use by the training of {busy or 'another process'}: wait for its"
@@ -69,9 +66,7 @@ class Lock:
         try:
             self.lock.acquire(timeout=0)
         except filelock.Timeout:
-            with contextlib.suppress(FileNotFoundError):
-                return self.holder.read_text()
-            return "another process"
+            return self.holder.read_text() if self.holder.exists() else "another process"
         except (NotImplementedError, OSError) as error:
             if getattr(error, "errno", errno.ENOSYS) not in WITHOUT_LOCKS:
                 raise
@@ -79,7 +74,7 @@ class Lock:
                 "the disk of %s has no locks: start no second training there", self.workdir
             )
         with replacing(self.holder) as file:  # not the lock's file: whoever tries it empties it
-            file.write(_who().encode())
+            file.write(_this_process().encode())
         return None
 
     def release(self) -> None:
@@ -94,16 +89,15 @@ class Lease:
 
     The store replaces it only if it is still the one that was read, so two trainings do not both
     take the lease. (For s3:// tensorstore looks before it writes, which leaves a moment for both.)
-    After `SILENT` seconds without a sign of life another training takes it over, at once if its
-    process was on the same machine and is gone. One that slept and wakes up is not stopped: it
-    warns that another has taken over.
-
-    holder: who takes it, `process 12 on HOST`.
+    After `SILENT` seconds without a sign of life another training takes it over. One that slept
+    and wakes up is not stopped: it warns that another has taken over.
     """
 
-    def __init__(self, url: str, holder: str):
-        self.url, self.holder, self.ended = url, holder, threading.Event()
+    def __init__(self, url: str):
+        # Names of hosts and numbers of processes repeat in containers; this does not.
+        self.url, self.holder = url, f"{_this_process()}\n{os.urandom(8).hex()}\n"
         self.store = self.generation = self.thread = None
+        self.ended = threading.Event()
 
     def take(self) -> str | None:
         """Takes the lease and keeps it until `release`. Returns who holds it if that is another
@@ -111,16 +105,16 @@ class Lease:
         """
         try:
             self.store = tensorstore.KvStore.open(kvstore(f"{self.url}/")).result()
-            found = self.store.read(HOLDER).result()
-            if found.state == "value" and not _gone(found.value.decode()):
+            found = self._read()
+            if found.state == "value":
                 text = "%s was in use by %s: waiting %d seconds for a sign of life"
-                logger.warning(text, self.url, _first(found), SILENT)
+                logger.warning(text, self.url, _process_of(found), SILENT)
                 time.sleep(SILENT)
-                before, found = found, self.store.read(HOLDER).result()
+                before, found = found, self._read()
                 if found.state == "value" and found.stamp.generation != before.stamp.generation:
-                    return _first(found)
+                    return _process_of(found)
             if not self._write(found.stamp.generation):  # another one was quicker
-                return _first(self.store.read(HOLDER).result())
+                return _process_of(self._read())
         except (ValueError, NotImplementedError, OSError) as error:  # what tensorstore raises
             raise InputError(
                 f"cannot write {self.url}: {reason(error)}; check your permission to write there"
@@ -136,7 +130,7 @@ class Lease:
         self.ended.set()
         self.thread.join()
         try:
-            if self.generation is not None:
+            if self.generation:
                 self.store.write(HOLDER, None, if_equal=self.generation).result()
         except Exception as error:  # it must not hide how the training ended
             text = "cannot give back the lease on %s (%s): wait %d seconds"
@@ -147,43 +141,29 @@ class Lease:
             try:
                 if self._write(self.generation):
                     continue
-                found = self.store.read(HOLDER).result()
-                if found.state == "value" and _first(found) == self.holder:
-                    self.generation = found.stamp.generation  # the answer to a write was lost
-                    continue
-                self.generation = None
-                logger.warning("another training has taken over %s: stop one of the two", self.url)
-                return
+                found = self._read()
+                if not found.value.decode().startswith(self.holder):
+                    text = "another training has taken over %s: stop one of the two"
+                    logger.warning(text, self.url)
+                    return
+                self.generation = found.stamp.generation  # the answer to a write was lost
             except Exception as error:  # the next one may pass
                 logger.warning("no sign of life in %s (%s)", self.url, reason(error))
 
+    def _read(self):
+        return self.store.read(HOLDER).result()
+
     def _write(self, generation):
         """Whether the object still was the one of `generation`, and is ours now."""
-        content = f"{self.holder}\n{time.time_ns()}\n".encode()  # each is another object to S3
+        content = f"{self.holder}{time.time_ns()}\n".encode()  # each is another object to S3
         self.generation = self.store.write(HOLDER, content, if_equal=generation).result().generation
         return bool(self.generation)
 
 
-def _who():
+def _this_process():
     return f"process {os.getpid()} on {platform.node()}"
 
 
-def _first(found):
-    """The holder that an object names."""
+def _process_of(found):
+    """The process that a lease names."""
     return found.value.decode().partition("\n")[0] or "another process"
-
-
-def _gone(content):
-    """Whether the holder was a process of this machine that has ended."""
-    named = re.match(r"process (\d+) on (.*)", content)
-    if named is None or named[2] != platform.node():
-        return False
-    if int(named[1]) == os.getpid():  # in a container that started anew
-        return True
-    try:
-        os.kill(int(named[1]), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
-    return False

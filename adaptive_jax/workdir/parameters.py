@@ -1,11 +1,28 @@
-"""The parameters of a run or of an exported model, for those that read nothing else of it."""
+"""The parameters of a run, or of an exported model, for those that read nothing else of it.
+
+An exported model is a workdir whose parameters are one file instead of checkpoints:
+
+config.json, vocabulary.txt …   as in any workdir
+model.safetensors               the parameters by their place in the model, such as
+                                "body.blocks.inner.kernel"
+model.sha256                    its checksum, as `sha256sum --check` reads it
+"""
 
 import contextlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
+import jax
+import numpy as np
+from flax import traverse_util
+
 from adaptive_jax.errors import InputError
+from adaptive_jax.files import changed_file, in_store, replacing, write_checksums
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.exported import exported_step, is_exported, read_exported
+from adaptive_jax.workdir.settings import EXPORTED, is_exported
+
+MOST_HEADER = 100 << 20  # bytes that the names and shapes of a file of safetensors may take
 
 
 def checkpoint_step(workdir: Path, checkpoint: str) -> int:
@@ -13,26 +30,27 @@ def checkpoint_step(workdir: Path, checkpoint: str) -> int:
     InputError where it would find none.
     """
     if is_exported(workdir):
-        return exported_step(workdir, checkpoint)
+        return _exported_step(workdir, checkpoint)
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
         return checkpoints.step(checkpoint)
 
 
 def read_parameters(workdir: Path, checkpoint: str, like: dict) -> tuple[int, dict]:
     """The number of updates that made the parameters, and the parameters, or their averages if the
-    run's optimizer takes them.
+    run's optimizer takes them. Their files are compared with their checksums.
 
     A run that still trains may delete the checkpoint meanwhile: then its successor's are read.
 
     Args:
-        checkpoint: "best" by validation, "latest", or a step.
-        like: the parameters as shapes with shardings.
+        checkpoint: "best" by validation, "latest", or a step; of an exported model its only step.
+        like: the parameters as shapes with dtypes and shardings.
 
     Raises:
-        InputError: nothing has been saved there, no such checkpoint, or one that cannot be read.
+        InputError: nothing has been saved there, no such checkpoint, a damaged one, or one of
+            another model.
     """
     if is_exported(workdir):
-        return exported_step(workdir, checkpoint), read_exported(workdir, like)
+        return _exported_step(workdir, checkpoint), _read_exported(workdir, like)
     with contextlib.closing(Checkpoints(workdir, read_only=True)) as checkpoints:
         while True:
             step = checkpoints.step(checkpoint)
@@ -43,3 +61,85 @@ def read_parameters(workdir: Path, checkpoint: str, like: dict) -> tuple[int, di
                 checkpoints.reload()
                 if checkpoints.step(checkpoint) == step:
                     raise
+
+
+def write_tensors(
+    path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> None:
+    """Writes arrays by name into a file of safetensors, and its checksum beside it.
+
+    Raises:
+        InputError: the package safetensors is missing.
+    """
+    save, save_file = _safetensors().save, _safetensors().save_file
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    if in_store(path):
+        with replacing(path) as file:
+            file.write(save(arrays, dict(metadata)))
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, path, dict(metadata))  # without a second copy in memory
+    write_checksums(path.with_suffix(".sha256"), [path])
+
+
+def _exported_step(workdir, checkpoint):
+    """The number of updates of an exported model, which is one checkpoint."""
+    path = workdir / EXPORTED
+    try:
+        with path.open("rb") as file:
+            # Of a damaged file, this length could ask for any amount of memory.
+            size = min(int.from_bytes(file.read(8), "little"), MOST_HEADER)
+            step = int(json.loads(file.read(size))["__metadata__"]["step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path) from error
+    if checkpoint not in ("best", "latest", str(step)):
+        raise InputError(
+            f"{workdir} holds no checkpoint {checkpoint!r}: it is a model exported after {step}"
+            " updates; leave it out"
+        )
+    return step
+
+
+def _read_exported(workdir, like):
+    path, library = workdir / EXPORTED, _safetensors()
+    if changed_file(path.with_suffix(".sha256")):
+        raise _damaged(path)
+    try:
+        arrays = library.load(path.read_bytes()) if in_store(path) else library.load_file(path)
+    except Exception as error:  # the library raises many kinds
+        raise _damaged(path) from error
+    wanted = traverse_util.flatten_dict(like, sep=".")
+    for name in sorted({*arrays, *wanted}):
+        there, here = (
+            f"of shape {each[name].shape}" if name in each else "missing"
+            for each in (arrays, wanted)
+        )
+        if there != here:
+            raise InputError(
+                f"{path} is of another model than config.json: {name} is {there}, not {here};"
+                " export the run again"
+            )
+    found = {name: _on_devices(arrays[name], each) for name, each in wanted.items()}
+    return traverse_util.unflatten_dict(found, sep=".")
+
+
+def _on_devices(array, like):
+    return jax.make_array_from_callback(
+        like.shape, like.sharding, lambda index: array[index].astype(like.dtype)
+    )
+
+
+def _damaged(path):
+    return InputError(
+        f"{path} is damaged: it is not what was written; copy it again, or export the run again"
+    )
+
+
+def _safetensors():
+    try:
+        import safetensors.numpy
+    except ImportError:
+        raise InputError(
+            f"{EXPORTED} needs a package that is not installed: pip install safetensors"
+        ) from None
+    return safetensors.numpy

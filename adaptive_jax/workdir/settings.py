@@ -18,7 +18,6 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts
-from adaptive_jax.workdir.exported import is_exported
 
 # Settings that may change when a run is resumed: none of them changes an update that does not
 # diverge. (evaluate_every: unless `optim.waits`.)
@@ -42,9 +41,15 @@ FREE = {
     "input.lexicon",  # the run keeps its own copy
 }
 
+EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
+
+
+def is_exported(workdir: Path) -> bool:
+    """Whether a workdir holds an exported model."""
+    return (workdir / EXPORTED).exists()
 
 
 def write_json(path: Path, content) -> None:

@@ -21,7 +21,7 @@ from flax import linen as nn
 
 from adaptive_jax.bodies.gated_conv import Convolution
 from adaptive_jax.interop import torch_files
-from adaptive_jax.interop.config import list_of
+from adaptive_jax.interop.fairseq import cutoffs_of
 from adaptive_jax.interop.fconv import blocks_of, layers_of, parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics import dropout
@@ -45,11 +45,7 @@ def config_of(options, vocabulary_size, blocks):
     full, width = options["criterion"] == "cross_entropy", options["decoder_embed_dim"]
     table = {"bias": True, "weight_norm": True, "cutoffs": ()}
     if not full:
-        table = {
-            "cutoffs": tuple(
-                cut for cut in list_of(options, "adaptive_softmax_cutoff") if cut != vocabulary_size
-            )
-        }
+        table = {"cutoffs": cutoffs_of(options, "adaptive_softmax_cutoff", vocabulary_size)}
     body, rate = (
         {"features": width, "blocks": blocks, "form": "fairseq", "dropout": options["dropout"]},
         0.0,

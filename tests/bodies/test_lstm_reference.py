@@ -16,8 +16,7 @@ from flax import linen as nn
 from adaptive_jax.bodies.lstm import State, Weights, lstm
 from adaptive_jax.config.keys import complete
 from adaptive_jax.inputs.lookup import Lookup
-from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
-from adaptive_jax.interop.awd_lstm_config import config_of
+from adaptive_jax.interop.awd_lstm import config_of, parameters_of, settings_of
 from adaptive_jax.model.language_model import build, init_params, parameter_shapes
 from adaptive_jax.numerics import dropout, layers
 from adaptive_jax.numerics.batch import Batch

@@ -23,13 +23,15 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report.runs import read_run
 from adaptive_jax.evaluation.runs import Run
+from adaptive_jax.files import write_checksums
 from adaptive_jax.interop.export import Shape, export
 from adaptive_jax.model.composition import make_compose
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.training.finetuning import check_fits
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.exported import FILE, write_tensors
+from adaptive_jax.workdir.parameters import write_tensors
+from adaptive_jax.workdir.settings import EXPORTED as FILE
 from adaptive_jax.workdir.settings import read_words, write_json
 from tests.pages import PAGES, python_blocks
 
@@ -291,7 +293,7 @@ def test_examples_score_lines(exported, quick_command, tmp_path):
 
 def test_examples_stand_alone():
     """Without this package; only the one that runs StableHLO has JAX."""
-    for path in EXAMPLES.glob("*.py"):
+    for path in EXAMPLES.glob("*_scorer.py"):
         tree = ast.parse(path.read_text())
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         tops = {
@@ -357,19 +359,22 @@ def test_damaged_files(untrained):
     without checkpoints.
     """
     folder = untrained()
-    whole = (folder / FILE).read_bytes()
-    for content, seal in (
-        (whole[:-5] + b"\1" + whole[-4:], True),
-        (whole[:100], True),
-        (whole[:100], False),
-        (b"", False),
-    ):
+    whole, sums = (folder / FILE).read_bytes(), folder / "model.sha256"
+    listed, huge = sums.read_bytes(), b"\xff" * 7 + b"\x7f" + whole[8:]
+    for content in whole[:100], huge, b"", whole[:-5] + b"\1" + whole[-4:]:
         (folder / FILE).write_bytes(content)
-        if not seal:
-            (folder / "model.sha256").unlink(missing_ok=True)
         with pytest.raises(InputError, match="model.safetensors is damaged"):
             Run.open(folder)
+        if len(content) != len(whole) or content == huge:  # as if it had been written so
+            write_checksums(sums, [folder / FILE])
+            with pytest.raises(InputError, match="model.safetensors is damaged"):
+                Run.open(folder)
+            sums.write_bytes(listed)
     (folder / FILE).write_bytes(whole)
+    sums.unlink()
+    with pytest.raises(InputError, match="model.safetensors is damaged"):
+        Run.open(folder)
+    sums.write_bytes(listed)
     settings = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", settings | {"body": settings["body"] | {"layers": 2}})
     with pytest.raises(

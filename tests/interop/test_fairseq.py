@@ -7,6 +7,7 @@ the project, all of its files are tested.
 import dataclasses
 import functools
 import json
+import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +22,9 @@ from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
-from adaptive_jax.interop.checkpoint import Loaded, read
-from adaptive_jax.interop.fairseq import parameters_of
-from adaptive_jax.interop.fairseq_config import config_of
+from adaptive_jax.interop.convert import read_checkpoint
+from adaptive_jax.interop.converter import Checkpoint
+from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
@@ -89,7 +90,7 @@ def released(model):
 class Converted(NamedTuple):
     """A checkpoint of fairseq and what it is here."""
 
-    checkpoint: Loaded
+    checkpoint: Checkpoint
     config: dict
     model: LanguageModel
     variables: dict
@@ -97,7 +98,7 @@ class Converted(NamedTuple):
 
 @functools.cache
 def converted(path):
-    checkpoint, vocabulary = read(path), read_dictionary(DICT)
+    (_, checkpoint), vocabulary = read_checkpoint(path), read_dictionary(DICT)
     config = config_of(checkpoint.options, checkpoint.state, len(vocabulary))
     model = build(config, len(vocabulary))
     params = jax.tree.map(jnp.asarray, parameters_of(checkpoint.state, config))
@@ -250,6 +251,23 @@ def move_empty_character(gradients, state):
         )
 
 
+def with_training(config, case):
+    """The config with the optimizer and the schedule of a trajectory."""
+    rates = case["lr_scheduler"]
+    steps = rates["warmup_updates"], rates["lr_period_updates"]
+    optimizer = {"name": "nag", "momentum": case["momentum"], "clip_norm": case["clip_norm"]}
+    schedule = {
+        "name": "cosine_cycles",
+        "warmup_from": rates["warmup_init_lr"],
+        "warmup_steps": steps[0],
+        "cycle_steps": int(steps[1]),
+        "cycles": math.ceil(math.log2((30 - steps[0]) / steps[1] + 1)),
+        "shrink": rates["lr_shrink"],
+    }
+    [optimizer["learning_rate"]], schedule["min_learning_rate"] = rates["lr"], rates["min_lr"]
+    return resolve(config | {"steps": 30, "optimizer": optimizer, "schedule": schedule})
+
+
 @pytest.mark.skipif(
     not SHARED.is_dir(), reason="the complete reference files are not beside the project"
 )
@@ -259,21 +277,9 @@ def test_training():
     """
     data = np.load(SHARED / "train_trajectory.npz")
     case = json.loads((SHARED / "train_trajectory.json").read_text())["cases"]["train"]
-    options = (
-        case["model_options"]
-        | case["lr_scheduler"]
-        | {
-            "arch": "transformer_lm_wiki103",
-            "optimizer": "nag",
-            "lr_scheduler": "cosine",
-            "max_update": 30,
-            "momentum": case["momentum"],
-            "clip_norm": case["clip_norm"],
-        }
-    )
-    config = config_of(
-        options, {"decoder.adaptive_softmax.version": np.ones(1)}, case["vocab_size"]
-    )
+    options = case["model_options"] | {"arch": "transformer_lm_wiki103"}
+    version = {"decoder.adaptive_softmax.version": np.ones(1)}
+    config = with_training(config_of(options, version, case["vocab_size"]), case)
 
     def parameters(when):
         return parameters_of(
@@ -338,6 +344,7 @@ def test_the_commands(conversion, quick_command, home):
         "checkpoints",
         "config.json",
         "eval",
+        "trained.json",
         "vocabulary.sha256",
         "vocabulary.txt",
     ]
@@ -437,18 +444,6 @@ def test_the_config_of_the_paper_s_model():
         "update_freq": [2],
         "distributed_world_size": 8,
         "seed": 0,
-        "optimizer": "nag",
-        "lr_scheduler": "cosine",
-        "max_lr": 1.0,
-        "lr": [1e-5],
-        "warmup_init_lr": 1e-7,
-        "t_mult": 2,
-        "warmup_updates": 16_000,
-        "lr_period_updates": 18_000.0,
-        "lr_shrink": 0.75,
-        "max_update": 286_000,
-        "momentum": 0.99,
-        "clip_norm": 0.1,
     }
     ours = resolve(wikitext103.get_config("adp_t"))
     theirs = config_of(
@@ -458,11 +453,7 @@ def test_the_config_of_the_paper_s_model():
     )
     assert theirs.keys() == ours.keys() and theirs["data"].keys() == ours["data"].keys()
     ours["body"]["heads"], ours["output"]["input_dropout"] = 8, 0.2
-    for key in ours.keys() - {
-        "data",
-        "dtype",
-        "tokens_per_device",
-    }:  # which ours leaves to the device
+    for key in "input", "body", "output", "batches", "tokens_per_update":
         assert theirs[key] == ours[key], key
 
 

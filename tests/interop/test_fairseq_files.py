@@ -17,17 +17,21 @@ import pytest
 
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.interop import tensors
-from adaptive_jax.interop.checkpoint import read
-from adaptive_jax.interop.convert import convert
-from adaptive_jax.interop.fairseq import parameters_of
-from adaptive_jax.interop.fairseq_config import config_of
+from adaptive_jax.interop import convert as convert_module
+from adaptive_jax.interop import converter
+from adaptive_jax.interop.convert import convert, read_checkpoint
+from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import build, parameter_shapes
+from tests.interop.test_awd_lstm import save
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
 LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"
 CURRENT = FIXTURES / "lm_post_norm.pt"
+
+
+def read(path):
+    return read_checkpoint(path)[1]
 
 
 @functools.cache
@@ -116,7 +120,9 @@ def test_options_and_progress(options, extra, nll, tmp_path):
 def test_content_of_another_kind(content, tmp_path):
     """A file of torch.save that is not a checkpoint of fairseq."""
     write_zip(tmp_path / "lm.pt", content)
-    assert "lm.pt has no model with its args or cfg" in refused(read, tmp_path / "lm.pt")
+    assert "lm.pt holds no model that can be converted: give the model.pt of" in refused(
+        read, tmp_path / "lm.pt"
+    )
 
 
 def test_names_of_2018():
@@ -350,9 +356,9 @@ def test_every_tensor_is_needed_and_used(monkeypatch):
     """
     checkpoint, config = legacy()
     shapes = parameter_shapes(build(config, 1000))
-    monkeypatch.setattr(tensors, "build", lambda *_: None)
+    monkeypatch.setattr(converter, "build", lambda *_: None)
     monkeypatch.setattr(
-        tensors, "parameter_shapes", lambda _: shapes
+        converter, "parameter_shapes", lambda _: shapes
     )  # tracing the model would take longest
     params = parameters_of(checkpoint.state, config)
     book = ("version", "_float_tensor")
@@ -392,7 +398,7 @@ def test_every_tensor_is_needed_and_used(monkeypatch):
         ),
         (
             lambda d: shutil.copy(FIXTURES.parent / "torch_zip.pt", d / "lm.pt"),
-            ["lm.pt", "give a checkpoint that fairseq saved"],
+            ["lm.pt", "a checkpoint that fairseq saved"],
         ),
         (lambda d: (d / "lm.pt").unlink(), ["cannot read", "lm.pt"]),
         (
@@ -425,3 +431,39 @@ def test_nothing_is_written_after_bad_input(tmp_path, spoil, says):
     line = refused(convert, tmp_path / "lm.pt", tmp_path / "dict.txt", tmp_path / "run")
     assert all(part in line for part in says), line
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_a_converter_of_ones_own(monkeypatch, tmp_path):
+    """Another kind of checkpoint needs one entry: here a state dict of two tables."""
+
+    def config_of(options, state, vocabulary_size):
+        features = state["in"].shape[1]
+        body = {"body.name": "lstm", "body.features": features, "body.widths": (features,)}
+        output = {"output.name": "softmax", "output.table.name": "own"}
+        return converter.completed(
+            {"input.name": "lookup", "data.vocabulary_size": vocabulary_size} | body | output
+        )
+
+    def parameters_of(state, config):
+        rest = {name: tensor for name, tensor in state.items() if name not in ("in", "out")}
+        tables = {"input/table": state["in"], "output/table/table_0": state["out"]}
+        return converter.assign(rest | tables, None, config)
+
+    toy = converter.Converter(
+        "a toy",
+        lambda content: converter.Checkpoint({"toy": True}, content) if "in" in content else None,
+        lambda path, state: (Vocabulary(("<eos>", "<unk>", "a"), np.array([3, 2, 1])), state),
+        config_of,
+        parameters_of,
+    )
+    monkeypatch.setattr(convert_module, "CONVERTERS", [*convert_module.CONVERTERS, toy])
+    state = {"in": np.ones((3, 4), np.float32), "out": np.zeros((3, 4), np.float32)}
+    for name, shape in {"input_0": (4, 16), "recurrent_0": (4, 16), "bias_0": (16,)}.items():
+        state[f"body/{name}"] = np.ones(shape, np.float32)
+    save(state, tmp_path / "toy.pt")
+    convert(tmp_path / "toy.pt", "", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "trained.json").read_text()) == {"toy": True}
+    [path] = (tmp_path / "run" / "checkpoints").iterdir()
+    assert path.name == "0"
+    write_zip(tmp_path / "other.pt", {})
+    assert refused(convert, tmp_path / "other.pt", "", tmp_path / "x").endswith(", or a toy")

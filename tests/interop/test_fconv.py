@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.interop import checkpoint
-from adaptive_jax.interop.config import TRAINING
-from adaptive_jax.interop.fconv import parameters_of
-from adaptive_jax.interop.fconv_config import config_of
+from adaptive_jax.interop.convert import read_checkpoint
+from adaptive_jax.interop.fconv import FCONV_LM, config_of, parameters_of
 from adaptive_jax.interop.words import fairseq_words
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics.batch import Batch
@@ -43,8 +41,8 @@ def arrays_of(name, batch):
 
 def loaded(name):
     """A checkpoint and its config."""
-    found = checkpoint.read(FIXTURES / f"{name}.pt")
-    assert found.kind == "fconv_lm"
+    converter, found = read_checkpoint(FIXTURES / f"{name}.pt")
+    assert converter is FCONV_LM
     vocabulary, state = fairseq_words(DICT, found.state)
     return found._replace(state=state), config_of(found.options, state, len(vocabulary))
 
@@ -197,37 +195,3 @@ def test_tensors_of_another_model(changes, says):
     with pytest.raises(InputError) as error:
         parameters_of(state, config)
     assert all(part in str(error.value) for part in says), error.value
-
-
-@pytest.mark.parametrize(
-    "options, optimizer, schedule",
-    [
-        (
-            {
-                "lr_scheduler": "reduce_lr_on_plateau",
-                "lr_shrink": 0.5,
-                "weight_decay": 5e-6,
-                "lr_threshold": 1e-4,
-                "lr_patience": 0,
-            },
-            {"decoupled_decay": 5e-6},
-            {"name": "plateau", "factor": 2.0, "patience": 1, "threshold": 1e-4},
-        ),
-        (
-            {"lr_scheduler": "fixed", "warmup_updates": 30, "clip_norm": 0.0},
-            {"clip_norm": None},
-            {"name": "constant", "warmup_steps": 30},
-        ),
-        (
-            {"lr_scheduler": "triangular", "lr": [3.0]},
-            {"learning_rate": TRAINING["lr"][0]},
-            {"name": "cosine_cycles"},
-        ),
-    ],
-)
-def test_the_record_of_training(options, optimizer, schedule):
-    """Schedules that are known here are kept; a checkpoint of another has the paper's settings."""
-    found, _ = loaded("plain_full")
-    config = config_of(found.options | options, found.state, WORDS)
-    assert config["optimizer"].items() >= ({"name": "nag", "momentum": 0.99} | optimizer).items()
-    assert config["schedule"].items() >= schedule.items()

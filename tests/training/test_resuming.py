@@ -11,8 +11,7 @@ import pytest
 
 from adaptive_jax.training import loop, sparse
 from adaptive_jax.training.loop import train
-from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.integrity import ITEMS, steps_in
+from adaptive_jax.workdir.checkpoints import ITEMS, Checkpoints, steps_in
 from tests.training.conftest import RUNS
 from tests.training.test_metrics import metrics, scalars
 from tests.training.test_stopping import hosts_stop_at

@@ -15,8 +15,7 @@ from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.files import kvstore, names_in, path_of, replacing
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import lock
-from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.integrity import steps_in
+from adaptive_jax.workdir.checkpoints import Checkpoints, steps_in
 from tests.object_server import serving
 from tests.training.test_metrics import metrics, scalars
 
@@ -52,13 +51,9 @@ def test_paths(store, scheme):
     with replacing(root / "one.txt") as file:
         file.write(b"1")
     (root / "deep" / "er" / "two.txt").write_text("zwei ä")
-    for opened, half in (
-        (replacing(root / "one.txt"), b"half"),
-        ((root / "one.txt").open("wb"), b"half"),
-        ((root / "one.txt").open("w"), "half"),
-    ):
+    for opened in replacing(root / "one.txt"), (root / "one.txt").open("wb"):
         with pytest.raises(KeyError), opened as file:
-            file.write(half)
+            file.write(b"half")
             raise KeyError
     with pytest.raises(ValueError, match="mode must be r or w for .*one.txt"):
         (root / "one.txt").open("a")
@@ -98,6 +93,7 @@ def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config,
     assert any(name.startswith("runs/a/checkpoints/40/params/") for name in names)
     assert "runs/a/checkpoints/20/commit_success.txt" in names and "runs/a/.training" in names
     store.stop_at = None
+    (path_of(url) / ".training").unlink()  # or the next training would wait for a sign of life
 
     done = quick_command("train.py", *flags(url, **RUN), env=store.variables)
     assert done.returncode == 0, done.stderr
@@ -130,9 +126,7 @@ def ours_at(workdir, step):
 
 
 def test_s3_with_prepared_ids(store, config):
-    """On s3://: prepared ids; a run whose newest checkpoint gets lost goes on from the one
-    before; reading changes nothing.
-    """
+    """On s3://: prepared ids; a run that goes on; reading changes nothing."""
     data = config()["data"]
     copy(load(data), "s3://words/ids")
     settings = config(
@@ -149,10 +143,8 @@ def test_s3_with_prepared_ids(store, config):
     run = path_of("s3://runs/b")
     train(settings | {"steps": 4}, run)
     assert 4 in steps_in(run / "checkpoints")
-    (run / "checkpoints" / "4" / "params" / "manifest.ocdbt").unlink()
     train(settings, run)
     assert 6 in steps_in(run / "checkpoints")
-    assert (run / "checkpoints" / "4.damaged" / "params" / "_METADATA").exists()
     result = evaluate(run, Request(checkpoint="latest"))
     assert result["step"] == 6
     before = store.names("runs")
@@ -185,7 +177,6 @@ def test_one_training_at_a_time(store, tmp_path, monkeypatch):
     """
     monkeypatch.setattr(lock, "BEAT", 0.05)
     monkeypatch.setattr(lock, "SILENT", 0.5)
-    monkeypatch.setattr(lock, "_gone", lambda content: False)  # as on another machine
     run = path_of("gs://leases/run")
     with lock.locked(run):
         with (
@@ -201,23 +192,14 @@ def test_one_training_at_a_time(store, tmp_path, monkeypatch):
     assert store.names("leases") == []
 
 
-def test_a_lease_of_a_process_that_is_gone(tmp_path):
-    """One of this machine that has ended is not waited for; two that come at once cannot both
-    have it.
-    """
-    url = f"file://{tmp_path}/run"
-    first, second, third = (
-        lock.Lease(url, f"process {2**22 + number} on {lock.platform.node()}")
-        for number in (1, 2, 3)
-    )
-    for each in second, third:
-        each.store = tensorstore.KvStore.open(f"{url}/").result()
-    none = second.store.read(".training").result().stamp.generation
+def test_two_that_take_a_lease_at_once(tmp_path):
+    """One of the two has it."""
+    first, second = (lock.Lease(f"file://{tmp_path}/run") for _ in range(2))
+    second.store = tensorstore.KvStore.open(f"file://{tmp_path}/run/").result()
+    none = second._read().stamp.generation
     assert first.take() is None
     written = (tmp_path / "run" / ".training").read_text()
     assert not second._write(none)  # it had read that there is none
     assert (tmp_path / "run" / ".training").read_text() == written
-    first.ended.set()  # dies
-    assert third.take() is None
-    third.release()
+    first.release()
     assert not (tmp_path / "run" / ".training").exists()

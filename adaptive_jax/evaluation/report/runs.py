@@ -18,8 +18,8 @@ from adaptive_jax.evaluation.report.frequency import Words, words_of
 from adaptive_jax.evaluation.runs import SavedRun
 from adaptive_jax.files import names_in
 from adaptive_jax.workdir.checkpoints import Checkpoints
-from adaptive_jax.workdir.exported import is_exported
 from adaptive_jax.workdir.parameters import checkpoint_step
+from adaptive_jax.workdir.settings import is_exported
 
 
 class RunReport(NamedTuple):

@@ -1,0 +1,143 @@
+"""What converters of checkpoints have in common: each has one `Converter`, listed in `convert`.
+
+A weight of torch is `[outputs, inputs]`; a kernel here is `[inputs, outputs]`.
+"""
+
+import ast
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from flax import traverse_util
+
+from adaptive_jax.config import keys, rows
+from adaptive_jax.errors import InputError
+from adaptive_jax.model.language_model import build, parameter_shapes
+
+
+class Checkpoint(NamedTuple):
+    """The content of a checkpoint.
+
+    Attributes:
+        options: settings of the model and its training by name.
+        state: tensors of the model by name.
+        updates: number of updates done, 0 if the checkpoint does not say.
+        nll: validation loss in nats a word, None if the checkpoint has none.
+    """
+
+    options: dict
+    state: dict[str, np.ndarray]
+    updates: int = 0
+    nll: float | None = None
+
+
+class Converter(NamedTuple):
+    """How checkpoints of one kind are converted. Each function raises InputError for bad input.
+
+    Attributes:
+        name: what the checkpoints are, as a user would say it.
+        detect: `detect(content)` gives the Checkpoint, None if the file holds something else.
+        words: `words(WORDS, state)` gives the vocabulary, and the tensors with their rows in its
+            order.
+        config: `config(options, state, vocabulary_size)` gives the complete config.
+        parameters: `parameters(state, config)` gives the parameters, float32.
+    """
+
+    name: str
+    detect: Callable
+    words: Callable
+    config: Callable
+    parameters: Callable
+
+
+class Target(NamedTuple):
+    """Where a tensor goes: the path of the parameter, the part of it, and whether the tensor
+    must be transposed.
+    """
+
+    path: str
+    part: tuple = ()
+    transposed: bool = False
+
+
+def assign(
+    tensors: Mapping[str, np.ndarray], targets: Mapping[str, Target] | None, config: dict
+) -> dict:
+    """The parameters, float32, of `build(config, ...)`; each tensor is used exactly once.
+
+    targets: of every tensor that such a model may have; those of parameters that this one lacks are
+        ignored. None: the names of the tensors are the paths of the parameters.
+
+    Raises:
+        InputError: tensors are left over, missing or of another shape, all in one line.
+    """
+    shapes = parameter_shapes(build(config, config["data"]["vocabulary_size"]))
+    shapes = {k: leaf.shape for k, leaf in traverse_util.flatten_dict(shapes, sep="/").items()}
+    if targets is None:
+        targets = {path: Target(path) for path in shapes}
+    targets = {name: target for name, target in targets.items() if target.path in shapes}
+    parameters = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
+    left, missing, other = tensors.keys() - targets.keys(), [], []
+    for name, target in targets.items():
+        part = parameters[target.path][target.part]  # a view
+        part = part.T if target.transposed else part
+        if name not in tensors:
+            missing.append(f"{name} {list(part.shape)}")
+        elif tensors[name].shape != part.shape:
+            other.append(f"{name} {list(tensors[name].shape)}, not {list(part.shape)}")
+        else:
+            part[...] = tensors[name]
+    wrong = {
+        "left over in the checkpoint": [
+            f"{name} {list(tensors[name].shape)}" for name in tensors if name in left
+        ],
+        "missing in it": missing,
+        "of another shape": other,
+        "without a source": sorted(shapes.keys() - {target.path for target in targets.values()}),
+    }
+    if any(wrong.values()):
+        raise InputError(
+            "the checkpoint's tensors do not fit the model that its options describe: "
+            + "; ".join(f"{problem}: {_listed(names)}" for problem, names in wrong.items() if names)
+        )
+    return traverse_util.unflatten_dict(parameters, sep="/")
+
+
+def completed(settings: Mapping[str, object]) -> dict:
+    """The config with these settings by dotted key, and the default of every other key.
+
+    The corpus is `text_files` without a path, because a checkpoint does not contain its training
+    text.
+    """
+    return keys.resolve(rows.config({"data.corpus": "text_files"} | settings))
+
+
+def parse_list(options: Mapping, name: str) -> tuple:
+    """The list that an option spells out: "200,500" or "[(1, 64), (2, 128)]".
+
+    Raises:
+        InputError: it spells out none.
+    """
+    value = options[name]
+    try:
+        if isinstance(value, str):
+            value = ast.literal_eval(value if value.startswith(("[", "(")) else f"[{value}]")
+        return tuple(value)
+    except (ValueError, TypeError, SyntaxError):
+        raise InputError(
+            f"the checkpoint's {name}={options[name]!r} is not a list of numbers: give another"
+            " checkpoint"
+        ) from None
+
+
+def unsupported(options: Mapping, names: list[str]) -> InputError:
+    """The error about options whose values no layer here computes."""
+    shown = ", ".join(f"{name}={options.get(name)!r}" for name in names)
+    return InputError(
+        f"cannot convert the checkpoint's {shown}: no layer of this project computes that; give"
+        " another model"
+    )
+
+
+def _listed(names, most=4):
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
