@@ -19,7 +19,7 @@ _MODULES = {
     "Differentiated": "outputs.differentiated",
     "GatedConv": "bodies.gated_conv",
     "GroC": "inputs.groc",
-    "Hierarchical": "outputs.hierarchical",
+    "Hierarchical": "outputs.softmax",
     "InputError": "errors",
     "LanguageModel": "model.language_model",
     "LoadedModel": "text.load",
@@ -62,10 +62,10 @@ if TYPE_CHECKING:  # for type checkers, which cannot follow the dict
     from adaptive_jax.outputs.computed import ComposedTable as ComposedTable
     from adaptive_jax.outputs.computed import MappedTable as MappedTable
     from adaptive_jax.outputs.differentiated import Differentiated as Differentiated
-    from adaptive_jax.outputs.hierarchical import Hierarchical as Hierarchical
     from adaptive_jax.outputs.sampled import NCE as NCE
     from adaptive_jax.outputs.sampled import Sampled as Sampled
     from adaptive_jax.outputs.softmax import AdaptiveSoftmax as AdaptiveSoftmax
+    from adaptive_jax.outputs.softmax import Hierarchical as Hierarchical
     from adaptive_jax.outputs.softmax import Loss as Loss
     from adaptive_jax.outputs.softmax import Softmax as Softmax
     from adaptive_jax.outputs.tables import OwnTable as OwnTable

@@ -102,14 +102,13 @@ def steps(out: Path, tiny: bool) -> list[Step]:
         return Variant(f"attention {peer}, {size}", ["benchmarks.layers", "attention", *how])
 
     sizes = ("2x12x2x8", "2x20x2x8") if tiny else ("64x512x16x64", "10x3072x16x64")
-    paths = "triton", "torch", "chunked", "cudnn"
+    paths = "triton", "torch", "chunked"
     return [
         Step(5, [part("check")]),
         Step(
             8,
             [
                 update("whole", f"--profile={out / 'profile'}"),
-                update("attention chunked", "--config.body.attention=chunked"),
                 update("nothing recomputed", "--config.body.remat=none"),
                 update("output alone", peer="its output alone"),
                 update("no dropout", *NO_DROPOUT),

@@ -101,7 +101,7 @@ def _check_attention(found, dtype):
         exact_cases, layers.attention_cases([2, 128, 4, 64], dtype), strict=True
     ):
         with jax.default_matmul_precision("highest"):
-            exact = layers.both(exact_case.peers["plain"], exact_case.arguments, pull)
+            exact = layers.both(exact_case.peers["chunked"], exact_case.arguments, pull)
         for path, peer in case.peers.items():
             name = f"attention {path}, {dtype}, {case.about}"
             run = jax.jit(functools.partial(layers.both, peer))

@@ -11,11 +11,11 @@ Sizes begin with rows x tokens of a row. Then follow for
 - `attention`: heads x features of a head. Peers are the paths of adaptive_jax.bodies.attention,
   with dropout 0.1 on the weights and without. GFLOP/s count what causal attention needs: for every
   pair of tokens two products forward and four backward.
-- `lstm`: the width of the input, then of each layer. Peers are the paths of
-  adaptive_jax.bodies.recurrence and `loop`, the same with its loop differentiated by JAX, which
-  adds to the gradient of the recurrent matrix at every step.
+- `lstm`: the width of the input, then of each layer. Peers are `scan` and, on
+  NVIDIA GPUs, `cudnn` of adaptive_jax.bodies.lstm, and `loop`, the same with its loop
+  differentiated by JAX, which adds to the gradient of the recurrent matrix at every step.
 - `convolution`: kernel x inputs x outputs; a gated layer has twice as many outputs as units. Peers
-  are `product`, one product of the last k inputs side by side, as adaptive_jax.bodies.convolution
+  are `product`, one product of the last k inputs side by side, as adaptive_jax.bodies.gated_conv
   has it; `sum`, a product for each of the k shifts; `xla`, jax.lax.conv_general_dilated.
 
 `torch`, where it is installed, uses the same device; its outputs are compared with the first
@@ -37,8 +37,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax.bodies import attention, recurrence
-from adaptive_jax.bodies.convolution import Convolution
+from adaptive_jax.bodies import attention, lstm
+from adaptive_jax.bodies.gated_conv import Convolution
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.numerics.dropout import row_seeds
@@ -88,7 +88,9 @@ def attention_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
             attended = scaled_dot_product_attention(*tensors, dropout_p=dropout, is_causal=True)
             return attended.transpose(1, 2)
 
-        peers = {path: functools.partial(attend, path=path) for path in attention.PATHS[1:]}
+        here = functools.partial(attention.supports, pairs=pairs)
+        paths = [path for path in attention.PATHS if here(path, shape[1:], arrays[0].dtype)]
+        peers = {path: functools.partial(attend, path=path) for path in paths}
         flops = 6.0 * rows * heads * width * time * (time + 1)
         yield Case(f"dropout {dropout}", peers, arrays, in_torch, flops, random=dropout > 0)
 
@@ -100,13 +102,13 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
     for inputs, width in itertools.pairwise(widths):
         shapes = (inputs, 4 * width), (width, 4 * width), (4 * width,)
         bound = width**-0.5
-        layers.append(recurrence.Weights(*(random.uniform(-bound, bound, s) for s in shapes)))
+        layers.append(lstm.Weights(*(random.uniform(-bound, bound, s) for s in shapes)))
     x = random.standard_normal((rows, time, widths[0]))
     arguments = jax.tree.map(lambda a: jnp.asarray(a, dtype), (layers, x))
 
     def stack(layers, x, layer):
         for weights in layers:
-            state = recurrence.zero_state(len(x), len(weights.recurrent), x.dtype)
+            state = lstm.zero_state(len(x), len(weights.recurrent), x.dtype)
             x, _ = layer(x, weights, state)
         return x
 
@@ -121,12 +123,10 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
             x, *_ = torch.lstm(x, (zeros, zeros), parameters, *options)
         return x
 
-    paths = recurrence.PATHS[1:]
-    ways = {path: functools.partial(recurrence.lstm, path=path) for path in paths}
-    peers = {
-        name: functools.partial(stack, layer=layer)
-        for name, layer in (ways | {"loop": _looped}).items()
-    }
+    ways = {"scan": lstm.scan, "loop": _looped}
+    if jax.default_backend() == "gpu" and dtype == "float32":
+        ways["cudnn"] = lstm.cudnn
+    peers = {name: functools.partial(stack, layer=layer) for name, layer in ways.items()}
     matrices = sum(weights.input.size + weights.recurrent.size for weights in layers)
     yield Case("", peers, arguments, in_torch, 6.0 * matrices * rows * time)
 
@@ -137,7 +137,7 @@ def _looped(x, weights, state):
     def step(state, pushed):
         i, f, g, o = jnp.split(pushed + state.hidden @ weights.recurrent, 4, axis=1)
         cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-        state = recurrence.State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
+        state = lstm.State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
         return state, state.hidden
 
     pushed = jnp.swapaxes(x, 0, 1) @ weights.input + weights.bias[None, None]
@@ -243,11 +243,7 @@ def measure(case: Case, names: list[str], repeats: int) -> list[dict]:
     for name, peer in case.peers.items():
         if names and name not in names:
             continue
-        try:
-            program = jax.jit(functools.partial(both, peer)).lower(case.arguments, pull).compile()
-        except InputError as error:  # not on this device
-            print(f"{name} is left out: {error}")
-            continue
+        program = jax.jit(functools.partial(both, peer)).lower(case.arguments, pull).compile()
         runs[name] = lambda program=program: jax.block_until_ready(program(case.arguments, pull))
         memory[name] = program.memory_analysis().temp_size_in_bytes
     if (not names or "torch" in names) and (device := torch_device()):

@@ -3,8 +3,8 @@
 import jax
 
 from adaptive_jax.outputs.differentiated import Differentiated
-from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
+from adaptive_jax.outputs.softmax import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
 from adaptive_jax.planning.cutoffs import Workload, equal_products
 

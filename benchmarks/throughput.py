@@ -20,7 +20,6 @@
 The peers take turns, so that a busy machine slows all of them alike; times are medians.
 """
 
-import contextlib
 import gzip
 import json
 import os
@@ -37,7 +36,6 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from adaptive_jax.bodies.attention import PATHS
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.config.keys import resolve
@@ -184,17 +182,10 @@ def torch_peers(config: dict, rows: int, names=()) -> dict:
 
 def our_parts(config: dict, rows: int) -> dict:
     """Functions by name that show what the parts of an update cost: the output alone, no
-    dropout, each path of attention.
+    dropout.
     """
     parts = {OUTPUT: our_output(config, rows)}
     parts["without dropout"] = our_update(config | {"body": config["body"] | NO_DROPOUT}, rows)[0]
-    for path in PATHS[1:]:
-        with contextlib.suppress(
-            InputError, jax.errors.JaxRuntimeError
-        ):  # not on this device, or it has too little memory
-            parts[f"attention {path}"] = our_update(
-                config | {"body": config["body"] | {"attention": path}}, rows
-            )[0]
     return parts
 
 
@@ -345,7 +336,7 @@ if __name__ == "__main__":
     flags.DEFINE_bool(
         "parts",
         False,
-        "Also time the model without dropout, by every path of attention, and its output alone.",
+        "Also time the model without dropout, and its output alone.",
     )
     flags.DEFINE_string(
         "profile",

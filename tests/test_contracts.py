@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax.errors import InvalidRngError
 
 from adaptive_jax.data.vocabulary.lexicon import lexicon
@@ -25,6 +26,7 @@ from adaptive_jax.model.language_model import (
     variable_shapes,
 )
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.outputs.softmax import Loss
 from adaptive_jax.parallel import sharding
 from tests.toys import NoBody, random_params
 
@@ -175,7 +177,7 @@ def takes(output, fields, cut):
     """Whether an output takes a table of several bands, or one of a single band."""
     if output == "hierarchical":
         return not (cut and "classes" in fields)
-    return output in ("adaptive", "differentiated") or not cut
+    return OUTPUTS[output].many_bands or not cut
 
 
 def whole_models():
@@ -305,6 +307,37 @@ def reach(model, variables, vectors, *rest):
     )
     assert jnp.isfinite(gradient).all()
     return np.asarray(jnp.abs(gradient[:, 0]).sum(axis=-1) > 0)
+
+
+class Plain(nn.Module):
+    """An output as small as can be: a softmax whose logits all exist."""
+
+    table: nn.Module
+
+    def bands(self, *, train=False):
+        """The one band of its table."""
+        return self.table.bands(train=train)
+
+    def log_probs(self, hidden):
+        """Of all words, `[..., vocabulary]`."""
+        return jax.nn.log_softmax(hidden @ self.bands()[0].table.T)
+
+    def loss(self, hidden, targets, weights=None, row_ids=None, *, train=False):
+        """See `Softmax.loss`."""
+        nll = -jnp.take_along_axis(self.log_probs(hidden), targets[..., None], axis=-1)[..., 0]
+        return Loss(jnp.sum(weights * nll), nll)
+
+
+def test_layers_of_other_modules_train():
+    """A body and an output that no list of the project names: an update moves every parameter."""
+    names = ("tests.toys:Recurrent", {}), (f"{__name__}:Plain", {})
+    model = build(config(("adaptive", {}), *names, ("tied", {})), VOCABULARY)
+    params, batch = random_params(parameter_shapes(model)), random_batch()
+    parts = jax.tree.map(lambda a: a[None], batch)
+    gradients = jax.jit(make_gradients(model, sharding.device_mesh(), 0))
+    gradient, *_ = gradients(params, {}, jnp.zeros((), jnp.int32), parts, ())
+    moved = jax.tree.map(lambda a: bool(jnp.abs(a).max() > 0), gradient)
+    assert all(jax.tree.leaves(moved)), moved
 
 
 def test_every_layer_is_under_contract():

@@ -208,7 +208,6 @@ PLACES = rows(
     ("--config.data.path=foo://x", "foo://x", "give a URL"),
     ("--config.data.path=file:///nowhere", "file:///nowhere", "write it"),
     ("--config.data.corpus=europarl --config.data.path=", "europarl", "--config.data.path=DIR"),
-    ("--config.body.attention=cudnn", "cudnn", "choose"),
     ("--config.metrics.wandb=true", "config.metrics.wandb", "pip install wandb"),
 )
 

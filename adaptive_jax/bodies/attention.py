@@ -7,26 +7,26 @@ For one row of three tokens in segments 7 7 8, the weights of a head are
     query 1   a b .      token 0 and itself, a + b = 1
     query 2   . . 1      itself: the other tokens belong to another segment
 
-`plain` computes the weights of all pairs at once, `chunked` in chunks of queries (see chunked.py),
-`triton` in kernels for NVIDIA GPUs (see flash.py), `cudnn` in NVIDIA's kernel, `splash` in JAX's
-kernel for TPUs (see splash.py). A dropout mask depends only on the row's seeds and on positions, so
-all paths drop the same weights.
+`chunked` runs everywhere: it computes a chunk of queries at a time and skips the keys after it, so
+only one chunk of weights exists. Its backward pass recomputes weights and dropout masks. `triton`
+is two kernels for NVIDIA GPUs (see flash.py), `splash` JAX's kernel for TPUs, which drops no
+weights. A dropout mask depends only on the row's seeds and on positions, so all paths drop the same
+weights.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.bodies.chunked import causal_mask, chunked, scaled
-from adaptive_jax.bodies.dense import added
+from adaptive_jax.bodies.blocks import added, keep
 from adaptive_jax.bodies.positions import biases
-from adaptive_jax.bodies.remat import keep
-from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.numerics.dropout import keep_mask, masked, positions, tied
-from adaptive_jax.numerics.platforms import capability, platform, present, roomy
+from adaptive_jax.errors import InputError
+from adaptive_jax.numerics.dropout import keep_mask, tied
+from adaptive_jax.numerics.platforms import capability, platform
 
-PATHS = ("auto", "plain", "chunked", "triton", "cudnn", "splash")
+PATHS = ("triton", "splash", "chunked")
 
 
 class Pairs(NamedTuple):
@@ -51,7 +51,7 @@ class Pairs(NamedTuple):
 ALONE = Pairs()  # queries and keys decide alone
 
 
-def attention(queries, keys, values, pairs: Pairs = ALONE, *, path="auto"):
+def attention(queries, keys, values, pairs: Pairs = ALONE, *, path: str | None = None):
     """Scaled dot-product attention of each token to itself and the tokens before it (Vaswani et al.
     2017, section 3.2.1).
 
@@ -59,40 +59,24 @@ def attention(queries, keys, values, pairs: Pairs = ALONE, *, path="auto"):
         queries, keys, values: `[rows, time, heads, width]` of one dtype, which is also the dtype of
             the products. Scores are scaled by width^-0.5; scores and softmax are float32.
         pairs: what else decides the weights: segments, distance, dropout.
-        path: one of `PATHS`. "auto" takes the fastest path that supports the arguments: as measured
-            on CPUs, as counted on GPUs.
+        path: one of `PATHS`, for a benchmark; None: the first one that `supports` the arguments.
 
     Returns:
         `[rows, time, heads, width]` in the dtype of the queries.
 
     Raises:
-        InputError: the path is unknown or does not support the arguments, or a row has more than
-            2^32 weights to drop.
+        InputError: a row has more than 2^32 weights to drop.
     """
-    path = _choose(path, queries.shape[1:], queries.dtype, pairs)
-    pairs = pairs if pairs.dropout else pairs._replace(seeds=None)
+    path = path or _choose(queries.shape[1:], queries.dtype, pairs)
     if path == "triton":
         return _flash(jnp.stack([queries, keys, values], axis=2), pairs)
-    if path == "cudnn":
-        return jax.nn.dot_product_attention(
-            queries, keys, values, is_causal=True, implementation="cudnn"
-        )
     if path == "splash":
-        from adaptive_jax.bodies.splash import splash  # imports what only TPUs need
-
         return splash(queries, keys, values, pairs.segment_ids)
-    if path == "chunked":
-        return chunked(
-            pairs.dropout, pairs.slopes, queries, keys, values, pairs.segment_ids, pairs.seeds
-        )
-    zero, time = tied(jnp.int32(0), queries), queries.shape[1]
-    mask = causal_mask(zero, time, time)[None, None]
-    if pairs.segment_ids is not None:
-        mask &= ((pairs.segment_ids + zero)[:, :, None] == pairs.segment_ids[:, None])[:, None]
-    return _plain((queries, keys, values), mask, zero, pairs)
+    seeds = pairs.seeds if pairs.dropout else None
+    return chunked(pairs.dropout, pairs.slopes, queries, keys, values, pairs.segment_ids, seeds)
 
 
-def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path="auto"):
+def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path: str | None = None):
     """`attention` of queries, keys and values side by side, `[rows, time, 3 * heads * width]`,
     after a bias is added to them.
 
@@ -100,11 +84,10 @@ def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path="auto
     computes theirs.
     """
     rows, time, width = *joint.shape[:2], joint.shape[2] // (3 * heads)
-    path = _choose(path, (time, heads, width), joint.dtype, pairs)
+    path = path or _choose((time, heads, width), joint.dtype, pairs)
     if path == "triton":
-        return _flash(
-            joint.reshape(rows, time, 3, heads, width), pairs, bias.reshape(3, heads, width)
-        )
+        joint = joint.reshape(rows, time, 3, heads, width)
+        return _flash(joint, pairs, bias.reshape(3, heads, width))
     joint = keep(added(joint, bias))
     parts = (part.reshape(rows, time, heads, width) for part in jnp.split(joint, 3, axis=-1))
     return attention(*parts, pairs, path=path)
@@ -124,8 +107,13 @@ def cached_attention(queries, keys, values, seen, slopes: tuple[float, ...] = ()
     Returns:
         `[rows, time, heads, width]` in the dtype of the queries.
     """
-    mask = causal_mask(seen, queries.shape[1], keys.shape[1])[None, None]
-    return _plain((queries, keys, values), mask, seen, Pairs(slopes=slopes))
+    in_float32 = {"preferred_element_type": jnp.float32}
+    scores = jnp.einsum("bqhw,bkhw->bhqk", scaled(queries), keys, **in_float32)
+    if slopes:
+        scores += biases(jnp.asarray(slopes), seen, *scores.shape[2:])[None]
+    mask = causal_mask(seen, queries.shape[1], keys.shape[1])
+    weights = jax.nn.softmax(jnp.where(mask[None, None], scores, -jnp.inf))
+    return jnp.einsum("bhqk,bkhw->bqhw", weights.astype(queries.dtype), values)
 
 
 def _flash(joint, pairs, bias=None):
@@ -135,104 +123,287 @@ def _flash(joint, pairs, bias=None):
     return flash(joint, pairs, bias)
 
 
-def _choose(path, shape, dtype, pairs):
-    """The path to take for rows of `shape`, (time, heads, width)."""
-    time, heads, width = shape
-    check_known(f"body.attention={path!r}", path, PATHS)
+def splash(queries, keys, values, segment_ids=None):
+    """`attention` by the kernel for TPUs that comes with JAX; time is a multiple of 128."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as tpu
+
+    time, heads = queries.shape[1:3]
+    size = next(size for size in (512, 256, 128) if time % size == 0)
+    backward = "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq"
+    attend = tpu.make_splash_mha(
+        tpu.MultiHeadMask([tpu.CausalMask((time, time))] * heads),
+        block_sizes=tpu.BlockSizes(size, size, size, **dict.fromkeys(backward, size)),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=platform() == "cpu",
+    )
+
+    def attend_row(queries, keys, values, ids):
+        return attend(queries, keys, values, None if ids is None else tpu.SegmentIds(ids, ids))
+
+    by_heads = (array.swapaxes(1, 2) for array in (scaled(queries), keys, values))
+    return jax.vmap(attend_row)(*by_heads, segment_ids).swapaxes(1, 2)
+
+
+def _choose(shape, dtype, pairs):
+    time, heads, _ = shape
     if pairs.dropout and heads * time**2 > 2**32:
         raise InputError(
             f"attention dropout supports 2^32 weights a row, not those of {heads} heads over {time}"
             " tokens: choose a smaller batches.sequence_length or body.attention_dropout=0"
         )
-    refusals = {
-        "triton": _triton_refusal(time, width, dtype),
-        "cudnn": _cudnn_refusal(width, dtype, pairs),
-        "splash": _splash_refusal(time, dtype, pairs),
-    }
-    if refusal := refusals.get(path):
-        raise InputError(f"body.attention={path!r} {refusal}: choose body.attention='chunked'")
-    if path != "auto":
-        return path
-    # Triton computes float32 products without matrix units, and takes a minute to compile them.
-    # Nobody has measured cuDNN and splash here: for those who ask. Up to 64 tokens are one chunk,
-    # which has no keys to skip.
-    if not refusals["triton"] and dtype != jnp.float32:
-        return "triton"
-    return "plain" if time <= 64 else "chunked"
+    return next(path for path in PATHS if supports(path, shape, dtype, pairs))
 
 
-def _triton_refusal(time, width, dtype):
-    """Why our kernels cannot compute this, as the end of a sentence; empty if they can."""
-    if platform() != "gpu":
-        return f"needs a GPU, and this is a {platform()}"
-    if capability() < (8, 0):
-        return "needs an NVIDIA GPU of compute capability 8.0 or more"
-    if time % 64:
-        return f"takes rows of 64, 128, 192 ... tokens, not {time}"
-    # Float32 blocks of wider heads exceed the shared memory of an A100, or of a GPU for desktops.
-    if width not in (16, 32, 64, 128)[: 4 if dtype != jnp.float32 else 3 if roomy() else 2]:
-        return (
-            "takes heads of 16, 32, 64 or 128 features, or in float32 of up to"
-            f" {64 if roomy() else 32}, not {width}"
-        )
-    if dtype not in (jnp.float16, jnp.bfloat16, jnp.float32):
-        return f"computes in float16, bfloat16 and float32, not {dtype}"
-    return ""
-
-
-def _cudnn_refusal(width, dtype, pairs):
-    """Likewise for cuDNN."""
-    if platform() != "gpu":
-        return f"needs a GPU, and this is a {platform()}"
-    if not present():
-        return "needs its own library and GPU to be compiled"
-    if pairs.dropout:
-        return (  # its seed is a constant of the program: every step would drop the same
-            f"does not support dropout={pairs.dropout}"
-        )
-    if pairs.segment_ids is not None:
-        return "does not support segments"
-    if pairs.slopes:
-        return (  # it would read a bias for every pair, which the kernels here compute
-            "does not support body.positions='alibi'"
-        )
-    if dtype not in (jnp.float16, jnp.bfloat16):
-        return f"computes in float16 and bfloat16, not {dtype}"
-    if width % 8 or width > 128:
-        return f"takes heads of 8, 16, ... 128 features, not {width}"
-    return ""
-
-
-def _splash_refusal(time, dtype, pairs):
-    """Likewise for JAX's kernel for TPUs."""
-    if platform() != "tpu":
-        return f"needs a TPU, and this is a {platform()}"
-    if pairs.dropout:
-        return f"does not support dropout={pairs.dropout}"
-    if pairs.slopes:
-        return "does not support body.positions='alibi'"
-    if time % 128:
-        return f"takes rows of 128, 256, 384 ... tokens, not {time}"
-    if dtype != jnp.bfloat16:  # it would round float32 factors of products to bfloat16
-        return f"computes in bfloat16, not {dtype}"
-    return ""
-
-
-def _plain(arrays, mask, first, pairs):
-    """Attention that computes the scores of all pairs at once; `mask` broadcasts to `[rows, heads,
-    queries, keys]`.
-
-    first: position of the first query. Segments are in the mask.
+def supports(path: str, shape: tuple[int, int, int], dtype, pairs: Pairs = ALONE) -> bool:
+    """Whether a path computes rows of `shape`, (time, heads, width), on the device that the code
+    is traced for.
     """
-    queries, keys, values = arrays
-    scores = jnp.einsum(
-        "bqhw,bkhw->bhqk", scaled(queries), keys, preferred_element_type=jnp.float32
+    time, _, width = shape
+    if path == "triton":
+        # In float32 it would have no matrix units, and take a minute to compile.
+        fits = time % 64 == 0 and width in (16, 32, 64, 128)
+        return fits and dtype in (jnp.float16, jnp.bfloat16) and capability() >= (8, 0)
+    if path == "splash":
+        # It would round float32 factors of products to bfloat16.
+        plain = not pairs.dropout and not pairs.slopes
+        return platform() == "tpu" and plain and time % 128 == 0 and dtype == jnp.bfloat16
+    return True
+
+
+def causal_mask(first, time: int, length: int) -> jax.Array:
+    """Which of `length` keys each of `time` queries may see, the first query at position
+    `first`: bool `[time, length]`.
+    """
+    return jnp.arange(length)[None] <= (first + jnp.arange(time))[:, None]
+
+
+def scaled(queries: jax.Array) -> jax.Array:
+    """Queries times width^-0.5, so that their products with keys are scores."""
+    return queries * queries.shape[-1] ** -0.5
+
+
+class _Heads(NamedTuple):
+    """The heads of all rows along one axis, `heads` = rows * heads of a row; the last four are
+    None where not needed.
+    """
+
+    queries: jax.Array  # [heads, time, width], scaled; keys and values have the same shape
+    keys: jax.Array
+    values: jax.Array
+    segment_ids: jax.Array | None  # [heads, time]
+    seeds: jax.Array | None  # [heads, 2], the row's seeds
+    head_ids: jax.Array | None  # [heads], the head's number in its row
+    slopes: jax.Array | None  # [heads]
+
+
+def _fold(x):
+    """`[rows, time, heads, width]` to `[rows * heads, time, width]`."""
+    return jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _unfold(x, heads):
+    """The inverse of `_fold`."""
+    return jnp.swapaxes(x.reshape(-1, heads, *x.shape[1:]), 1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def chunked(dropout, slopes, queries, keys, values, segment_ids, seeds):
+    """Attention in chunks of queries; arguments as those of `attention.attention` and
+    `attention.Pairs`.
+    """
+    return _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)[0]
+
+
+def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds):
+    count = queries.shape[2]
+    of_rows = (None if x is None else jnp.repeat(x, count, axis=0) for x in (segment_ids, seeds))
+    head_ids = None if seeds is None else jnp.tile(jnp.arange(count, dtype=jnp.uint32), len(seeds))
+    of_heads = jnp.tile(jnp.asarray(slopes), len(queries)) if slopes else None
+    heads = _Heads(_fold(scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids, of_heads)
+    attended, logsumexp = _in_groups(functools.partial(_forward, dropout), heads)
+    attended, logsumexp = keep(_unfold(attended, count)), keep(logsumexp)
+    return attended, (heads, attended, logsumexp)
+
+
+def _chunked_backward(dropout, _, residuals, gradient):
+    heads, attended, logsumexp = residuals
+    # The part that the gradients of all weights of a query share: D in Dao et al. 2022, appendix
+    # B.2.
+    shared = jnp.einsum(
+        "bqhw,bqhw->bhq", attended, gradient, preferred_element_type=jnp.float32
+    ).reshape(logsumexp.shape)
+    gradients = _in_groups(
+        functools.partial(_backward, dropout), heads, logsumexp, shared, _fold(gradient)
     )
-    if pairs.slopes:
-        scores += biases(jnp.asarray(pairs.slopes), first, *scores.shape[2:])[None]
-    weights = jax.nn.softmax(masked(scores, mask, tied(jnp.float32(-jnp.inf), queries)))
-    if pairs.dropout:
-        start, zero = (tied(x, pairs.seeds) for x in (jnp.uint32(0), jnp.zeros((), weights.dtype)))
-        stays = keep_mask(pairs.seeds, positions(weights.shape[1:], start), pairs.dropout)
-        weights = masked(weights / (1 - pairs.dropout), stays, zero)
-    return jnp.einsum("bhqk,bkhw->bqhw", weights.astype(queries.dtype), values)
+    queries, keys, values = (_unfold(each, gradient.shape[2]) for each in gradients)
+    return scaled(queries), keys, values, None, None
+
+
+chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def _forward(dropout, heads):
+    """Attended values `[heads, time, width]` and logsumexp of the scores `[heads, time]`."""
+    time = heads.queries.shape[1]
+
+    def attend(end, first, queries, segment_ids):
+        scores = _scores(heads, queries, segment_ids, first, end)
+        largest = scores.max(axis=-1, keepdims=True)
+        weights = jnp.exp(scores - largest)
+        total = weights.sum(axis=-1, keepdims=True)
+        logsumexp = (largest + jnp.log(total))[..., 0]
+        weights = _drop(weights, dropout, heads, first)
+        attended = _product("nqk,nkw->nqw", weights, heads.values[:, :end]) / total
+        return (attended.astype(heads.values.dtype), logsumexp), ()
+
+    chunked = heads.queries, heads.segment_ids
+    stages = [
+        _run_stage(functools.partial(attend, stage[1]), stage, chunked)[0]
+        for stage in _stages(time)
+    ]
+    return tuple(jnp.concatenate(each, axis=1) for each in zip(*stages, strict=True))
+
+
+def _backward(dropout, heads, logsumexp, shared, gradient):
+    """Gradients of (scaled) queries, keys and values, each `[heads, time, width]`, in a second
+    pass over the chunks.
+    """
+    time, dtype = heads.queries.shape[1], heads.keys.dtype
+
+    def attend(end, first, queries, segment_ids, logsumexp, shared, gradient):
+        weights = jnp.exp(_scores(heads, queries, segment_ids, first, end) - logsumexp[..., None])
+        of_weights = _product("nqw,nkw->nqk", gradient, heads.values[:, :end])
+        of_weights, dropped = (_drop(x, dropout, heads, first) for x in (of_weights, weights))
+        of_scores = weights * (of_weights - shared[..., None])
+        transposed = jnp.swapaxes(queries, 1, 2), jnp.swapaxes(gradient, 1, 2)
+        if platform() == "cpu":
+            # It sums over queries faster along the last axis; without the barrier the compiler
+            # would undo the transposition.
+            transposed = jax.lax.optimization_barrier(transposed)
+        sums = tuple(
+            _product("nwq,nqk->nwk", *pair)
+            for pair in zip(transposed, (of_scores, dropped), strict=True)
+        )
+        return _product("nqk,nkw->nqw", of_scores, heads.keys[:, :end]).astype(dtype), sums
+
+    of_queries, of_keys, of_values = [], 0, 0
+    chunked = heads.queries, heads.segment_ids, logsumexp, shared, gradient
+    for stage in _stages(time):
+        of_chunk, sums = _run_stage(functools.partial(attend, stage[1]), stage, chunked)
+        of_queries.append(of_chunk)
+        padded = [jnp.pad(x, ((0, 0), (0, 0), (0, time - stage[1]))) for x in sums]
+        of_keys, of_values = of_keys + padded[0], of_values + padded[1]
+    return jnp.concatenate(of_queries, axis=1), *(
+        jnp.swapaxes(x, 1, 2).astype(dtype) for x in (of_keys, of_values)
+    )
+
+
+def _stages(time):
+    """Stages `(first, end, size)`: queries from `first` to `end` in equal chunks of `size`, with
+    the keys before `end`.
+
+    On a CPU 130 tokens give (0, 64, 64), (64, 128, 64), (128, 130, 2), and 3072 give eight: (0,
+    384, 128), (384, 768, 128) …
+    """
+    # Small chunks skip more keys, large ones make fewer and larger products: measured on a CPU.
+    size = 64 if time <= 512 and platform() == "cpu" else 128
+    last = time - time % size
+    # Eight stages skip 7/8 of all that can be skipped, and the program does not grow with time.
+    step = size * -(-time // (8 * size))
+    stages = [(first, min(first + step, last), size) for first in range(0, last, step)]
+    return stages if last == time else [*stages, (last, time, time - last)]
+
+
+def _run_stage(function, stage, arrays):
+    """Calls `function(first, *chunk)` for every chunk `[heads, size, ...]` of a stage of `arrays`,
+    `[heads, time, ...]`.
+
+    `function` returns results by query, which are joined to `[heads, end - first, ...]`, and arrays
+    that are summed over chunks.
+    """
+    first, end, size = stage
+    if end - first == size:
+        return function(first, *jax.tree.map(lambda x: x[:, first:end], arrays))
+    chunks = jax.tree.map(
+        lambda x: jnp.moveaxis(x[:, first:end].reshape(len(x), -1, size, *x.shape[2:]), 1, 0),
+        arrays,
+    )
+    chunks = jnp.arange(first, end, size), *chunks
+
+    def step(sums, chunk):
+        results, more = function(*chunk)
+        return jax.tree.map(jnp.add, sums, more), results
+
+    shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], chunks))[1]
+    sums, results = jax.lax.scan(
+        step, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), chunks
+    )
+    return (
+        jax.tree.map(
+            lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], end - first, *x.shape[3:]), results
+        ),
+        sums,
+    )
+
+
+def _scores(heads, queries, segment_ids, first, end):
+    """Scores `[heads, queries, end]` of a chunk of queries from `first` on with the keys before
+    `end`; -inf if masked.
+    """
+    zero, hidden = (tied(x, queries) for x in (jnp.int32(0), jnp.float32(-jnp.inf)))
+    mask = causal_mask(first + zero, queries.shape[1], end)[None]
+    if segment_ids is not None:
+        mask &= (segment_ids + zero)[:, :, None] == heads.segment_ids[:, None, :end]
+    scores = _product("nqw,nkw->nqk", queries, heads.keys[:, :end])
+    if heads.slopes is not None:
+        scores += biases(heads.slopes, first + zero, queries.shape[1], end)
+    return jnp.where(mask, scores, hidden)
+
+
+def _drop(weights, dropout, heads, first):
+    """Dropout of weights `[heads, queries, keys]` of the queries from `first` on."""
+    if not dropout:
+        return weights
+    time = heads.queries.shape[1]
+    zero, dropped = (tied(x, heads.seeds) for x in (jnp.int32(0), jnp.zeros((), weights.dtype)))
+    in_head = (zero + first + jnp.arange(weights.shape[1]))[:, None] * time + jnp.arange(
+        weights.shape[2]
+    )[None]
+    of_head = jax.vmap(
+        lambda seed, head: keep_mask(seed, head * time**2 + in_head.astype(jnp.uint32), dropout)
+    )
+    return jnp.where(of_head(heads.seeds, heads.head_ids), weights / (1 - dropout), dropped)
+
+
+def _product(form, left, right):
+    """Product of each head's matrices in the narrower of the two dtypes, summed in float32."""
+    dtype = min(left.dtype, right.dtype, key=lambda dtype: dtype.itemsize)
+    return jnp.einsum(
+        form, left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32
+    )
+
+
+def _in_groups(function, heads, *arrays):
+    """`function(heads, *arrays)` for all heads at once, or for groups of heads whose weights
+    fit a processor's cache.
+    """
+    count, time = heads.queries.shape[:2]
+    on_cpu = platform() == "cpu"
+    # Float32 weights of a chunk: 256 KiB on a CPU, which computes a head at a time anyway;
+    # elsewhere 256 MiB.
+    fit = max((2**16 if on_cpu else 2**26) // (_stages(time)[0][2] * time), 1)
+    group = max(size for size in range(1, count + 1) if count % size == 0 and size <= fit)
+    if group == count:
+        return function(heads, *arrays)
+    # XLA on a CPU uses more threads only where many operations are ready: with one device, run up
+    # to four groups side by side.
+    alone = on_cpu and jax.local_device_count() == 1
+    parallel = max(n for n in (1, 2, 4) if (count // group) % n == 0) if alone else 1
+    parts = jax.tree.map(lambda x: x.reshape(-1, parallel, group, *x.shape[1:]), (heads, *arrays))
+
+    def step(part):
+        groups = [function(*jax.tree.map(lambda x, i=i: x[i], part)) for i in range(parallel)]
+        return jax.tree.map(lambda *each: jnp.stack(each), *groups)
+
+    return jax.tree.map(lambda x: x.reshape(count, *x.shape[3:]), jax.lax.map(step, parts))

@@ -22,8 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from adaptive_jax.bodies.dense import added
-from adaptive_jax.bodies.remat import keep
+from adaptive_jax.bodies.blocks import added, keep
 from adaptive_jax.numerics.dropout import stays
 from adaptive_jax.numerics.platforms import platform
 

@@ -1,5 +1,18 @@
 """Gated convolutional networks: residual blocks of causal convolutions whose outputs are gated
 (Dauphin et al. 2017).
+
+Convolutions are matrix products. One of kernel width 3 reads zeros before the start of a row, so
+token t depends on tokens t-2, t-1 and t:
+
+    tokens            a  b  c  d
+    two before        0  0  a  b
+    one before        0  a  b  c
+    current           a  b  c  d
+
+The last three lines side by side, `[rows, time, 3 * width]`, times one matrix `[3 * width,
+outputs]` are the convolution. On two CPU cores this product is about as fast as XLA's convolution,
+forward and backward, and faster than a sum of three products (`python -m benchmarks.layers
+convolution`); and it can stop at the start of a segment.
 """
 
 import functools
@@ -11,12 +24,88 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.bodies.convolution import Convolution, NormedConvolution
-from adaptive_jax.bodies.transformer import positions_in_segments
+from adaptive_jax.bodies.blocks import added, ids_of
+from adaptive_jax.bodies.positions import positions_in_segments
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
-from adaptive_jax.numerics.arrays import check_dtype, floats, whole_numbers
+from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.numerics.layers import Dropout, norms, weight_norm
+from adaptive_jax.numerics.products import product
+
+
+class Convolution(nn.Module):
+    """A causal convolution with a bias, which is 0 at first.
+
+    Attributes:
+        kernel: inputs that an output depends on: the current one and `kernel - 1` before it.
+        outputs: width of the outputs.
+        variance: initial variance of the outputs where the inputs have mean square 1.
+        dtype: of the product.
+    """
+
+    kernel: int
+    outputs: int
+    variance: float
+    dtype: jnp.dtype
+
+    matrix = staticmethod(lambda v: v)
+
+    @nn.compact
+    def __call__(self, x, before=None, positions=None):
+        """`x [rows, time, width]` to `[rows, time, outputs]`.
+
+        Args:
+            before: the inputs before `x`, `[rows, kernel - 1, width]`; not needed if the kernel is
+                1.
+            positions: int `[rows, time]`: an output at position p reads zeros for what is more than
+                p inputs away. None: it reads all `kernel` inputs.
+        """
+        inputs = self.kernel * x.shape[-1]
+        initial = nn.initializers.normal(math.sqrt(self.variance / inputs))
+        v = self.param("v", initial, (self.kernel, x.shape[-1], self.outputs))
+        bias = self.param("bias", nn.initializers.zeros, (self.outputs,))
+        weights = self.weights(v.reshape(inputs, self.outputs))
+        return added(_convolve(self.matrix, x, before, positions, weights), bias)
+
+    def weights(self, v):
+        """The arguments of `matrix`, given the parameter as `[kernel * width, outputs]`."""
+        return (v,)
+
+
+class NormedConvolution(Convolution):
+    """A convolution whose weights have the norm g for each output, and v for their direction; g
+    starts as the norm of v.
+    """
+
+    matrix = staticmethod(weight_norm)
+
+    def weights(self, v):
+        """See `Convolution`."""
+        return v, self.param("g", lambda _: norms(v, axis=0))
+
+
+@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)
+def _convolve(matrix, x, before, positions, weights):
+    """The product of a convolution. The backward pass computes windows and matrix again:
+    windows have `kernel` times the inputs.
+    """
+    matrix = matrix(*weights).astype(x.dtype)
+    kernel = len(matrix) // x.shape[-1]
+    return product(x if kernel == 1 else _windows(x, before, positions, kernel), matrix)
+
+
+def _windows(x, before, positions, kernel):
+    """The inputs that each output reads, side by side and oldest first: `[rows, time, kernel *
+    width]`.
+    """
+    time, x = x.shape[1], jnp.concatenate([before, x], axis=1)
+    shifted = [x[:, start : start + time] for start in range(kernel)]
+    if positions is not None:
+        shifted = [
+            jnp.where((positions >= kernel - 1 - start)[..., None], inputs, 0)
+            for start, inputs in enumerate(shifted)
+        ]
+    return jnp.concatenate(shifted, axis=-1)
 
 
 class Activation(NamedTuple):
@@ -121,16 +210,14 @@ class Block(nn.Module):
         """`x [rows, time, width]` and the memory `[rows, kernel - 1, ...]` of each layer to
         both after this block.
         """
-        y, after, variance = (
-            x,
-            [],
-            (self.activation.variance or self.form.variance) * (1 - self.dropout),
-        )
+        variance = (self.activation.variance or self.form.variance) * (1 - self.dropout)
+        y, after = x, []
         for i, ((kernel, units), before) in enumerate(zip(self.stage.layers, memory, strict=True)):
             y = Dropout(self.dropout)(y, row_ids, train=self.train)
-            after.append(
-                None if before is None else jnp.concatenate([before, y], axis=1)[:, y.shape[1] :]
-            )
+            last = None
+            if before is not None:
+                last = jnp.concatenate([before, y], axis=1)[:, y.shape[1] :]
+            after.append(last)
             layer = self.convolution(
                 kernel, self.activation.maps * units, variance, name=f"layer_{i}"
             )
@@ -238,14 +325,8 @@ class GatedConv(nn.Module):
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, time = vectors.shape[:2]
-        row_ids = (
-            jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
-        )
-        positions = None
-        if batch is not None and batch.segment_ids is not None:
-            positions = positions_in_segments(
-                whole_numbers("segment_ids", batch.segment_ids, rows, time)
-            )
+        row_ids, segment_ids = ids_of(batch, rows, time)
+        positions = None if segment_ids is None else positions_in_segments(segment_ids)
         memory = self.initial_carry(rows)
         if carry:
             _check_carry(carry, memory, rows, positions)
@@ -258,21 +339,14 @@ class GatedConv(nn.Module):
             x = Dropout(self.dropout)(x, row_ids, train=train)
             x = convolution(1, self.blocks[0][2], 1 - self.dropout, name="entry")(x)
         for i, stage in enumerate(self.stages):
-            settings = {
-                "stage": stage,
-                "convolution": convolution,
-                "activation": ACTIVATIONS[self.activation],
-            }
-            settings |= {"form": form, "dropout": self.dropout, "train": train}
-            block = (Block if stage.count == 1 else _repeated(stage.count))(
-                **settings, name=f"blocks_{i}"
-            )
+            kind, name = Block if stage.count == 1 else _repeated(stage.count), f"blocks_{i}"
+            activation = ACTIVATIONS[self.activation]
+            block = kind(stage, convolution, activation, form, self.dropout, train, name=name)
             x, state = block(x, memory[i], positions, row_ids)
             after.append(state)
         if self.output_width:
-            x = Dropout(self.dropout)(
-                convolution(1, self.output_width, 1.0, name="output")(x), row_ids, train=train
-            )
+            x = convolution(1, self.output_width, 1.0, name="output")(x)
+            x = Dropout(self.dropout)(x, row_ids, train=train)
         return x, tuple(after) if carry else ()
 
     def initial_carry(self, rows: int) -> tuple:

@@ -1,23 +1,104 @@
 """LSTMs: plain, and with the dropouts and penalties of AWD-LSTM."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.experimental import rnn
 
-from adaptive_jax.bodies.recurrence import PATHS, State, Weights, lstm, zero_state
-from adaptive_jax.errors import (
-    InputError,
-    check_at_least,
-    check_known,
-    check_not_negative,
-    check_rates,
-)
-from adaptive_jax.numerics.arrays import check_dtype, floats, whole_numbers
+from adaptive_jax.bodies.blocks import ids_of
+from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
+from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.numerics.dropout_layers import Dropout, WeightDropout
+from adaptive_jax.numerics.layers import Dropout, WeightDropout
+from adaptive_jax.numerics.platforms import platform, present
+from adaptive_jax.numerics.products import is_cpu_bfloat16, wide
+
+FEW_ROWS = 48  # rows of a step's product, up to which Eigen is the faster one
+_barrier = jax.lax.optimization_barrier
+
+
+class Weights(NamedTuple):
+    """Parameters of a layer of width H; columns are the gates i, f, g, o in turn, H each.
+
+    Attributes:
+        input: `[features, 4 H]`.
+        recurrent: `[H, 4 H]`.
+        bias: `[4 H]`.
+    """
+
+    input: jax.Array
+    recurrent: jax.Array
+    bias: jax.Array
+
+
+class State(NamedTuple):
+    """What a layer hands on from step to step.
+
+    Attributes:
+        hidden: `[rows, H]` in the layer's dtype.
+        cell: `[rows, H]`, float32.
+    """
+
+    hidden: jax.Array
+    cell: jax.Array
+
+
+def zero_state(rows: int, width: int, dtype=jnp.float32) -> State:
+    """The state before the first step."""
+    return State(jnp.zeros((rows, width), dtype), jnp.zeros((rows, width), _wide(dtype)))
+
+
+def lstm(x: jax.Array, weights: Weights, state: State, starts=None) -> tuple[jax.Array, State]:
+    """A layer of LSTM (Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000).
+
+        i, f, o = sigmoid(…), g = tanh(…) of x_t input + h_(t-1) recurrent + bias
+        c_t = f c_(t-1) + i g,  h_t = o tanh(c_t)
+
+    In float32 and without starts, NVIDIA's kernel computes it on NVIDIA GPUs, else `scan`; both
+    give the same numbers.
+
+    Args:
+        x: `[rows, time, features]`; its dtype is that of the products. Sums and cells are float32.
+        weights: float32.
+        state: from `zero_state`, or what a call before returned.
+        starts: bool `[rows, time]`, where a token begins with a state of zeros; None: nowhere.
+
+    Returns:
+        Hidden states `[rows, time, H]` in the dtype of `x`, and the state after the last step.
+    """
+    # It needs its own library and GPU to be compiled.
+    kernel = platform() == "gpu" and present() and starts is None and x.dtype == jnp.float32
+    return cudnn(x, weights, state) if kernel else scan(x, weights, state, starts)
+
+
+def scan(x, weights: Weights, state: State, starts=None) -> tuple[jax.Array, State]:
+    """`lstm` on every device: one matrix product for the inputs of all steps, then a loop over time
+    that adds the products of hidden states.
+
+    Its backward pass is written by hand: a loop finds the gradients of the gates, and each matrix
+    gets its gradient from one product over all steps, where differentiating the loop would add up
+    one product a step. Products of inputs, gates and gradients follow each other in the same
+    memory.
+    """
+    keep = None if starts is None else ~jnp.asarray(starts).T[..., None]
+    hidden, state = _scan(jnp.swapaxes(x, 0, 1), weights, state, keep)
+    return jnp.swapaxes(hidden, 0, 1), state
+
+
+def cudnn(x, weights: Weights, state: State) -> tuple[jax.Array, State]:
+    """`lstm` by NVIDIA's kernel."""
+    rows, time, features = x.shape
+    # Matrices `[4 H, …]` row after row, then two biases.
+    matrices = [weights.input.T.ravel(), weights.recurrent.T.ravel()]
+    packed = jnp.concatenate([*matrices, weights.bias, jnp.zeros_like(weights.bias)])
+    lengths = jnp.full(rows, time, jnp.int32)
+    width = weights.recurrent.shape[0]
+    before = state.hidden[None], state.cell[None]
+    hidden, *state = rnn.lstm(x, *before, packed, lengths, features, width, 1, 0.0, False)
+    return hidden, State(*(each[0] for each in state))
 
 
 class LSTM(nn.Module):
@@ -35,19 +116,16 @@ class LSTM(nn.Module):
         biases: bias vectors of a layer, 1 or 2. PyTorch has two, which are only ever added: the
             function is the same, but both get the gradient. Their sum moves twice as far, counts
             twice in the norm that is clipped, and starts with twice the variance.
-        path: how a layer is computed: auto, scan or cudnn, which give the same numbers and differ
-            in speed.
         dtype: of the matrix products and hidden states; parameters, cells and sums are float32.
 
     Raises:
-        InputError: no widths, an unknown path, or a number that is out of range.
+        InputError: no widths, or a number that is out of range.
     """
 
     features: int = 256
     widths: Sequence[int] = (512, 256)
     dropout: float = 0.1
     biases: int = 1
-    path: str = "auto"
     dtype: jnp.dtype = jnp.float32
 
     locked: ClassVar[bool] = False  # one mask for all steps
@@ -64,7 +142,6 @@ class LSTM(nn.Module):
         check_rates(self, "dropout")
         if self.biases not in (1, 2):
             raise InputError(f"biases={self.biases!r} of a layer: give 1 or 2")
-        check_known(f"body.path={self.path!r}", self.path, PATHS)
         check_dtype(self.dtype)
 
     @property
@@ -87,29 +164,24 @@ class LSTM(nn.Module):
                 rows 0, 1, 2 … of one segment each.
 
         Raises:
-            InputError: shapes that do not fit; `batch` has segments, and a carry is given; the path
-                cannot compute this.
+            InputError: shapes that do not fit; `batch` has segments, and a carry is given.
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, time = vectors.shape[:2]
-        row_ids = (
-            jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
-        )
-        starts = None
-        if batch is not None and batch.segment_ids is not None:
-            if carry:
-                raise InputError(
-                    "a carry continues every row as one segment: give no batch.segment_ids, or the"
-                    " carry ()"
-                )
-            starts = _starts(whole_numbers("segment_ids", batch.segment_ids, rows, time))
+        row_ids, segment_ids = ids_of(batch, rows, time)
+        if carry and segment_ids is not None:
+            raise InputError(
+                "a carry continues every row as one segment: give no batch.segment_ids, or the"
+                " carry ()"
+            )
+        starts = None if segment_ids is None else _starts(segment_ids)
         states = self._states(carry, rows, None if batch is None else batch.reset)
         drops = [
             Dropout(rate, self.locked, name=f"dropout_{i}") for i, rate in enumerate(self._rates())
         ]
         hidden = drops[0](vectors.astype(self.dtype), row_ids, train=train)
         for i, drop in enumerate(drops[1:]):
-            raw, states[i] = lstm(hidden, self._weights(i, train), states[i], starts, self.path)
+            raw, states[i] = lstm(hidden, self._weights(i, train), states[i], starts)
             hidden = drop(raw, row_ids, train=train)
         if train:
             self._penalise(raw, hidden, batch)
@@ -213,15 +285,11 @@ class AWDLSTM(LSTM):
 
     def _penalise(self, raw, hidden, batch):
         if self.ar:
-            self.sow(
-                "penalties",
-                "ar",
-                self.ar * jnp.mean(jnp.square(hidden.astype(jnp.float32)), axis=-1),
-            )
+            squares = jnp.square(hidden.astype(jnp.float32))
+            self.sow("penalties", "ar", self.ar * jnp.mean(squares, axis=-1))
         if self.tar:
-            self.sow(
-                "penalties", "tar", self.tar * _squared_changes(raw.astype(jnp.float32), batch)
-            )
+            changes = _squared_changes(raw.astype(jnp.float32), batch)
+            self.sow("penalties", "tar", self.tar * changes)
 
 
 def _starts(segment_ids):
@@ -247,3 +315,118 @@ def _squared_changes(hidden, batch):
     return jnp.where(
         pairs & (counted > 0), squares * (tokens / jnp.where(counted > 0, counted, 1)), 0
     )
+
+
+def _wide(dtype):
+    """The dtype of sums and cells."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+@jax.custom_vjp
+def _scan(x, weights, state, keep):
+    """`scan` with time first: `x [time, rows, features]`; `keep [time, rows, 1]`, False where a
+    state of zeros begins, or None.
+    """
+    return _forward(x, weights, state, keep)[0]
+
+
+def _dot(a, b, axis_of_a=1, axis_of_b=0):
+    """The product of two matrices over these axes, in their dtype, summed in the wide one."""
+    if is_cpu_bfloat16(a):
+        return wide(a if axis_of_a else a.T, b.T if axis_of_b else b)
+    return jax.lax.dot_general(
+        a, b, (((axis_of_a,), (axis_of_b,)), ((), ())), preferred_element_type=_wide(a.dtype)
+    )
+
+
+def _step_product(a, b):
+    """`a @ b` inside the loop over time.
+
+    XLA on a CPU gives products to YNNPACK, which in float32 takes a third longer than Eigen for a
+    few rows. A left side that lies transposed goes to Eigen; the barrier stops XLA from transposing
+    it back.
+    """
+    eigen = platform() == "cpu" and a.dtype == jnp.float32 and len(a) < FEW_ROWS
+    return _dot(_barrier(a.T), b, axis_of_a=0) if eigen else _dot(a, b)
+
+
+def _flat(a):
+    """`[time, rows, width]` to `[time * rows, width]`."""
+    return a.reshape(-1, a.shape[-1])
+
+
+def _kept(keep, at, *arrays):
+    return arrays if keep is None else tuple(jnp.where(keep[at], a, 0) for a in arrays)
+
+
+def _put(array, at, row):
+    """`array` with this row at `at`, in the same memory."""
+    return jax.lax.dynamic_update_index_in_dim(array, row, at, 0)
+
+
+def _forward(x, weights, state, keep):
+    dtype = x.dtype
+    recurrent = weights.recurrent.astype(dtype)
+    pushed = _dot(_flat(x), weights.input.astype(dtype)).reshape(*x.shape[:2], -1)
+
+    def step(at, loop):
+        before, (hiddens, cells, gates) = (
+            loop  # what later steps of `gates` hold is still the product of their inputs
+        )
+        hidden, cell = _kept(keep, at, *before)
+        i, f, g, o = jnp.split(
+            gates[at] + weights.bias[None] + _step_product(hidden, recurrent), 4, axis=1
+        )
+        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        cell = f * cell + i * g
+        hidden = (o * jnp.tanh(cell)).astype(dtype)
+        gates = _put(gates, at, jnp.concatenate([i, f, g, o], axis=1))
+        return (hidden, cell), (_put(hiddens, at, hidden), _put(cells, at, cell), gates)
+
+    hiddens, cells = (jnp.zeros((len(x), *a.shape), a.dtype) for a in state)
+    after, (hidden, cells, gates) = jax.lax.fori_loop(
+        0, len(x), step, (tuple(state), (hiddens, cells, pushed))
+    )
+    return (hidden, State(*after)), (x, weights, state, keep, hidden, cells, gates.astype(dtype))
+
+
+def _backward(saved, gradient):
+    x, weights, state, keep, hidden, cells, gates = saved
+    of_hiddens, of_state = gradient
+    dtype, wide = x.dtype, cells.dtype
+    back = _barrier(weights.recurrent.astype(dtype).T)
+
+    def step(number, loop):
+        (of_hidden, of_cell), gates = (
+            loop  # what later steps of `gates` hold is the gradient of their sums
+        )
+        at = len(x) - 1 - number
+        i, f, g, o = jnp.split(gates[at].astype(wide), 4, axis=1)
+        (before,) = _kept(keep, at, jnp.where(at > 0, cells[at - 1], state.cell))
+        squashed = jnp.tanh(cells[at])
+        of_hidden += of_hiddens[at]
+        of_cell = _barrier(of_cell + of_hidden * o * (1 - squashed**2))
+        of_i, of_f, of_g, of_o = of_cell * g, of_cell * before, of_cell * i, of_hidden * squashed
+        of_sums = [of_i * i * (1 - i), of_f * f * (1 - f), of_g * (1 - g**2), of_o * o * (1 - o)]
+        # All that is made of the gates becomes one array before it takes their place: else XLA
+        # copies `gates` at every step.
+        made = _barrier(jnp.concatenate([*of_sums, of_cell * f], axis=1))
+        of_sums, of_cell = made[:, : gates.shape[2]].astype(dtype), made[:, gates.shape[2] :]
+        return _kept(keep, at, _step_product(of_sums, back), of_cell), _put(gates, at, of_sums)
+
+    after = of_state.hidden.astype(wide), of_state.cell
+    of_state, of_sums = jax.lax.fori_loop(0, len(x), step, (after, gates))
+    befores = jnp.concatenate([state.hidden[None], hidden[:-1]])
+    befores = befores if keep is None else jnp.where(keep, befores, 0)
+    flat = _flat(of_sums)
+    of_weights = (
+        _dot(_flat(x), flat, 0, 0),
+        _dot(_flat(befores), flat, 0, 0),
+        jnp.sum(flat, axis=0, dtype=wide),
+    )
+    of_weights = Weights(*(a.astype(b.dtype) for a, b in zip(of_weights, weights, strict=True)))
+    of_x = _dot(flat, weights.input.astype(dtype), 1, 1).reshape(x.shape).astype(dtype)
+    return of_x, of_weights, State(of_state[0].astype(dtype), of_state[1]), None
+
+
+_scan.defvjp(_forward, _backward)

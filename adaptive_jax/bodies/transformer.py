@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.bodies.attention import PATHS, Pairs, cached_attention, joint_attention
-from adaptive_jax.bodies.dense import Dense, added
-from adaptive_jax.bodies.layer_norm import LayerNorm
+from adaptive_jax.bodies.attention import Pairs, cached_attention, joint_attention
+from adaptive_jax.bodies.blocks import REMAT, Dense, LayerNorm, added, ids_of, keep, policy
 from adaptive_jax.bodies.positions import (
     POSITIONS,
     LearnedPositions,
@@ -20,15 +19,12 @@ from adaptive_jax.bodies.positions import (
     positions_in_segments,
     sinusoids,
 )
-from adaptive_jax.bodies.remat import REMAT, keep, policy
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
-from adaptive_jax.numerics.arrays import check_dtype, floats, whole_numbers
+from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.dropout import drop, row_seeds
-from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.numerics.platforms import platform
-
-UNROLL = ("auto", "all", "none")
 
 
 class Cache(NamedTuple):
@@ -72,7 +68,6 @@ class Block(nn.Module):
     dropout: float
     attention_dropout: float
     activation_dropout: float
-    attention: str
     slopes: tuple[float, ...]
     dtype: jnp.dtype
     train: bool
@@ -110,16 +105,12 @@ class Block(nn.Module):
                 rate = self.attention_dropout if self.train else 0.0
                 seeds = row_seeds(self.make_rng("dropout"), row_ids) if rate else None
                 pairs = Pairs(segment_ids, self.slopes, rate, seeds)
-                # Parameters are shaped with two tokens.
-                path = "auto" if self.is_initializing() else self.attention
-                mixed = joint_attention(joint, bias, self.heads, pairs, path=path)
+                mixed = joint_attention(joint, bias, self.heads, pairs)
             return dropped(dense(self.features, "attended")(mixed.reshape(x.shape)))
 
         def feed_forward(x):
-            inner, rate = (
-                dense(self.feed_forward, "inner")(x),
-                self.activation_dropout if self.train else 0.0,
-            )
+            rate = self.activation_dropout if self.train else 0.0
+            inner = dense(self.feed_forward, "inner")(x)
             inner = _relu(rate, inner, Dropout(rate).mask(inner, row_ids, train=self.train))
             return dropped(dense(self.features, "outer")(inner))
 
@@ -152,8 +143,9 @@ class Transformer(nn.Module):
     It scales the input vectors by sqrt(features), adds sinusoidal positions or others, and applies
     `layers` blocks of causal self-attention and a ReLU feed-forward layer; each sub-block has a
     normalised input and a residual connection. One scan runs all blocks, so their parameters have a
-    leading axis `[layers, ...]`, and sixteen layers compile as fast as one. A layer inside a block
-    can sow "penalties" `[rows, time]`; they arrive as `[layers, rows, time]`.
+    leading axis `[layers, ...]`, and sixteen layers compile as fast as one; in training on GPUs it
+    is unrolled. A layer inside a block can sow "penalties" `[rows, time]`; they arrive as `[layers,
+    rows, time]`.
 
     Attributes:
         features: width of the hidden states (the paper's e).
@@ -168,15 +160,10 @@ class Transformer(nn.Module):
             "alibi", attention that falls with distance (Press et al. 2022), or "none".
         max_positions: rows of the table of learned positions: the most tokens that the model can
             read at once.
-        attention: how attention is computed: auto, plain, chunked, triton, cudnn or splash, which
-            give the same numbers and differ in speed and memory.
         remat: what the backward pass recomputes in each block instead of keeping it. "none": only
             gathers and casts of parameters; "elementwise": also normalisations, dropout masks and
             attention weights; "all": the whole block, at the cost of another forward pass; "auto":
             "none" on CPUs, "elementwise" elsewhere.
-        unroll: run the blocks one after the other instead of in a loop, which copies what it keeps
-            of each into one array. The program grows with the layers, and so does the time to
-            compile it. "all", "none", or "auto": in training on GPUs.
         dtype: of the matrix products; parameters, normalisation and attention weights are float32.
         gather: turns a block's stored parameters into the ones it computes with; see
             `sharding.gathering`.
@@ -196,9 +183,7 @@ class Transformer(nn.Module):
     final_norm: bool = True
     positions: str = "sinusoidal"
     max_positions: int = 1_024
-    attention: str = "auto"
     remat: str = "auto"
-    unroll: str = "auto"
     dtype: jnp.dtype = jnp.float32
     gather: Callable = lambda params: params
 
@@ -206,19 +191,12 @@ class Transformer(nn.Module):
 
     def __post_init__(self):
         super().__post_init__()
-        sizes = {
-            "features": self.features,
-            "layers": self.layers,
-            "heads": self.heads,
-            "feed_forward": self.feed_forward,
-        }
-        check_at_least(1, **sizes, max_positions=self.max_positions)
+        names = "features", "layers", "heads", "feed_forward", "max_positions"
+        check_at_least(1, **{name: getattr(self, name) for name in names})
         check_known(f"body.positions={self.positions!r}", self.positions, POSITIONS)
         check_dtype(self.dtype)
         check_rates(self, "dropout", "attention_dropout", "activation_dropout")
-        check_known(f"body.attention={self.attention!r}", self.attention, PATHS)
         check_known(f"body.remat={self.remat!r}", self.remat, REMAT)
-        check_known(f"body.unroll={self.unroll!r}", self.unroll, UNROLL)
         if self.features % self.heads or self.features % 2:
             raise InputError(
                 f"{self.heads} heads do not divide {self.features} features into equal even parts: "
@@ -251,30 +229,23 @@ class Transformer(nn.Module):
         """
         vectors = floats("vectors", vectors, "rows", "time", self.features)
         rows, time = vectors.shape[:2]
-        row_ids = (
-            jnp.arange(rows) if batch is None else whole_numbers("row_ids", batch.row_ids, rows)
-        )
-        segment_ids, seen = None if batch is None else batch.segment_ids, 0
-        if segment_ids is not None:
-            segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
+        (row_ids, segment_ids), seen = ids_of(batch, rows, time), 0
         if carry:
             _check_cache(carry, (rows, time), batch)
             seen = carry.seen
         x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
         if (positions := self._position_vectors(seen, time)) is not None:
             positions = positions.astype(self.dtype)
-            x += (
-                positions[None]
-                if segment_ids is None
-                else positions[positions_in_segments(segment_ids)]
-            )
+            where = None if segment_ids is None else positions_in_segments(segment_ids)
+            x += positions[where]
         x = Dropout(self.dropout)(x, row_ids, train=train)
 
         def gather(variables):
             # `variables` is empty at initialisation.
             return {name: self.gather(params) for name, params in variables.items()}
 
-        unroll = self.unroll == "all" or (self.unroll == "auto" and train and platform() == "gpu")
+        # A loop copies what it keeps of each block into one array.
+        unroll = train and platform() == "gpu"
         block = nn.map_variables(self.block, "params", gather, init=self.is_initializing())
         blocks = nn.scan(
             # Outside of a loop, the compiler would take what is recomputed from the forward pass,
@@ -293,7 +264,6 @@ class Transformer(nn.Module):
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
             activation_dropout=self.activation_dropout,
-            attention=self.attention,
             slopes=alibi_slopes(self.heads) if self.positions == "alibi" else (),
             dtype=self.dtype,
             train=train,

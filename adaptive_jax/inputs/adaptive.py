@@ -9,8 +9,8 @@ from flax import linen as nn
 from adaptive_jax.errors import check_rates
 from adaptive_jax.numerics.arrays import check_dtype, exists, ids
 from adaptive_jax.numerics.bands import Band, band_shapes, make_tables
-from adaptive_jax.numerics.dropout_layers import WordDropout
-from adaptive_jax.numerics.explicit import by_token
+from adaptive_jax.numerics.layers import WordDropout
+from adaptive_jax.numerics.meshes import by_token
 from adaptive_jax.numerics.products import product
 
 
@@ -70,18 +70,16 @@ class AdaptiveInput(nn.Module):
         tables = make_tables(self, lambda width: self.table_init)
         shapes = [(table.shape[1], self.features) for table in tables]
         self.drop = WordDropout(self.word_dropout)
-        self.own = [
-            Band(t, self.param(f"projection_{i}", self.projection_init, shapes[i]))
-            for i, t in enumerate(tables)
-        ]
+        init = self.projection_init
+        projections = [self.param(f"projection_{i}", init, s) for i, s in enumerate(shapes)]
+        self.own = list(map(Band, tables, projections))
 
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
         vectors = by_token(self._vectors, tokens, self.own)
-        vectors = self.drop(
-            vectors * self.features**0.5 if self.scaled else vectors, tokens, train=train
-        )
+        vectors = vectors * self.features**0.5 if self.scaled else vectors
+        vectors = self.drop(vectors, tokens, train=train)
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.
         return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
 

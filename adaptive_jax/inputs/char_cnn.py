@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.inputs.letters import Reader, places_of, read_words
-from adaptive_jax.numerics.activations import ACTIVATIONS
+from adaptive_jax.inputs.letters import Reader, read_words, word_positions
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.layers import ACTIVATIONS
 
 # See `Reader`.
 CHUNK = 256
@@ -80,11 +80,7 @@ class CharacterCNN(nn.Module):
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
         check_known(f"letters={self.letters!r}", self.letters, LETTERS)
         filters, strides = self.filters, self.strides
-        if (
-            not isinstance(filters, Sequence)
-            or not filters
-            or not all(_is_filter(pair) for pair in filters)
-        ):
+        if not isinstance(filters, Sequence) or not filters or not all(map(_is_filter, filters)):
             raise InputError(
                 f"filters={filters} must be pairs of characters and features: ((1, 128), (2, 256))"
             )
@@ -118,37 +114,28 @@ class CharacterCNN(nn.Module):
                 f"a lexicon of {words} words does not fit vocabulary_size={self.vocabulary_size}:"
                 " give one of as many"
             )
-        init, pooled, torch = (
-            nn.initializers,
-            sum(out for _, out in self.filters),
-            self.letters == "elmo",
-        )
+        init, pooled = nn.initializers, sum(out for _, out in self.filters)
+        torch = self.letters == "elmo"
         square, table = init.xavier_normal(), (LETTERS[self.letters], self.width)
         self.characters = self.param("characters", init.normal(1.0) if torch else square, table)
         self.symbols = None if torch else self.param("symbols", square, (2, self.features))
-        self.convolutions = [
-            (
-                self.param(f"filter_{i}", self._start(span * self.width), (span, self.width, out)),
-                self.param(f"filter_bias_{i}", uniform((span * self.width) ** -0.5), (out,)),
-            )
-            for i, (span, out) in enumerate(self.filters)
-        ]
-        self.highways = [
-            (
-                self.param(
-                    f"highway_{i}", self._start(pooled) if torch else square, (pooled, 2 * pooled)
-                ),
-                self.param(
-                    f"highway_bias_{i}", _carry_first(pooled**-0.5 if torch else 0.0), (2 * pooled,)
-                ),
-            )
-            for i in range(self.highway_layers)
-        ]
+        convolutions, highways = [], []
+        for i, (span, out) in enumerate(self.filters):
+            fan_in, shape = span * self.width, (span, self.width, out)
+            kernel = self.param(f"filter_{i}", self._start(fan_in), shape)
+            bias = self.param(f"filter_bias_{i}", uniform(fan_in**-0.5), (out,))
+            convolutions.append((kernel, bias))
+        start = self._start(pooled) if torch else square
+        carry_first = _carry_first(pooled**-0.5 if torch else 0.0)
+        for i in range(self.highway_layers):
+            kernel = self.param(f"highway_{i}", start, (pooled, 2 * pooled))
+            highways.append((kernel, self.param(f"highway_bias_{i}", carry_first, (2 * pooled,))))
+        self.convolutions, self.highways = convolutions, highways
         last = self._start(pooled) if torch else init.xavier_uniform()
         self.projection = self.param("projection", last, (pooled, self.features))
-        self.projection_bias = (
-            None if torch else self.param("projection_bias", init.zeros, (self.features,))
-        )
+        self.projection_bias = None
+        if not torch:
+            self.projection_bias = self.param("projection_bias", init.zeros, (self.features,))
 
     def _start(self, fan_in):
         """Initial weights of a filter, and of what follows with the letters of ELMo."""
@@ -193,24 +180,17 @@ class CharacterCNN(nn.Module):
             "projection": (self.projection, self.projection_bias),
         }
         if self.letters == "bytes":  # the letter 0 is padding
-            weights |= {
-                "characters": jnp.pad(self.characters, [(1, 0), (0, 0)]),
-                "symbols": self.symbols,
-            }
-        strides, chunk = (
-            tuple(self.strides or (1,) * len(self.filters)),
-            min(self.chunk, len(words)),
-        )
+            weights["characters"] = jnp.pad(self.characters, [(1, 0), (0, 0)])
+            weights["symbols"] = self.symbols
+        strides = tuple(self.strides or (1,) * len(self.filters))
+        chunk, spelling = min(self.chunk, len(words)), self.spelling.value
         reader = Reader(strides, self.activation, self.dtype, chunk, short)
-        return read_words(
-            reader, weights, places_of(words, self.spelling.value), self.spelling.value
-        )
+        return read_words(reader, weights, word_positions(words, spelling), spelling)
 
     def _blank(self):
         words = jnp.zeros(self.vocabulary_size, jnp.int32)
-        blank = jnp.zeros(
-            (self.vocabulary_size, self.length), jnp.uint8 if self.letters == "bytes" else jnp.int16
-        )
+        dtype = jnp.uint8 if self.letters == "bytes" else jnp.int16
+        blank = jnp.zeros((self.vocabulary_size, self.length), dtype)
         symbols = {"symbols": words.astype(jnp.int8)} if self.letters == "bytes" else {}
         return {"letters": blank, "lengths": words, "places": words} | symbols
 
@@ -221,11 +201,9 @@ def uniform(bound: float):
 
 
 def _is_filter(pair):
-    return (
-        isinstance(pair, Sequence)
-        and len(pair) == 2
-        and all(isinstance(n, int) and n > 0 for n in pair)
-    )
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        return False
+    return all(isinstance(number, int) and number > 0 for number in pair)
 
 
 def _carry_first(bound):

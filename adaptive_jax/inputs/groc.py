@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
 from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
-from adaptive_jax.numerics.arrays import ids, look_up
+from adaptive_jax.numerics.arrays import exists, ids, look_up
 from adaptive_jax.numerics.products import product
 
 # See `Reader`.
@@ -101,7 +100,7 @@ class GroC(CharacterCNN):
         check_known(f"mean={self.mean!r}", self.mean, ("present", "most"))
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))
         if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
-            raise InputError(f"share={self.share!r} is no share: give a number from 0 to 1")
+            raise InputError(f"share={self.share!r} must be a number from 0 to 1")
         if not isinstance(self.lexicon, str):
             raise InputError(
                 f"lexicon={self.lexicon!r} is no path: give a WordNet directory or a .jsonl file;"
@@ -176,27 +175,20 @@ class GroC(CharacterCNN):
         else:
             # Those of each word and of the words in its lists, one after another; `lists` become
             # their places.
-            surfaces = self._surfaces(
-                jnp.concatenate([words, *(jnp.maximum(others, 0).ravel() for others in lists)])
-            )
-            starts = len(words) + np.cumsum([0, *(others.size for others in lists)])[:-1]
-            at = [
-                start + jnp.arange(others.size).reshape(others.shape)
-                for others, start in zip(lists, starts, strict=True)
-            ]
-            lists = [
-                jnp.where(others < 0, -1, places) for others, places in zip(lists, at, strict=True)
-            ]
-            words = jnp.where(
-                (words >= 0) & (words < self.vocabulary_size), jnp.arange(len(words)), len(surfaces)
-            )
+            every = [words, *(jnp.maximum(others, 0).ravel() for others in lists)]
+            surfaces = self._surfaces(jnp.concatenate(every))
+            start = len(words)
+            for i, others in enumerate(lists):
+                places = start + jnp.arange(others.size).reshape(others.shape)
+                lists[i] = jnp.where(others < 0, -1, places)
+                start += others.size
+            known = exists(words, self.vocabulary_size)
+            words = jnp.where(known, jnp.arange(len(words)), len(surfaces))
         parts = [look_up(surfaces, words)]
         for places in lists:
-            count = (
-                jnp.sum(places >= 0, axis=1, keepdims=True)
-                if self.mean == "present"
-                else places.shape[1]
-            )
+            count = places.shape[1]
+            if self.mean == "present":
+                count = jnp.sum(places >= 0, axis=1, keepdims=True)
             parts.append(sum_of_rows(surfaces, places) / jnp.maximum(count, 1))
         if not (self.combine == "concat" and lists):
             return sum(parts)
@@ -221,18 +213,13 @@ def sum_of_rows(table: jax.Array, places: jax.Array) -> jax.Array:
 def _pull_rows(residuals, pull):
     table, places = residuals
 
-    def add(total, places):
-        return (
-            total.at[places].add(
-                pull.astype(jnp.float32), mode="drop", wrap_negative_indices=False
-            ),
-            None,
-        )
+    wide = pull.astype(jnp.float32)
 
-    return (
-        jax.lax.scan(add, jnp.zeros(table.shape, jnp.float32), places.T)[0].astype(table.dtype),
-        None,
-    )
+    def add(total, places):
+        return total.at[places].add(wide, mode="drop", wrap_negative_indices=False), None
+
+    total, _ = jax.lax.scan(add, jnp.zeros(table.shape, jnp.float32), places.T)
+    return total.astype(table.dtype), None
 
 
 sum_of_rows.defvjp(lambda table, places: (sum_of_rows(table, places), (table, places)), _pull_rows)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from adaptive_jax.numerics.activations import ACTIVATIONS
+from adaptive_jax.numerics.layers import ACTIVATIONS
 from adaptive_jax.numerics.products import product
 
 # Bytes of the highway layers' products that the backward pass reads instead of computing them anew.
@@ -42,7 +42,7 @@ class Reader(NamedTuple):
     short: tuple[int, ...]
 
 
-def places_of(words: jax.Array, spelling: Mapping) -> jax.Array:
+def word_positions(words: jax.Array, spelling: Mapping) -> jax.Array:
     """Rows of `spelling`, whose words are sorted by length, that hold `words`; one that does
     not exist for a word that does not.
     """
@@ -103,11 +103,10 @@ def _visit_all(reader, weights, words, spelling, kept):
         rows = lax.dynamic_slice_in_dim(words, trip * reader.chunk, reader.chunk)
         vectors, products = _vectors(reader, weights, rows, spelling, most)
         parts = vectors, jnp.concatenate([*products, vectors[:, :0]], axis=1)[:, :kept]
-        return jax.tree.map(
-            lambda a, part: lax.dynamic_update_slice_in_dim(a, part, trip * reader.chunk, 0),
-            made,
-            parts,
+        put = functools.partial(
+            lax.dynamic_update_slice_in_dim, start_index=trip * reader.chunk, axis=0
         )
+        return jax.tree.map(put, made, parts)
 
     widths = weights["projection"][0].shape[1], kept
     made = tuple(jnp.zeros((len(words), width), reader.dtype) for width in widths)
@@ -146,13 +145,8 @@ def runs(reader: Reader, words: jax.Array, spelling: Mapping):
         devices.
     """
     full, known = spelling["letters"].shape[1], len(spelling["lengths"])
-    longest = (
-        spelling["lengths"]
-        .at[words]
-        .get(mode="fill", fill_value=0)
-        .reshape(-1, reader.chunk)
-        .max(axis=1)
-    )
+    lengths = spelling["lengths"].at[words].get(mode="fill", fill_value=0)
+    longest = lengths.reshape(-1, reader.chunk).max(axis=1)
     used = (words < known).reshape(-1, reader.chunk).any(axis=1)
     begin = 0
     for most in (*(length for length in reader.short if length < full), full):
@@ -198,9 +192,8 @@ def read_letters(
         span, width, out = kernel.shape
         last = (positions(span, stride, most, full) - 1) * stride
         windows = jnp.stack([x[:, i : i + last + 1 : stride] for i in range(span)], axis=2)
-        responses = product(
-            windows.reshape(*windows.shape[:2], span * width), kernel.reshape(span * width, out)
-        )
+        windows = windows.reshape(*windows.shape[:2], span * width)
+        responses = product(windows, kernel.reshape(span * width, out))
         pooled.append(activation(responses.max(axis=1) + bias[None]))
     x, products = jnp.concatenate(pooled, axis=1), []
     for i, (kernel, bias) in enumerate(weights["highways"]):
@@ -220,8 +213,6 @@ def _known_product(x, kernel, known):
 
 _known_product.defvjp(
     lambda x, kernel, known: (known, (x, kernel)),
-    lambda arrays, pull: (
-        *jax.vjp(product, *arrays)[1](pull),
-        None,
-    ),  # nothing reads the product itself
+    # Nothing reads the product itself.
+    lambda arrays, pull: (*jax.vjp(product, *arrays)[1](pull), None),
 )

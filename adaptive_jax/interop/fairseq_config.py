@@ -94,9 +94,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
                 "attention_dropout": options["attention_dropout"],
                 "activation_dropout": options["activation_dropout"] or options["relu_dropout"],
                 "final_norm": final_norm,
-                "attention": "auto",
                 "remat": "auto",
-                "unroll": "auto",
             }
             | _positions_of(options, state)
         ),

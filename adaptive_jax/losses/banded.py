@@ -39,15 +39,15 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.losses import flash_tails, long_tables, partitioned, reports
 from adaptive_jax.losses.calls import Call, by_words, laid_out
 from adaptive_jax.losses.chunks import chunk_size, one_chunk, rows_of_chunk
-from adaptive_jax.losses.distribution import in_dtype, log_probs
-from adaptive_jax.losses.groups import Member, trips
+from adaptive_jax.losses.distribution import in_dtype, log_probs, predict
+from adaptive_jax.losses.groups import BandView, num_chunks
 from adaptive_jax.losses.reports import DIFFERENTIABLE
 from adaptive_jax.losses.settings import PLAIN, Settings, Tokens
 from adaptive_jax.losses.sharded import columns_here, present
 from adaptive_jax.numerics.arrays import whole_numbers
-from adaptive_jax.numerics.products import halved, sum_dtype
+from adaptive_jax.numerics.products import is_cpu_bfloat16, sum_dtype
 
-__all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "nll"]
+__all__ = ["PLAIN", "Settings", "chunk_size", "log_probs", "loss", "losses", "predict"]
 
 # The gradient of tables narrower than this is summed as its transpose: at width 16, XLA's product
 # on a CPU was 2.6 times as fast with the narrow side transposed. For wider tables, transposing the
@@ -82,9 +82,8 @@ def loss(hidden, targets, weights, bands, clusters=None, settings: Settings = PL
         InputError: a target that is known outside `jax.jit` and does not exist; shapes that do not
             fit; settings out of range; tail dropout without seeds.
     """
-    total, report, _ = loss_and_report(
-        hidden, targets, weights, bands, clusters, _with_nll(settings), seeds
-    )
+    settings = settings._replace(reports=("nll",))
+    total, report, _ = loss_and_report(hidden, targets, weights, bands, clusters, settings, seeds)
     return total, report.nll
 
 
@@ -126,10 +125,6 @@ def loss_and_report(
     return total, report, call.count
 
 
-def _with_nll(settings):
-    return settings._replace(reports=("nll",))
-
-
 def losses(hidden, targets, weights, bands, clusters=None, settings: Settings = PLAIN):
     """`weights · regularised nll` `[...]` of every token in nats, in the order given, without tail
     dropout; arguments as `loss`.
@@ -161,13 +156,6 @@ def losses_and_report(
     return call.weights * each, report
 
 
-def nll(hidden, targets, bands, clusters=None, chunk: int | None = None):
-    """Negative log-likelihood `[...]` of every target in nats: `losses` with weights 1; NaN for
-    a target that does not exist.
-    """
-    return losses(hidden, targets, None, bands, clusters, Settings(chunk=chunk))
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(static, hidden, softmax, weights, targets, probs, seeds):
     tokens = Tokens(hidden, targets, weights, seeds, probs)
@@ -179,23 +167,14 @@ def _loss_forward(static, hidden, softmax, weights, targets, probs, seeds):
     hidden, softmax, weights, probs = _differentiated_once((hidden, softmax, weights, probs))
     tokens = Tokens(hidden, targets, weights, seeds, probs)
     report = _computed(static, tokens, softmax, with_gradients=True)
-    return (jnp.sum(weights * report.loss), report.nll, report.reported), (
-        report.loss,
-        report.gradients,
-    )
+    results = jnp.sum(weights * report.loss), report.nll, report.reported
+    return results, (report.loss, report.gradients)
 
 
 def _loss_backward(static, residuals, cotangents):
     d_weights, (d_hidden, d_softmax) = residuals
-    scale, *_ = cotangents
-    return (
-        *jax.tree.map(
-            functools.partial(long_tables.times, scale), (d_hidden, d_softmax, d_weights)
-        ),
-        None,
-        None,
-        None,
-    )
+    times = functools.partial(long_tables.times, cotangents[0])
+    return *jax.tree.map(times, (d_hidden, d_softmax, d_weights)), None, None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
@@ -314,18 +293,15 @@ def _one_pass(static, tokens, softmax, with_gradients):
     band = jnp.searchsorted(starts[1:-1], targets, side="right").astype(targets.dtype)
     order, back, ends = _sorted(band, live, len(all_words))
 
-    def in_order(
-        array,
-    ):  # with room for one chunk behind, so that a slice of one chunk is always in bounds
+    def in_order(array):
+        """With room for one chunk behind, so that a slice of one chunk is always in bounds."""
         array = array if order is None else array[order]
         return jnp.pad(array, [(0, most)] + [(0, 0)] * (array.ndim - 1))
 
     head_column = jnp.where(band == 0, targets, first_cluster + band - 1)
     tail_column = targets - starts[band]
     if axis_name is not None:
-        head_column, tail_column = columns_here(
-            axis_name, targets - starts[band], band, jnp.array(rows)
-        )
+        head_column, tail_column = columns_here(axis_name, tail_column, band, jnp.array(rows))
     in_head = jax.tree.map(in_order, tokens._replace(column=head_column))
     in_tail = in_head._replace(column=in_order(tail_column))
     zeros = jnp.zeros_like(in_head.weight, dtype)
@@ -334,32 +310,23 @@ def _one_pass(static, tokens, softmax, with_gradients):
         outcome += (reports.empty(settings, in_head.weight),)
     first, gradients = 0, []
     for group, words, plan in zip(groups, sizes, plans, strict=True):
-        here = (
-            in_dtype(group, tokens.hidden.dtype),
-            None if first else in_dtype(clusters, tokens.hidden.dtype),
-        )
+        here = tuple(in_dtype(each, tokens.hidden.dtype) for each in (group, clusters))
         queue, spans = in_head, ([0], [ends[-1] if masked else count])
         own = settings
         if first:
+            here = here[0], None
             end = first + len(words)
-            spans = (
-                (ends[first - 1 : end - 1], ends[first:end])
-                if len(words) > 1
-                else ([ends[first - 1]], [ends[first]])
-            )
+            spans = ends[first - 1 : end - 1], ends[first:end]
             queue = in_tail
         else:  # the paper drops units after the first projection of every cluster but the head
             own = own._replace(tail_dropout=0.0)
         own_words = None if exist is None else exist[first : first + len(words)]
         spans = *spans, own_words
+        arrays = here, queue, spans, outcome
         if first and flash_tails.fits(own, here[0], len(words)):
-            outcome, gradient = flash_tails.visit(
-                (own, words), here, queue, spans, outcome, with_gradients
-            )
+            outcome, gradient = flash_tails.visit((own, words), *arrays, with_gradients)
         else:
-            outcome, gradient = _visit(
-                (own, words, plan), here, queue, spans, outcome, with_gradients
-            )
+            outcome, gradient = _visit((own, words, plan), *arrays, with_gradients)
         gradients.append(gradient)
         first += len(words)
 
@@ -406,12 +373,14 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
     """
     settings, sizes, plan = static
     chunk, (begins, ends, exist) = plan.tokens, spans
-    narrow = (softmax[0].table.shape[1] < NARROW or halved(softmax[0].table)) and len(sizes) == 1
-    total, which = trips(begins, ends, chunk)
+    narrow = (softmax[0].table.shape[1] < NARROW or is_cpu_bfloat16(softmax[0].table)) and len(
+        sizes
+    ) == 1
+    total, locate = num_chunks(begins, ends, chunk)
 
     def visit_chunk(trip, state):
         outcome, (d_group, d_clusters) = state
-        number, trip = which(trip)
+        number, trip = locate(trip)
         at = begins[number] + trip * chunk
         cut = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=chunk)
         inside = at + jnp.arange(chunk) < ends[number]
@@ -419,7 +388,7 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
         part = part._replace(weight=jnp.where(inside, part.weight, 0.0))
         if part.pulls is not None:
             part = part._replace(pulls=jnp.where(inside[:, None], part.pulls, 0.0))
-        member = Member(softmax[0], sizes, number, exist)
+        member = BandView(softmax[0], sizes, number, exist)
         part = part._replace(column=part.column + member.shift)
 
         # Rows behind the band's last token belong to the next band: they get 0 here and their own
@@ -428,49 +397,31 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
             result = jnp.where(inside.reshape(-1, *[1] * (result.ndim - 1)), result, 0)
             return lax.dynamic_update_slice_in_dim(whole, cut(whole) + result, at, 0)
 
+        how = {"narrow": narrow, "with_gradients": with_gradients}
         if plan.words:
+            sums = d_group, d_clusters
             results, sums = long_tables.one_chunk(
-                settings,
-                softmax,
-                part,
-                member.own,
-                (d_group, d_clusters),
-                plan,
-                narrow=narrow,
-                with_gradients=with_gradients,
+                settings, softmax, part, member.own, sums, plan, **how
             )
             return jax.tree.map(put, outcome, results), sums
-        band = member.read(softmax[0])
-        results, gradient = one_chunk(
-            settings,
-            (band, softmax[1]),
-            part,
-            member.own,
-            narrow=narrow,
-            with_gradients=with_gradients,
-        )
-
+        here = member.read(softmax[0]), softmax[1]
+        results, gradient = one_chunk(settings, here, part, member.own, **how)
         outcome = jax.tree.map(put, outcome, results)
         if not with_gradients:
             return outcome, (None, None)
-        return outcome, (
-            member.add(d_group, gradient[0]),
-            jax.tree.map(jnp.add, d_clusters, gradient[1]),
-        )
+        d_clusters = jax.tree.map(jnp.add, d_clusters, gradient[1])
+        return outcome, (member.add(d_group, gradient[0]), d_clusters)
 
     def transposed(gradient):
+        if not (with_gradients and narrow) or plan.words:
+            return gradient
         band, clusters = gradient
-        return (
-            (band._replace(table=band.table.T), clusters)
-            if with_gradients and narrow and not plan.words
-            else gradient
-        )
+        return band._replace(table=band.table.T), clusters
 
-    zeros = (
-        jax.tree.map(lambda a: jnp.zeros_like(a, sum_dtype(queue.hidden.dtype)), softmax)
-        if with_gradients
-        else (None, None)
-    )
+    zeros = None, None
+    if with_gradients:
+        dtype = sum_dtype(queue.hidden.dtype)
+        zeros = jax.tree.map(lambda a: jnp.zeros_like(a, dtype), softmax)
     outcome, sums = lax.fori_loop(0, total, visit_chunk, (outcome, transposed(zeros)))
     return outcome, transposed(sums)
 

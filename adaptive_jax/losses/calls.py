@@ -1,19 +1,19 @@
 """The arrays of a call of the core, checked, and what is known of it when it is traced."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.losses import partitioned, reports
-from adaptive_jax.losses.given import given
-from adaptive_jax.losses.groups import join
+from adaptive_jax.losses.groups import join, tiled
 from adaptive_jax.losses.reports import DIFFERENTIABLE
 from adaptive_jax.losses.settings import Settings
 from adaptive_jax.losses.sharded import same_axes, words_of
-from adaptive_jax.losses.tiles import tiled
 from adaptive_jax.numerics.arrays import exists, floats, ids
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.products import sum_dtype
@@ -47,7 +47,7 @@ class Call:
 
     def __init__(self, hidden, targets, weights, bands, clusters, settings, probs):
         settings.check()
-        hidden, bands, clusters = given(hidden, bands, clusters)
+        hidden, bands, clusters = validate_bands(hidden, bands, clusters)
         self.shape, self._settings = hidden.shape[:-1], settings
         words = words_of(bands, settings.words, settings.axis_name)
         ignored, dtype = settings.ignore_index, sum_dtype(hidden.dtype)
@@ -148,3 +148,56 @@ def laid_out(settings, words, bands, clusters):
     if settings.axis_name is None:
         sizes, groups, clusters = tiled(words, groups, sizes, clusters)
     return sizes, (groups, clusters)
+
+
+def validate_bands(
+    hidden, bands: Sequence[Band], clusters: Band | None
+) -> tuple[jax.Array, list[Band], Band | None]:
+    """`hidden [..., features]`, bands and clusters as JAX arrays; see
+    `adaptive_jax.losses.banded`.
+
+    Raises:
+        InputError: hidden states of another width than the bands take, or bands and clusters that
+            do not fit together.
+    """
+    if not bands:
+        raise InputError(f"bands={bands} must have at least one Band(table)")
+    bands = [_band(f"bands[{i}]", band) for i, band in enumerate(bands)]
+    tails, head = len(bands) - 1, bands[0]
+    empty = tails and np.shape(head.table)[:-1] == (0,)  # a head of clusters alone
+    head = _checked("bands[0]", head, "features", 0 if empty else "words")
+    features = (head.table if head.projection is None else head.projection).shape[1]
+    others = enumerate(bands[1:], 1)
+    bands = [head, *(_checked(f"bands[{i}]", band, features) for i, band in others)]
+    if clusters is None and tails:
+        raise InputError(
+            f"clusters=None does not fit {len(bands)} bands: give a Band whose table has {tails}"
+            " rows"
+        )
+    if clusters is not None:
+        if not tails:
+            raise InputError(
+                "clusters=Band(...) does not fit one band, which has no tails: give clusters=None"
+            )
+        clusters = _band("clusters", clusters)._replace(projection=None)
+        clusters = _checked("clusters", clusters, head.table.shape[1], tails)
+    return floats("hidden", hidden, ..., features), bands, clusters
+
+
+def _band(what, band):
+    if not isinstance(band, Sequence) or not 1 <= len(band) <= 3:
+        raise InputError(
+            f"{what} of type {type(band).__name__} must be a Band(table, projection, bias)"
+        )
+    return Band(*band)
+
+
+def _checked(what, band, features, words="words"):
+    """A band whose hidden states, or for clusters those of the head, have this width."""
+    table, projection, bias = band
+    width = features if projection is None else "width"
+    table = floats(f"{what}.table", table, words, width) if words else jnp.asarray(table)
+    if projection is not None:
+        projection = floats(f"{what}.projection", projection, table.shape[1], features)
+    bias = None if bias is None or not words else floats(f"{what}.bias", bias, len(table))
+    return Band(table, projection, bias)

@@ -4,7 +4,6 @@
 
 import functools
 import math
-import operator
 from typing import NamedTuple
 
 import jax
@@ -43,32 +42,27 @@ TILE = 128  # rows and columns of a matrix unit
 LIFT = 1024
 
 
-def chunk_size(band: int, words: int, width: int, backend: str | None = None) -> int:
+def chunk_size(band: int, words: int, width: int) -> int:
     """Tokens whose logits are alive at a time in a band of so many words, whose vectors have this
     width; band 0 is the head.
 
     On a CPU 512 for a head of 20,000 words, 96 for a tail; on an accelerator 3,328 and 512.
-    `backend`: by default the platform that the program is traced for.
     """
-    if (backend or platform()) == "cpu":
-        return max(
-            8,
-            min(
-                TAIL_CHUNK if band else HEAD_CHUNK, max(CHUNK_LOGITS // words, width // TABLE_SHARE)
-            ),
-        )
+    if platform() == "cpu":
+        fit = max(CHUNK_LOGITS // words, width // TABLE_SHARE)
+        return max(8, min(TAIL_CHUNK if band else HEAD_CHUNK, fit))
     rows = min(FAST_TAIL_CHUNK if band else FAST_HEAD_CHUNK, FAST_CHUNK_LOGITS // words)
     return rows // TILE * TILE or max(8, rows)
 
 
-def rows_of_chunk(tokens: int, most: int, backend: str | None = None) -> int:
+def rows_of_chunk(tokens: int, most: int) -> int:
     """Rows of each of the chunks that hold so many tokens, at most `most` in each.
 
     On a CPU `most`, or all tokens if they are fewer. On an accelerator as few chunks as suffice
     share the tokens evenly, in whole tiles of 128: of 4,096 tokens and at most 3,328, two chunks
-    have 2,048 rows each. `backend`: by default JAX's.
+    have 2,048 rows each.
     """
-    if (backend or platform()) == "cpu" or tokens <= most:
+    if platform() == "cpu" or tokens <= most:
         return min(tokens, most)
     share = math.ceil(tokens / math.ceil(tokens / most))
     return min(most, math.ceil(share / TILE) * TILE)
@@ -140,24 +134,15 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
             d_logits = exact.astype(x.dtype)
         d_x += wide(d_logits, rows.table)
         left, right = (scaled, d_logits) if narrow and rows is band else (d_logits, scaled)
-        d_table = factors.lowered(wide(left.T, right))
-        d_parts.append(
-            Band(
-                d_table,
-                None,
-                None
-                if rows.bias is None
-                else factors.lowered(jnp.sum(exact * factors.scale[:, None], axis=0)),
-            )
-        )
+        d_table, d_bias = factors.lowered(wide(left.T, right)), None
+        if rows.bias is not None:
+            d_bias = factors.lowered(jnp.sum(exact * factors.scale[:, None], axis=0))
+        d_parts.append(Band(d_table, None, d_bias))
     d_band, d_clusters = (*d_parts, None)[:2]
-    d_hidden, d_projection = through_projection(
-        factors.lowered(d_x * factors.scale[:, None]) * mask, x, tokens.hidden, band
-    )
-    return (loss, nll, d_hidden, *reported), (
-        d_band._replace(projection=d_projection),
-        d_clusters,
-    )
+    d_x = factors.lowered(d_x * factors.scale[:, None]) * mask
+    d_hidden, d_projection = through_projection(d_x, x, tokens.hidden, band)
+    d_softmax = d_band._replace(projection=d_projection), d_clusters
+    return (loss, nll, d_hidden, *reported), d_softmax
 
 
 def states(settings, tokens: Tokens, band: Band) -> tuple:
@@ -274,37 +259,37 @@ def _losses(settings, parts, column, probs=None):
     peak = peak if settings.axis_name is None else lax.pmax(peak, settings.axis_name)
     powers = [jnp.exp(part.logits - peak[:, None]) for part in parts]
     total = sum(power.sum(axis=1) for power in powers)
-    share, mine, columns = settings.label_smoothing, (), 1
-    if share:
+    smoothed = ()
+    if settings.label_smoothing:
         counts = [len(part.band.table) if part.own is None else part.own.sum() for part in parts]
-        mine = (
-            sum(_where(part.own, part.logits, 0.0).sum(axis=1) for part in parts),
-            functools.reduce(operator.add, counts),
-        )
-    total, scored, *smoothed = sum_over(settings.axis_name, total, scored, *mine)
-    logsumexp = peak + jnp.log(total)
-    columns, average = 1, None
-    if share:
-        sums, columns = smoothed
-        columns = (
-            columns if settings.axis_name is None else columns[0]
-        )  # it was summed beside vectors of tokens
-        average = sums / columns
-    loss, nll = regularised(settings, logsumexp, scored, average, probs)
-    return loss, nll, Normaliser(powers, total, logsumexp, columns)
+        logits = sum(_where(part.own, part.logits, 0.0).sum(axis=1) for part in parts)
+        smoothed = logits, sum(counts)
+    loss, nll, found = totalled(settings, peak, (total, scored, *smoothed), probs)
+    return loss, nll, found._replace(powers=powers)
 
 
-def regularised(settings, logsumexp, scored, average, probs):
-    """Loss and nll `[tokens]` from the log-normaliser, the logit of the target, or the expected one
-    of soft targets, and, for smoothing, the average logit.
+def totalled(settings, peak, sums, probs):
+    """Loss and nll `[tokens]`, and a `Normaliser` without powers.
+
+    Args:
+        peak: `[tokens]`, the largest logit on all devices.
+        sums: of this device: the sum of powers relative to `peak`, and the logit of the target, or
+            the expected one of soft targets, both `[tokens]`; for smoothing also the sum of the
+            logits `[tokens]`, and how many columns there are.
+        probs: of soft targets, or None.
     """
+    total, scored, *smoothed = sum_over(settings.axis_name, *sums)
+    logsumexp = peak + jnp.log(total)
     loss = nll = (logsumexp if probs is None else logsumexp * jnp.sum(probs, axis=1)) - scored
-    share = settings.label_smoothing
+    columns, share = 1, settings.label_smoothing
     if share:
+        # The count was summed beside vectors of tokens.
+        columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
+        average = smoothed[0] / columns
         loss = logsumexp - (1 - share) * scored - share * average
     if used(settings.z_loss):
         loss = loss + settings.z_loss * logsumexp**2
-    return loss, nll
+    return loss, nll, Normaliser([], total, logsumexp, columns)
 
 
 def scaled_d_logits(settings, power, part, column, found, tokens=None):

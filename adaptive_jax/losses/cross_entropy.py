@@ -21,8 +21,8 @@ from adaptive_jax.losses import banded
 from adaptive_jax.losses.reports import Report
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.meshes import axes_of
 from adaptive_jax.numerics.products import sum_dtype
-from adaptive_jax.numerics.varying import axes_of
 
 REDUCTIONS = "mean", "sum", "none"
 ADAPTIVE_REPORTS = "nll", "z_loss", "correct"  # what the pass knows, which visits one tail a token
@@ -160,9 +160,9 @@ def linear_cross_entropy(
             " token: smooth target_probs instead, or compare the report 'predicted'"
         )
     given = None if words is None else (words,)
-    settings = banded.Settings(
-        0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given, "auto", ignore_index
-    )._replace(reports=tuple(reports), top_k=top_k)
+    settings = banded.Settings(label_smoothing=label_smoothing, z_loss=z_loss, soft_cap=soft_cap)
+    settings = settings._replace(axis_name=axis_name, words=given, ignore_index=ignore_index)
+    settings = settings._replace(reports=tuple(reports), top_k=top_k)
     hidden, [band], _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
     return _reduced(
         reduction, token_axes, hidden, targets, weights, [band], None, settings, target_probs
@@ -241,9 +241,9 @@ def adaptive_cross_entropy(
             " words"
         )
     given = None if words is None else tuple(words)
-    settings = banded.Settings(
-        0.0, label_smoothing, z_loss, None, soft_cap, axis_name, given, "auto", ignore_index
-    )._replace(reports=tuple(reports))
+    settings = banded.Settings(label_smoothing=label_smoothing, z_loss=z_loss, soft_cap=soft_cap)
+    settings = settings._replace(axis_name=axis_name, words=given, ignore_index=ignore_index)
+    settings = settings._replace(reports=tuple(reports))
     hidden, bands, clusters = _scaled(logit_scale, hidden, bands, clusters)
     return _reduced(reduction, token_axes, hidden, targets, weights, bands, clusters, settings)
 

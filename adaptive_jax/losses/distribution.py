@@ -1,13 +1,22 @@
-"""Log-probabilities of all words, from the bands of `adaptive_jax.losses.banded`."""
+"""Log-probabilities of all words, and the most probable one, from the bands of
+`adaptive_jax.losses.banded`.
+"""
+
+import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.losses.chunks import logits_of, project
-from adaptive_jax.losses.given import given
-from adaptive_jax.losses.groups import Member, join
+from adaptive_jax.losses.groups import BandView, join
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.meshes import by_token
+
+LOGITS = 2**25  # float32 logits that are alive at a time in `predict`, at most: 128 MiB
+TAIL_ROWS = 64  # tokens of a chunk of a tail, at most: few need it, and a chunk is computed whole
 
 
 def log_probs(hidden, bands, clusters=None):
@@ -19,7 +28,12 @@ def log_probs(hidden, bands, clusters=None):
     Raises:
         InputError: shapes that do not fit.
     """
-    hidden, bands, clusters = given(hidden, bands, clusters)
+    hidden, bands, clusters = validate_bands(hidden, bands, clusters)
+    return by_token(_log_probs, hidden, (bands, clusters))
+
+
+def _log_probs(hidden, softmax):
+    bands, clusters = softmax
     shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
     sizes, (head, *tails) = join(bands)
     head = of_head(hidden, head, clusters)
@@ -37,9 +51,8 @@ def of_head(hidden, head, clusters):
     """
     first, *rest = [in_dtype(band, hidden.dtype) for band in (head, clusters) if band is not None]
     x = project(hidden, first.projection)
-    return jax.nn.log_softmax(
-        jnp.concatenate([logits_of(x, band) for band in (first, *rest)], axis=1), axis=1
-    )
+    logits = [logits_of(x, band) for band in (first, *rest)]
+    return jax.nn.log_softmax(jnp.concatenate(logits, axis=1), axis=1)
 
 
 def of_member(hidden, group, member):
@@ -50,9 +63,9 @@ def of_member(hidden, group, member):
     """
     band = in_dtype(member.read(group), hidden.dtype)
     logits = logits_of(project(hidden, band.projection), band)
-    return jax.nn.log_softmax(
-        logits if member.own is None else jnp.where(member.own[None], logits, -jnp.inf), axis=1
-    )
+    if member.own is not None:
+        logits = jnp.where(member.own[None], logits, -jnp.inf)
+    return jax.nn.log_softmax(logits, axis=1)
 
 
 def _log_probs_of_group(hidden, group, sizes, reached):
@@ -61,16 +74,14 @@ def _log_probs_of_group(hidden, group, sizes, reached):
     """
 
     def visit(number, out):
-        member = Member(group, sizes, number)
-        values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1) + of_member(
-            hidden, group, member
-        )
+        member = BandView(group, sizes, number)
+        values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1)
+        values += of_member(hidden, group, member)
         if member.own is None:
             return values
         here = lax.dynamic_slice_in_dim(out, member.first, values.shape[1], axis=1)
-        return lax.dynamic_update_slice_in_dim(
-            out, jnp.where(member.own[None], values, here), member.first, axis=1
-        )
+        values = jnp.where(member.own[None], values, here)
+        return lax.dynamic_update_slice_in_dim(out, values, member.first, axis=1)
 
     out = jnp.zeros((len(hidden), sum(sizes)), jnp.float32)
     return visit(0, out) if len(sizes) == 1 else lax.fori_loop(0, len(sizes), visit, out)
@@ -82,3 +93,102 @@ def in_dtype(band, dtype):
         return None
     table, projection, bias = band
     return Band(table.astype(dtype), None if projection is None else projection.astype(dtype), bias)
+
+
+class _Best(NamedTuple):
+    value: jax.Array  # [tokens], log-probability of the best word so far
+    word: jax.Array  # [tokens], its id
+
+
+def predict(hidden, bands, clusters=None) -> jax.Array:
+    """The most probable word of each token, int32 `[...]`; the smallest id of equally probable
+    ones.
+
+    It is the argmax of `log_probs`, without that matrix. No word of a tail is more probable
+    than its tail, so a tail is computed only for the tokens whose best word so far is less probable
+    than it: of static shapes, in a loop whose trip count is read off the data. A token of NaN gets
+    word 0.
+
+    Args:
+        hidden: `[..., features]`.
+        bands, clusters: see `adaptive_jax.losses.banded`.
+
+    Raises:
+        InputError: shapes that do not fit.
+    """
+    hidden, bands, clusters = validate_bands(hidden, bands, clusters)
+    return by_token(_predicted, hidden, (bands, clusters))[..., 0]
+
+
+def _predicted(hidden, softmax):
+    """`predict [..., 1]`, with an axis where hidden states have their features."""
+    bands, clusters = softmax
+    shape, hidden = hidden.shape[:-1], hidden.reshape(-1, hidden.shape[-1])
+    sizes, (head, *tails) = join(bands)
+    best, reached = _of_head(hidden, head, clusters)
+    tail, first = 0, sizes[0][0]
+    for group, members in zip(tails, sizes[1:], strict=True):
+        group = in_dtype(group, hidden.dtype)
+
+        def visit(number, best, group=group, members=members, tail=tail, first=first):
+            member = BandView(group, members, number)
+            reach = lax.dynamic_index_in_dim(reached, tail + number, axis=1, keepdims=False)
+            return _of_tail(hidden, (group, member, first), reach, best)
+
+        best = lax.fori_loop(0, len(members), visit, best) if members[1:] else visit(0, best)
+        tail, first = tail + len(members), first + sum(members)
+    return best.word.reshape(*shape, 1)
+
+
+def _of_head(hidden, head, clusters):
+    """The best of the head's words, and the log-probabilities `[tokens, tails]` of the tails."""
+    words, count = len(head.table), len(hidden)
+    rows = _rows(count, words)
+
+    def visit(part):
+        values = of_head(part, head, clusters)
+        if not words:  # a head of tails alone
+            nothing = jnp.full(len(part), -jnp.inf), jnp.zeros(len(part), jnp.int32)
+            return _Best(*nothing), values
+        return _best(values[:, :words]), values[:, words:]
+
+    parts = jnp.pad(hidden, ((0, -count % rows), (0, 0))).reshape(-1, rows, hidden.shape[1])
+    return jax.tree.map(lambda a: lax.collapse(a, 0, 2)[:count], lax.map(visit, parts))
+
+
+def _of_tail(hidden, tail, reach, best):
+    """The best words after a tail `(group, member, first word of the group)`, whose
+    log-probabilities are `reach [tokens]`.
+    """
+    group, member, first = tail
+    count = len(hidden)
+    largest = len(group.table) if member.own is None else len(member.own)
+    rows = _rows(min(count, TAIL_ROWS), largest)
+    needed = reach > best.value
+    # The tokens that need the tail, one after another; behind them stands a row that does not
+    # exist.
+    order = jnp.nonzero(needed, size=count + rows, fill_value=count)[0]
+
+    def visit(trip, best):
+        at = lax.dynamic_slice_in_dim(order, trip * rows, rows)
+        values = of_member(hidden.at[at].get(mode="clip"), group, member)
+        values += reach.at[at].get(mode="clip")[:, None]
+        value, column = _best(values)
+        at = jnp.where(value > best.value.at[at].get(mode="clip"), at, count)
+        word = best.word.at[at].set(first + member.first + column, mode="drop")
+        return _Best(best.value.at[at].set(value, mode="drop"), word)
+
+    return lax.fori_loop(0, (needed.sum() + rows - 1) // rows, visit, best)
+
+
+def _best(values):
+    """The best column of each row of `values [rows, n]`, the first of equal ones."""
+    column = values.argmax(axis=1)
+    value = jnp.take_along_axis(values, column[:, None], axis=1)[:, 0]
+    return _Best(value, column.astype(jnp.int32))
+
+
+def _rows(count, words):
+    """Tokens of a chunk whose logits over so many words are within `LOGITS`, shared evenly."""
+    most = max(1, LOGITS // max(1, words))
+    return math.ceil(count / math.ceil(count / most))

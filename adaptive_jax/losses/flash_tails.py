@@ -20,7 +20,7 @@ from adaptive_jax.losses.chunks import project
 from adaptive_jax.losses.settings import Settings, Tokens, used
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.platforms import capability, platform, roomy
+from adaptive_jax.numerics.platforms import capability, large_shared_memory, platform
 from adaptive_jax.numerics.products import wide
 
 WORDS = 128  # of a block
@@ -36,16 +36,17 @@ def fits(settings: Settings, band: Band, tails: int) -> bool:
     one NVIDIA GPU.
     """
     rows, width = band.table.shape
-    wanted = settings.tails == "auto" and settings.axis_name is None
-    plain = not (settings.label_smoothing or used(settings.soft_cap) or settings.reports)
-    plain = plain and band.bias is None
+    plain = settings.axis_name is None and band.bias is None
+    plain &= not (settings.label_smoothing or used(settings.soft_cap) or settings.reports)
     shaped = (
         tails == 1
         and width in WIDTHS
         and rows % WORDS == 0
         and band.table.dtype in (jnp.bfloat16, jnp.float16)
     )
-    return wanted and plain and shaped and capability() >= (8, 0) and (width <= WIDEST or roomy())
+    return (
+        plain and shaped and capability() >= (8, 0) and (width <= WIDEST or large_shared_memory())
+    )
 
 
 def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gradients: bool):

@@ -33,11 +33,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from adaptive_jax.losses import chunks, reports
-from adaptive_jax.losses.sharded import ABSENT, sum_over
+from adaptive_jax.losses.sharded import ABSENT
 from adaptive_jax.numerics.bands import Band
+from adaptive_jax.numerics.meshes import axes_of, vary
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import sum_dtype, wide
-from adaptive_jax.numerics.varying import axes_of, vary
 
 LONG = 2**25  # numbers in a table from which on it is long: 128 MiB in float32
 LEAST_KEPT, FAST_LEAST_KEPT = 80, 896  # tokens below which logits are computed again
@@ -56,14 +56,13 @@ class Plan(NamedTuple):
         return min(tokens, self.tokens) * (words if self.kept else min(words, self.words))
 
 
-def plan(band: int, words: int, width: int, backend: str | None = None) -> Plan:
+def plan(band: int, words: int, width: int) -> Plan:
     """The plan of a band of so many words of this width; band 0 is the head.
 
     On a CPU 262,144 words of width 512 are computed by 128 tokens and tiles of 8,192 words; 10
-    million of width 64 by 512 tokens, whose logits are computed twice. `backend`: by default the
-    platform that the program is traced for.
+    million of width 64 by 512 tokens, whose logits are computed twice.
     """
-    most, slow = chunks.chunk_size(band, words, width, backend), (backend or platform()) == "cpu"
+    most, slow = chunks.chunk_size(band, words, width), platform() == "cpu"
     if words * width < LONG:
         return Plan(most)
     least, numbers = (LEAST_KEPT, TILE_NUMBERS) if slow else (FAST_LEAST_KEPT, FAST_TILE_NUMBERS)
@@ -179,16 +178,10 @@ def _normalised(tiles, keep):
     if settings.axis_name is not None:
         highest = lax.pmax(peak, settings.axis_name)
         total, peak = total * jnp.exp(peak - highest), highest
-    mine, columns, average = (), 1, None
-    if settings.label_smoothing:
-        mine = summed, tiles.columns()
-    total, scored, *smoothed = sum_over(settings.axis_name, total, scored, *mine)
-    logsumexp = peak + jnp.log(total)
-    if smoothed:
-        columns = smoothed[1] if settings.axis_name is None else smoothed[1][0]
-        average = smoothed[0] / columns
-    loss, nll = chunks.regularised(settings, logsumexp, scored, average, tokens.probs)
-    found, reported = chunks.Normaliser([], jnp.ones_like(total), logsumexp, columns), ()
+    smoothed = (summed, tiles.columns()) if settings.label_smoothing else ()
+    sums = total, scored, *smoothed
+    loss, nll, found = chunks.totalled(settings, peak, sums, tokens.probs)
+    found, reported = found._replace(total=jnp.ones_like(total)), ()
     if settings.reports:
         told = reports.observed(settings, stats, found, tokens.column, tiles.held())
         found, reported = found._replace(entropy=told.get("entropy")), (told,)

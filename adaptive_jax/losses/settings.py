@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.losses import reports
 
-TAILS = ("auto", "chunks")
-
 
 class Settings(NamedTuple):
     """Static settings of the core. The defaults give the plain negative log-likelihood.
@@ -31,8 +29,6 @@ class Settings(NamedTuple):
             `adaptive_jax.losses.sharded`; None: none.
         words: words of every band, whose table may have rows behind them, on all devices, that are
             padding; None: no padding.
-        tails: "auto" computes a tail by kernels where they run
-            (`adaptive_jax.losses.flash_tails`); "chunks" nowhere.
         ignore_index: a target that counts as one of weight 0; None: none does.
         reports: names of `adaptive_jax.losses.reports.REPORTS` to tell of each token.
         top_k: how many words the report "top_k" has.
@@ -45,7 +41,6 @@ class Settings(NamedTuple):
     soft_cap: float | None = None
     axis_name: str | None = None
     words: tuple[int, ...] | None = None
-    tails: str = "auto"
     ignore_index: int | None = None
     reports: tuple[str, ...] = ()
     top_k: int = 0
@@ -55,28 +50,27 @@ class Settings(NamedTuple):
 
         Raises:
             InputError: a rate or label_smoothing outside [0, 1), a z_loss that is negative or
-                infinite, a chunk of no token, a soft_cap that is not above 0, an unknown way for
-                tails, an unknown report, or a top_k that is no number of words.
+                infinite, a chunk of no token, a soft_cap that is not above 0, an unknown
+                report, or a negative top_k.
         """
         check_rates(self, "tail_dropout", "label_smoothing")
         if not _is_scalar(self.z_loss) and (
             not isinstance(self.z_loss, numbers.Real) or not 0 <= self.z_loss < math.inf
         ):
-            raise InputError(f"z_loss={self.z_loss!r} is no weight: give 0 or more")
+            raise InputError(f"z_loss={self.z_loss!r} must be finite and 0 or more")
         for name in self.reports:
             check_known(f"reports={name!r}", name, reports.REPORTS)
         if ("top_k" in self.reports) != bool(self.top_k):
             raise InputError(
-                f"top_k={self.top_k} and reports={self.reports} do not fit: give 'top_k' among the"
-                " reports and the number of words, or neither"
+                f"top_k={self.top_k} and reports={self.reports} do not fit together: give both"
+                " 'top_k' among the reports and top_k above 0, or neither"
             )
         check_at_least(0, top_k=self.top_k)
         ignored = self.ignore_index
         if ignored is not None and (
             isinstance(ignored, bool) or not isinstance(ignored, numbers.Integral)
         ):
-            raise InputError(f"ignore_index={ignored!r} is no id: give a whole number, or None")
-        check_known(f"tails={self.tails!r}", self.tails, TAILS)
+            raise InputError(f"ignore_index={ignored!r} must be an integer or None")
         if self.chunk is not None:
             check_at_least(1, chunk=self.chunk)
         cap = self.soft_cap
@@ -87,9 +81,7 @@ class Settings(NamedTuple):
                 isinstance(cap, bool) or not isinstance(cap, numbers.Real) or not 0 < cap < math.inf
             )
         ):
-            raise InputError(
-                f"soft_cap={cap!r} is no cap: give a number above 0, or None for no cap"
-            )
+            raise InputError(f"soft_cap={cap!r} must be a finite number above 0, or None")
 
 
 PLAIN = Settings()

@@ -14,7 +14,7 @@ from jax import lax
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.varying import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, vary
 
 ABSENT = -(2**30)  # a column that no softmax has, wherever it is shifted
 

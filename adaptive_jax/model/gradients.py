@@ -11,9 +11,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from adaptive_jax.model.composition import compose_for_update, encoded, joined
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.numerics.meshes import axes_of, vary
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import exact
-from adaptive_jax.numerics.varying import axes_of, vary
 from adaptive_jax.parallel import sharding
 
 

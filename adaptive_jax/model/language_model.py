@@ -21,9 +21,8 @@ from adaptive_jax.numerics.arrays import ids
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
 from adaptive_jax.outputs.differentiated import Differentiated
-from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import NCE, Sampled
-from adaptive_jax.outputs.softmax import Loss, Softmax
+from adaptive_jax.outputs.softmax import FullSoftmax, Hierarchical, Loss, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 
 INPUTS = {"lookup": Lookup, "adaptive": AdaptiveInput, "char_cnn": CharacterCNN, "groc": GroC}
@@ -69,7 +68,7 @@ TABLES = {
     "assembled": AssembledTable,
 }
 OUTPUTS = {
-    "softmax": Softmax,
+    "softmax": FullSoftmax,
     "adaptive": Softmax,
     "hierarchical": Hierarchical,
     "sampled": Sampled,
@@ -247,12 +246,6 @@ def _check(model, output):
     bands = jax.eval_shape(
         lambda: model.init_with_output(jax.random.key(0), method=lambda m: m.output.bands())[0]
     )
-    if output == "softmax" and len(bands) > 1:
-        raise InputError(
-            "config.output.name='softmax' takes a table of one band, and this one has"
-            f" {len(bands)}: use config.output.name='adaptive', config.output.table.name='own'"
-            " without cutoffs, or 'assembled'"
-        )
     features, sliced = model.output.table.features, getattr(model.output, "form", None) == "slices"
     if not sliced and any(
         band.projection is None and band.table.shape[1] != features for band in bands

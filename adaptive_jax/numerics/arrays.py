@@ -28,7 +28,7 @@ def floats(what: str, values, *sizes) -> jax.Array:
         return array
     if array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer):
         return array.astype(jnp.float32)
-    raise InputError(f"{what} of dtype {array.dtype} are no real numbers: give float32 or bfloat16")
+    raise InputError(f"{what} of dtype {array.dtype} must be real numbers, such as float32")
 
 
 def whole_numbers(what: str, values, *sizes) -> jax.Array:
@@ -40,7 +40,7 @@ def whole_numbers(what: str, values, *sizes) -> jax.Array:
     array = _array(what, values)
     _check_sizes(what, array, sizes)
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise InputError(f"{what} of dtype {array.dtype} are no whole numbers: give int32")
+        raise InputError(f"{what} must have an integer dtype, got {array.dtype}")
     return array
 
 
@@ -78,11 +78,8 @@ def look_up(table: jax.Array, array: jax.Array) -> jax.Array:
     """Rows `[..., width]` of a table `[rows, width]` by their ids `[...]`: NaN for an id that
     does not exist.
     """
-    return (
-        jnp.asarray(table)
-        .at[array]
-        .get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
-    )
+    rows = jnp.asarray(table).at[array]
+    return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 def check_dtype(dtype) -> None:
@@ -96,10 +93,8 @@ def check_dtype(dtype) -> None:
     except TypeError:
         known = False
     if not known:
-        raise InputError(
-            f"dtype={getattr(dtype, '__name__', dtype)} is no type of floats: give float32 or"
-            " bfloat16"
-        )
+        name = getattr(dtype, "__name__", dtype)
+        raise InputError(f"dtype={name} must be a type of floats, such as float32 or bfloat16")
 
 
 def _array(what, values):
@@ -107,19 +102,17 @@ def _array(what, values):
         return jnp.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
-            f"{what}={reprlib.repr(values)} is no array of numbers: give an array or equally long"
-            " lists"
+            f"{what}={reprlib.repr(values)} must be an array of numbers, or lists of equal lengths"
         ) from error
 
 
 def _check_sizes(what, array, sizes):
-    wanted = sizes[1:] if sizes[:1] == (...,) else sizes
-    found = (
-        array.shape[max(array.ndim - len(wanted), 0) :] if len(wanted) < len(sizes) else array.shape
-    )
-    if len(found) != len(wanted) or any(
-        isinstance(b, int) and a != b for a, b in zip(found, wanted, strict=True)
-    ):
+    wanted, found = sizes, array.shape
+    if sizes[:1] == (...,):
+        wanted = sizes[1:]
+        found = array.shape[max(array.ndim - len(wanted), 0) :]
+    fits = len(found) == len(wanted)
+    if not fits or any(isinstance(b, int) and a != b for a, b in zip(found, wanted, strict=True)):
         names = ", ".join("..." if size is ... else str(size) for size in sizes)
         raise InputError(f"{what} of shape {list(array.shape)} do not fit: give [{names}]")
     if not array.size:

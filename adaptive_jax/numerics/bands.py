@@ -46,12 +46,9 @@ def band_sizes(vocabulary_size: int, cutoffs: Sequence[int]) -> list[int]:
         InputError: cutoffs that are no whole numbers, do not increase, or leave a band empty.
     """
     check_at_least(1, vocabulary_size=vocabulary_size)
-    if not isinstance(cutoffs, Sequence) or not all(
-        isinstance(cut, numbers.Integral) for cut in cutoffs
-    ):
-        raise InputError(
-            f"cutoffs {cutoffs} are not whole numbers in a list: give them as (20_000, 60_000)"
-        )
+    listed = isinstance(cutoffs, Sequence)
+    if not listed or not all(isinstance(cut, numbers.Integral) for cut in cutoffs):
+        raise InputError(f"cutoffs {cutoffs} must be whole numbers, such as (20_000, 60_000)")
     ends = [0, *cutoffs, vocabulary_size]
     for before, after in itertools.pairwise(ends):
         if before >= after and after == vocabulary_size:
@@ -94,11 +91,8 @@ def band_shapes(layer) -> list[tuple[int, int]]:
     check_at_least(1, features=layer.features)
     check_at_least(0, width=layer.width)
     sizes = band_sizes(layer.vocabulary_size, layer.cutoffs)
-    return list(
-        zip(
-            sizes, band_widths(layer.width or layer.features, layer.factor, len(sizes)), strict=True
-        )
-    )
+    widths = band_widths(layer.width or layer.features, layer.factor, len(sizes))
+    return list(zip(sizes, widths, strict=True))
 
 
 def band_flops(rows, width, columns, features=0):
@@ -150,13 +144,10 @@ def make_tables(layer, initializer: Callable) -> "list[jax.Array]":
     shapes = band_shapes(layer)
     sizes, widths = zip(*shapes, strict=True)
     if len(sizes) < MANY_BANDS or len(set(widths)) > 1:
-        return [
-            jnp.asarray(layer.param(f"table_{i}", initializer(shape[1]), shape))
-            for i, shape in enumerate(shapes)
-        ]
-    return split_rows(
-        layer.param("table", initializer(widths[0]), (layer.vocabulary_size, widths[0])), sizes
-    )
+        named = [(f"table_{i}", initializer(shape[1]), shape) for i, shape in enumerate(shapes)]
+        return [jnp.asarray(layer.param(*each)) for each in named]
+    shape = layer.vocabulary_size, widths[0]
+    return split_rows(layer.param("table", initializer(widths[0]), shape), sizes)
 
 
 def split_rows(array: "jax.Array", sizes: Sequence[int]) -> "list[jax.Array]":

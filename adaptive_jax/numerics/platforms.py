@@ -12,7 +12,7 @@ from adaptive_jax.numerics.devices import GPUS
 NAMES = {"cuda": "gpu", "rocm": "gpu"}
 # Compute capabilities whose blocks of threads can have 163 or 227 KiB of shared memory; from 8.0
 # on, the others give 99.
-ROOMY = (8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0)
+LARGE_SHARED_MEMORY = (8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0)
 
 
 def platform() -> str:
@@ -43,11 +43,11 @@ def capability() -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
 
 
-def roomy() -> bool:
+def large_shared_memory() -> bool:
     """Whether this code is traced for an NVIDIA GPU with the shared memory of those for
-    servers, see `ROOMY`.
+    servers, see `LARGE_SHARED_MEMORY`.
     """
-    return capability() in ROOMY
+    return capability() in LARGE_SHARED_MEMORY
 
 
 def tracing_for(platform: str, kind: str) -> contextlib.AbstractContextManager:

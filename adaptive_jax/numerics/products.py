@@ -31,7 +31,7 @@ def product(x: jax.Array, matrix: jax.Array) -> jax.Array:
 
     It has no forward-mode derivative.
     """
-    if not halved(x):
+    if not is_cpu_bfloat16(x):
         return x @ matrix.astype(x.dtype)
     return wide(_flat(x), matrix.astype(x.dtype)).astype(x.dtype).reshape(*x.shape[:-1], -1)
 
@@ -40,10 +40,10 @@ def wide(left: jax.Array, right: jax.Array) -> jax.Array:
     """The product of two matrices `[n, k]` and `[k, m]` of one dtype, summed and returned in
     float32, or their dtype if wider.
     """
-    return _of_rows(left, right) if halved(left) else _widened(left, right)
+    return _of_rows(left, right) if is_cpu_bfloat16(left) else _widened(left, right)
 
 
-def halved(array: jax.Array) -> bool:
+def is_cpu_bfloat16(array: jax.Array) -> bool:
     """Whether this is bfloat16 on a CPU."""
     return array.dtype == jnp.bfloat16 and platform() == "cpu"
 

@@ -13,66 +13,79 @@ from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.numerics import dropout
-from adaptive_jax.numerics.activations import ACTIVATIONS
 from adaptive_jax.numerics.arrays import look_up
 from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
+from adaptive_jax.numerics.layers import ACTIVATIONS
+from adaptive_jax.outputs.tables import check_source
 
 BIASES = ("none", "own", "predicted")
 _matrix = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class ComputedTable(nn.Module):
-    """What the tables of this file share; they compute `vectors(words, train)`."""
+    """What the tables of this file share; they compute `vectors(words, train)`.
+
+    Attributes:
+        features: width of the hidden states, and of the vectors.
+        bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`
+            (GroC 2020, equation 5, whose public code also drops entries of the vector).
+        source: the input that they are computed from, if there is one, and
+        dropout: the rate at which its vectors are dropped.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, features=self.features)
+        check_known(f"bias={self.bias!r}", self.bias, BIASES)
+        if "source" in self.__dataclass_fields__:
+            check_rates(self, "dropout")
+            check_source(self.source)
+
+    def words(self) -> int:
+        """The number of words."""
+        return self.source.vocabulary_size
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band, `[words, features]`: composed before, or computed now, then with
         dropout if `train`.
         """
+        words = self.words()
         if self.has_variable("tables", "vectors"):
-            words = self.words()
-            vectors = self.get_variable("tables", "vectors")[:words]
-            predicted = (
-                self.get_variable("tables", "bias")[:words] if self.bias == "predicted" else None
-            )
+            tables = {"vectors": self.get_variable("tables", "vectors")[:words]}
+            if self.bias == "predicted":
+                tables["bias"] = self.get_variable("tables", "bias")[:words]
         else:
-            vectors = self.vectors(jnp.arange(self.words()), train)
-            predicted = self._predicted(vectors)
-        return [Band(vectors, None, self.own_bias if self.bias == "own" else predicted)]
+            tables = self._tables(jnp.arange(words), train)
+        bias = self.own_bias if self.bias == "own" else tables.get("bias")
+        return [Band(tables["vectors"], None, bias)]
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
         """Puts the vectors of `words [n]`, and their biases where these are predicted, into the
         collection "tables".
         """
-        vectors = self.vectors(words, train)
-        self.put_variable("tables", "vectors", vectors)
+        for name, array in self._tables(words, train).items():
+            self.put_variable("tables", name, array)
+
+    def _tables(self, words, train):
+        tables = {"vectors": self.vectors(words, train)}
         if self.bias == "predicted":
-            self.put_variable("tables", "bias", self._predicted(vectors))
+            weights, bias = self.bias_weights
+            tables["bias"] = jnp.tanh(tables["vectors"] @ weights[:, 0] + bias)
+        return tables
 
     def _set_up_bias(self):
         if self.bias == "own":
             self.own_bias = self.param("bias", nn.initializers.zeros, (self.words(),))
         if self.bias == "predicted":
-            self.bias_weights = (
-                self.param("bias_weights", _matrix, (self.features, 1)),
-                self.param("bias", _zero),
-            )
+            weights = self.param("bias_weights", _matrix, (self.features, 1))
+            self.bias_weights = weights, self.param("bias", nn.initializers.zeros, ())
 
     def _mask(self, rate, train):
         """Factors `[features]` that all words and tokens of an update share."""
         if not train or not rate:
             return 1.0
-        keep = dropout.keep_mask(
-            dropout.shared_seeds(self.make_rng("dropout")),
-            dropout.positions((self.features,)),
-            rate,
-        )
-        return keep / (1 - rate)
-
-    def _predicted(self, vectors):
-        if self.bias != "predicted":
-            return None
-        weights, bias = self.bias_weights
-        return jnp.tanh(vectors @ weights[:, 0] + bias)
+        seeds = dropout.shared_seeds(self.make_rng("dropout"))
+        return dropout.keep_mask(seeds, dropout.positions((self.features,)), rate) / (1 - rate)
 
 
 class MappedTable(ComputedTable):
@@ -113,16 +126,10 @@ class MappedTable(ComputedTable):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(1, features=self.features)
         check_at_least(0, depth=self.depth)
-        check_rates(self, "dropout", "layer_dropout")
+        check_rates(self, "layer_dropout")
         check_known(f"form={self.form!r}", self.form, ("bilinear", "residual"))
         check_known(f"activation={self.activation!r}", self.activation, ACTIVATIONS)
-        check_known(f"bias={self.bias!r}", self.bias, BIASES)
-        if not hasattr(self.source, "bands"):
-            raise InputError(
-                f"source={self.source!r} has no bands(): give an input, such as Lookup(...)"
-            )
 
     def setup(self):
         shapes = [tuple(band.table.shape[1:]) for band in self.source.bands()]
@@ -133,15 +140,11 @@ class MappedTable(ComputedTable):
                 f" and this one has width {widths}: use input.name='lookup' with input.width=0,"
                 " 'char_cnn' or 'groc', and a body as wide"
             )
-        size = 1 if self.form == "bilinear" else self.depth
-        square = self.features, self.features
-        self.layers = [
-            (
-                self.param(f"kernel_{i}", _matrix, square),
-                self.param(f"kernel_bias_{i}", _uniform, square),
-            )
-            for i in range(size)
-        ]
+        square, layers = (self.features, self.features), []
+        for i in range(1 if self.form == "bilinear" else self.depth):
+            kernel = self.param(f"kernel_{i}", _matrix, square)
+            layers.append((kernel, self.param(f"kernel_bias_{i}", _uniform, square)))
+        self.layers = layers
         self._set_up_bias()
 
     def bands(self, *, train: bool = False) -> list[Band]:
@@ -149,30 +152,18 @@ class MappedTable(ComputedTable):
         [(table, _, bias)] = super().bands(train=train)
         sizes = band_sizes(self.words(), self.cutoffs)
         biases = [None] * len(sizes) if bias is None else split_rows(bias, sizes)
-        return [
-            Band(rows, None, part)
-            for rows, part in zip(split_rows(table, sizes), biases, strict=True)
-        ]
-
-    def words(self) -> int:
-        """The number of words."""
-        return self.source.vocabulary_size
+        parts = zip(split_rows(table, sizes), biases, strict=True)
+        return [Band(rows, None, part) for rows, part in parts]
 
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
         """Vectors `[n, features]` of `words [n]`."""
         [(table, *_)] = self.source.bands()
         if not self.source.has_variable("tables", "vectors"):  # else they are those of `words`
             table = look_up(table, words)
-        masks = [
-            self._mask(rate, train)
-            for rate in (self.dropout, *[self.layer_dropout] * len(self.layers))
-        ]
-        return mapped(
-            table,
-            self.layers,
-            masks,
-            None if self.form == "bilinear" else ACTIVATIONS[self.activation],
-        )
+        rates = self.dropout, *[self.layer_dropout] * len(self.layers)
+        masks = [self._mask(rate, train) for rate in rates]
+        activation = None if self.form == "bilinear" else ACTIVATIONS[self.activation]
+        return mapped(table, self.layers, masks, activation)
 
 
 def mapped(table: jax.Array, layers: Sequence, masks: Sequence, activation=None) -> jax.Array:
@@ -215,16 +206,6 @@ class AssembledTable(ComputedTable):
     dropout: float = 0.0
     bias: str = "none"
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(1, features=self.features)
-        check_rates(self, "dropout")
-        check_known(f"bias={self.bias!r}", self.bias, BIASES)
-        if not hasattr(self.source, "bands"):
-            raise InputError(
-                f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)"
-            )
-
     def setup(self):
         widths = {
             band.table.shape[1] if band.projection is None else band.projection.shape[1]
@@ -238,24 +219,17 @@ class AssembledTable(ComputedTable):
             )
         self._set_up_bias()
 
-    def words(self) -> int:
-        """The number of words."""
-        return self.source.vocabulary_size
-
     def vectors(self, words: jax.Array, train: bool) -> jax.Array:
         """Vectors `[n, features]` of `words [n]`."""
         parts = [
             band.table if band.projection is None else band.table @ band.projection
             for band in self.source.bands()
         ]
-        table = (
-            jnp.concatenate(parts)
-            if self.source.has_variable("tables", "vectors")
-            else look_up(jnp.concatenate(parts), words)
-        )
-        return table * jnp.atleast_2d(
-            self._mask(self.dropout, train) * (self.features**0.5 if self.scaled else 1.0)
-        )
+        table = jnp.concatenate(parts)
+        if not self.source.has_variable("tables", "vectors"):  # else they are those of `words`
+            table = look_up(table, words)
+        scale = self.features**0.5 if self.scaled else 1.0
+        return table * jnp.atleast_2d(self._mask(self.dropout, train) * scale)
 
 
 class ComposedTable(ComputedTable):
@@ -283,9 +257,7 @@ class ComposedTable(ComputedTable):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(1, features=self.features)
         check_at_least(0, correction=self.correction)
-        check_known(f"bias={self.bias!r}", self.bias, BIASES)
 
     @property
     def wants(self) -> dict:
@@ -294,12 +266,10 @@ class ComposedTable(ComputedTable):
 
     def setup(self):
         if self.correction:
-            self.corrections = self.param(
-                "corrections", nn.initializers.zeros, (self.words(), self.correction)
-            )
-            self.correction_map = self.param(
-                "correction_map", _matrix, (self.correction, self.features)
-            )
+            shape = self.words(), self.correction
+            self.corrections = self.param("corrections", nn.initializers.zeros, shape)
+            shape = self.correction, self.features
+            self.correction_map = self.param("correction_map", _matrix, shape)
         self._set_up_bias()
 
     def words(self) -> int:
@@ -313,19 +283,12 @@ class ComposedTable(ComputedTable):
         if self.has_variable("tables", "vectors"):
             return self.get_variable("tables", "vectors")
         vectors = self.cnn(words).astype(jnp.float32)
-        return (
-            vectors + look_up(self.corrections, words) @ self.correction_map
-            if self.correction
-            else vectors
-        )
+        if self.correction:
+            vectors += look_up(self.corrections, words) @ self.correction_map
+        return vectors
 
 
 def _uniform(key, square):
     """A bias `[features]` as torch starts that of a linear layer."""
-    return jax.random.uniform(
-        key, square[:1], minval=-(square[0] ** -0.5), maxval=square[0] ** -0.5
-    )
-
-
-def _zero(key):
-    return jnp.zeros(())
+    bound = square[0] ** -0.5
+    return jax.random.uniform(key, square[:1], minval=-bound, maxval=bound)

@@ -1,19 +1,22 @@
 """The differentiated softmax: one softmax over bands of words, rarer ones with shorter vectors."""
 
+import functools
 import itertools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_known, check_rates
-from adaptive_jax.losses import one_pass
 from adaptive_jax.losses.chunks import chunk_size, project
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.bands import Band, softmax_flops
-from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.numerics.layers import Dropout
+from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.softmax import Loss
+from adaptive_jax.outputs.tables import check_table
 
 FORMS = ("slices", "projections")
 
@@ -43,14 +46,13 @@ class Differentiated(nn.Module):
     form: str = "projections"
     input_dropout: float = 0.0
 
+    many_bands: ClassVar[bool] = True
+
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout")
         check_known(f"form={self.form!r}", self.form, FORMS)
-        if not hasattr(self.table, "bands"):
-            raise InputError(
-                f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)"
-            )
+        check_table(self.table)
 
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
@@ -64,11 +66,8 @@ class Differentiated(nn.Module):
                 "output.form='slices' takes a table without projections: use"
                 " output.table.name='own' with projected=False, or output.form='projections'"
             )
-        lacking = [
-            str(w)
-            for (_, p, _), w in zip(bands, widths, strict=True)
-            if p is None and w != self.table.features
-        ]
+        bare = [band.table.shape[1] for band in bands if band.projection is None]
+        lacking = [str(width) for width in bare if width != self.table.features]
         if self.form == "projections" and lacking:
             raise InputError(
                 "output.form='projections' takes a table with projections, and bands of width"
@@ -100,39 +99,32 @@ class Differentiated(nn.Module):
         hidden = floats("hidden", hidden, ..., self.table.features)
         row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
-        bands, shape = self.bands(train=train), hidden.shape[:-1]
-        words = _words(bands)
-        hidden, targets, weights, exist = one_pass.flat(hidden, targets, weights, words)
-        total, nll = one_pass.weighted(
-            _losses, chunk_size(0, words, self.table.features), bands, hidden, targets, weights
-        )
-        return Loss(total, jnp.where(exist & (weights != 0), nll, 0 * weights).reshape(shape))
+        total, nll = self._loss(hidden, targets, weights, train)
+        return Loss(total, jax.lax.stop_gradient(nll))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given: NaN for
         one that does not exist.
         """
-        hidden, bands = floats("hidden", hidden, ..., self.table.features), self.bands()
-        words, shape = _words(bands), hidden.shape[:-1]
-        hidden, targets, _, exist = one_pass.flat(hidden, targets, None, words)
-        each = one_pass.unweighted(
-            _losses, chunk_size(0, words, self.table.features), bands, hidden, targets
-        )
-        return jnp.where(exist, each, jnp.nan).reshape(shape)
+        hidden = floats("hidden", hidden, ..., self.table.features)
+        return self._loss(hidden, targets, None, False)[1]
+
+    def _loss(self, hidden, targets, weights, train):
+        bands = self.bands(train=train)
+        words = sum(len(band.table) for band in bands)
+        targets, weights = scanned.checked(hidden, targets, weights, words)
+        chunk = chunk_size(0, words, self.table.features)
+        losses = functools.partial(_losses, bands)
+        return scanned.scanned_loss(losses, chunk, weights, hidden, targets)
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
         needed.
         """
         hidden = floats("hidden", hidden, ..., self.table.features)
-        logits = jnp.concatenate(
-            _logits(self.bands(), hidden.reshape(-1, hidden.shape[-1])), axis=1
-        )
-        return jax.nn.log_softmax(logits, axis=1).reshape(*hidden.shape[:-1], -1)
-
-
-def _words(bands):
-    return sum(len(band.table) for band in bands)
+        logits = _logits(self.bands(), hidden.reshape(-1, hidden.shape[-1]))
+        log_probs = jax.nn.log_softmax(jnp.concatenate(logits, axis=1), axis=1)
+        return log_probs.reshape(*hidden.shape[:-1], -1)
 
 
 def _logits(bands, hidden):
@@ -145,11 +137,11 @@ def _logits(bands, hidden):
         whole = projection is not None or table.shape[1] == hidden.shape[1]
         x = hidden if whole else hidden[:, end - table.shape[1] : end]
         x = project(x, None if projection is None else projection.astype(x.dtype))
-        logits.append(one_pass.product(x, table) + (0.0 if bias is None else bias[None]))
+        logits.append(scanned.logits_of(x, table) + (0.0 if bias is None else bias[None]))
     return logits
 
 
-def _losses(bands, hidden, targets, _):
+def _losses(bands, hidden, targets):
     """The nll `[tokens]`, twice."""
     first, scored, normalisers = 0, 0.0, []
     for logits in _logits(bands, hidden):

@@ -1,20 +1,24 @@
 """Losses that see a sample of the vocabulary: sampled softmax and noise-contrastive estimation."""
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
-from adaptive_jax.losses import banded, one_pass
+from adaptive_jax.losses import banded
+from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.losses.chunks import chunk_size, project
-from adaptive_jax.losses.given import given
 from adaptive_jax.numerics.arrays import floats, whole_numbers
 from adaptive_jax.numerics.bands import Band, band_flops
-from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.numerics.layers import Dropout
+from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.softmax import Loss
+from adaptive_jax.outputs.tables import check_table
 
 PROPOSALS = ("log_uniform", "unigram")
 # The score of a candidate that is the target: finite, so that its gradient is 0 where all
@@ -56,15 +60,14 @@ class Sampled(nn.Module):
     proposal: str = "log_uniform"
     input_dropout: float = 0.0
 
+    many_bands: ClassVar[bool] = False
+
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout")
         check_at_least(1, samples=self.samples)
         check_known(f"proposal={self.proposal!r}", self.proposal, PROPOSALS)
-        if not hasattr(self.table, "bands"):
-            raise InputError(
-                f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)"
-            )
+        check_table(self.table)
 
     @property
     def wants(self) -> dict:
@@ -114,48 +117,45 @@ class Sampled(nn.Module):
         """See `adaptive_jax.outputs.softmax.Softmax.loss`; with `train` on candidates, and
         `nll` is an estimate.
         """
-        hidden, [band], _ = given(hidden, self.bands(train=train), None)
+        hidden, [band], _ = validate_bands(hidden, self.bands(train=train), None)
         if not train:
             return Loss(*banded.loss(hidden, targets, weights, [band]))
         row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
-        hidden, shape = self.dropout(hidden, row_ids, train=train), hidden.shape[:-1]
-        words = len(band.table)
-        hidden, targets, weights, exist = one_pass.flat(hidden, targets, weights, words)
-        key = self.make_rng("dropout")
-        counts = jnp.asarray(self.counts.value) if self.proposal == "unigram" else None
-        candidates = (
-            log_uniform(key, words, self.samples)
-            if counts is None
-            else unigram(key, counts, self.samples)
-        )
-        drawn = jnp.concatenate([targets, candidates])
-        expected = math.log(self.samples) + (
-            log_uniform_chance(drawn, words) if counts is None else unigram_chance(drawn, counts)
-        )
+        hidden = self.dropout(hidden, row_ids, train=train)
+        words, count = len(band.table), hidden[..., 0].size
+        targets, weights = scanned.checked(hidden, targets, weights, words)
+        candidates, log_chance = self._proposal(words)
+        # One gather, whose gradient is one scatter.
+        drawn = jnp.concatenate([targets.ravel(), candidates])
         rows = band.table[drawn], None if band.bias is None else band.bias[drawn]
-        (own, own_expected), (rows, expected) = (
-            jax.tree.map(cut, (rows, expected))
-            for cut in (lambda a: a[: len(targets)], lambda a: a[len(targets) :])
-        )
-        x = project(
-            hidden, None if band.projection is None else band.projection.astype(hidden.dtype)
-        )
-        total, nll = one_pass.weighted(
-            type(self).losses,
-            chunk_size(0, self.samples, x.shape[1]),
-            rows,
-            (x, own),
-            (targets, own_expected),
-            weights,
-            (candidates, expected, math.log(words)),
-        )
-        return Loss(total, jnp.where(exist & (weights != 0), nll, 0 * weights).reshape(shape))
+        rows = (*rows, math.log(self.samples) + log_chance(drawn))
+        own = jax.tree.map(lambda a: a[:count].reshape(*targets.shape, *a.shape[1:]), rows)
+        others = jax.tree.map(lambda a: a[count:], rows)
+        projection = None if band.projection is None else band.projection.astype(hidden.dtype)
+        x = project(hidden.reshape(count, -1), projection).reshape(*targets.shape, -1)
+
+        def losses(x, targets, own):
+            hit = targets[:, None] == candidates[None]
+            return self.losses(x, own, others, hit, math.log(words))
+
+        chunk = chunk_size(0, self.samples, x.shape[-1])
+        total, nll = scanned.scanned_loss(losses, chunk, weights, x, targets, own)
+        return Loss(total, jax.lax.stop_gradient(nll))
+
+    def _proposal(self, words):
+        """Candidates drawn from Q, and a function from ids to their log-probabilities."""
+        key = self.make_rng("dropout")
+        if self.proposal == "log_uniform":
+            chance = functools.partial(log_uniform_chance, words=words)
+            return log_uniform(key, words, self.samples), chance
+        counts = jnp.asarray(self.counts.value)
+        return unigram(key, counts, self.samples), functools.partial(unigram_chance, counts=counts)
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood among all words of each target `[...]` in nats, in the order
-        given; see `banded.nll`.
+        given; see `banded.losses`.
         """
-        return banded.nll(hidden, targets, self.bands())
+        return banded.losses(hidden, targets, None, self.bands())
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
@@ -164,10 +164,18 @@ class Sampled(nn.Module):
         return banded.log_probs(floats("hidden", hidden, ...), self.bands())
 
     @staticmethod
-    def losses(rows, states, targets, constants) -> tuple[jax.Array, jax.Array]:
-        """Loss and estimated nll `[tokens]`, which are one; see `one_pass.weighted`."""
-        own, _, others = scores(rows, states, targets, constants)
-        loss = jax.nn.softplus(others - own)
+    def losses(x, own, others, hit, log_words) -> tuple[jax.Array, jax.Array]:
+        """Loss and estimated nll `[tokens]`, which are one.
+
+        Args:
+            x: `[tokens, width]`, projected hidden states.
+            own: `(table, bias, log of the expected count)` of each token's target.
+            others: those of each candidate.
+            hit: bool `[tokens, samples]`, where a candidate is the target.
+            log_words: the log of the vocabulary's size.
+        """
+        score, _, rest = scores(x, own, others, hit)
+        loss = jax.nn.softplus(rest - score)
         return loss, loss
 
 
@@ -188,35 +196,28 @@ class NCE(Sampled):
     """
 
     @staticmethod
-    def losses(rows, states, targets, constants) -> tuple[jax.Array, jax.Array]:
-        """Loss and estimated nll `[tokens]`; see `one_pass.weighted`."""
-        own, noise, others = scores(rows, states, targets, constants)
-        _, expected, log_words = constants
-        missed = jax.nn.softplus(noise - log_words - expected[None])
-        return jax.nn.softplus(targets[1] + log_words - own) + missed.sum(axis=1), jax.nn.softplus(
-            others - own
-        )
+    def losses(x, own, others, hit, log_words) -> tuple[jax.Array, jax.Array]:
+        """Loss and estimated nll `[tokens]`; arguments as those of `Sampled.losses`."""
+        score, noise, rest = scores(x, own, others, hit)
+        missed = jax.nn.softplus(noise - log_words - others[2][None])
+        loss = jax.nn.softplus(own[2] + log_words - score) + missed.sum(axis=1)
+        return loss, jax.nn.softplus(rest - score)
 
 
-def scores(rows, states, targets, constants) -> tuple[jax.Array, jax.Array, jax.Array]:
+def scores(x, own, others, hit) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Float32 logits of the targets `[tokens]` and of the candidates `[tokens, samples]`; and
     `[tokens]`, an estimate:
 
     the log-sum-exp of all logits but the target's, each candidate that is not the target divided by
-    its expected count.
+    its expected count. Arguments as those of `Sampled.losses`.
     """
-    (table, bias), (x, (own_rows, own_bias)), (words, _), (candidates, expected, _) = (
-        rows,
-        states,
-        targets,
-        constants,
-    )
-    own = jnp.sum(x.astype(jnp.float32) * own_rows.astype(x.dtype), axis=1)
-    logits = one_pass.product(x, table)
+    (own_rows, own_bias, _), (rows, bias, expected) = own, others
+    score = jnp.sum(x.astype(jnp.float32) * own_rows.astype(x.dtype), axis=1)
+    logits = scanned.logits_of(x, rows)
     if bias is not None:
-        own, logits = own + own_bias, logits + bias[None]
-    others = jnp.where(words[:, None] == candidates[None], HIT, logits - expected[None])
-    return own, logits, jax.nn.logsumexp(others, axis=1)
+        score, logits = score + own_bias, logits + bias[None]
+    rest = jnp.where(hit, HIT, logits - expected[None])
+    return score, logits, jax.nn.logsumexp(rest, axis=1)
 
 
 def log_uniform(key: jax.Array, words: int, samples: int) -> jax.Array:

@@ -1,23 +1,25 @@
-"""The softmax output: full over a table of one band, adaptive over a table of several."""
+"""The softmax output: full over a table of one band, adaptive over a table of several, and the
+hierarchical softmax of two levels.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_known, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.cross_entropy import REDUCTIONS
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import floats, whole_numbers
-from adaptive_jax.numerics.bands import Band, softmax_flops
-from adaptive_jax.numerics.dropout_layers import Dropout
-from adaptive_jax.outputs.prediction import predict
-from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.numerics.bands import Band, softmax_flops, split_rows
+from adaptive_jax.numerics.layers import Dropout
+from adaptive_jax.outputs.tables import OwnTable, check_table
 
 
 class Loss(NamedTuple):
@@ -49,7 +51,7 @@ class Softmax(nn.Module):
             section 5.4; Table 6: 0.2).
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has
             none; its released code sets it to the tail dropout.
-        label_smoothing, z_loss, tails: see `adaptive_jax.losses.settings.Settings`.
+        label_smoothing, z_loss: see `adaptive_jax.losses.settings.Settings`.
         clusters_init: how `clusters` starts, a function `(key, shape)`; with the names of its axes
             if it comes from `nn.with_partitioning`.
 
@@ -63,19 +65,15 @@ class Softmax(nn.Module):
     input_dropout: float = 0.0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
-    tails: str = "auto"
     clusters_init: Callable = nn.initializers.xavier_uniform()
+
+    many_bands: ClassVar[bool] = True  # whether the table may have several
 
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout")
-        banded.Settings(
-            self.tail_dropout, self.label_smoothing, self.z_loss, tails=self.tails
-        ).check()
-        if not hasattr(self.table, "bands"):
-            raise InputError(
-                f"table={self.table!r} has no bands(): give OwnTable(...) or TiedTable(...)"
-            )
+        banded.Settings(self.tail_dropout, self.label_smoothing, self.z_loss).check()
+        check_table(self.table)
 
     def setup(self):
         self.dropout = Dropout(self.input_dropout)
@@ -83,12 +81,9 @@ class Softmax(nn.Module):
         shape = (len(tails), head.table.shape[1])
         self.clusters = None
         if tails:
-            rows = self.param("clusters", self.clusters_init, shape)
-            bias = (
-                None
-                if head.bias is None
-                else self.param("cluster_bias", nn.initializers.zeros, shape[:1])
-            )
+            rows, bias = self.param("clusters", self.clusters_init, shape), None
+            if head.bias is not None:
+                bias = self.param("cluster_bias", nn.initializers.zeros, shape[:1])
             self.clusters = Band(rows, None, bias)
 
     def bands(self, *, train: bool = False) -> list[Band]:
@@ -167,17 +162,14 @@ class Softmax(nn.Module):
             InputError: shapes that do not fit, or a target that is known and does not exist.
         """
         hidden, settings, seeds = self._drawn(hidden, row_ids, train)
-        return Loss(
-            *banded.loss(hidden, targets, weights, *self.arrays(train=train), settings, seeds)
-        )
+        softmax = self.arrays(train=train)
+        return Loss(*banded.loss(hidden, targets, weights, *softmax, settings, seeds))
 
     def nll(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
         """Negative log-likelihood of each target `[...]` in nats, in the order given; see
-        `banded.nll`.
+        `banded.losses`.
         """
-        return banded.losses(
-            hidden, targets, None, *self.arrays(), banded.Settings(tails=self.tails)
-        )
+        return banded.losses(hidden, targets, None, *self.arrays())
 
     def log_probs(self, hidden: jax.Array) -> jax.Array:
         """Log-probabilities of all words, `[..., vocabulary]`: give only the positions that are
@@ -189,25 +181,112 @@ class Softmax(nn.Module):
         """The most probable word of each token, int32 `[...]`: the argmax of `log_probs`, without
         that matrix. A tail is computed only for tokens whose best word may be in it.
         """
-        return predict(hidden, *self.arrays())
+        return banded.predict(hidden, *self.arrays())
 
     def _drawn(self, hidden, row_ids, train):
         """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
         hidden = floats("hidden", hidden, ...)
         row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
-        settings, seeds = banded.Settings(tails=self.tails), None
+        settings, seeds = banded.PLAIN, None
         if train:
             tail_dropout = self.tail_dropout if self.clusters else 0.0
-            settings = banded.Settings(
-                tail_dropout, self.label_smoothing, self.z_loss, tails=self.tails
-            )
+            settings = banded.Settings(tail_dropout, self.label_smoothing, self.z_loss)
         if settings.tail_dropout:
             row_ids = jnp.arange(len(hidden)) if row_ids is None else row_ids
             per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
         return hidden, settings, seeds
+
+
+class FullSoftmax(Softmax):
+    """A `Softmax` that refuses a table of several bands: "softmax" in a config, where "adaptive" is
+    `Softmax`.
+
+    Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`.
+    """
+
+    many_bands: ClassVar[bool] = False
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """The one band of the softmax; `train` draws the table's dropout."""
+        bands = super().bands(train=train)
+        if len(bands) > 1:
+            raise InputError(
+                "config.output.name='softmax' takes a table of one band, and this one has"
+                f" {len(bands)}: use config.output.name='adaptive', config.output.table.name='own'"
+                " without cutoffs, or 'assembled'"
+            )
+        return bands
+
+
+class Hierarchical(Softmax):
+    """Softmax over classes, then over the words of one class (Goodman 2001; Chen et al. 2016,
+    "Hierarchical Softmax"):
+
+        p(word) = p(class of word) · p(word | class of word)
+
+    It is exact and normalised. Classes are ranges of words: the bands of a table with cutoffs, in
+    the order of frequency or of clusters, or `classes` equal parts of a table of one band. It is
+    computed as an adaptive softmax whose band 0 has no words, so the parameter `clusters [classes,
+    features]`, with `cluster_bias [classes]` where words have a bias, is all of the first level. A
+    table of several bands leaves out the projection of its first one, the head of an adaptive
+    softmax; here that class has one as
+    the others do, the parameter `projection`: so counts Apostoae 2019, Table 5.1.
+
+    Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`, and
+        classes: n equal classes of a table of one band; 0: the bands of the table or, if it has
+            one, as many classes as the square root of the number of words, the least work for every
+            word (Chen et al. 2016).
+
+    Raises:
+        InputError: as `Softmax`; a table of several bands that is to be cut again; more classes
+            than words.
+    """
+
+    classes: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(0, classes=self.classes)
+
+    def setup(self):
+        (table, projection, _), *others = self.table.bands()
+        square = (table.shape[1],) * 2
+        lacks = projection is None and any(band.projection is not None for band in others)
+        self.projection = None
+        if lacks:
+            self.projection = self.param("projection", nn.initializers.xavier_uniform(), square)
+        super().setup()
+
+    def bands(self, *, train: bool = False) -> list[Band]:
+        """A band 0 without words, and a band for each class."""
+        bands = self.table.bands(train=train)
+        if self.projection is not None:
+            bands[0] = bands[0]._replace(projection=self.projection)
+        words = sum(len(band.table) for band in bands)
+        if self.classes and len(bands) > 1:
+            raise InputError(
+                f"output.classes={self.classes} cannot cut a table that has {len(bands)} bands:"
+                " use 0 for these"
+            )
+        if self.classes > words:
+            raise InputError(
+                f"output.classes={self.classes} is more than the {words} words: give fewer"
+            )
+        if len(bands) == 1:
+            [(table, projection, bias)], classes = bands, self.classes or round(math.sqrt(words))
+            sizes = [len(part) for part in np.array_split(np.arange(words), classes)]
+            biases = [None] * classes if bias is None else split_rows(bias, sizes)
+            bands = [
+                Band(rows, projection, own)
+                for rows, own in zip(split_rows(table, sizes), biases, strict=True)
+            ]
+        table, projection, bias = bands[0]
+        features = (table if projection is None else projection).shape[1]
+        empty = jnp.zeros((0, features), table.dtype)
+        return [Band(empty, None, None if bias is None else bias[:0]), *bands]
 
 
 class AdaptiveSoftmax(Softmax):
@@ -221,7 +300,7 @@ class AdaptiveSoftmax(Softmax):
 
     Attributes: as those of `adaptive_jax.outputs.softmax.Softmax`. Without a table, these are those
         of its `adaptive_jax.outputs.tables.OwnTable`: vocabulary_size, features, cutoffs, factor,
-        width, bias, table_init.
+        width, bias, table_init, projection_init.
 
     Raises:
         InputError: as `Softmax` and `OwnTable`; both a table and a size of one, or neither.
@@ -234,10 +313,12 @@ class AdaptiveSoftmax(Softmax):
     factor: InitVar[int] = OwnTable.factor
     width: InitVar[int] = OwnTable.width
     bias: InitVar[bool] = OwnTable.bias
-    table_init: InitVar[Callable | None] = None  # that of OwnTable
+    table_init: InitVar[Callable | None] = None  # as the next, that of OwnTable
+    projection_init: InitVar[Callable | None] = None
 
     def __post_init__(self, *sizes):
-        names = "vocabulary_size", "features", "cutoffs", "factor", "width", "bias", "table_init"
+        names = "vocabulary_size", "features", "cutoffs", "factor", "width", "bias"
+        names += "table_init", "projection_init"
         given = {
             name: value
             for name, value in zip(names, sizes, strict=False)  # flax calls it again without any

@@ -10,6 +10,8 @@ own projection starts from that width.
 
 from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_at_least
@@ -21,7 +23,27 @@ from adaptive_jax.numerics.bands import (
     make_tables,
     split_rows,
 )
-from adaptive_jax.numerics.weight_norm import norms, weight_norm
+from adaptive_jax.numerics.layers import norms, weight_norm
+
+
+def xavier_uniform(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
+    """Matrices `[..., rows, columns]`, each Xavier-uniform."""
+    init = nn.initializers.xavier_uniform(batch_axis=tuple(range(len(shape) - 2)))
+    return init(key, shape, dtype)
+
+
+def check_table(table) -> None:
+    """Raises InputError if an output cannot stand on this table."""
+    if not hasattr(table, "bands"):
+        raise InputError(f"table={table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
+
+
+def check_source(source) -> None:
+    """Raises InputError if a table cannot share what this input has."""
+    if not hasattr(source, "bands"):
+        raise InputError(
+            f"source={source!r} has no bands(): give an input, such as AdaptiveInput(...)"
+        )
 
 
 class OwnTable(nn.Module):
@@ -38,8 +60,10 @@ class OwnTable(nn.Module):
             as fairseq's gated convolutional network does under a full softmax.
         projected: give bands a projection where their width is not `features`. Without, only a
             differentiated softmax of slices can read them.
-        table_init: how every table starts, a function `(key, shape)`, as flax's `Embed` takes it:
-            with the names of its axes if it comes from `nn.with_partitioning`.
+        table_init, projection_init: how every table and projection starts, functions `(key,
+            shape)`, as flax's `Embed` takes one: with the names of their axes if they come from
+            `nn.with_partitioning`. The projections of many tails of one width are one array
+            `[tails, width, features]`.
 
     Raises:
         InputError: cutoffs that do not increase or do not lie within the vocabulary, or a number
@@ -55,6 +79,7 @@ class OwnTable(nn.Module):
     weight_norm: bool = False
     projected: bool = True
     table_init: Callable = nn.initializers.xavier_uniform()
+    projection_init: Callable = xavier_uniform
 
     def __post_init__(self):
         super().__post_init__()
@@ -63,17 +88,14 @@ class OwnTable(nn.Module):
     def setup(self):
         tables = make_tables(self, lambda width: self.table_init)
         if self.weight_norm:
-            lengths = [
-                self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1))
-                for i, v in enumerate(tables)
-            ]
-            tables = [weight_norm(v, g, axis=1) for v, g in zip(tables, lengths, strict=True)]
+            for i, v in enumerate(tables):
+                lengths = self.param(f"norm_{i}", lambda _, v=v: norms(v, axis=1))
+                tables[i] = weight_norm(v, lengths, axis=1)
         projections = [None] * len(tables)
         if self.projected:
-            projections = _own_projections(self, [table.shape[1] for table in tables], {})
-        self.own = list(
-            map(Band, tables, projections, _biases(self, [len(table) for table in tables]))
-        )
+            widths = [table.shape[1] for table in tables]
+            projections = _own_projections(self, self.projection_init, widths, {})
+        self.own = list(map(Band, tables, projections, _biases(self, tables)))
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""
@@ -116,10 +138,7 @@ class TiedTable(nn.Module):
     own_head: bool = False
 
     def __post_init__(self):
-        if not hasattr(self.source, "bands"):
-            raise InputError(
-                f"source={self.source!r} has no bands(): give an input, such as AdaptiveInput(...)"
-            )
+        check_source(self.source)
         if self.features is None:
             self.features = getattr(self.source, "features", None)
         super().__post_init__()
@@ -137,11 +156,11 @@ class TiedTable(nn.Module):
         if self.own_head:
             head = self.param("head", nn.initializers.xavier_uniform(), bands[0].table.shape)
             bands = [bands[0]._replace(table=head), *bands[1:]]
-        take = [self.share_head_projection] + [self.share_projections and not self.cutoffs] * (
-            len(bands) - 1
-        )
+        of_tails = self.share_projections and not self.cutoffs
+        take = [self.share_head_projection, *[of_tails] * (len(bands) - 1)]
         shared = {i: band.projection for i, band in enumerate(bands) if take[i]}
-        projections = _own_projections(self, [band.table.shape[1] for band in bands], shared)
+        widths = [band.table.shape[1] for band in bands]
+        projections = _own_projections(self, xavier_uniform, widths, shared)
         for i, projection in shared.items():
             if projection is not None and projection.shape[1] != self.features:
                 raise InputError(
@@ -149,10 +168,8 @@ class TiedTable(nn.Module):
                     f" projections to {projection.shape[1]}: give features={projection.shape[1]},"
                     " or share_projections=False"
                 )
-        biases = _biases(self, [len(band.table) for band in bands])
-        self.shared = [
-            Band(band.table, *more) for band, *more in zip(bands, projections, biases, strict=True)
-        ]
+        tables = [band.table for band in bands]
+        self.shared = list(map(Band, tables, projections, _biases(self, tables)))
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """See the module."""
@@ -167,19 +184,19 @@ def _cut(bands, cutoffs):
             " bands: leave them empty, or use input.name='lookup'"
         )
     [(table, projection, _)] = bands
-    return [
-        Band(rows, projection) for rows in split_rows(table, band_sizes(table.shape[0], cutoffs))
-    ]
+    parts = split_rows(table, band_sizes(len(table), cutoffs))
+    return [Band(rows, projection) for rows in parts]
 
 
-def _biases(module, sizes):
-    """A bias `[words]` for every band, parts of one parameter, or None."""
+def _biases(module, tables):
+    """A bias `[words]` for every table, parts of one parameter, or None."""
     if not module.bias:
-        return [None] * len(sizes)
+        return [None] * len(tables)
+    sizes = [len(table) for table in tables]
     return split_rows(module.param("bias", nn.initializers.zeros, (sum(sizes),)), sizes)
 
 
-def _own_projections(module, widths, shared):
+def _own_projections(module, init, widths, shared):
     """A projection `[width_i, features]` for every band: the one in `shared`, or one of the
     module's own, or None.
 
@@ -188,19 +205,17 @@ def _own_projections(module, widths, shared):
     tokens. The projections of many tails are one parameter.
     """
 
-    init = nn.initializers.xavier_uniform
     outer, inner = None, module.features
     if 0 not in shared and widths[0] != inner:
-        outer, inner = module.param("projection_0", init(), (widths[0], inner)), widths[0]
+        outer, inner = module.param("projection_0", init, (widths[0], inner)), widths[0]
     projections, tails = {0: outer} | shared, range(1, len(widths))
     own = [i for i in tails if i not in shared]
     if len(own) == len(tails) >= MANY_BANDS and len(set(widths)) == 1:
-        matrices = module.param(
-            "projections", init(batch_axis=(0,)), (len(own), widths[0], inner)
-        ).reshape(-1, inner)
+        shape = len(own), widths[0], inner
+        matrices = module.param("projections", init, shape).reshape(-1, inner)
         matrices = split_rows(matrices if outer is None else matrices @ outer, widths[1:])
     else:
-        matrices = [module.param(f"projection_{i}", init(), (widths[i], inner)) for i in own]
+        matrices = [module.param(f"projection_{i}", init, (widths[i], inner)) for i in own]
         matrices = matrices if outer is None else [matrix @ outer for matrix in matrices]
     projections |= zip(own, matrices, strict=True)
     return [projections[i] for i in range(len(widths))]

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from adaptive_jax.errors import InputError
-from adaptive_jax.numerics.varying import axes_of
+from adaptive_jax.numerics.meshes import axes_of
 
 DATA, FSDP = "data", "fsdp"
 BATCH_AXES = (DATA, FSDP)  # rows are split over both

@@ -66,19 +66,13 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
 
 
 def test_checks_and_output(tmp_path):
-    """All three run whole on a CPU; what a path of attention cannot do here is said, and
-    nothing is wrong.
-    """
+    """All three run whole on a CPU, and nothing is wrong."""
     parts = "check", "output", "blocks"
     for part in parts:
         gpu_parts.main(part, SimpleNamespace(tiny=True, json=str(tmp_path / part)))
     check, output, blocks = (json.loads((tmp_path / part).read_text()) for part in parts)
     assert {each["verdict"] for each in check if "verdict" in each} == {"right"}
-    assert {each["name"].split(",")[0] for each in check if "passed_over" in each} == {
-        "attention triton",
-        "attention cudnn",
-        "attention splash",
-    }
+    assert not [each for each in check if "passed_over" in each]
     assert len(blocks) == 2 and all("milliseconds" in each for each in blocks)
     assert [each["name"].split(",")[0] for each in output] == [
         "output layer",

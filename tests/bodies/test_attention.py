@@ -1,8 +1,7 @@
-"""Attention: every path against one written out in float64 with the same weights dropped; what
-each path refuses.
+"""Attention: against one written out in float64 with the same weights dropped; which path
+runs where.
 """
 
-import contextlib
 import functools
 
 import jax
@@ -11,13 +10,9 @@ import numpy as np
 import pytest
 
 from adaptive_jax.bodies import attention as module
-from adaptive_jax.bodies import chunked
-from adaptive_jax.bodies.attention import Pairs, attention
+from adaptive_jax.bodies.attention import Pairs, attention, splash, supports
 from adaptive_jax.bodies.positions import alibi_slopes, biases
-from adaptive_jax.bodies.splash import splash
-from adaptive_jax.bodies.transformer import Transformer
 from adaptive_jax.errors import InputError
-from adaptive_jax.numerics.devices import GPUS
 from adaptive_jax.numerics.dropout import keep_mask, positions, row_seeds
 from adaptive_jax.numerics.platforms import tracing_for
 
@@ -98,7 +93,7 @@ def slow_twin(arrays, segment_ids=None, stays=None, slopes=()):
         (1, 1100, 3, True, RATE, False),
     ],
 )
-def test_paths_equal_the_slow_twin(rows, time, heads, segmented, dropout, alibi):
+def test_chunks_equal_the_slow_twin(rows, time, heads, segmented, dropout, alibi):
     """Results and gradients: less than a chunk, one chunk, chunks and a part of one; one group
     of heads and several; ALiBi.
     """
@@ -110,13 +105,11 @@ def test_paths_equal_the_slow_twin(rows, time, heads, segmented, dropout, alibi)
         np.asarray(keep_mask(seeds, positions((heads, time, time)), dropout)) if dropout else None
     )
     expected = slow_twin(arrays, segment_ids, stays, slopes)
-    for path in ("plain", "chunked"):
-        run = with_gradients(attention, pairs=Pairs(segment_ids, slopes, dropout, seeds), path=path)
-        for ours, right in zip(run(*arrays), expected, strict=True):
-            assert ours.dtype == jnp.float32 and ours.shape == arrays[0].shape
-            np.testing.assert_allclose(
-                ours, right, rtol=1e-4, atol=1e-5 * max(np.abs(right).max(), 1), err_msg=path
-            )
+    run = with_gradients(attention, pairs=Pairs(segment_ids, slopes, dropout, seeds))
+    for ours, right in zip(run(*arrays), expected, strict=True):
+        assert ours.dtype == jnp.float32 and ours.shape == arrays[0].shape
+        atol = 1e-5 * max(np.abs(right).max(), 1)
+        np.testing.assert_allclose(ours, right, rtol=1e-4, atol=atol)
 
 
 def test_sizes_of_the_tests_cross_chunks_and_groups():
@@ -125,23 +118,22 @@ def test_sizes_of_the_tests_cross_chunks_and_groups():
     """
     counts = []
     for heads, time in ((4, 7), (12, 130), (3, 1100)):
-        arrays = chunked._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None, None)
-        chunked._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
+        arrays = module._Heads(*[jnp.zeros((heads, time, 1))] * 3, None, None, None, None)
+        module._in_groups(lambda heads: counts.append(len(heads.keys)) or heads, arrays)
     assert counts == [4, 6, 6, 1]  # groups in turn are one loop, whose body is traced once
-    assert chunked._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
-    assert chunked._stages(1100) == [
+    assert module._stages(130) == [(0, 64, 64), (64, 128, 64), (128, 130, 2)]
+    assert module._stages(1100) == [
         *((first, first + 256, 128) for first in (0, 256, 512, 768)),
         (1024, 1100, 76),
     ]
 
 
-@pytest.mark.parametrize("path", ["plain", "chunked"])
-def test_bfloat16_and_large_scores(path):
+def test_bfloat16_and_large_scores():
     """In bfloat16 results are as close to float64 as bfloat16 allows; scores whose exponentials
     overflow stay finite.
     """
     arrays = tensors(2, 130, 2, 16, jnp.bfloat16)
-    run = with_gradients(attention, path=path)
+    run = with_gradients(attention)
     for ours, right in zip(run(*arrays), slow_twin(arrays), strict=True):
         assert ours.dtype == jnp.bfloat16
         np.testing.assert_allclose(
@@ -153,7 +145,7 @@ def test_bfloat16_and_large_scores(path):
 
 def test_memory_of_chunks_grows_with_time():
     """Of the compiled forward and backward pass: in proportion to time, not to its square."""
-    run = with_gradients(attention, path="chunked")
+    run = with_gradients(attention)
     short, long = (
         run.lower(*[jax.ShapeDtypeStruct((1, time, 1, 8), jnp.float32)] * 4)
         .compile()
@@ -164,39 +156,42 @@ def test_memory_of_chunks_grows_with_time():
     assert 1.6 < long / short < 2.4
 
 
-def chosen(monkeypatch, time=128, width=16, dtype=jnp.bfloat16, **asked):
-    """The path that "auto" takes."""
-    calls = []
-    monkeypatch.setattr(module, "_plain", lambda *_: calls.append("plain"))
-    monkeypatch.setattr(module, "chunked", lambda *_: calls.append("chunked"))
-    monkeypatch.setattr(module, "_flash", lambda *_: calls.append("triton"))
-    attention(*[jnp.zeros((1, time, 2, width), dtype)] * 3, Pairs(**asked))
-    return calls
+SEEDED = Pairs(jnp.zeros((1, 128), jnp.int32), (0.5,), 0.1, jnp.zeros((1, 2), jnp.uint32))
+H100, V5E = ("gpu", "NVIDIA H100 80GB HBM3"), ("tpu", "TPU v5 lite")
 
 
-def test_auto_takes_the_fastest_path_that_can(monkeypatch):
-    """On a CPU chunks, if there are several; on a GPU our kernels, unless they lack the length,
-    the width or the GPU.
+@pytest.mark.parametrize(
+    "device, time, width, dtype, pairs, path",
+    [
+        (("cpu", "cpu"), 128, 16, "bfloat16", Pairs(), "chunked"),
+        (H100, 128, 16, "bfloat16", Pairs(), "triton"),
+        (H100, 64, 128, "float16", SEEDED, "triton"),
+        (H100, 128, 16, "float32", Pairs(), "chunked"),
+        (H100, 100, 16, "bfloat16", Pairs(), "chunked"),
+        (H100, 128, 48, "bfloat16", Pairs(), "chunked"),
+        (("gpu", "Tesla V100-SXM2-16GB"), 128, 16, "bfloat16", Pairs(), "chunked"),
+        (V5E, 128, 16, "bfloat16", Pairs(), "splash"),
+        (V5E, 100, 16, "bfloat16", Pairs(), "chunked"),
+        (V5E, 128, 16, "float32", Pairs(), "chunked"),
+        (V5E, 128, 16, "bfloat16", SEEDED, "chunked"),
+        (V5E, 128, 16, "bfloat16", Pairs(slopes=(0.5,)), "chunked"),
+    ],
+)
+def test_the_path_of_a_device(device, time, width, dtype, pairs, path):
+    """A kernel where it computes the same: in 16 bits, of the lengths and widths that it takes;
+    elsewhere chunks.
     """
-    assert chosen(monkeypatch) == ["chunked"]
-    assert chosen(monkeypatch, time=64) == ["plain"]
-    with tracing_for("gpu", "NVIDIA H100 80GB HBM3"):
-        assert (
-            chosen(monkeypatch)
-            == chosen(monkeypatch, time=64)
-            == chosen(monkeypatch, dtype=jnp.float16)
-            == ["triton"]
-        )
-        assert chosen(monkeypatch, dtype=jnp.float32) == ["chunked"]
-        assert chosen(
-            monkeypatch, dropout=0.1, seeds=seeds_of(1), segment_ids=segments(1, 128)
-        ) == ["triton"]
-        assert chosen(monkeypatch, slopes=alibi_slopes(2)) == ["triton"]
-        assert chosen(monkeypatch, time=100) == chosen(monkeypatch, width=12) == ["chunked"]
-    with tracing_for("gpu", "Tesla V100-SXM2-16GB"):
-        assert chosen(monkeypatch) == ["chunked"]
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert chosen(monkeypatch) == ["chunked"]
+    shape, dtype = (time, 2, width), jnp.dtype(dtype)
+    with tracing_for(*device):
+        assert module._choose(shape, dtype, pairs) == path
+        assert supports(path, shape, dtype, pairs)
+
+
+def test_more_weights_than_a_mask_has_positions():
+    """One line with the cure."""
+    like = jax.ShapeDtypeStruct((1, 65_537, 2, 16), jnp.float32)
+    with pytest.raises(InputError, match="2 heads over 65537 tokens.*choose a smaller batches.seq"):
+        jax.eval_shape(functools.partial(attention, pairs=Pairs(dropout=0.1)), like, like, like)
 
 
 @pytest.mark.parametrize("platform, backend", [("cuda", "gpu"), ("tpu", "tpu")])
@@ -216,11 +211,11 @@ def test_chunks_lower_for_accelerators(monkeypatch, platform, backend):
 
 
 @pytest.mark.parametrize("time", [128, 384])
-def test_splash_equals_all_pairs(time):
-    """JAX's kernel for TPUs, interpreted: results and gradients, with segments."""
+def test_splash_equals_chunks(time):
+    """JAX's kernel for TPUs, interpreted, against chunks: results and gradients, with segments."""
     arrays, pairs = tensors(2, time, 2, 64), Pairs(segments(2, time))
     ours = with_gradients(splash, segment_ids=pairs.segment_ids)(*arrays)
-    right = with_gradients(attention, pairs=pairs, path="plain")(*arrays)
+    right = with_gradients(attention, pairs=pairs)(*arrays)
     for one, other in zip(ours, right, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6 * np.abs(other).max())
 
@@ -230,90 +225,13 @@ def test_splash_lowers_for_tpus(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     step = jax.jit(
         jax.grad(
-            lambda *arrays: attention(*arrays, path="splash").sum().astype(jnp.float32),
+            lambda *arrays: attention(*arrays).sum().astype(jnp.float32),
             argnums=(0, 1, 2),
         )
     )
     like = jax.ShapeDtypeStruct((8, 512, 16, 64), jnp.bfloat16)
     text = step.trace(like, like, like).lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("stablehlo.custom_call @tpu_custom_call") == 3 and "512x512" not in text
-
-
-@pytest.mark.parametrize(
-    "path, on", [("triton", ("gpu", "NVIDIA H100 80GB HBM3")), ("splash", ("tpu", "TPU v5 lite"))]
-)
-def test_a_model_may_name_the_path_of_its_device(path, on):
-    """The path's limits are those of rows, not of the two tokens by which parameters are shaped."""
-    body = Transformer(16, layers=1, heads=1, feed_forward=16, attention=path, dtype=jnp.bfloat16)
-    like = jax.ShapeDtypeStruct((1, 128, 16), jnp.bfloat16)
-    with tracing_for(*on):
-        params = jax.eval_shape(
-            body.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 2, 16), jnp.bfloat16)
-        )
-        assert jax.eval_shape(body.apply, params, like)[0].shape == like.shape
-        with pytest.raises(InputError, match=f"attention='{path}' takes rows of"):
-            jax.eval_shape(body.apply, params, jax.ShapeDtypeStruct((1, 2, 16), jnp.bfloat16))
-
-
-@pytest.mark.parametrize(
-    "asked, says",
-    [
-        ({"path": "chunkd"}, "chunked"),
-        (
-            {"path": "triton"},
-            "triton' needs a GPU, and this is a cpu: choose body.attention='chunked'",
-        ),
-        ({"path": "triton", "backend": "h100", "time": 100}, "64, 128, 192 .* not 100: choose"),
-        ({"path": "triton", "backend": "h100", "width": 48}, "not 48: choose"),
-        (
-            {"path": "triton", "backend": "h100", "width": 128},
-            "or in float32 of up to 64, not 128: choose",
-        ),
-        (
-            {"path": "triton", "backend": "rtx4090", "width": 64},
-            "or in float32 of up to 32, not 64: choose",
-        ),
-        ({"path": "triton", "backend": "h100", "dtype": jnp.int8}, "not int8: choose"),
-        ({"path": "triton", "backend": "gpu"}, "compute capability 8.0 or more: choose"),
-        ({"path": "cudnn", "backend": "h100"}, "needs its own library and GPU"),
-        ({"path": "cudnn"}, "needs a GPU.*choose body.attention='chunked'"),
-        ({"path": "cudnn", "backend": "gpu", "dropout": 0.1}, "dropout=0.1.*choose"),
-        (
-            {"path": "cudnn", "backend": "gpu", "segment_ids": np.zeros((1, 128))},
-            "segments.*choose",
-        ),
-        (
-            {"path": "cudnn", "backend": "gpu", "slopes": (0.5, 0.25)},
-            "support body.positions='alibi': choose",
-        ),
-        ({"path": "cudnn", "backend": "gpu"}, "not float32.*choose"),
-        ({"path": "cudnn", "backend": "gpu", "dtype": jnp.bfloat16, "width": 12}, "not 12.*choose"),
-        ({"path": "splash"}, "needs a TPU, and this is a cpu: choose body.attention='chunked'"),
-        ({"path": "splash", "backend": "tpu", "dropout": 0.1}, "dropout=0.1.*choose"),
-        (
-            {"path": "splash", "backend": "tpu", "slopes": (0.5, 0.25)},
-            "support body.positions='alibi': choose",
-        ),
-        ({"path": "splash", "backend": "tpu", "time": 100}, "128, 256, 384 .* not 100: choose"),
-        ({"path": "splash", "backend": "tpu"}, "not float32.*choose"),
-        (
-            {"time": 65_537, "dropout": 0.1},
-            "2 heads over 65537 tokens.*choose a smaller batches.sequence_length",
-        ),
-    ],
-)
-def test_errors_say_what_a_path_does_not_support(monkeypatch, asked, says):
-    """In one line, with the value and the cure."""
-    asked = {"backend": "cpu", "time": 128, "width": 16, "dtype": jnp.float32} | asked
-    backend = asked.pop("backend")
-    pairs = Pairs(**{key: asked.pop(key) for key in Pairs._fields if key in asked})
-    monkeypatch.setattr(
-        jax, "default_backend", lambda: backend if backend in ("gpu", "tpu") else "cpu"
-    )
-    on = tracing_for("gpu", GPUS[backend].kind) if backend in GPUS else contextlib.nullcontext()
-    like = jax.ShapeDtypeStruct((1, asked.pop("time"), 2, asked.pop("width")), asked.pop("dtype"))
-    with on, pytest.raises(InputError, match=says):
-        jax.eval_shape(functools.partial(attention, pairs=pairs, **asked), like, like, like)
 
 
 @pytest.mark.parametrize(

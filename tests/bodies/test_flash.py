@@ -1,4 +1,4 @@
-"""The kernels for NVIDIA GPUs: interpreted, against attention of all pairs at once; compiled
+"""The kernels for NVIDIA GPUs: interpreted, against attention in chunks; compiled
 for a GPU as far as JAX goes here.
 """
 
@@ -35,7 +35,7 @@ def segments(rows, time):
 
 
 def of_all_pairs(joint, pairs=ALONE):
-    return attention(*(joint[:, :, part] for part in range(3)), pairs, path="plain")
+    return attention(*(joint[:, :, part] for part in range(3)), pairs, path="chunked")
 
 
 def with_gradient(attend, given, gradient):

@@ -9,8 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies.convolution import Convolution, NormedConvolution
-from adaptive_jax.bodies.gated_conv import ACTIVATIONS, FORMS, GatedConv
+from adaptive_jax.bodies.gated_conv import (
+    ACTIVATIONS,
+    FORMS,
+    Convolution,
+    GatedConv,
+    NormedConvolution,
+)
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.fconv import blocks_of, layers_of
 from adaptive_jax.numerics.batch import Batch

@@ -19,14 +19,14 @@ import optax
 import pytest
 from flax import linen as nn
 
-from adaptive_jax.bodies.convolution import Convolution
+from adaptive_jax.bodies.gated_conv import Convolution
 from adaptive_jax.interop import torch_files
 from adaptive_jax.interop.config import list_of
 from adaptive_jax.interop.fconv import blocks_of, layers_of, parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.optimizers import optim
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"

@@ -3,17 +3,14 @@ masks and penalties.
 """
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies import recurrence
-from adaptive_jax.bodies.lstm import AWDLSTM, LSTM
-from adaptive_jax.bodies.recurrence import State, Weights, lstm
-from adaptive_jax.errors import InputError
+from adaptive_jax.bodies import lstm as module
+from adaptive_jax.bodies.lstm import AWDLSTM, LSTM, State, Weights, cudnn, lstm, scan
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.numerics.batch import Batch
@@ -194,39 +191,14 @@ def test_the_recurrent_matrix_gets_its_gradient_in_one_product():
 
 
 @pytest.mark.parametrize(
-    "path, starts, cure",
-    [
-        (
-            "cudnn",
-            None,
-            "body.path='cudnn' needs a GPU, and this is a cpu: choose body.path='scan'",
-        ),
-        ("cuda", None, "not one of auto, scan, cudnn"),
-    ],
+    "dtype, starts", [(jnp.float32, STARTS), (jnp.bfloat16, None)], ids=["segments", "bfloat16"]
 )
-def test_a_path_that_cannot_be_taken(path, starts, cure):
-    """One line that names the path and the cure."""
-    with pytest.raises(InputError, match=re.escape(cure)):
-        lstm(*a_layer(), starts, path)
-
-
-@pytest.mark.parametrize(
-    "dtype, starts, why",
-    [
-        (jnp.float32, STARTS, "does not support segments"),
-        (jnp.bfloat16, None, "computes in float32, not bfloat16"),
-    ],
-)
-def test_what_cudnn_refuses(monkeypatch, dtype, starts, why):
-    """On a GPU, auto takes the scan for these."""
+def test_a_gpu_scans_what_cudnn_cannot_compute(monkeypatch, dtype, starts):
+    """Segments, and 16 bits."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     x, weights, state = a_layer()
     x, state = x.astype(dtype), State(state.hidden.astype(dtype), state.cell)
-    with pytest.raises(InputError, match=f"body.path='cudnn' {why}: choose body.path='scan'"):
-        lstm(x, weights, state, starts, "cudnn")
-    assert "scan" in str(
-        jax.make_jaxpr(lambda *given: lstm(*given, starts, "auto"))(x, weights, state)
-    )
+    assert "scan" in str(jax.make_jaxpr(lambda *given: lstm(*given, starts))(x, weights, state))
 
 
 def test_cudnn_is_given_what_its_reference_expects(monkeypatch):
@@ -234,7 +206,7 @@ def test_cudnn_is_given_what_its_reference_expects(monkeypatch):
     it, equals the scan.
     """
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    rnn = recurrence.rnn
+    rnn = module.rnn
     # What cuDNN would say about memory; only a GPU's library knows.
     monkeypatch.setattr(
         rnn.gpu_rnn, "compute_rnn_workspace_reserve_space_sizes", lambda *_: (0, 64), raising=False
@@ -253,8 +225,8 @@ def test_cudnn_is_given_what_its_reference_expects(monkeypatch):
         )
 
     monkeypatch.setattr(rnn, "lstm", reference)
-    expected = hurried(lambda *given: lstm(*given, None, "scan"), *a_layer())
-    ours = hurried(lambda *given: lstm(*given, None, "cudnn"), *a_layer())
+    expected = hurried(scan, *a_layer())
+    ours = hurried(cudnn, *a_layer())
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), ours, expected)
 
 

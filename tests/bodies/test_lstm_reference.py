@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from adaptive_jax.bodies.recurrence import State, Weights, lstm
+from adaptive_jax.bodies.lstm import State, Weights, lstm
 from adaptive_jax.config.keys import complete
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
 from adaptive_jax.interop.awd_lstm_config import config_of
 from adaptive_jax.model.language_model import build, init_params, parameter_shapes
-from adaptive_jax.numerics import dropout, dropout_layers
+from adaptive_jax.numerics import dropout, layers
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.numerics.dropout_layers import Dropout, WeightDropout, WordDropout
+from adaptive_jax.numerics.layers import Dropout, WeightDropout, WordDropout
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
 KEY = jax.random.key(0)
@@ -79,7 +79,7 @@ def given(monkeypatch):
             return jnp.asarray(masks[asked[0]] > 0).reshape(*seeds.shape[:-1], -1)[..., positions]
 
         monkeypatch.setattr(dropout, "keep_mask", look_up)
-        monkeypatch.setattr(dropout_layers, "keep_mask", look_up)
+        monkeypatch.setattr(layers, "keep_mask", look_up)
         with nn.intercept_methods(name_of):
             yield
         assert not left

@@ -32,13 +32,15 @@ params, found = nn.meta.unbox(boxed), {}
 def loss(params, words, targets):
     return Model().apply(params, words, targets, rngs={"dropout": keys["dropout"]})
 
-def best(params, words):
+def answers(params, words):
     def predicted(model, words):
-        return model.output.predict(jnp.tanh(model.embed(words)))
+        hidden = jnp.tanh(model.embed(words))
+        return model.output.predict(hidden), model.output.log_probs(hidden)
     return Model().apply(params, words, method=predicted)
 
 step = jax.jit(jax.value_and_grad(loss))
 want = jax.tree.map(np.asarray, step(params, words, targets))
+best, probs = map(np.asarray, jax.jit(answers)(params, words))
 for kind, devices, tokens, spec in (
     ("Explicit", "1", "data", P()),
     ("Explicit", "2 x 2", "data and model", P(None, "model")),
@@ -53,8 +55,11 @@ for kind, devices, tokens, spec in (
     )
     ids = [on(a, P(*hidden.sharding.spec)) for a in (words, targets)]
     with jax.set_mesh(mesh):
-        found[f"{kind}, {devices}, {tokens}"] = apart(step(placed, *ids), want)
-        assert (jax.jit(best)(placed, ids[0]) == np.asarray(best(params, words))).all()
+        cell = f"{kind}, {devices}, {tokens}"
+        found[cell] = apart(step(placed, *ids), want)
+        here, log_probs = jax.jit(answers)(placed, ids[0])
+        assert (here == best).all()
+        found[f"{cell}, log_probs"] = apart(log_probs, probs)
         if devices == "1":
             found["eager"] = apart(loss(placed, *ids), want[0])
 specs = nn.get_partition_spec(boxed)["params"]["embed"]
@@ -63,14 +68,14 @@ print(json.dumps([found, [*specs["table_1"]], [*specs["projection_1"]]]))
 
 
 def test_layers_on_meshes(eight):
-    """Loss, gradients and most probable words of a tied model, with its dropout, are those of one
-    device. Without it, look-ups on Explicit axes end in an error of JAX, which asks for
-    out_sharding.
+    """Loss, gradients, log-probabilities and most probable words of a tied model, with its dropout,
+    are those of one device. Without it, look-ups on Explicit axes end in an error of JAX, which
+    asks for out_sharding.
 
     Parameters get the names of axes that flax's own layers take.
     """
     done = eight(PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
     found, table, projection = json.loads(done.stdout)
-    assert len(found) == 5 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
+    assert len(found) == 9 and {cell: far for cell, far in found.items() if not far < 1e-6} == {}
     assert (table, projection) == (["words", None], [None, "width"])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from adaptive_jax.bodies.recurrence import State
+from adaptive_jax.bodies.lstm import State
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop.awd_lstm_config import config_of, parameters_of
 from adaptive_jax.interop.checkpoint import read

@@ -288,7 +288,8 @@ def test_nll_with_any_cotangent_and_log_probs(case):
 
         return jax.jit(run)
 
-    fast = both(functools.partial(banded.nll, chunk=5), banded.log_probs)(hidden, softmax, pull)
+    in_fives = lambda h, y, *softmax: banded.losses(h, y, None, *softmax, Settings(chunk=5))
+    fast = both(in_fives, banded.log_probs)(hidden, softmax, pull)
     twin = both(
         lambda *a: slow_losses(*a)[1], lambda h, *s: slow_losses(h, np.zeros(4, int), *s)[2]
     )
@@ -472,19 +473,20 @@ def test_memory_at_full_size(sizes, widths):
     "backend, head, long_head, tail, long_tail",
     [("cpu", 512, 479, 96, 33), ("gpu", 3_328, 896, 512, 67), ("tpu", 3_328, 896, 512, 67)],
 )
-def test_chunk_sizes(backend, head, long_head, tail, long_tail):
+def test_chunk_sizes(monkeypatch, backend, head, long_head, tail, long_tail):
     """By backend, band and words; 2^25 or 2^26 logits at a time, or on a CPU a quarter of the
     table, and 8 tokens or more.
     """
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     bands = (0, 20_002, 1024), (0, 70_000, 1024), (1, 40_000, 256), (2, 1_000_000, 64)
-    assert [banded.chunk_size(*band, backend) for band in bands] == [
+    assert [banded.chunk_size(*band) for band in bands] == [
         head,
         long_head,
         tail,
         long_tail,
     ]
-    assert banded.chunk_size(0, 262_144, 2048, backend) == {"cpu": 512}.get(backend, 256)
-    assert banded.chunk_size(1, 10**8, 16, backend) == 8
+    assert banded.chunk_size(0, 262_144, 2048) == {"cpu": 512}.get(backend, 256)
+    assert banded.chunk_size(1, 10**8, 16) == 8
 
 
 PROGRAM = """

@@ -343,10 +343,10 @@ def test_targets_in_the_padding_of_a_table(reduction):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"soft_cap": 0}, r"soft_cap=0 is no cap: give a number above 0"),
+        ({"soft_cap": 0}, r"soft_cap=0 must be a finite number above 0"),
         ({"reduction": "avg"}, r"reduction='avg' is not one of mean, sum, none"),
         ({"label_smoothing": 1.0}, r"label_smoothing=1.0 is no rate"),
-        ({"z_loss": -1.0}, r"z_loss=-1.0 is no weight"),
+        ({"z_loss": -1.0}, r"z_loss=-1.0 must be finite and 0 or more"),
         ({"words": 6.5}, r"words=\(6.5,\) do not fit bands that have \[7\] rows"),
         ({"words": 8}, r"words=\(8,\) do not fit bands that have \[7\] rows on 1 device"),
         (

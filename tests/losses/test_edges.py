@@ -151,7 +151,7 @@ def test_numbers_that_the_program_knows():
     np.testing.assert_allclose(jax.jit(jax.grad(scaled))(0.7), slope, rtol=1e-3)
     with pytest.raises(InputError, match="soft_cap and target_probs have no gradient here"):
         jax.grad(lambda z: loss(hidden, (0.7, z, 1.5)))(0.05)
-    with pytest.raises(InputError, match=r"soft_cap=.* is no cap"):
+    with pytest.raises(InputError, match=r"soft_cap=.* must be a finite number"):
         loss(hidden, (0.7, 0.05, jnp.ones(2)))
 
 

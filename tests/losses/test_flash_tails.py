@@ -94,7 +94,6 @@ def test_where_kernels_are_used():
         (Settings(), band, 5),
         (Settings(), band._replace(table=band.table[:200]), 1),
         (Settings(), band._replace(table=band.table[:, :40]), 1),
-        (Settings(tails="chunks"), band, 1),
         (Settings(), band._replace(table=band.table.astype(jnp.float32)), 1),
         (Settings(), band._replace(bias=jnp.zeros(256)), 1),
     ]

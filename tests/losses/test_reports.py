@@ -187,7 +187,7 @@ def test_reports_of_an_adaptive_softmax(case):
         ({"targets": TEACHER, "target_probs": PROBS[:, :2]}, r"targets of shape \[7, 3\]"),
         ({"token_axes": "data", "reduction": "none"}, r"token_axes=\('data',\) sum no reduction"),
         ({"token_axes": "data"}, r"token_axes=\('data',\) cut no tokens here"),
-        ({"ignore_index": 0.5}, r"ignore_index=0.5 is no id"),
+        ({"ignore_index": 0.5}, r"ignore_index=0.5 must be an integer or None"),
     ],
 )
 def test_what_is_refused(options, message):

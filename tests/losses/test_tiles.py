@@ -2,7 +2,6 @@
 columns, clusters inside the head.
 """
 
-import functools
 import re
 
 import jax
@@ -12,8 +11,7 @@ import pytest
 
 from adaptive_jax.losses import banded, chunks
 from adaptive_jax.losses.chunks import rows_of_chunk
-from adaptive_jax.losses.groups import join
-from adaptive_jax.losses.tiles import tiled
+from adaptive_jax.losses.groups import join, tiled
 from adaptive_jax.numerics.bands import Band
 from tests.losses import test_banded as twin
 
@@ -88,7 +86,7 @@ def test_a_bias_of_clusters_alone():
         slow = twin.in_float64(
             lambda *v: twin.slow_losses(*v)[1], hidden, targets, [apart[0], *bands[1:]], apart[1]
         )
-        twin.check(jax.jit(functools.partial(banded.nll))(hidden, targets, *given), slow)
+        twin.check(jax.jit(banded.losses)(hidden, targets, None, *given), slow)
 
 
 def test_padding_that_a_caller_gives():
@@ -117,14 +115,15 @@ def test_padding_that_a_caller_gives():
         (40_960, 896, 896),
     ],
 )
-def test_rows_of_a_chunk(tokens, most, rows):
+def test_rows_of_a_chunk(monkeypatch, tokens, most, rows):
     """As few chunks as hold the tokens, and in all of them less than a tile too many for each;
     on a CPU as many as fit.
     """
     assert rows_of_chunk(tokens, most) == rows
     chunks = -(-tokens // rows)
     assert chunks == -(-tokens // most) and chunks * rows < tokens + max(128, most % 128) * chunks
-    assert rows_of_chunk(tokens, most, "cpu") == min(tokens, most)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert rows_of_chunk(tokens, most) == min(tokens, most)
 
 
 def test_products_of_whole_tiles():

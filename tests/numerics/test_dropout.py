@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.numerics.dropout import keep_mask, positions, row_seeds
-from adaptive_jax.numerics.dropout_layers import Dropout
+from adaptive_jax.numerics.layers import Dropout
 
 SHAPE = (64, 96)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adaptive_jax.numerics.bands import Band, softmax_flops
-from adaptive_jax.outputs.hierarchical import Hierarchical
+from adaptive_jax.outputs.softmax import Hierarchical
 from adaptive_jax.outputs.tables import OwnTable
 from tests.toys import random_params
 

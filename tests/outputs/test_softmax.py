@@ -20,7 +20,7 @@ from adaptive_jax import (
     TiedTable,
     adaptive_cross_entropy,
 )
-from adaptive_jax.outputs import prediction
+from adaptive_jax.losses import distribution
 from tests.toys import random_params
 
 WORDS, FEATURES, CUTOFFS = 61, 8, (11, 30)
@@ -131,7 +131,7 @@ def test_the_predicted_word_is_the_argmax(name, monkeypatch):
     """Of all log-probabilities, over heads that decide, tails that do, and ties; in chunks of
     few tokens.
     """
-    monkeypatch.setattr(prediction, "LOGITS", 2 * WORDS)
+    monkeypatch.setattr(distribution, "LOGITS", 2 * WORDS)
     softmax = PREDICTED[name]
     params = random_params(shapes_of(softmax), scale=3.0)
     hidden = np.concatenate([HIDDEN.reshape(-1, FEATURES) * s for s in (0, 0.3, 1, 5)])

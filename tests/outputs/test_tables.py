@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.outputs.differentiated import Differentiated
-from adaptive_jax.outputs.hierarchical import Hierarchical
 from adaptive_jax.outputs.sampled import Sampled
-from adaptive_jax.outputs.softmax import Softmax
+from adaptive_jax.outputs.softmax import Hierarchical, Softmax
 from adaptive_jax.outputs.tables import OwnTable, TiedTable
 
 WORDS, FEATURES = 1507, 8
@@ -140,3 +140,13 @@ def test_many_bands_are_normalised_and_every_word_is_reached(kind):
     np.testing.assert_allclose(nll, -jnp.diagonal(log_probs), atol=2e-5)
     tables = gradient["params"]["table"]
     assert (jnp.abs(tables.get("source", tables)["table"]).sum(axis=1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("cutoffs", [(20,), tuple(range(10, 100, 10))])
+def test_projections_start_as_they_are_told(cutoffs):
+    """Those of a few bands, and those of many, which are one array."""
+    ones = nn.initializers.ones
+    table = OwnTable(100, 8, cutoffs, factor=1, width=4, projection_init=ones)
+    params = table.init(jax.random.key(0), method="bands")["params"]
+    projections = [a for name, a in params.items() if name.startswith("projection")]
+    assert projections and all((a == 1).all() for a in projections)

@@ -35,7 +35,6 @@ layers = {
         "feed_forward": 24,
         "dropout": 0.1,
         "attention_dropout": 0.2,
-        "attention": "plain",
         "remat": "elementwise",
     },
 }

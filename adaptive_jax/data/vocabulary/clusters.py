@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.config import keys
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of, replacing
@@ -25,7 +26,6 @@ from adaptive_jax.files import path_of, replacing
 COMMAND = "python -m adaptive_jax clusters"
 HEADER = "# clusters: method={} seed={} vocabulary={} sizes={}"
 PATTERN = re.compile(HEADER.format(r"(\w+)", r"(\d+)", r"([0-9a-f]+)", r"([1-9]\d*(?:,[1-9]\d*)*)"))
-OUTPUTS = ("hierarchical", "adaptive", "differentiated")  # whose tables may have several bands
 OTHER_WORDS = f"make it for this vocabulary with {COMMAND}, or give another file"
 
 
@@ -86,11 +86,11 @@ def cut(config: Mapping) -> dict:
     if not (path := config["output"].get("clusters")):
         return dict(config)
     name, table = config["output"].get("name"), config["output"]["table"].get("name")
-    if name not in OUTPUTS or table not in ("own", "tied"):
+    if not getattr(keys.maker("output", name), "many_bands", False) or table not in ("own", "tied"):
         raise InputError(
             f"config.output.clusters={path!r} does not fit output.name={name!r} with"
-            f" output.table.name={table!r}: leave it empty, or use {', '.join(OUTPUTS[:-1])} or"
-            f" {OUTPUTS[-1]} with own or tied"
+            f" output.table.name={table!r}: leave it empty, or use an output that takes a table of"
+            " several bands, such as hierarchical, with own or tied"
         )
     if table == "own" and (cutoffs := config["input"].get("cutoffs")):
         raise InputError(

@@ -1,12 +1,34 @@
-"""Functions of tokens on meshes whose axes are Explicit, the default of `jax.make_mesh`."""
+"""How arrays lie on a mesh: over which axes of `jax.shard_map` they differ from device to device,
+and functions of tokens on axes that are Explicit, the default of `jax.make_mesh`.
+"""
 
 from collections.abc import Callable
 
 import jax
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from adaptive_jax.numerics.varying import axes_of, vary
+
+def axes_of(tree) -> frozenset[str]:
+    """The axes over which any array of a tree varies, as JAX tracks it where `check_vma` of
+    `shard_map` is on; where it is off, or outside `shard_map`, none.
+    """
+    return frozenset().union(
+        *(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(tree))
+    )
+
+
+def vary(tree, axes: frozenset[str]):
+    """The tree, each of whose arrays varies over these axes too. Its transpose sums gradients
+    over devices.
+    """
+
+    def one(leaf):
+        more = tuple(sorted(axes - axes_of(leaf)))
+        return lax.pcast(leaf, more, to="varying") if more else leaf
+
+    return jax.tree.map(one, tree)
 
 
 def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:

@@ -1,6 +1,7 @@
-"""Dropout of hidden states, of words and of matrices, as flax modules over `numerics.dropout`.
+"""What inputs, bodies and outputs share: dropout of hidden states, of words and of matrices as flax
+modules over `numerics.dropout`, weight normalisation, and activations by name.
 
-The one file of this folder that needs flax: inputs, bodies and outputs share it.
+The one file of this folder that needs flax.
 """
 
 import jax
@@ -18,6 +19,13 @@ from adaptive_jax.numerics.dropout import (
     shared_seeds,
     tied,
 )
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "selu": jax.nn.selu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+}
 
 
 class Dropout(nn.Module):
@@ -57,15 +65,13 @@ class Dropout(nn.Module):
         """
         if not train or not self.rate:
             return None
-        row_ids = (
-            jnp.arange(len(x)) if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
-        )
+        count = len(x)
+        ids = jnp.arange(count) if row_ids is None else whole_numbers("row_ids", row_ids, count)
         shape = (1, *x.shape[2:]) if self.locked and x.ndim > 2 else x.shape[1:]
-        seeds = row_seeds(self.make_rng("dropout"), row_ids)
-        return Mask(
-            keep_mask(seeds, positions(shape, tied(jnp.uint32(0), seeds)), self.rate),
-            tied(jnp.zeros((), x.dtype), seeds),
-        )
+        seeds = row_seeds(self.make_rng("dropout"), ids)
+        places = positions(shape, tied(jnp.uint32(0), seeds))
+        zero = tied(jnp.zeros((), x.dtype), seeds)
+        return Mask(keep_mask(seeds, places, self.rate), zero)
 
 
 class WordDropout(nn.Module):
@@ -93,9 +99,8 @@ class WordDropout(nn.Module):
         """
         if not train or not self.rate:
             return vectors
-        mask = keep_mask(
-            shared_seeds(self.make_rng("dropout")), tokens.astype(jnp.uint32), self.rate
-        )
+        seeds = shared_seeds(self.make_rng("dropout"))
+        mask = keep_mask(seeds, tokens.astype(jnp.uint32), self.rate)
         # A product: NaN, the vector of an id that does not exist, stays NaN.
         return vectors * jnp.where(mask, 1 / (1 - self.rate), 0).astype(vectors.dtype)[..., None]
 
@@ -124,3 +129,21 @@ class WeightDropout(nn.Module):
             return matrix
         mask = keep_mask(shared_seeds(self.make_rng("dropout")), positions(matrix.shape), self.rate)
         return jnp.where(mask, matrix / (1 - self.rate), 0)
+
+
+def norms(v: jax.Array, axis: int) -> jax.Array:
+    """The Euclidean norms of the vectors that lie along `axis`: `v [n, m]` with axis 0 gives
+    `[m]`.
+    """
+    return jnp.sqrt(jnp.sum(v * v, axis=axis))
+
+
+def weight_norm(v: jax.Array, g: jax.Array, axis: int = 0) -> jax.Array:
+    """`g v / |v|`, equation 2 of Salimans & Kingma 2016, whose parameters are the length and the
+    direction of a weight vector: every vector along `axis` of `v [n, m]` gets the length that `g`
+    says, `[m]` with axis 0.
+
+    A layer that starts with g = `norms(v, axis)` has the weights v at first, so its initialisation
+    is that of v.
+    """
+    return v * jnp.expand_dims(g / norms(v, axis), axis)

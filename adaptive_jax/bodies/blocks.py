@@ -1,0 +1,98 @@
+"""What blocks are made of: affine maps, normalisation, and which of their results the backward pass
+reads.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from adaptive_jax.numerics.arrays import whole_numbers
+from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.platforms import platform
+from adaptive_jax.numerics.products import product
+
+KEPT = "kept"
+LayerNorm = functools.partial(nn.LayerNorm, epsilon=1e-5)  # in float32, whatever its dtype
+
+
+class Dense(nn.Module):
+    """A product with a matrix of parameters, and a bias for the caller to add where it costs no
+    pass over memory.
+
+    Attributes:
+        features: of the result.
+        dtype: of the product; parameters are float32.
+    """
+
+    features: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """`x [..., n]` to the product `[..., features]` and the bias `[features]`, float32."""
+        shape = x.shape[-1], self.features
+        kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape[1:])
+        return product(x.astype(self.dtype), kernel), bias
+
+
+def added(vectors: jax.Array, bias: jax.Array) -> jax.Array:
+    """`vectors [..., n]` with a float32 bias `[n]` added, in the dtype of the vectors.
+
+    The sum is in float32, so the gradient of the bias is too: in bfloat16, XLA on a CPU adds up
+    thousands of tokens slowly and to two digits.
+    """
+    shape = (1,) * (vectors.ndim - 1) + bias.shape
+    return (vectors.astype(bias.dtype) + bias.reshape(shape)).astype(vectors.dtype)
+
+
+def ids_of(batch: Batch | None, rows: int, time: int) -> tuple[jax.Array, jax.Array | None]:
+    """`(row_ids [rows], segment_ids [rows, time] or None)` of a batch; of None, rows 0, 1, 2 … of
+    one segment each.
+
+    Raises:
+        InputError: other shapes, or no whole numbers.
+    """
+    if batch is None:
+        return jnp.arange(rows), None
+    segment_ids = batch.segment_ids
+    if segment_ids is not None:
+        segment_ids = whole_numbers("segment_ids", segment_ids, rows, time)
+    return whole_numbers("row_ids", batch.row_ids, rows), segment_ids
+
+
+def keep(x: jax.Array) -> jax.Array:
+    """`x`, marked as worth its memory: where `elementwise` rules, the backward pass reads it and
+    what is not marked is recomputed.
+
+    A function with its own gradient marks what the gradient reads in its forward rule.
+    """
+    return checkpoint_name(x, KEPT)
+
+
+def _not_parameters(primitive, *inputs, **_):
+    """Recompute gathers and casts of matrices in the backward pass; keeping them would store
+    every block's copy.
+    """
+    cast = primitive.name == "convert_element_type" and inputs[0].ndim == 2
+    return not (primitive.name == "all_gather" or cast)
+
+
+_POLICIES = {
+    "none": _not_parameters,
+    "elementwise": jax.checkpoint_policies.save_only_these_names(KEPT),
+    "all": jax.checkpoint_policies.nothing_saveable,
+}
+REMAT = ("auto", *_POLICIES)
+
+
+def policy(name: str):
+    """The policy of `jax.checkpoint` for one of `REMAT`; "auto" is "none" on a CPU and
+    "elementwise" on accelerators.
+    """
+    if name == "auto":
+        name = "none" if platform() == "cpu" else "elementwise"
+    return _POLICIES[name]
