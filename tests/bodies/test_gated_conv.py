@@ -258,13 +258,6 @@ def test_a_backward_pass_recomputes_no_product():
     assert "f32[4,2,5,16]" not in str(windows)  # nor are the windows of all blocks kept
 
 
-@pytest.mark.parametrize("fields", [{"form": "papers"}, {"activation": "glue"}])
-def test_names_that_do_not_exist(fields):
-    """The line lists those that do."""
-    with pytest.raises(InputError, match="is not one of .*Did you mean"):
-        GatedConv(FEATURES, BLOCKS, **fields)
-
-
 def test_blocks_of_fairseqs_layers():
     """Blocks end where a residual leads back to the end of the one before; equal blocks are one."""
     layers = layers_of(

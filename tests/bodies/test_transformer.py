@@ -246,22 +246,6 @@ def test_sixteen_layers_are_as_large_a_program_as_two():
     assert len(sizes) == 1
 
 
-@pytest.mark.parametrize(
-    "fields, says",
-    [
-        ({"heads": 5}, "5 heads do not divide 16 features"),
-        ({"layers": 0}, "layers=0 must be 1 or more"),
-        ({"positions": "rotary"}, "body.positions='rotary'.*sinusoidal, learned, alibi"),
-        ({"max_positions": 0}, "max_positions=0 must be 1 or more"),
-        ({"attention_dropout": 1.0}, r"attention_dropout=1\.0 is no rate"),
-    ],
-)
-def test_wrong_fields(fields, says):
-    """One line with the value."""
-    with pytest.raises(InputError, match=says):
-        make(**fields)
-
-
 def test_rematerialisation_changes_nothing():
     """What is recomputed is what would have been kept: gradients are equal, with dropout and
     rows of several chunks.
