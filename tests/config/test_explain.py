@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
     "transformer_post_norm": ("body", "transformer"),
     "awd_lstm": ("body", "lstm"),
-    "hierarchical": ("output", "softmax"),
+    "softmax": ("output", "adaptive"),
+    "hierarchical": ("output", "adaptive"),
     "nce": ("output", "sampled"),
     "own": ("input", "adaptive"),
     "adam": ("optimizer", "sgd"),
