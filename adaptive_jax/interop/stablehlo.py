@@ -19,11 +19,10 @@ from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.model.composition import make_compose
 from adaptive_jax.model.language_model import LanguageModel, build
 from adaptive_jax.numerics.batch import Batch
+from adaptive_jax.numerics.platforms import tracing_for
 from adaptive_jax.parallel import sharding
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
-# Ways to compute a body that run on all platforms
-PORTABLE = {"attention": "chunked", "path": "scan"}
 
 
 class Shape(NamedTuple):
@@ -68,7 +67,7 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
     window = run.config["batches"]["sequence_length"] if shape.window is None else shape.window
     check_at_least(1, rows=shape.rows, window=window)
     model, lexicon = (
-        build(_portable(run.config), len(run.vocabulary)),
+        build(run.config, len(run.vocabulary)),
         sharding.on_host(run.lexicon, run.mesh),
     )
     variables = {"params": params, "lexicon": lexicon, "tables": _tables(model, params, lexicon)}
@@ -101,7 +100,8 @@ def make_scorer(run: Run, params: Mapping, shape: Shape) -> Scorer:
 
 def _exported(function, *given):
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), given)
-    return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes)
+    with tracing_for("cpu", "cpu"):  # kernels of one platform would run on no other
+        return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*shapes)
 
 
 def _function(model: LanguageModel, variables: Mapping, rows: int):
@@ -137,8 +137,3 @@ def _tables(model, params, lexicon):
         return {}
     compose = jax.jit(make_compose(model, lambda params: params).__call__)
     return jax.device_get(compose(params, lexicon, jnp.arange(model.input.vocabulary_size)))
-
-
-def _portable(config):
-    body = config["body"]
-    return {**config, "body": body | {key: value for key, value in PORTABLE.items() if key in body}}
