@@ -50,10 +50,7 @@ def path_of(place: str | os.PathLike) -> Path:
         return place
     scheme, _, rest = place.partition("://")
     if scheme not in SCHEMES or not rest.strip("/"):
-        raise InputError(
-            f"{place} is no place to write to: give a directory, gs://BUCKET/NAME or"
-            " s3://BUCKET/NAME"
-        )
+        raise InputError(f"{place} must be a directory, gs://BUCKET/NAME or s3://BUCKET/NAME")
     from etils import epath
 
     _register()

@@ -87,10 +87,7 @@ def test_help_lists_the_flags(quick_command, script, names):
         ("--workdir=", ["--workdir is missing"]),
         (
             "--workdir=gs://",
-            [
-                "gs:// is no place to write to: give a directory, gs://BUCKET/NAME or"
-                " s3://BUCKET/NAME"
-            ],
+            ["gs:// must be a directory, gs://BUCKET/NAME or s3://BUCKET/NAME"],
         ),
         ("--config=", ["--config is empty"]),
         ("--stpes=3", ["stpes"]),

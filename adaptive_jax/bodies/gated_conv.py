@@ -398,12 +398,12 @@ def _without(reset, carry):
 def _check_blocks(blocks):
     if not isinstance(blocks, tuple) or not blocks:
         raise InputError(
-            f"body.blocks={blocks!r} are no blocks: give at least one, such as ((8, 4, 256),)"
+            f"body.blocks={blocks!r} must be a tuple of blocks, such as ((8, 4, 256),)"
         )
     for i, block in enumerate(blocks):
         if not isinstance(block, tuple) or len(block) not in (3, 5, 7, 9, 11):
             raise InputError(
-                f"body.blocks[{i}]={block!r} is no block of 1 to 5 layers: give (repeat, kernel,"
+                f"body.blocks[{i}]={block!r} must be a block of 1 to 5 layers: (repeat, kernel,"
                 " units, kernel, units, ...), such as (3, 1, 512, 5, 512, 1, 1024)"
             )
         check_at_least(1, **{f"body.blocks[{i}][{j}]": number for j, number in enumerate(block)})

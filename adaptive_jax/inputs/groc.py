@@ -103,7 +103,7 @@ class GroC(CharacterCNN):
             raise InputError(f"share={self.share!r} must be a number from 0 to 1")
         if not isinstance(self.lexicon, str):
             raise InputError(
-                f"lexicon={self.lexicon!r} is no path: give a WordNet directory or a .jsonl file;"
+                f"lexicon={self.lexicon!r} must be the path of WordNet or of a .jsonl file;"
                 " see docs/words.md"
             )
 

@@ -170,7 +170,7 @@ def parameters_of(state: Mapping[str, np.ndarray]) -> dict:
         or not {"encoder.weight", "decoder.bias"} <= tensors.keys()
     ):
         raise InputError(
-            f"{len(state)} tensors, among them {', '.join(sorted(state)[:4])}, are no whole"
+            f"{len(state)} tensors, among them {', '.join(sorted(state)[:4])}, must be a whole"
             " AWD-LSTM: give encoder.weight, decoder.bias, and two matrices and two biases of each"
             " layer, rnns.0.weight_ih_l0 and so on"
         )

@@ -113,7 +113,7 @@ def layers_of(text: str) -> list[tuple[int, int, int]]:
         return layers
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"decoder_layers={text[:200]!r} is no list of layers: give one such as '[(850, 6)] * 3"
+            f"decoder_layers={text[:200]!r} must be a list of layers, such as '[(850, 6)] * 3"
             " + [(128, 1, 0), (512, 1, 2)]'"
         ) from error
 

@@ -31,7 +31,7 @@ def words_of(
         devices = 1 if axis_name is None else lax.axis_size(axis_name)
     except NameError as error:
         raise InputError(
-            f"axis_name={axis_name!r} is no axis here: call it inside jax.shard_map over that axis"
+            f"axis_name={axis_name!r} must be an axis of a jax.shard_map around the call"
         ) from error
     rows = [devices * len(band.table) for band in bands]
     if words is None:

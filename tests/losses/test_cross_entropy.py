@@ -351,7 +351,7 @@ def test_targets_in_the_padding_of_a_table(reduction):
         ({"words": 8}, r"words=\(8,\) do not fit bands that have \[7\] rows on 1 device"),
         (
             {"axis_name": "model"},
-            r"axis_name='model' is no axis here: call it inside jax.shard_map",
+            r"axis_name='model' must be an axis of a jax.shard_map around the call",
         ),
         ({"bias": np.ones(6)}, r"bias of shape \[6\] do not fit: give \[7\]"),
         ({"weights": np.ones(5)}, r"weights of shape \[5\] do not fit: give \[6\]"),

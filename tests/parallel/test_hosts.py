@@ -127,7 +127,7 @@ def test_a_workdir_that_is_no_place(quick_command, script):
     done = quick_command(*script, "--workdir=ftp://bucket/run")
     assert done.returncode == 2
     assert re.fullmatch(
-        r"error: ftp://bucket/run is no place to write to: give a directory, gs://BUCKET/NAME or"
+        r"error: ftp://bucket/run must be a directory, gs://BUCKET/NAME or"
         r" .*\n",
         done.stderr,
     )
