@@ -302,7 +302,7 @@ def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
         return path.name
     for digest, _, name in lines:
         if name.startswith(tuple(below)):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 if _sha256(path.parent / name) == digest:
                     continue
             return name

@@ -77,7 +77,7 @@ TRAIN_FLAGS = rows(
     ("--config.steps==5", "config.steps='=5'", "a whole number"),
     ("--conf.steps=4", "--conf.steps"),
     ("--config..steps=5", "config."),
-    ("--config.steps.=5", "config.steps of --config.steps.", "is not one of divergence"),
+    ("--config.steps.=5", "config.steps of --config.steps.", "is not one of metrics"),
     ("--config.Steps=4", "config.Steps", 'Did you mean "steps"'),
     ("--config.body/layers=4", "config.body/layers"),
     ("--config.body.layers=4=5", "config.body.layers='4=5'"),

@@ -217,6 +217,7 @@ class Checkpoints:
         """
         wanted = {name: item for name, item in like.items() if jax.tree.leaves(item)}
         directory, why = self.directory / str(step), None
+        self.manager.wait_until_finished()
         if hosts.first() and step != self._intact:
             why = _problem(directory, tuple(wanted))
         if sharding.sum_over_hosts(why is not None):

@@ -101,7 +101,7 @@ def test_flags_come_in_any_order(parsed, argv):
         (["--config.bdy.layers=5"], ["config.bdy", 'Did you mean "body"']),
         (
             ["--config.steps.more=5"],
-            ["config.steps of --config.steps.more", "is not one of divergence"],
+            ["config.steps of --config.steps.more", "is not one of metrics"],
         ),
         (["--config.body=5"], ["--config.body is a group"]),
         (["--config.steps"], ["config.steps=True", "a whole number"]),

@@ -34,7 +34,6 @@ LSTM = {
         "widths": (12, 16),
         "dropout": 0.0,
         "biases": 1,
-        "path": "scan",
     }
 }
 STREAMS = {"batches": {"sequence_length": WINDOW, "break_mode": "none", "layout": "streams"}}
