@@ -409,7 +409,7 @@ GRU = {
         (
             changed(rnns__1__module__bias_ih_l0=None),
             WORDS,
-            ["no whole AWD-LSTM", "rnns.0.weight_ih_l0"],
+            ["must be a whole AWD-LSTM", "rnns.0.weight_ih_l0"],
         ),
         (
             changed(rnns__0__linear__weight=np.ones((40, 10), np.float32)),

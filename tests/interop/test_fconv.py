@@ -141,13 +141,19 @@ def test_the_order_of_norms_before_version_2():
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"decoder_layers": "[(16, 4)] * 10 ** 3"}, ["'[(16, 4)] * 10 ** 3'", "no list of layers"]),
-        ({"decoder_layers": "[(16, 4)] * 1000000000"}, ["1000000000", "no list of layers"]),
-        ({"decoder_layers": "open('x')"}, ["open('x')", "no list of layers"]),
+        (
+            {"decoder_layers": "[(16, 4)] * 10 ** 3"},
+            ["'[(16, 4)] * 10 ** 3'", "must be a list of layers"],
+        ),
+        ({"decoder_layers": "[(16, 4)] * 1000000000"}, ["1000000000", "must be a list of layers"]),
+        ({"decoder_layers": "open('x')"}, ["open('x')", "must be a list of layers"]),
         ({"decoder_layers": "[(16, 4, 0)]"}, ["1 layers without a residual"]),
         ({"decoder_layers": "[(16, 4, 2)]"}, ["a residual of 2"]),
-        ({"decoder_layers": "[(16, 4, 0)] * 5 + [(16, 4, 6)]"}, ["no block of 1 to 5 layers"]),
-        ({"decoder_layers": "[('a', 4)]"}, ["[('a', 4)]", "no list of layers"]),
+        (
+            {"decoder_layers": "[(16, 4, 0)] * 5 + [(16, 4, 6)]"},
+            ["must be a block of 1 to 5 layers"],
+        ),
+        ({"decoder_layers": "[('a', 4)]"}, ["[('a', 4)]", "must be a list of layers"]),
         (
             {"decoder_attention": "[False, True, False]"},
             ["decoder_attention='[False, True, False]'"],
