@@ -53,6 +53,35 @@ def test_the_update_of_a_device_that_is_not_here(quick_command, flags, tmp_path,
     assert f"temporary {target['temp_bytes'] / 1e6:,.3f} MB" in done.stdout
 
 
+CROSSING = """
+import json, sys
+import jax
+from adaptive_jax.model.language_model import build, parameter_shapes
+from adaptive_jax.training.compiled import compile_for
+from benchmarks.programs import report
+
+config = json.load(open(sys.argv[1]))
+_, plan, compiled = compile_for(sys.argv[2], config)
+sizes = [a.size for a in jax.tree.leaves(parameter_shapes(build(config, plan.vocabulary_size)))]
+print(json.dumps({"parameters": sum(sizes), "crossing": report(compiled)["collectives"]}))
+"""
+
+
+@compiles
+@pytest.mark.parametrize("name", ["h100:8", "v5e:4x2"])
+def test_bytes_that_cross_eight_devices(quick_command, config, tmp_path, name):
+    """Every gradient once, in float32, and three sums of losses. Twice as many bytes would show
+    that gradients of microbatches or of the loop over blocks cross one by one.
+    """
+    held = config(**SMALL | {"tokens_per_device": 128})
+    (tmp_path / "config.json").write_text(json.dumps(held))
+    done = quick_command("-c", CROSSING, tmp_path / "config.json", name)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["kind"] for one in found["crossing"]] == ["all-reduce"]
+    assert found["crossing"][0]["bytes"] == 4 * (found["parameters"] + 3)
+
+
 @compiles
 @pytest.mark.parametrize(
     "name, changes, says",
