@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import lzma
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -112,12 +113,12 @@ def test_sub_words_are_learnt_and_counted_once(text, tmp_path, load, monkeypatch
     before = learnt_files(tmp_path)
     names = {"vocabulary.txt", "vocabulary.sha256", "subwords.model"}
     assert {path.name for path in before} == names
-    next((tmp_path / "cache").rglob("counts.txt")).unlink()
+    shutil.rmtree(next((tmp_path / "cache").rglob("words")))
     with monkeypatch.context() as patch:
         patch.setattr(subwords.Subwords, "count_words", lambda *_: pytest.fail("reads all ids"))
         again = load("penn_treebank", path=str(text), codes=2)
     assert learnt_files(tmp_path) == before
-    assert not list((tmp_path / "cache").rglob("counts.txt"))
+    assert not list((tmp_path / "cache").rglob("words"))
     assert again.vocabulary.digest == first.vocabulary.digest
     assert len(load("penn_treebank", path=str(text), codes=3).vocabulary) == 1 + len(
         first.vocabulary
@@ -126,9 +127,12 @@ def test_sub_words_are_learnt_and_counted_once(text, tmp_path, load, monkeypatch
 
 
 def test_sub_words_are_never_stale(text, tmp_path, load, monkeypatch):
-    """Other text, or another FORMAT, is learnt anew; half a vocabulary is not used."""
+    """Other text, or another FORMAT, is learnt anew. A vocabulary without its checksums is one that
+    another process still writes, or was killed at: it is not read but made.
+    """
     first = load("text_files", path=str(text), codes=2)
-    next((tmp_path / "cache").rglob("subwords*/vocabulary.txt")).unlink()
+    for sums in (tmp_path / "cache").rglob("vocabulary.sha256"):
+        sums.unlink()
     assert load("text_files", path=str(text), codes=2).vocabulary.digest == first.vocabulary.digest
     monkeypatch.setattr(subwords, "FORMAT", 99)
     load("text_files", path=str(text), codes=2)

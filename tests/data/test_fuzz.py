@@ -296,7 +296,15 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
     "name",
-    ["counts.txt", "vocabulary.txt", FILE, "train.npy", "test.json", "000000.npz", COMPLETE],
+    [
+        "words/vocabulary.txt",
+        "subwords-*/vocabulary.txt",
+        FILE,
+        "train.npy",
+        "test.json",
+        "train/000000.npz",
+        f"train/{COMPLETE}",
+    ],
 )
 def test_a_damaged_cache(cached, tmp_path, name, damage):
     """One line that names the file and says what to remove; when that is done, all is as before."""
@@ -307,16 +315,12 @@ def test_a_damaged_cache(cached, tmp_path, name, damage):
     ids = {
         split: np.array(ids) for split, ids in before.ids.items()
     }  # a file that is in use must not be cut
-    if name in (
-        "counts.txt",
-        "000000.npz",
-        COMPLETE,
-    ):  # not read again unless what was made of them is missing
+    if name.startswith(("words/", "train/")):  # read only if what was made of them is missing
         for path in [*cache.rglob("subwords-*"), next(cache.rglob("train.npy")).parent]:
             shutil.rmtree(path)
-        for path in cache.rglob("counts.*"):
-            path.unlink() if name != "counts.txt" else None
-    path = next(cache.rglob(name if name not in ("000000.npz", COMPLETE) else f"train/{name}"))
+    if name.startswith("train/"):
+        shutil.rmtree(next(cache.rglob("words")))
+    path = next(cache.rglob(name))
     DAMAGES[damage](path)
     if name == "test.json" and damage == "half":
         path.write_text('{"words": 12}')

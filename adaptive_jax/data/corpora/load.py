@@ -30,7 +30,7 @@ from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Records, Text, local_texts, tfds_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
 from adaptive_jax.data.vocabulary import subwords
-from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.sealed import checksums_of, read_sealed, write_sealed
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.files import replacing
@@ -184,7 +184,7 @@ class PreparedText:
     name is a hash of the text and of the settings that turn it into words:
 
         shards/SPLIT/                          see `Shards`
-        counts.txt                             the words of the train split
+        words/vocabulary.txt                   the words of the train split
         subwords-FORMAT-CODES/vocabulary.txt   sub-word units
         DIGEST/SPLIT.npy                       ids, by the digest of their vocabulary
         DIGEST/SPLIT.json                      numbers of words and of unseen words
@@ -201,13 +201,13 @@ class PreparedText:
         source = repr((FORMAT, settings.corpus, texts or known.version(), *self._how))
         digest = hashlib.sha256(source.encode()).hexdigest()[:16]
         self.home = self.cache / settings.corpus / digest
-        self._counts = self.home / "counts.txt"
+        self._all_words = self.home / "words" / "vocabulary.txt"
         self._units = self.home / f"subwords-{subwords.FORMAT}-{settings.codes}" / "vocabulary.txt"
 
     def corpus(self, vocabulary: Vocabulary | None, splits: Collection[str]) -> Corpus:
         """The ids of these splits, by a vocabulary or by that of the train split."""
         if vocabulary is None:
-            if not self._counts.exists():
+            if not checksums_of(self._all_words).exists():
                 # The train split last, so that errors in the short ones are found first.
                 for split in reversed(SPLITS):
                     if split in splits or split == "train":
@@ -255,18 +255,18 @@ class PreparedText:
         def learn():
             words = self._words()
             counts = dict(zip(words.words, words.counts.tolist(), strict=True))
-            write_sealed(subwords.Subwords.build(counts, settings.codes), self._units)
+            return subwords.Subwords.build(counts, settings.codes)
 
-        make_once(self._units, learn)
-        return read_sealed(self._units, f"remove {self._units.parent} to have it made again")
+        return self._once(self._units, learn)
 
     def _words(self):
         """All words of the train split."""
-        make_once(
-            self._counts,
-            lambda: write_sealed(Vocabulary.build(self.count_words("train")), self._counts),
-        )
-        return read_sealed(self._counts, f"remove {self._counts} to have it made again")
+        return self._once(self._all_words, lambda: Vocabulary.build(self.count_words("train")))
+
+    def _once(self, path, build):
+        """The vocabulary of a file, built if the file is missing or without its checksums."""
+        make_once(checksums_of(path), lambda: write_sealed(build(), path))
+        return read_sealed(path, f"remove {path.parent} to have it made again")
 
     def _learnt_from(self, vocabulary):
         """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if
@@ -274,10 +274,10 @@ class PreparedText:
         """
         if not isinstance(vocabulary, subwords.Subwords):
             return {*vocabulary.words, UNKNOWN}
-        if not (self._units.exists() and self._counts.exists()):
+        if not all(checksums_of(path).exists() for path in (self._units, self._all_words)):
             return None
         same = vocabulary.same_words(subwords.read_vocabulary(self._units))
-        return {*Vocabulary.read(self._counts).words, UNKNOWN} if same else None
+        return {*Vocabulary.read(self._all_words).words, UNKNOWN} if same else None
 
     def _ids(self, split, vocabulary):
         """The ids of a split; how many words it has, `<eos>` included; and how many of them the

@@ -10,11 +10,16 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.files import changed_file, write_checksums
 
 
+def checksums_of(path: Path) -> Path:
+    """The checksums of a vocabulary's file. They are written last: where they are, all is."""
+    return path.with_suffix(".sha256")
+
+
 def write_sealed(vocabulary: Vocabulary, path: Path) -> None:
     """Writes a vocabulary, and its checksums beside it, as `sha256sum --check` reads them."""
     vocabulary.write(path)
     model = [path.with_name(FILE)] if isinstance(vocabulary, Subwords) else []
-    write_checksums(path.with_suffix(".sha256"), [path, *model])
+    write_checksums(checksums_of(path), [path, *model])
 
 
 def read_sealed(path: Path, cure: str) -> Vocabulary:
@@ -25,7 +30,7 @@ def read_sealed(path: Path, cure: str) -> Vocabulary:
     Raises:
         InputError: it or its checksums are missing, damaged, or other than they were written.
     """
-    sums = path.with_suffix(".sha256")
+    sums = checksums_of(path)
     try:
         if path.exists() and not sums.exists():
             raise InputError(f"{sums}, with the checksum of {path.name}, is missing")
