@@ -258,7 +258,7 @@ def rows() -> dict:
             config = resolve(module.get_config(row))
             config["output"] |= {"clusters": ""}  # a file that users make
             what = {key: config[key] for key in ("dtype", "input", "body", "output")}
-            words = config["data"]["vocabulary_size"]
+            words = config["data"]["vocabulary_size"] or 10_000  # own text: known when it is read
             if (key := repr((words, what))) not in shapes:
                 tree = jax.eval_shape(build(config, words).init, jax.random.key(0), batch)
                 shapes[key] = {
