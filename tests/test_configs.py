@@ -498,9 +498,9 @@ def test_tiny_copy_takes_a_step_that_moves_every_parameter(config, whole, own_le
             "highway": 0.6,
             "filter": 0.6,
         }  # narrow filters often start below 0
-        off["['output']['table']['bias']"] = (
-            0.05  # of large logits, where a word's probability is 1 as often as it is the target
-        )
+        # Logits are large, so a word's probability may be 1 as often as the word is the target:
+        # 4 or 5 of 97 words, by the version of XLA.
+        off["['output']['table']['bias']"] = 0.1
         off |= dict.fromkeys(("recurrent_0", "recurrent_1", "recurrent_2"), 0.3)
         assert silent.mean() < next((most for part, most in off.items() if part in name), 1e-9), (
             name
