@@ -95,6 +95,24 @@ def test_what_is_no_single_file(text, tmp_path):
         split_lines(tmp_path / "two" / "a", tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ("a\n" * 38 + "b\0\n", "mine.txt, line 39: a NUL byte"),
+        (b"a\n" * 38 + b"\xff\n", "mine.txt, line 39: not UTF-8"),
+        ("a\n" * 38 + "\n" * 9, "mine.txt has no words in the 2 lines of valid.txt"),
+        (gzip.compress(b"a b\n" * 999)[:-9], "mine.txt.gz after"),
+    ],
+)
+def test_a_bad_file_is_named_itself(content, says, tmp_path):
+    """Not a copy of it, whose lines have other numbers; and no copy is left to be read."""
+    file = tmp_path / ("mine.txt.gz" if says.startswith("mine.txt.gz") else "mine.txt")
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"{file.parent}/{says}"):
+            split_lines(file, tmp_path / "cache")
+
+
 def request(**changes):
     """The config as the command line gives it."""
     config = resolve(own_text.get_config())

@@ -45,7 +45,8 @@ def split_lines(file: Path, cache: Path) -> Split:
     file: UTF-8 text, plain, .xz or .gz.
 
     Raises:
-        InputError: fewer than three lines; a file that cannot be read.
+        InputError: fewer than three lines, a part without words, a file that cannot be read or is
+            not UTF-8.
     """
     text = Text((file,))
     total = sum(1 for _ in text.lines())
@@ -61,6 +62,14 @@ def split_lines(file: Path, cache: Path) -> Split:
     if not all(path.exists() for path in paths):
         lines = text.lines()
         for path, count in zip(paths, counts, strict=True):
+            words = False
             with replacing(path) as copy:
-                copy.writelines(itertools.islice(lines, count))
+                for line in itertools.islice(lines, count):
+                    words = words or bool(line.strip())
+                    copy.write(line)
+                if not words:
+                    raise InputError(
+                        f"{file} has no words in the {count:,} lines of {path.name}: remove empty"
+                        " lines at its beginning and end"
+                    )
     return Split(directory, counts)

@@ -11,11 +11,12 @@ import codecs
 import contextlib
 import fnmatch
 import gzip
+import itertools
 import json
 import lzma
 import tarfile
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -82,13 +83,26 @@ class Text(NamedTuple):
             before += file.stat().st_size
 
     def lines(self) -> Iterator[bytes]:
-        """Yields the lines, each with its line feed."""
-        rest = b""
-        for chunk in self.chunks():
-            *lines, rest = (rest + chunk.data).split(b"\n")
-            yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest + b"\n"
+        """Yields the lines, each with its line feed. The end of a file ends its last line.
+
+        Raises:
+            InputError: as `chunks`, and as `decode_text`.
+        """
+        for name, chunks in itertools.groupby(self.chunks(), lambda chunk: chunk.name):
+            rest, number = bytearray(), itertools.count(1)
+
+            def checked(line, name=name, number=number):
+                where = f"{name}, line {next(number)}"
+                decode_text(line, lambda _: where)
+                return bytes(line) + b"\n"
+
+            for chunk in chunks:
+                rest += chunk.data
+                if b"\n" in chunk.data:
+                    *lines, rest = rest.split(b"\n")
+                    yield from map(checked, lines)
+            if rest:
+                yield checked(rest)
 
 
 class Records(NamedTuple):
@@ -127,6 +141,24 @@ class Records(NamedTuple):
             data = b"".join(text.replace(b"\n", b" ") + b"\n" for text in texts)
             done = (last - self.begin) / (self.end - self.begin)
             yield Chunk(f"{self.files[0]} ({self.split})", data, done)
+
+
+def decode_text(data: bytes, where: Callable[[int], str]) -> str:
+    """The text of bytes in UTF-8. where: names file and line of the byte at an offset.
+
+    Raises:
+        InputError: other bytes, or a NUL byte; with file and line.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where(error.start)}: not UTF-8; convert the file to UTF-8") from error
+    if (zero := data.find(b"\0")) >= 0:
+        raise InputError(
+            f"{where(zero)}: a NUL byte, which text never has; repair the file, or convert it to"
+            " UTF-8"
+        )
+    return text
 
 
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
