@@ -6,6 +6,7 @@ import collections
 import hashlib
 import json
 import lzma
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -191,6 +192,16 @@ def test_json_lines_in_another_language(tmp_path):
     assert coverage(
         lexicon(vocabulary, {"input": {"relations": {"path": str(path), "most": 2}}})
     ) == {"relations": 0.4}
+
+
+def test_a_lexicon_that_is_written_anew(tmp_path):
+    """Under one name, in one process, for the same words."""
+    path, animals = tmp_path / "lexicon.jsonl", ("animal", "cat", "dog", "<eos>")
+    vocabulary = Vocabulary(animals, np.ones(4, np.int64))
+    for number, other in enumerate(["cat", "dog"]):
+        path.write_text(json.dumps({"word": "animal", "relations": [other]}))
+        os.utime(path, ns=(number, number))
+        assert read_entries(vocabulary, str(path))["animal"].synonyms == (other,)
 
 
 def test_a_share_of_the_words_keeps_its_entries(tmp_path):

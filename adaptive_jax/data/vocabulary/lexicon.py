@@ -26,7 +26,7 @@ import numpy as np
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
+from adaptive_jax.files import changed_file, in_store, path_of, replacing, write_checksums
 
 FORMS = ("paper", "code")
 WORDS = re.compile(r"\w+(?:['-]\w+)*")
@@ -69,7 +69,6 @@ def check_lexicon(path: str) -> None:
         raise InputError(f"input.lexicon={path!r} does not exist: {CURE}")
 
 
-@functools.lru_cache(maxsize=2)
 def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     """The entries of those words of a vocabulary that a lexicon has, in the vocabulary's order.
 
@@ -85,7 +84,18 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
             f"input.lexicon={path!r} describes words, and the vocabulary has sub-words: set"
             " data.codes=0, or give text instead of data.corpus=ids"
         )
-    source, index = path_of(path), vocabulary.index
+    source = path_of(path)
+    if in_store(source):
+        return _read_entries(vocabulary, source, ())
+    files = [source / name for name in WORDNET] if source.is_dir() else [source]
+    times = [file.stat().st_mtime_ns for file in files if file.is_file()]
+    return _read_entries(vocabulary, source, tuple(times))
+
+
+@functools.lru_cache(maxsize=2)
+def _read_entries(vocabulary, source, times):
+    """Reads a lexicon, once for each time at which its files were written."""
+    index = vocabulary.index
     found = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
     entries = {}
     for word, synonyms, hyponyms, definitions in found:
