@@ -34,19 +34,22 @@ ONCE = {f"rare{n}": 1 for n in range(400)}
 
 
 @pytest.mark.parametrize(
-    "counts, expected",
+    "counts, held_out, expected, share",
     [
-        (COMMON | ONCE | {"<eos>": 900}, {"threshold": 2}),  # 2.6 % occur once
-        (COMMON | {"<unk>": 5_000, "<eos>": 900}, {"threshold": 4}),  # something becomes <unk>
-        (ONCE | {"<eos>": 3}, {"codes": 222}),
-        ({"字": 3, "<eos>": 3}, {"codes": 200}),
+        (COMMON | ONCE, COMMON | ONCE, {"threshold": 2}, "2.6%"),
+        (COMMON | {"<unk>": 5_000}, COMMON, {"threshold": 4}, "4.6%"),  # something becomes <unk>
+        (COMMON | ONCE, COMMON | {"new": 1_500, "<unk>": 9}, {"codes": 1318}, "9.0%"),
+        (ONCE, ONCE, {"codes": 222}, "100.0%"),
+        ({"字": 3}, {"字": 3}, {"codes": 200}, "100.0%"),
     ],
 )
-def test_vocabulary_for_a_text(counts, expected):
-    """Words while few of them become <unk>, otherwise sub-words; the line gives the numbers."""
-    words = Vocabulary.build(counts)
-    chosen, line = choose_vocabulary(words)
-    assert chosen == expected
+def test_vocabulary_for_a_text(counts, held_out, expected, share):
+    """Words while few words of the validation text become <unk>, whatever the train text
+    promises; otherwise sub-words. The line gives the numbers.
+    """
+    words = Vocabulary.build(counts | {"<eos>": 900})
+    chosen, line = choose_vocabulary(words, held_out | {"<eos>": 90})
+    assert chosen == expected and f" {share} of the validation text " in line
     if "codes" in chosen:
         assert line.startswith(f"sub-words, {chosen['codes']:,} merges: of whole words, ")
     else:

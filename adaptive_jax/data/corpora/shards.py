@@ -110,6 +110,11 @@ def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> N
     that are not text.
     """
     text = decode_text(piece.data, piece.line)
+    if 2 * text.count(EOS) > text.count("\n"):
+        raise InputError(
+            f"{piece.line(piece.data.find(EOS.encode()))}: the text has {EOS} of its own, and every"
+            f" end of a line becomes one: remove them, as by `sed 's/ *{EOS}//g'`"
+        )
     if tokeniser_name != "none" or lower:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
     lines = text.replace("\n", f" {EOS}\n").split("\n")

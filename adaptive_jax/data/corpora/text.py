@@ -46,10 +46,12 @@ class Text(NamedTuple):
     files: plain, .xz or .gz files, read as one, where the end of each file ends its last line; or
         archives.
     members: the pattern of the members of an archive to read, in the archive's order.
+    note: see `Corpus`.
     """
 
     files: tuple[Path, ...]
     members: str = ""
+    note = ""
 
     @property
     def identity(self) -> tuple:
@@ -109,13 +111,14 @@ class Records(NamedTuple):
     """Some records of a split that tensorflow-datasets prepared, one a line, read like `Text`.
 
     files: the directory with dataset_info.json. begin, end: the first record, and the one after
-        the last.
+        the last. note: see `Corpus`.
     """
 
     files: tuple[Path]
     split: str
     begin: int
     end: int
+    note = "lm1b of tensorflow-datasets, whose held-out text is not that of published results"
 
     @property
     def identity(self) -> tuple:
