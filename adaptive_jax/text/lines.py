@@ -135,8 +135,8 @@ class Lines(NamedTuple):
                 yield vocabulary.words[token]
                 spelling = b""
                 continue
-            spelling += vocabulary.spellings[token]
-            if vocabulary.ends[token]:
+            spelling += vocabulary.utf8[token]
+            if vocabulary.ends_word[token]:
                 yield spelling.removesuffix(mark).decode(errors="replace")
                 spelling = b""
         if spelling:

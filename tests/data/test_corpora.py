@@ -347,7 +347,7 @@ def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
     for merges in codes:
         corpus = load(name, path=str(REAL / folder), codes=merges)
         assert {
-            split: np.count_nonzero(corpus.vocabulary.ends[ids])
+            split: np.count_nonzero(corpus.vocabulary.ends_word[ids])
             for split, ids in corpus.ids.items()
         } == published.words
         times = np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary))

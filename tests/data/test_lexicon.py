@@ -325,7 +325,7 @@ def test_vocabulary(reference):
     spelt = spelling(vocabulary, facts["max_charlen"], True)
     empty = [259, 260] + [261] * (facts["max_charlen"] - 2)
     assert (
-        digest(np.concatenate([spelt["letters"][spelt["places"]], [empty]]))
+        digest(np.concatenate([spelt["letters"][spelt["row_of_word"]], [empty]]))
         == facts["sha256_char_ids_int32"]
     )
     for name, source, most in (

@@ -33,7 +33,7 @@ def test_lines_become_ids():
     ids = vocabulary.encode_lines([line, "", "a b"])
     assert ids.dtype == np.int32
     assert ids.tolist() == [0, 2, 2, 0, 2, 1, 1, 3, 4, 1]
-    assert vocabulary.count_words(ids) == vocabulary.ends[ids].sum() == 10
+    assert vocabulary.count_words(ids) == vocabulary.ends_word[ids].sum() == 10
 
 
 def test_an_unknown_word_without_unk_is_named_with_the_cure():

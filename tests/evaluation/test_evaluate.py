@@ -267,8 +267,8 @@ def test_a_checkpoint_that_training_deletes_while_it_is_read(trained, tmp_path, 
 
 def test_a_share_of_no_ids():
     """Words without `<unk>`, and an empty split, have none of it."""
-    assert Vocabulary.build({"a": 1, "<eos>": 1}).unknown(np.zeros(3, np.int32)) == 0.0
-    assert Vocabulary.build({"a": 1, "<eos>": 1, "<unk>": 1}).unknown(np.zeros(0, np.int32)) == 0.0
+    assert Vocabulary.build({"a": 1, "<eos>": 1}).unk_rate(np.zeros(3, np.int32)) == 0.0
+    assert Vocabulary.build({"a": 1, "<eos>": 1, "<unk>": 1}).unk_rate(np.zeros(0, np.int32)) == 0.0
 
 
 def interrupted(process, begun):

@@ -30,7 +30,11 @@ from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Records, Text, local_texts, tfds_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
 from adaptive_jax.data.vocabulary import subwords
-from adaptive_jax.data.vocabulary.sealed import checksums_of, read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.on_disk import (
+    checksums_of,
+    read_with_checksums,
+    write_with_checksums,
+)
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.files import replacing
@@ -275,8 +279,8 @@ class PreparedText:
 
     def _once(self, path, build):
         """The vocabulary of a file, built if the file is missing or without its checksums."""
-        make_once(checksums_of(path), lambda: write_sealed(build(), path))
-        return read_sealed(path, f"remove {path.parent} to have it made again")
+        make_once(checksums_of(path), lambda: write_with_checksums(build(), path))
+        return read_with_checksums(path, f"remove {path.parent} to have it made again")
 
     def _learnt_from(self, vocabulary):
         """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if

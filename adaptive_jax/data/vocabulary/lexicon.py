@@ -79,7 +79,7 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     """
     if not path:
         raise InputError(f"input.lexicon is empty: {CURE}")
-    if not vocabulary.ends.all() or vocabulary.unit == "token":
+    if not vocabulary.ends_word.all() or vocabulary.unit == "token":
         raise InputError(
             f"input.lexicon={path!r} describes words, and the vocabulary has sub-words: set"
             " data.codes=0, or give text instead of data.corpus=ids"
@@ -295,7 +295,7 @@ def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
     """The arrays that `LanguageModel.wants` asks for, in the same tree.
 
     >>> lexicon(vocabulary, {"input": {"spelling": {"length": 50}}})
-    {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "places": ...}}}
+    {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "row_of_word": ...}}}
 
     They are arguments of a compiled program, never constants in it, so another vocabulary of the
     same size needs no new one.

@@ -134,14 +134,14 @@ class Subwords(Vocabulary):
         return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
 
     @property
-    def chances(self) -> np.ndarray:
+    def unigram_probs(self) -> np.ndarray:
         """float64 `[V]`: the probability of each unit by its count. All share one extra count,
         for open text may need any.
         """
         return (self.counts + 1 / len(self)) / (self.counts.sum() + 1)
 
     @functools.cached_property
-    def ends(self) -> np.ndarray:
+    def ends_word(self) -> np.ndarray:
         """bool `[V]`: whether a unit ends a word."""
         return np.array([word.endswith(MARK) or word in (EOS, UNKNOWN) for word in self.words])
 
@@ -151,7 +151,7 @@ class Subwords(Vocabulary):
         return {word: i for i, word in enumerate(self.words)}
 
     @functools.cached_property
-    def spellings(self) -> tuple[bytes, ...]:
+    def utf8(self) -> tuple[bytes, ...]:
         """The letters of each unit, UTF-8 with the mark. Those of a word's units give that word
         and one mark.
         """
@@ -179,7 +179,7 @@ class Subwords(Vocabulary):
                 return (self.index[word],)
             text = word.encode("utf-8")
             ids = tuple(ids_of_pieces[i] for i in processor.encode(word))
-            if MARK not in word and b"".join(self.spellings[i] for i in ids) == text + mark:
+            if MARK not in word and b"".join(self.utf8[i] for i in ids) == text + mark:
                 return ids
             # For example a mark within the word, which sentencepiece takes for the end of one.
             return (*(self.index[BYTES[byte]] for byte in text), self.index[MARK])
