@@ -109,8 +109,8 @@ def test_a_vocabulary_of_hardly_any_words_is_reported(text, load, caplog):
     """Where most of the train text becomes <unk>; not where the text itself has it."""
     assert len(load("text_files", path=str(text), threshold=100).vocabulary) == 2
     assert (
-        "data.threshold=100 and data.limit=0 leave 2 of 5 words: 100.0% of the train text become"
-        " <unk>" in caplog.text
+        "data.threshold=100, data.limit=0 leave 2 of 5 words: <unk> is 100.0% of the text"
+        in caplog.text
     )
     caplog.clear()
     (text / "train.txt").write_text("<unk> <unk> <unk> the\n<unk> cat the\n")

@@ -94,7 +94,7 @@ TEXT = st.one_of(
 @fuzz
 @given(content=TEXT)
 def test_vocabularies(content, tmp_path_factory):
-    """Of words. What is read can be used: its digest, its unigram probabilities and an encoded line."""
+    """Of words. What is read has a digest, unigram probabilities and encodes a line."""
     path = tmp_path_factory.mktemp("words") / "vocabulary.txt"
     path.write_bytes(content)
     with one_line_at_most(path.parent):

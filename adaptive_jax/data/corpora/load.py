@@ -326,16 +326,11 @@ def _warn_of_few(words, vocabulary, settings):
     )
     share = (after - before) / max(1, words.counts.sum() - words.counts[words.eos])
     if share > MOSTLY_UNKNOWN:
-        logger.warning(
-            "data.threshold=%s and data.limit=%s leave %s of %s words: %.1f%% of the train text"
-            " become %s",
-            settings.threshold,
-            settings.limit,
-            len(vocabulary),
-            len(words),
-            100 * share,
-            UNKNOWN,
+        message = (
+            "data.threshold=%s, data.limit=%s leave %s of %s words: <unk> is %.1f%% of the text"
         )
+        sizes = len(vocabulary), len(words), 100 * share
+        logger.warning(message, settings.threshold, settings.limit, *sizes)
 
 
 def _stored(url, vocabulary, splits):

@@ -3,8 +3,8 @@ its parameters. Related words and definitions come from a lexicon.
 
 A lexicon is a directory of WordNet, read by NLTK, or a file of JSON lines, for any language:
 
-    {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"], "definition": "a
-    domesticated animal, kept as a pet"}
+    {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"],
+     "definition": "a domesticated animal, kept as a pet"}
 
 Related words are in order of preference, hyponyms after the others. A definition is a text, or a
 list of texts, one for each sense. Only `word` is required.

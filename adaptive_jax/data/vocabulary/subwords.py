@@ -61,8 +61,10 @@ class Subwords(Vocabulary):
     """Units of words in the order of their ids. `build` puts the most frequent first; units that
     the train split never uses are last.
 
-    >>> subwords = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4},
-    codes=10) >>> [subwords.words[i] for i in subwords.encode("lowest")] ['low', 'est▁', '<eos>']
+    >>> counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
+    >>> subwords = Subwords.build(counts, codes=10)
+    >>> [subwords.words[i] for i in subwords.encode("lowest")]
+    ['low', 'est▁', '<eos>']
 
     words: the units: learnt ones, characters, the mark "▁" alone, the 256 bytes "<0x00>" to
         "<0xFF>", `<eos>`, and `<unk>` if it is a word of the train split. These two are never

@@ -33,9 +33,12 @@ class Vocabulary:
     """Words in the order of their ids. `build` puts the most frequent first, and words with equal
     counts in code point order; `adaptive_jax.data.vocabulary.clusters` has other orders.
 
-    >>> vocabulary = Vocabulary.build({"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3},
-    threshold=2) >>> vocabulary.words ('the', '<eos>', '<unk>', 'cat') >>> vocabulary.encode("the
-    cat in the hat") [0, 3, 2, 0, 2, 1]
+    >>> counts = {"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3}
+    >>> vocabulary = Vocabulary.build(counts, threshold=2)
+    >>> vocabulary.words
+    ('the', '<eos>', '<unk>', 'cat')
+    >>> vocabulary.encode("the cat in the hat")
+    [0, 3, 2, 0, 2, 1]
 
     words: all V words, including `<eos>`, and `<unk>` if there is one.
     counts: int64 `[V]`, how often each occurs; `<unk>` includes the words folded into it.
