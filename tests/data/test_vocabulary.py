@@ -91,6 +91,8 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, message):
     path.unlink()
     with pytest.raises(InputError, match=r"v\.txt: No such file"):
         Vocabulary.read(path)
+    with pytest.raises(InputError, match=r"'a\\x00b' must be a path, which has no NUL byte"):
+        Vocabulary.read("a\0b")
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):
