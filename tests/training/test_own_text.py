@@ -104,6 +104,7 @@ def test_what_is_no_single_file(text, tmp_path):
         ("a\n" * 38 + "b\0\n", "mine.txt, line 39: a NUL byte"),
         (b"a\n" * 38 + b"\xff\n", "mine.txt, line 39: not UTF-8"),
         ("a\n" * 38 + "\n" * 9, "mine.txt has no words in the 2 lines of valid.txt"),
+        ("a <eos>\n" * 40, "mine.txt: the text has <eos> of its own"),
         (gzip.compress(b"a b\n" * 999)[:-9], "mine.txt.gz after"),
     ],
 )

@@ -28,7 +28,7 @@ import numpy as np
 
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.corpora.cached import damaged
-from adaptive_jax.data.corpora.text import Chunk, Text, decode_text
+from adaptive_jax.data.corpora.text import Chunk, Text, decode_text, own_eos
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
@@ -111,10 +111,7 @@ def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> N
     """
     text = decode_text(piece.data, piece.line)
     if 2 * text.count(EOS) > text.count("\n"):
-        raise InputError(
-            f"{piece.line(piece.data.find(EOS.encode()))}: the text has {EOS} of its own, and every"
-            f" end of a line becomes one: remove them, as by `sed 's/ *{EOS}//g'`"
-        )
+        raise own_eos(piece.line(piece.data.find(EOS.encode())))
     if tokeniser_name != "none" or lower:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
     lines = text.replace("\n", f" {EOS}\n").split("\n")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError, one_line
 
 NAMES = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
@@ -162,6 +163,14 @@ def decode_text(data: bytes, where: Callable[[int], str]) -> str:
             " UTF-8"
         )
     return text
+
+
+def own_eos(where: str) -> InputError:
+    """The error about a text that has `<eos>` of its own. where: its file, or its file and line."""
+    return InputError(
+        f"{where}: the text has {EOS} of its own, and every end of a line becomes one: remove them,"
+        f" as by `sed 's/ *{EOS}//g'`"
+    )
 
 
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:
