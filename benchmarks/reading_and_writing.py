@@ -48,7 +48,7 @@ def evaluate_peers(config: dict, context: int, tokens: int, ids: np.ndarray) -> 
 
     return {
         "evaluate": evaluate,
-        "forward pass": _forward_pass(run, ids, used, used.unscored),
+        "forward pass": _forward_pass(run, ids, used, used.context_columns),
         "all outputs": _forward_pass(run, ids, asked, 0),
     }
 

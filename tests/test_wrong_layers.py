@@ -80,7 +80,7 @@ def spelling(words):
         "letters": np.ones((words, 5), np.uint8),
         "symbols": -lengths.astype(np.int8),
         "lengths": lengths,
-        "places": np.arange(words, dtype=np.int32),
+        "row_of_word": np.arange(words, dtype=np.int32),
     }
 
 

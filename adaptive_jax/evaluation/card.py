@@ -85,16 +85,16 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
     Returns:
         None if a word is `<unk>`, whose characters are unknown, or if ids are a tokenizer's.
     """
-    if not len(ids) or vocabulary.unit == "token" or vocabulary.unknown(ids):
+    if not len(ids) or vocabulary.unit == "token" or vocabulary.unk_rate(ids):
         return None
     # The last unit of a word ends with a mark, which is no character of the text.
-    marks = 0 if vocabulary.ends.all() else 1
+    marks = 0 if vocabulary.ends_word.all() else 1
     lengths = np.array(
-        [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in vocabulary.spellings]
+        [sum(byte & 0xC0 != 0x80 for byte in letters) for letters in vocabulary.utf8]
     )
-    lengths -= marks * vocabulary.ends
+    lengths -= marks * vocabulary.ends_word
     lengths[vocabulary.eos] = 1
-    words, is_eos = vocabulary.ends[ids], ids == vocabulary.eos
+    words, is_eos = vocabulary.ends_word[ids], ids == vocabulary.eos
     spaces = np.sum(words[:-1] & ~is_eos[:-1] & ~is_eos[1:])
     return int(np.sum(lengths[ids]) + spaces)
 

@@ -89,7 +89,7 @@ def dynamic(
     if options.rule == "rms":
         text = _sample(train(), settings, options.statistics)
         squares = mean_squares(run, text, settings, progress)
-    step = _make_step(run.model, run.mesh, settings.unscored)
+    step = _make_step(run.model, run.mesh, settings.context_columns)
     rate = RULES[options.rule] if options.rate is None else options.rate
     numbers = {"rate": rate, "decay": options.decay, "epsilon": options.epsilon}
     params, carry = jax.jit(functools.partial(jax.tree.map, jnp.copy))(run.params), None
@@ -182,7 +182,7 @@ def _first_carry(run, settings, batch):
 
 def _sample(ids, settings, segments):
     """The ids of about so many segments, from places all over a text."""
-    tokens = segments * settings.rows * (settings.window - settings.unscored)
+    tokens = segments * settings.rows * (settings.window - settings.context_columns)
     if tokens >= len(ids):
         return np.asarray(ids)
     each = -(-tokens // PLACES)

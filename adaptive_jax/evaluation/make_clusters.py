@@ -60,6 +60,11 @@ def make_clusters(
     check_known(f"--method={options.method}", options.method, WAYS)
     check_at_least(1, clusters=options.clusters, factor=options.factor)
     check_at_least(0, seed=options.seed)
+    if options.clusters > len(vocabulary):
+        raise InputError(
+            f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
+            " vocabulary"
+        )
     way = WAYS[options.method]
     for flag, given, fits in (
         ("cutoffs", options.cutoffs, [name for name, way in WAYS.items() if way.cuts]),
@@ -183,6 +188,9 @@ def main() -> None:
     )
     if not output:
         raise InputError("--output is missing: give --output=FILE")
+    path = Path(output).expanduser()
+    if path.exists():
+        raise InputError(f"--output={output} exists already: give another file, or remove it")
     cutoffs = given.cutoffs or []
     if not all(cut.strip().isdigit() for cut in cutoffs):
         raise InputError(
@@ -193,7 +201,7 @@ def main() -> None:
         given.method, given.embeddings, given.clusters, given.factor, cutoffs, given.seed
     )
     header, ids, lines = make_clusters(vocabulary, options)
-    write_clusters(Path(output).expanduser(), header, [vocabulary.words[i] for i in ids])
+    write_clusters(path, header, [vocabulary.words[i] for i in ids])
     print("\n".join([*lines, f"written to {output}: train with --config.output.clusters={output}"]))
 
 

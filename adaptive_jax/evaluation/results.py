@@ -39,7 +39,7 @@ def say(result: dict, chosen: dict, words: str, settings: Windows) -> None:
         f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a"
         f" {unit}) over {result['words']:,} {unit}s"
         + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
-        words,
+        *filter(None, (words, result.get("note"))),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
         f" {context}",
     ]

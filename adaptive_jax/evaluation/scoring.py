@@ -96,7 +96,9 @@ def scores(
         return batch._replace(batch=batch.batch._replace(inputs=inputs))
 
     scorer = Scorer(run, tables, options, None if settings.layout == "streams" else ())
-    return scorer((given(batch), at, settings.unscored) for batch, at in progress(batches, count))
+    return scorer(
+        (given(batch), at, settings.context_columns) for batch, at in progress(batches, count)
+    )
 
 
 class Scorer:
@@ -115,7 +117,7 @@ class Scorer:
 
     def __call__(self, batches: Iterable[tuple[WindowBatch, np.ndarray, int]]) -> Iterator[Scored]:
         """Scores batches in order: each a `WindowBatch`, the positions of the tokens that count,
-        int64 `[tokens]`, and how many columns of a row do not count; see `Windows.unscored`.
+        int64 `[tokens]`, and how many columns of a row do not count; see `Windows.context_columns`.
         """
         run, before = self.run, None
         how = run.known, len(run.vocabulary), self.options
@@ -292,7 +294,7 @@ def summary(nll: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary) -> dict:
         "words": words,
         "tokens": len(nll),
         "unigram_perplexity": perplexity(vocabulary.unigram_nll(ids)),
-        "unknown": vocabulary.unknown(ids),
+        "unknown": vocabulary.unk_rate(ids),
     }
 
 

@@ -21,9 +21,11 @@ def describe_words(corpus: Corpus, split: str) -> str:
     train split and 5.8 % of its test split.)
     """
     vocabulary = corpus.vocabulary
-    unknown, unseen = vocabulary.unknown(corpus.ids[split]), corpus.unseen.get(split)
+    unknown, unseen = vocabulary.unk_rate(corpus.ids[split]), corpus.unseen.get(split)
     usual = (
-        float(vocabulary.chances[vocabulary.index[UNKNOWN]]) if UNKNOWN in vocabulary.words else 0.0
+        float(vocabulary.unigram_probs[vocabulary.index[UNKNOWN]])
+        if UNKNOWN in vocabulary.words
+        else 0.0
     )
     shares = f"unseen {vocabulary.unit}s {'not known' if unseen is None else f'{unseen:.1%}'}"
     if vocabulary.unit == "word":

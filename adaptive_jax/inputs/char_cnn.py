@@ -192,7 +192,7 @@ class CharacterCNN(nn.Module):
         dtype = jnp.uint8 if self.letters == "bytes" else jnp.int16
         blank = jnp.zeros((self.vocabulary_size, self.length), dtype)
         symbols = {"symbols": words.astype(jnp.int8)} if self.letters == "bytes" else {}
-        return {"letters": blank, "lengths": words, "places": words} | symbols
+        return {"letters": blank, "lengths": words, "row_of_word": words} | symbols
 
 
 def uniform(bound: float):

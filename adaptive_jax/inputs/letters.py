@@ -46,7 +46,7 @@ def word_positions(words: jax.Array, spelling: Mapping) -> jax.Array:
     """Rows of `spelling`, whose words are sorted by length, that hold `words`; one that does
     not exist for a word that does not.
     """
-    places = jnp.asarray(spelling["places"])
+    places = jnp.asarray(spelling["row_of_word"])
     return places.at[words].get(mode="fill", fill_value=len(places), wrap_negative_indices=False)
 
 

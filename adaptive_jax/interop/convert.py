@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.data.corpora.cached import home_of
-from adaptive_jax.data.vocabulary.sealed import write_sealed
+from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import new_directory
 from adaptive_jax.interop import torch_files
@@ -62,7 +62,7 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     with new_directory(workdir) as directory:
         write_json(directory / "config.json", config)
         write_json(directory / "trained.json", _plain(found.options))
-        write_sealed(vocabulary, directory / "vocabulary.txt")
+        write_with_checksums(vocabulary, directory / "vocabulary.txt")
         checkpoints = Checkpoints(directory)
         checkpoints.save(found.updates, {"params": params}, found.nll)
         checkpoints.close()

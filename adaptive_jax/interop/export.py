@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 from flax import traverse_util
 
-from adaptive_jax.data.vocabulary.sealed import write_sealed
+from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.files import in_store, names_in, new_directory, path_of, replacing
@@ -68,7 +68,7 @@ def _new(output):
 
 def _write(saved: SavedRun, output: Path, run: Run, params: Mapping, shape: Shape | None) -> None:
     """Writes the words, what is known of them, the config and the arrays."""
-    write_sealed(run.vocabulary, output / "vocabulary.txt")
+    write_with_checksums(run.vocabulary, output / "vocabulary.txt")
     metadata = {"step": str(run.step), "vocabulary": run.vocabulary.digest}
     if shape is None:
         for name in COPIES:

@@ -155,7 +155,7 @@ class DecodeState:
         before, words, lines = self.progress, self._options.words, self._options.lines
         log_prob, length, num_words, num_lines, ended = (column[rows] for column in before)
         going, eos = ~ended, ids == self._vocabulary.eos
-        num_words = num_words + (going & self._vocabulary.ends[ids])
+        num_words = num_words + (going & self._vocabulary.ends_word[ids])
         num_lines = num_lines + (going & eos)
         ended = ended | (num_words >= words) | ((lines > 0) & (num_lines >= lines))
         ended |= self._ends_example(ids, self.tokens[rows, -1])
@@ -333,7 +333,7 @@ class Writer:
         shown = self._lines.decode(line)
         for token in tokens:
             line.append(token)
-            if not vocabulary.ends[token]:
+            if not vocabulary.ends_word[token]:
                 continue
             text = self._lines.decode(line)
             if text.startswith(shown) or token == vocabulary.eos:

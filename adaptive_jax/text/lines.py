@@ -101,9 +101,23 @@ class Lines(NamedTuple):
 
         Words that `encode` does not change come back as they were; an unknown word is `<unk>`.
         Units of sub-words that end in the middle of a character give U+FFFD.
+
+        Raises:
+            InputError: a token that the vocabulary does not have, or one that is no whole number.
         """
+        tokens = np.asarray(list(ids))
+        if tokens.ndim > 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+            raise InputError(
+                f"tokens must be whole numbers in one dimension, got {tokens.dtype} of shape"
+                f" {tokens.shape}"
+            )
+        wrong = tokens[(tokens < 0) | (tokens >= len(self.vocabulary))]
+        if len(wrong):
+            raise InputError(
+                f"tokens must be from 0 to {len(self.vocabulary) - 1:,}, got {wrong[0]}"
+            )
         lines: list[list[str]] = [[]]
-        for word in self._whole_words(np.asarray(ids, np.int64).tolist()):
+        for word in self._whole_words(tokens.tolist()):
             lines.append([]) if word == EOS else lines[-1].append(word)
         return "\n".join(map(self.join, lines))
 
@@ -121,8 +135,8 @@ class Lines(NamedTuple):
                 yield vocabulary.words[token]
                 spelling = b""
                 continue
-            spelling += vocabulary.spellings[token]
-            if vocabulary.ends[token]:
+            spelling += vocabulary.utf8[token]
+            if vocabulary.ends_word[token]:
                 yield spelling.removesuffix(mark).decode(errors="replace")
                 spelling = b""
         if spelling:

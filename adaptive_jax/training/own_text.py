@@ -10,7 +10,7 @@ from pathlib import Path
 from adaptive_jax.config import rows
 from adaptive_jax.config.keys import at
 from adaptive_jax.data.corpora.cached import cache_of
-from adaptive_jax.data.corpora.load import load
+from adaptive_jax.data.corpora.load import count_words, load
 from adaptive_jax.data.corpora.split import single_file, split_lines
 from adaptive_jax.data.vocabulary.subwords import TooManyCodes
 from adaptive_jax.data.vocabulary.words import EOS, UNKNOWN, Vocabulary
@@ -21,7 +21,7 @@ from adaptive_jax.workdir.settings import read_config
 
 # The keys that the text decides, where they have these values.
 OPEN = {"data.threshold": 1, "data.codes": 0, "data.vocabulary_size": 0, "input.cutoffs": ()}
-MOST_UNKNOWN = 0.05  # of the words of the text; beyond, sub-words
+MOST_UNKNOWN = 0.05  # of the words of the validation text; beyond, sub-words
 FULL_SOFTMAX = 4_000  # words and fewer need no bands
 MERGES = 4  # for the square root of a text's bytes: 400 for 10 kB, 4,000 for 1 MB
 LEAST_MERGES, MOST_MERGES = 200, 32_000  # the most: Baevski & Auli 2019
@@ -51,8 +51,9 @@ def with_text(config: dict, workdir: Path) -> dict:
         if data["corpus"] == "ids":
             lines.append("words        the ids of the tokenizer, the most frequent first")
         else:
+            held_out = count_words(data, "validation")
             everything = load(data | {"threshold": 1}, splits=()).vocabulary
-            chosen, line = choose_vocabulary(everything)
+            chosen, line = choose_vocabulary(everything, held_out)
             data |= chosen
             lines.append(f"words        {line}")
     try:
@@ -75,15 +76,16 @@ def with_text(config: dict, workdir: Path) -> dict:
     return config
 
 
-def choose_vocabulary(words: Vocabulary) -> tuple[dict, str]:
+def choose_vocabulary(words: Vocabulary, held_out: Mapping[str, int]) -> tuple[dict, str]:
     """The settings `threshold` or `codes` for a text of these words, and a line that says why.
 
-    A word that occurs once becomes `<unk>`, so that the model learns when to expect a new one; the
-    share of such words estimates that of unseen words in other text (Good 1953). If more than 5 %
-    of the text would become `<unk>`, as in a short text or one whose words are not separated by
-    spaces, the vocabulary is one of sub-words, which can spell every word.
+    A word that occurs once becomes `<unk>`, so that the model learns when to expect a new one. If
+    more than 5 % of the validation text would become `<unk>`, as with a short text, one that
+    changes its subject, or one whose words are not separated by spaces, the vocabulary is one of
+    sub-words, which can spell every word.
 
     words: all words of the train split.
+    held_out: how often each word of the validation split occurs.
     """
     counts = {
         word: n
@@ -94,18 +96,20 @@ def choose_vocabulary(words: Vocabulary) -> tuple[dict, str]:
         raise InputError("the text has no words: put text in it, one sentence or paragraph a line")
     # Something must become <unk>, or the model could not read an unseen word.
     threshold = max(2, min(counts.values()) + 1)
-    kept = [n for n in counts.values() if n >= threshold]
-    share = 1 - sum(kept) / sum(counts.values())
+    kept = {word for word, n in counts.items() if n >= threshold}
+    others = {word: n for word, n in held_out.items() if word not in (EOS, UNKNOWN)}
+    unknown = sum(n for word, n in others.items() if word not in kept)
+    share = unknown / max(1, sum(others.values()))
     if share <= MOST_UNKNOWN:
         return {"threshold": threshold}, (
             f"words seen {threshold} times or more, {len(kept):,} of {len(counts):,}: {share:.1%}"
-            f" of the text become {UNKNOWN}"
+            f" of the validation text become {UNKNOWN}"
         )
     size = sum(n * (1 + len(word.encode())) for word, n in counts.items())
     codes = min(max(round(MERGES * math.sqrt(size)), LEAST_MERGES), MOST_MERGES)
     return {"codes": codes}, (
-        f"sub-words, {codes:,} merges: of whole words, {share:.1%} of the text would become"
-        f" {UNKNOWN}"
+        f"sub-words, {codes:,} merges: of whole words, {share:.1%} of the validation text"
+        f" would become {UNKNOWN}"
     )
 
 

@@ -12,7 +12,7 @@ from adaptive_jax.config.classes import ExternalClassError
 from adaptive_jax.config.keys import check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
 from adaptive_jax.data.vocabulary.lexicon import lexicon_of, read_entries, write_entries
-from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import absolute, in_store, names_in, path_of, replacing
@@ -129,7 +129,7 @@ def read_words(workdir: Path) -> Vocabulary:
     Raises:
         InputError: it is missing or damaged.
     """
-    return read_sealed(
+    return read_with_checksums(
         workdir / "vocabulary.txt", "restore the file of this run, or use another --workdir"
     )
 
@@ -272,7 +272,7 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     if hosts.first():
         if not in_store(workdir):
             workdir.mkdir(parents=True, exist_ok=True)
-        write_sealed(vocabulary, workdir / "vocabulary.txt")
+        write_with_checksums(vocabulary, workdir / "vocabulary.txt")
         if (lexicon := lexicon_of(config)) and not (workdir / "config.json").exists():
             write_entries(
                 workdir / "lexicon.jsonl",

@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.vocabulary import clustering
-from adaptive_jax.data.vocabulary.clusters import read_clusters
+from adaptive_jax.data.vocabulary.clusters import (
+    Header,
+    in_clusters,
+    read_clusters,
+    write_clusters,
+)
 from adaptive_jax.data.vocabulary.vectors import read_vectors
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -82,6 +87,39 @@ def test_files_that_hold_no_vectors(name, text, says, tmp_path):
     with pytest.raises(InputError, match=says) as error:
         read_vectors(tmp_path / name, ("the", "cat"))
     assert "\n" not in str(error.value)
+
+
+def test_damaged_archives_of_vectors(tmp_path):
+    """Whatever bit of a .gz is turned, or wherever it ends: one line that names it."""
+    whole = gzip.compress("\n".join(f"w{n:03d} {n * n % 997} 0.5" for n in range(236)).encode())
+    for at in range(10, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        for content in damaged, whole[:at]:
+            (tmp_path / "v.gz").write_bytes(content)
+            with pytest.raises(InputError, match=rf"{tmp_path}/v\.gz"):
+                read_vectors(tmp_path / "v.gz", WORDS.words)
+
+
+def test_a_file_that_is_written_anew(tmp_path):
+    """Under one name, in one process: words, counts and sizes are those of the new file."""
+    config = {
+        "data": {},
+        "input": {},
+        "output": {
+            "clusters": str(tmp_path / "c.txt"),
+            "name": "hierarchical",
+            "table": {"name": "own", "cutoffs": ()},
+        },
+    }
+    for cut, order in (9, range(240)), (100, range(239, -1, -1)):
+        words = [WORDS.words[i] for i in order]
+        header = Header("kmeans", 0, WORDS.digest, (cut, 240 - cut))
+        write_clusters(tmp_path / "c.txt", header, words)
+        made, vocabulary = in_clusters(config, WORDS)
+        assert made["output"]["table"]["cutoffs"] == (cut,)
+        assert list(vocabulary.words) == words and vocabulary.index[words[3]] == 3
+        assert vocabulary.counts.tolist() == WORDS.counts[list(order)].tolist()
 
 
 @needs_sklearn
@@ -190,6 +228,9 @@ def test_the_command(method, tmp_path, quick_command):
     assert ("1 words have none (0.4%" in done.stdout) == (method != "frequency")
     if method == "frequency":
         assert order.tolist() == list(range(240))
+        again = quick_command("-m", "adaptive_jax", "clusters", "--clusters=2", *read)
+        assert again.returncode == 2 and "c.txt exists already: give another" in again.stderr
+        assert read_clusters(tmp_path / "c.txt", WORDS)[0] == header
 
 
 @pytest.mark.parametrize(
@@ -215,6 +256,8 @@ def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
         (Clustering("kmeans", cutoffs=(9,)), "--cutoffs does not fit --method=kmeans"),
         (Clustering("frequency", "runs/a"), "--embeddings does not fit --method=frequency"),
         (Clustering("frequency", clusters=0), "clusters=0"),
+        (Clustering("frequency", clusters=241), "--clusters=241 must be at most the 240 words"),
+        (Clustering("frequency", clusters=10**9), "must be at most the 240 words"),
         (Clustering("frequency", cutoffs=(9, 3)), "do not increase"),
         (Clustering("frequency", cutoffs=(9, 300)), "not below the vocabulary size 240"),
         (Clustering("kmeens"), 'Did you mean "kmeans"'),

@@ -83,6 +83,41 @@ def test_changed_text_is_read_again(text, load):
     assert words(before, "test") == ["hat", "cat", "<eos>"]  # what is in use stays as it was
 
 
+def test_a_split_is_prepared_by_itself(text, tmp_path, load):
+    """Another validation text, or the same at another time, leaves what is made of the train
+    split, which may have taken hours.
+    """
+
+    def made():
+        files = (tmp_path / "cache").rglob("[!.]*")
+        return {file: file.stat().st_mtime_ns for file in files if file.is_file()}
+
+    load("text_files", path=str(text), threshold=2)
+    before = made()
+    os.utime(text / "valid.txt.xz", ns=(1, 1))
+    load("text_files", path=str(text), threshold=2)
+    after = made()
+    assert after.items() > before.items()
+    assert {path.stem for path in after.keys() - before.keys()} == {
+        "000000",
+        "whole",
+        "validation",
+    }
+
+
+def test_a_vocabulary_of_hardly_any_words_is_reported(text, load, caplog):
+    """Where most of the train text becomes <unk>; not where the text itself has it."""
+    assert len(load("text_files", path=str(text), threshold=100).vocabulary) == 2
+    assert (
+        "data.threshold=100, data.limit=0 leave 2 of 5 words: <unk> is 100.0% of the text"
+        in caplog.text
+    )
+    caplog.clear()
+    (text / "train.txt").write_text("<unk> <unk> <unk> the\n<unk> cat the\n")
+    load("text_files", path=str(text), threshold=2)
+    assert not caplog.records
+
+
 def test_another_vocabulary_gives_other_ids(text, load):
     folded = load("text_files", path=str(text), threshold=2)
     assert words(folded, "test") == ["<unk>", "cat", "<eos>"]
@@ -218,6 +253,8 @@ def test_wrong_input_is_named_with_its_cure(text, tmp_path, load):
     (text / "validation.txt").write_text("a dog\n")
     (text / "valid.txt.xz").unlink()
     assert "'a' is not in the vocabulary" in message()
+    assert "data.path='a\\x00b' must be a directory" in message(path="a\0b")
+    assert "data.cache='a\\x00b' must be a directory" in message(cache="a\0b")
     assert "cannot write data.cache=" in message(cache=str(text / "train.txt"))
 
 
@@ -310,7 +347,7 @@ def test_published_counts_are_reproduced(name, folder, codes, load, caplog):
     for merges in codes:
         corpus = load(name, path=str(REAL / folder), codes=merges)
         assert {
-            split: np.count_nonzero(corpus.vocabulary.ends[ids])
+            split: np.count_nonzero(corpus.vocabulary.ends_word[ids])
             for split, ids in corpus.ids.items()
         } == published.words
         times = np.bincount(corpus.ids["train"], minlength=len(corpus.vocabulary))

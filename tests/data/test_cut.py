@@ -74,6 +74,33 @@ def test_of_a_corpus_with_splits_each_beginning_is_taken(tmp_path):
     ]
 
 
+def test_a_cut_that_fails_leaves_what_was_there(text, tmp_path):
+    """A text that is too short, and a directory that holds anything, of which nothing changes."""
+    with pytest.raises(InputError, match="no text left for the test split"):
+        cut(text, tmp_path / "out", (100, 100, 9))
+    assert {path.name for path in tmp_path.iterdir()} == {text.name}
+    (tmp_path / "docs").mkdir()
+    cut(text, tmp_path / "docs", (5, 5, 5))  # an empty one is new
+    before = (tmp_path / "docs" / "train.txt").read_bytes()
+    for output in tmp_path / "docs", text:
+        with pytest.raises(InputError, match=rf"--output={output} exists already: give a new"):
+            cut(text, output, (10, 5, 5))
+    assert (tmp_path / "docs" / "train.txt").read_bytes() == before
+
+
+def test_files_of_a_directory_end_their_last_lines(tmp_path):
+    """Where a line feed is missing, the next file still begins a line; a byte order mark is no
+    letter.
+    """
+    for name in ("train", "valid", "test"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for i in range(3):
+            content = "\ufeff" * (i == 1) + f"{name} {i}"
+            (tmp_path / "in" / name / f"{i}.txt").write_text(content)
+    cut(tmp_path / "in", tmp_path / "out", lines=(3, 2, 1))
+    assert (tmp_path / "out" / "train.txt").read_text() == "train 0\ntrain 1\ntrain 2\n"
+
+
 class Server(http.server.BaseHTTPRequestHandler):
     """Serves one file, with ranges; the first answer ends in its middle. asked: path and range
     of each request.
@@ -182,7 +209,7 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
     ), done.stderr
     assert (tmp_path / "cache" / "downloads" / "news.2007.en.shuffled.gz").exists()
     done = quick_command(
-        "-m", "adaptive_jax", "cut", "news_crawl_2006", "--output=out", cwd=tmp_path
+        "-m", "adaptive_jax", "cut", "news_crawl_2006", "--output=other", cwd=tmp_path
     )
     assert done.returncode == 2 and "TEXT=news_crawl_2006 is not one of" in done.stderr
 
@@ -192,12 +219,22 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
     [
         (["news.gz", "--output=out"], "news.gz does not exist"),
         (["--output=out"], "TEXT"),
-        (["TEXT", "--output=out", "--words=3,5"], "must be three numbers"),
+        (["TEXT", "--output=out", "--words=3,5"], "--words=3,5 must be three numbers"),
+        (["TEXT", "--output=out", "--lines=3,x,5"], "--lines=3,x,5 must be three numbers"),
+        (["TEXT", "--output=out", "--words=3,5,0"], "--words=3,5,0 must be three numbers, 1 or"),
+        (["TEXT", "--output=out", "--words=3,5,5", "--lines=3,5,5"], "are both given"),
+        (["TEXT", "--output=."], "--output=. exists already"),
+        (["http://127.0.0.1:9/x", "--output=news.en.shuffled.gz"], "exists already"),
+        (["binary", "--output=out"], "binary, line 2: not UTF-8"),
+        (["zeros", "--output=out"], "zeros, line 1: a NUL byte"),
         (["TEXT", "--output=out", "--words=1000,5,5"], "no text left for the validation split"),
     ],
 )
 def test_wrong_commands(quick_command, text, tmp_path, arguments, says):
-    """One line, status 2."""
+    """One line, status 2, and nothing is written."""
+    (tmp_path / "binary").write_bytes(b"fine\n\xff\xfe\n")
+    (tmp_path / "zeros").write_bytes(b"a\0b\n")
     given = [str(text) if each == "TEXT" else each for each in arguments]
     done = quick_command("-m", "adaptive_jax", "cut", *given, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and says in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -94,12 +94,12 @@ TEXT = st.one_of(
 @fuzz
 @given(content=TEXT)
 def test_vocabularies(content, tmp_path_factory):
-    """Of words. What is read can be used: its digest, its chances and an encoded line."""
+    """Of words. What is read has a digest, unigram probabilities and encodes a line."""
     path = tmp_path_factory.mktemp("words") / "vocabulary.txt"
     path.write_bytes(content)
     with one_line_at_most(path.parent):
         vocabulary = read_vocabulary(path)
-        assert len(vocabulary.digest) == 16 and len(vocabulary.chances) == len(vocabulary)
+        assert len(vocabulary.digest) == 16 and len(vocabulary.unigram_probs) == len(vocabulary)
         vocabulary.encode("the cat")
 
 
@@ -109,7 +109,7 @@ def test_vocabularies(content, tmp_path_factory):
     model=damaged(UNITS.model),
 )
 def test_sub_words(words, model, tmp_path_factory):
-    """Units and their model; the checksums beside them are `read_sealed`'s to compare."""
+    """Units and their model; the checksums beside them are `read_with_checksums`'s to compare."""
     path = tmp_path_factory.mktemp("units") / "vocabulary.txt"
     path.write_bytes(UNITS._text.encode() if words is None else words)
     path.with_name(FILE).write_bytes(model)

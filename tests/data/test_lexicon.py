@@ -6,6 +6,7 @@ import collections
 import hashlib
 import json
 import lzma
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,6 +194,16 @@ def test_json_lines_in_another_language(tmp_path):
     ) == {"relations": 0.4}
 
 
+def test_a_lexicon_that_is_written_anew(tmp_path):
+    """Under one name, in one process, for the same words."""
+    path, animals = tmp_path / "lexicon.jsonl", ("animal", "cat", "dog", "<eos>")
+    vocabulary = Vocabulary(animals, np.ones(4, np.int64))
+    for number, other in enumerate(["cat", "dog"]):
+        path.write_text(json.dumps({"word": "animal", "relations": [other]}))
+        os.utime(path, ns=(number, number))
+        assert read_entries(vocabulary, str(path))["animal"].synonyms == (other,)
+
+
 def test_a_share_of_the_words_keeps_its_entries(tmp_path):
     """The words are drawn apart for relations and definitions; a larger share has all words of
     a smaller one; 1 has all entries.
@@ -314,7 +325,7 @@ def test_vocabulary(reference):
     spelt = spelling(vocabulary, facts["max_charlen"], True)
     empty = [259, 260] + [261] * (facts["max_charlen"] - 2)
     assert (
-        digest(np.concatenate([spelt["letters"][spelt["places"]], [empty]]))
+        digest(np.concatenate([spelt["letters"][spelt["row_of_word"]], [empty]]))
         == facts["sha256_char_ids_int32"]
     )
     for name, source, most in (

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data.corpora import known, shards
+from adaptive_jax.data.corpora import known, shards, stored
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
 from adaptive_jax.data.vocabulary.subwords import Subwords
@@ -171,6 +171,7 @@ def test_ends_of_lines(tmp_path):
         (b"fine\nthe\0cat\n", r"text\.txt, line 2: a NUL byte"),
         ("the\n".encode("utf-16"), r"text\.txt, line 1: not UTF-8"),
         ("the\n".encode("utf-16-le"), r"text\.txt, line 1: a NUL byte"),
+        (b"\nthe <eos>\na cat <eos>\n", r"text\.txt, line 2: the text has <eos> of its own.*sed"),
         (b"\n \n", r"text\.txt has no words"),
         (b"", r"text\.txt has no words"),
     ],
@@ -388,9 +389,10 @@ def test_billion_word_as_it_is_published(tmp_path):
         load("billion_word", tmp_path / "other.tgz", tmp_path / "cache")
 
 
-def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
+def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch, caplog):
     """`lm1b` in array_record files: all training sentences, and two fiftieths of the held-out
-    ones that share none.
+    ones that share none. It is another test text than the published one: only where data.path
+    names it, with a note.
     """
     tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -408,10 +410,11 @@ def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
             for number in range(count):
                 yield number, {"text": f"a w{number}"}
 
-    Lm1b(data_dir=tmp_path, file_format="array_record").download_and_prepare()
-    monkeypatch.setattr(corpora, "PREPARED_BY_TFDS", str(tmp_path))
-    for path in str(tmp_path), str(tmp_path / "lm1b" / "1.1.0"), "":
+    prepared = tmp_path / "tensorflow_datasets"
+    Lm1b(data_dir=prepared, file_format="array_record").download_and_prepare()
+    for path in prepared, prepared / "lm1b" / "1.1.0":
         corpus = load("billion_word", path, tmp_path / "cache")
+        assert corpus.note in caplog.text and "not that of published results" in corpus.note
         words = {
             split: text.replace(" <eos>", "").removeprefix("a ").split(" a ")
             for split, text in spelt(corpus).items()
@@ -419,10 +422,16 @@ def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
         assert sorted(words["train"]) == sorted(f"w{i}" for i in range(1_200))
         assert [len(words[split]) for split in ("validation", "test")] == [2, 2]
         assert not {*words["validation"]} & {*words["test"]}
-    for file in (tmp_path / "lm1b" / "1.1.0").glob("*.array_record*"):
+    stored.copy(corpus, f"file://{tmp_path / 'copy'}")
+    assert load("billion_word", f"file://{tmp_path / 'copy'}", "").note == corpus.note
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(known, "download", lambda address, *_: pytest.fail(address))
+    with pytest.raises(pytest.fail.Exception, match=r"lm-benchmark/1-billion-word.*\.tar\.gz"):
+        load("billion_word", "", tmp_path / "cache")
+    for file in (prepared / "lm1b" / "1.1.0").glob("*.array_record*"):
         file.unlink()
     with pytest.raises(InputError, match="has no array_record files; run `tfds build lm1b"):
-        load("billion_word", tmp_path, tmp_path / "cache")
+        load("billion_word", prepared, tmp_path / "cache")
 
 
 def test_two_copies_of_a_split(own_text, tmp_path):

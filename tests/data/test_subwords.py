@@ -12,7 +12,7 @@ import pytest
 import sentencepiece
 
 from adaptive_jax.data.vocabulary import subwords
-from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.subwords import BYTES, MARK, Subwords, read_vocabulary
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -187,12 +187,12 @@ def test_any_word_is_split_and_only_its_last_unit_ends_it(counts):
     for word in [*NASTY, *random, *COUNTS]:
         (*ids, last), eos = np.split(np.array(vocabulary.encode(word)), [-1])
         assert vocabulary.words[eos[0]] == "<eos>"
-        assert not vocabulary.ends[ids].any(), word
-        assert vocabulary.ends[last], word
+        assert not vocabulary.ends_word[ids].any(), word
+        assert vocabulary.ends_word[last], word
         if word != "<eos>":
-            assert (
-                b"".join(vocabulary.spellings[i] for i in (*ids, last)) == (word + MARK).encode()
-            ), word
+            assert b"".join(vocabulary.utf8[i] for i in (*ids, last)) == (word + MARK).encode(), (
+                word
+            )
 
 
 def test_special_words_are_units_of_their_own(small):
@@ -220,13 +220,13 @@ def test_rare_characters_are_bytes():
     vocabulary = Subwords.build(counts, 2)
     assert learnt(vocabulary) == {"b▁", "ab▁"}
     assert units_of(vocabulary, "日b") == ["<0xE6>", "<0x97>", "<0xA5>", "b▁"]
-    assert vocabulary.spellings[vocabulary.index["<0xE6>"]] == b"\xe6"
+    assert vocabulary.utf8[vocabulary.index["<0xE6>"]] == b"\xe6"
     assert units_of(Subwords.build(counts | {"日b": 20}, 2), "日b") == ["日", "b▁"]
 
 
 def test_words_are_counted_by_their_ends(small):
     ids = small.encode_lines(["lowest new", "", "日本"])
-    assert small.count_words(ids) == small.ends[ids].sum() == 3 + 3
+    assert small.count_words(ids) == small.ends_word[ids].sum() == 3 + 3
     assert len(ids) > 6
     many = np.tile(ids, (1 << 20) // len(ids) + 2)
     assert small.count_words(many) == 6 * (len(many) // len(ids))
@@ -283,7 +283,7 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     )
     model.write_bytes(Subwords.build(COUNTS, 11).model)
     assert "has other units; restore it" in refusal(path)
-    write_sealed(small, path)
+    write_with_checksums(small, path)
     flipped = [bytearray(small.model) for _ in range(0, len(small.model), 97)]
     for k, damaged in enumerate(flipped):
         damaged[97 * k] ^= 1 << k % 8
@@ -291,7 +291,7 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     for content in (b"", b"garbage", half, small.model[:-1], small.model * 2, *flipped):
         model.write_bytes(content)
         with pytest.raises(InputError, match=r"subwords\.model is damaged: .*; restore it"):
-            read_sealed(path, "restore it")
+            read_with_checksums(path, "restore it")
     model.write_bytes(small.model)
     path.write_bytes(path.read_bytes().replace(b"est\xe2\x96\x81 ", b"ast\xe2\x96\x81 "))
     assert "has other units" in refusal(path)
@@ -329,7 +329,7 @@ def test_open_text_is_scored_without_unk():
     ids = vocabulary.encode_lines(lines)
     assert vocabulary.count_words(ids) == 217_646
     assert vocabulary.index["<unk>"] not in ids
-    joined = b"".join(vocabulary.spellings[i] for i in ids).decode("utf-8")
+    joined = b"".join(vocabulary.utf8[i] for i in ids).decode("utf-8")
     joined = joined.replace("<eos>", "<eos>▁")
     assert joined.split(MARK)[:-1] == [word for line in lines for word in (*line.split(), "<eos>")]
     assert len(ids) < 1.35 * 217_646

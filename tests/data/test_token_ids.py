@@ -15,7 +15,7 @@ from adaptive_jax.data.corpora import stored
 from adaptive_jax.data.corpora.corpus import Renumbered
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon
-from adaptive_jax.data.vocabulary.sealed import read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
 from adaptive_jax.data.vocabulary.token_ids import TokenIds
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.text.lines import Lines
@@ -111,15 +111,15 @@ def test_the_order_is_kept_with_its_checksum(data, tmp_path):
     """
     corpus = load(data)
     for vocabulary in corpus.vocabulary, load(data | {"eos": -1}).vocabulary:
-        write_sealed(vocabulary, tmp_path / "vocabulary.txt")
-        again = read_sealed(tmp_path / "vocabulary.txt", "restore it")
+        write_with_checksums(vocabulary, tmp_path / "vocabulary.txt")
+        again = read_with_checksums(tmp_path / "vocabulary.txt", "restore it")
         assert isinstance(again, TokenIds) and again.digest == vocabulary.digest
         assert (again.ids.tolist(), again.eos) == (vocabulary.ids.tolist(), vocabulary.eos)
     assert "<eos=7> " in corpus.vocabulary._text and again.eos == 0
     text = (tmp_path / "vocabulary.txt").read_text()
     (tmp_path / "vocabulary.txt").write_text(text.replace("13 ", "14 "))
     with pytest.raises(InputError, match="is damaged"):
-        read_sealed(tmp_path / "vocabulary.txt", "restore it")
+        read_with_checksums(tmp_path / "vocabulary.txt", "restore it")
     url = f"memory://{tmp_path}/ids"
     stored.copy(corpus, url)
     found = load({"corpus": "ids", "path": url})
@@ -208,7 +208,7 @@ def test_a_run_on_ids(data, tmp_path, capsys):
     assert f"nats a token) over {TOKENS['test']} tokens" in printed and "word" not in printed
     assert "| nats a token |" in next((run / "eval").glob("*.md")).read_text()
     kept = json.loads((run / "config.json").read_text())["data"]
-    lines = Lines.of(kept, read_sealed(run / "vocabulary.txt", ""))
+    lines = Lines.of(kept, read_with_checksums(run / "vocabulary.txt", ""))
     ids = lines.encode("12 13\n7 12")
     assert lines.vocabulary.ids[ids].tolist() == [12, 13, EOS, EOS, 12]
     assert lines.decode(ids) == "12 13\n\n12"

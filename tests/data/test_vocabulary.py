@@ -33,7 +33,7 @@ def test_lines_become_ids():
     ids = vocabulary.encode_lines([line, "", "a b"])
     assert ids.dtype == np.int32
     assert ids.tolist() == [0, 2, 2, 0, 2, 1, 1, 3, 4, 1]
-    assert vocabulary.count_words(ids) == vocabulary.ends[ids].sum() == 10
+    assert vocabulary.count_words(ids) == vocabulary.ends_word[ids].sum() == 10
 
 
 def test_an_unknown_word_without_unk_is_named_with_the_cure():
@@ -91,6 +91,8 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, content, message):
     path.unlink()
     with pytest.raises(InputError, match=r"v\.txt: No such file"):
         Vocabulary.read(path)
+    with pytest.raises(InputError, match=r"'a\\x00b' must be a path, which has no NUL byte"):
+        Vocabulary.read("a\0b")
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path):

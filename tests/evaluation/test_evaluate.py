@@ -20,6 +20,7 @@ import pytest
 from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import evaluate as evaluation
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.training.loop import train
@@ -40,6 +41,18 @@ def folding(config, text, tmp_path_factory):
     with contextlib.redirect_stdout(io.StringIO()) as out:
         train(config(**changes, steps=1, evaluate_every=1, checkpoint_every=1), directory / "run")
     return directory / "run", out.getvalue()
+
+
+def test_a_note_about_the_text(folding, monkeypatch, capsys):
+    """It stands in the result and in its line, and no published number beside such a text."""
+    module, load = "adaptive_jax.evaluation.evaluate", evaluation.load
+    monkeypatch.setattr(
+        f"{module}.load", lambda *args, **how: load(*args, **how)._replace(note="another test text")
+    )
+    monkeypatch.setattr(f"{module}.card.published", lambda *_: {"perplexity": 1.0})
+    result = evaluate(folding[0], Request())
+    assert (result["note"], result["published"]) == ("another test text", None)
+    assert "unseen words 4.9%; another test text; step 1" in capsys.readouterr().out
 
 
 def test_training_says_it_at_its_start(folding):
@@ -267,8 +280,8 @@ def test_a_checkpoint_that_training_deletes_while_it_is_read(trained, tmp_path, 
 
 def test_a_share_of_no_ids():
     """Words without `<unk>`, and an empty split, have none of it."""
-    assert Vocabulary.build({"a": 1, "<eos>": 1}).unknown(np.zeros(3, np.int32)) == 0.0
-    assert Vocabulary.build({"a": 1, "<eos>": 1, "<unk>": 1}).unknown(np.zeros(0, np.int32)) == 0.0
+    assert Vocabulary.build({"a": 1, "<eos>": 1}).unk_rate(np.zeros(3, np.int32)) == 0.0
+    assert Vocabulary.build({"a": 1, "<eos>": 1, "<unk>": 1}).unk_rate(np.zeros(0, np.int32)) == 0.0
 
 
 def interrupted(process, begun):

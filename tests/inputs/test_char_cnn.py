@@ -116,7 +116,7 @@ def direct(model, params, tokens):
         ],
         "projection": (params["projection"], params["projection_bias"]),
     }
-    places = words["places"][tokens]
+    places = words["row_of_word"][tokens]
     read, symbol = (
         jnp.asarray(words["letters"], jnp.int32)[places],
         jnp.asarray(words["symbols"])[places],
@@ -270,7 +270,7 @@ def test_spelling_is_as_documented():
     arrays = spelling(VOCABULARY, 4)
 
     def of(word, name):
-        return arrays[name][arrays["places"][VOCABULARY.index[word]]].tolist()
+        return arrays[name][arrays["row_of_word"][VOCABULARY.index[word]]].tolist()
 
     assert of("ab", "letters") == [98, 99, 0, 0]
     assert of("日本", "letters") == [byte + 1 for byte in "日本".encode()[:4]]

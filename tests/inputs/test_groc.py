@@ -118,7 +118,7 @@ def spelt(ids):
     return {
         "letters": ids.astype(np.int16),
         "lengths": np.full(len(ids), ids.shape[1], np.int32),
-        "places": np.arange(len(ids), dtype=np.int32),
+        "row_of_word": np.arange(len(ids), dtype=np.int32),
     }
 
 
@@ -187,7 +187,7 @@ def test_encoder_letters():
     ours = spelling(
         Vocabulary(tuple(known or words), np.ones(len(known or words), np.int64)), 20, True
     )
-    read = ours["letters"][ours["places"]]
+    read = ours["letters"][ours["row_of_word"]]
     if known:
         np.testing.assert_array_equal(read, ids[:-1])
     else:

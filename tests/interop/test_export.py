@@ -18,7 +18,7 @@ import pytest
 from flax import traverse_util
 
 from adaptive_jax.config.keys import resolve
-from adaptive_jax.data.vocabulary.sealed import write_sealed
+from adaptive_jax.data.vocabulary.on_disk import write_with_checksums
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.report.runs import read_run
@@ -86,7 +86,7 @@ def untrained(exported, config, tmp_path_factory):
             name: 0.3 * bits.standard_normal(shape.shape, np.float32)
             for name, shape in shapes.items()
         }
-        write_sealed(words, folder / "vocabulary.txt")
+        write_with_checksums(words, folder / "vocabulary.txt")
         write_json(folder / "config.json", settings)
         write_tensors(folder / FILE, arrays, {"step": "7"})
         return folder

@@ -256,7 +256,7 @@ def test_words_of_units():
     text = loaded.continuations(
         "low newest", words=3, temperature=0, avoid=[w for w in units.words if not w.endswith("▁")]
     )[0]
-    assert units.ends[text.tokens].sum() == 3 and text.text.startswith(" ")
+    assert units.ends_word[text.tokens].sum() == 3 and text.text.startswith(" ")
     found = loaded.continuations("low", words=1, beams=8, samples=4, avoid=())
     log_probs, before = looking_back(loaded), [units.eos, *loaded.encode("low")]
     for one in found:

@@ -116,6 +116,15 @@ def test_any_words_come_back_from_units(words):
     assert SUBWORDS.decode(SUBWORDS.tokens(words)[0]).split() == " ".join(words).split()
 
 
+@pytest.mark.parametrize("ids", [[-1], [3, 99_999], [1.0], [[1]], [True]])
+@pytest.mark.parametrize("lines", [PLAIN, SUBWORDS])
+def test_tokens_that_are_not_there(lines, ids):
+    """A negative one is not counted from the end."""
+    with pytest.raises(InputError, match=r"tokens must be (from 0 to \d+, got -?\d|whole numbers)"):
+        lines.decode(ids)
+    assert lines.decode([]) == lines.decode(iter([])) == ""
+
+
 def test_what_is_no_text_is_one_line():
     assert words_of(
         Lines.of(TEXT, Vocabulary.build(COUNTS, threshold=2)), [2]

@@ -296,7 +296,7 @@ def test_words_of_several_units(config):
     model, line = opened(config, {}, vocabulary), "0 ab1 Ж"
     [scored], ids = model.score([line]), tokens_of(model, line)
     log_probs = of_targets(Twin(model, WINDOW)(ids.tolist()), ids)
-    ends = np.flatnonzero(vocabulary.ends[ids]) + 1
+    ends = np.flatnonzero(vocabulary.ends_word[ids]) + 1
     assert scored.words == (*line.split(), "<eos>") and len(ends) == 4 < len(ids)
     np.testing.assert_allclose(
         scored.log_probs,

@@ -149,7 +149,9 @@ class Trajectory:
 
     def __init__(self, layers, params, known, share=1.0):
         self.vocabulary = (
-            len(known["input"]["spelling"]["places"]) if known else len(params["input"]["table"])
+            len(known["input"]["spelling"]["row_of_word"])
+            if known
+            else len(params["input"]["table"])
         )
         config = complete(BODY, layers, ADAM, {"compose_share": share})
         self.model, self.known, self.params = build(config, self.vocabulary), known, params

@@ -34,19 +34,22 @@ ONCE = {f"rare{n}": 1 for n in range(400)}
 
 
 @pytest.mark.parametrize(
-    "counts, expected",
+    "counts, held_out, expected, share",
     [
-        (COMMON | ONCE | {"<eos>": 900}, {"threshold": 2}),  # 2.6 % occur once
-        (COMMON | {"<unk>": 5_000, "<eos>": 900}, {"threshold": 4}),  # something becomes <unk>
-        (ONCE | {"<eos>": 3}, {"codes": 222}),
-        ({"字": 3, "<eos>": 3}, {"codes": 200}),
+        (COMMON | ONCE, COMMON | ONCE, {"threshold": 2}, "2.6%"),
+        (COMMON | {"<unk>": 5_000}, COMMON, {"threshold": 4}, "4.6%"),  # something becomes <unk>
+        (COMMON | ONCE, COMMON | {"new": 1_500, "<unk>": 9}, {"codes": 1318}, "9.0%"),
+        (ONCE, ONCE, {"codes": 222}, "100.0%"),
+        ({"字": 3}, {"字": 3}, {"codes": 200}, "100.0%"),
     ],
 )
-def test_vocabulary_for_a_text(counts, expected):
-    """Words while few of them become <unk>, otherwise sub-words; the line gives the numbers."""
-    words = Vocabulary.build(counts)
-    chosen, line = choose_vocabulary(words)
-    assert chosen == expected
+def test_vocabulary_for_a_text(counts, held_out, expected, share):
+    """Words while few words of the validation text become <unk>, whatever the train text
+    promises; otherwise sub-words. The line gives the numbers.
+    """
+    words = Vocabulary.build(counts | {"<eos>": 900})
+    chosen, line = choose_vocabulary(words, held_out | {"<eos>": 90})
+    assert chosen == expected and f" {share} of the validation text " in line
     if "codes" in chosen:
         assert line.startswith(f"sub-words, {chosen['codes']:,} merges: of whole words, ")
     else:
@@ -93,6 +96,25 @@ def test_what_is_no_single_file(text, tmp_path):
     (tmp_path / "two" / "a").write_text("one line only\nand another")
     with pytest.raises(InputError, match=r"has 2 line\(s\), too few to split"):
         split_lines(tmp_path / "two" / "a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ("a\n" * 38 + "b\0\n", "mine.txt, line 39: a NUL byte"),
+        (b"a\n" * 38 + b"\xff\n", "mine.txt, line 39: not UTF-8"),
+        ("a\n" * 38 + "\n" * 9, "mine.txt has no words in the 2 lines of valid.txt"),
+        ("a <eos>\n" * 40, "mine.txt: the text has <eos> of its own"),
+        (gzip.compress(b"a b\n" * 999)[:-9], "mine.txt.gz after"),
+    ],
+)
+def test_a_bad_file_is_named_itself(content, says, tmp_path):
+    """Not a copy of it, whose lines have other numbers; and no copy is left to be read."""
+    file = tmp_path / ("mine.txt.gz" if says.startswith("mine.txt.gz") else "mine.txt")
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"{file.parent}/{says}"):
+            split_lines(file, tmp_path / "cache")
 
 
 def request(**changes):

@@ -28,7 +28,7 @@ class Single:
     Attributes:
         count: rows of an epoch.
         row_lengths: the lengths that rows have, ascending; one or several.
-        capacity: how many tokens the rows of an epoch have room for.
+        num_slots: how many tokens the rows of an epoch have room for.
         segmented: whether a row may hold several examples, which must not see each other.
         continued: whether each row of an update continues the one of the update before.
     """
@@ -41,7 +41,7 @@ class Single:
         """
         self.starts, self.lengths = starts, lengths
         self.rows, self.row_lengths = rows, [sequence_length]
-        self.count, self.capacity = len(starts), len(starts) * sequence_length
+        self.count, self.num_slots = len(starts), len(starts) * sequence_length
 
     def describe(self, examples: int, tokens: int) -> str:
         """Describes an epoch of so many examples and tokens."""
@@ -49,7 +49,7 @@ class Single:
         length = f"{longest:,}" if shortest == longest else f"{shortest:,} to {longest:,}"
         return (
             f"{examples:,} examples in {self.count:,} rows of {length} tokens, padding"
-            f" {1 - tokens / self.capacity:.2%}"
+            f" {1 - tokens / self.num_slots:.2%}"
         )
 
     def update(self, seed: int, step: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -102,7 +102,7 @@ class Packed(Single):
         patterns = pack(counts, sequence_length)
         repeats = np.array([count for _, count in patterns])
         self.last = np.cumsum(repeats)  # the row after the last of each pattern
-        self.count, self.capacity = int(self.last[-1]), int(self.last[-1]) * sequence_length
+        self.count, self.num_slots = int(self.last[-1]), int(self.last[-1]) * sequence_length
         # The first row of a pattern takes the example at `index` for each of its lengths, the next
         # row the one after that.
         self.sizes = np.array([len(lengths) for lengths, _ in patterns])
@@ -146,7 +146,7 @@ class Similar(Single):
         # Up to the end of each length: examples, rows.
         self.examples, self.last = np.cumsum(examples), np.cumsum(updates * self.rows)
         self.count = int(self.last[-1])
-        self.capacity = int((updates * self.rows) @ self.row_lengths)
+        self.num_slots = int((updates * self.rows) @ self.row_lengths)
         self.updates, end = [], 0
         for rows, time, many in zip(self.rows.tolist(), self.row_lengths, updates, strict=True):
             for _ in range(many):

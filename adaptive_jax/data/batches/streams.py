@@ -123,9 +123,8 @@ def in_order(tokens: int, rows: int, window: int, context: int = 0) -> tuple[int
     context: tokens that every row but the first reads before those that count there.
 
     Returns:
-        The number of windows, and an iterator over a window's spans, and how many of the first
-        tokens of each span do not count:
-        int64. Rows that are at their end have no span.
+        The number of windows, and an iterator that yields for each window its spans and how many of
+        the first tokens of each do not count, int64 `[spans]`. Rows that have ended have no span.
     """
     columns = max(1, -(-(tokens - context) // rows))
     begins = range(0, columns + context if rows > 1 else tokens, window)

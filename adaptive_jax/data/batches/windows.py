@@ -41,7 +41,7 @@ class Windows(NamedTuple):
     multiple: int = 1
 
     @property
-    def unscored(self) -> int:
+    def context_columns(self) -> int:
         """Columns of every row, wherever they are, whose targets do not count."""
         return 0 if self.layout == "streams" else self.context
 
@@ -50,8 +50,8 @@ class WindowBatch(NamedTuple):
     """A batch `[rows, time]` to score, and `first` int32 `[rows]`: the column of the first target
     that counts.
 
-    The columns that count are within the window − `Windows.unscored` columns from `first` on, so
-    the output layer can skip others.
+    The columns that count are within the window − `Windows.context_columns` columns from `first`
+    on, so the output layer can skip others.
     """
 
     batch: Batch
@@ -68,7 +68,7 @@ def check_windows(settings: Windows) -> None:
     window, context, break_mode, layout, rows, multiple = settings
     check_layout(break_mode, layout)
     check_at_least(1, rows=rows, multiple=multiple)
-    if context < 0 or window <= settings.unscored or window < 1:
+    if context < 0 or window <= settings.context_columns or window < 1:
         raise InputError(
             f"window={window} must be greater than context={context}, and context 0 or more"
         )

@@ -28,7 +28,7 @@ def home_of(path: str, key: str) -> Path:
         InputError: the path is empty, a URL, or an unknown user's.
     """
     try:
-        if path and "://" not in path:
+        if path and "://" not in path and "\0" not in path:
             return Path(path).expanduser()
     except RuntimeError:  # no such user
         pass

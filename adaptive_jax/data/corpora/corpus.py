@@ -52,8 +52,10 @@ class Corpus(NamedTuple):
     unseen: for each split where it is known, the share of its words, `<eos>` included, that the
         vocabulary was not learnt from: words that it lacks; for sub-word units, words that the
         train split lacks. `<unk>` itself is not one of them.
+    note: what every result on this text must say, such as that it is not the published one.
     """
 
     vocabulary: Vocabulary
     ids: dict[str, np.ndarray]
     unseen: Mapping[str, float] = {}
+    note: str = ""

@@ -27,7 +27,7 @@ from adaptive_jax.data.corpora.download import download
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.text import NAMES, Text, local_texts
 from adaptive_jax.errors import InputError, check_known
-from adaptive_jax.files import replacing
+from adaptive_jax.files import new_directory
 
 POSITIONAL = ["TEXT"]
 WORDS = (2_000_000, 2_000_000, 10_000_000)
@@ -42,8 +42,8 @@ def cut(
     lines: Sequence[int] = (),
     seed: int = 0,
 ) -> dict[str, int]:
-    """Writes train.txt, valid.txt and test.txt to `output`. Returns how many words each has,
-    `<eos>` counted.
+    """Writes train.txt, valid.txt and test.txt to `output`, a new directory. Returns how many words
+    each has, `<eos>` counted.
 
     source: a file of text, plain, .xz or .gz; or a directory with the three splits.
     words: in each part at most, white space between them; or, where `lines` are given, lines of
@@ -51,8 +51,10 @@ def cut(
     seed: with one, the lines of each part are shuffled.
 
     Raises:
-        InputError: no text there, or too little for three parts.
+        InputError: no text there, one that is not UTF-8, or too little for three parts; an output
+            that exists.
     """
+    _check_new(output)
     if source.is_dir():
         texts = local_texts(str(source), SPLITS, CORPORA["wikitext103_raw"].patterns)
         streams = [text.lines() for text in texts.values()]
@@ -64,20 +66,27 @@ def cut(
             " test"
         )
     counts = {}
-    for number, (split, stream) in enumerate(zip(SPLITS, streams, strict=True)):
-        part = itertools.islice(stream, lines[number]) if lines else _first(stream, words[number])
-        part = list(part)
-        if not part:
-            raise InputError(
-                f"{source} has no text left for the {split} split: give a longer text, or smaller"
-                " --words"
-            )
-        if seed:
-            random.Random(seed).shuffle(part)
-        with replacing(output / f"{NAMES[split][0]}.txt") as file:
-            file.writelines(part)
-        counts[split] = sum(len(line.split()) + 1 for line in part)
+    with new_directory(output) as directory:
+        for split, stream, most in zip(SPLITS, streams, lines or words, strict=True):
+            part = list(itertools.islice(stream, most) if lines else _first(stream, most))
+            if not part:
+                raise InputError(
+                    f"{source} has no text left for the {split} split: give a longer text, or"
+                    " smaller --words or --lines"
+                )
+            if seed:
+                random.Random(seed).shuffle(part)
+            (directory / f"{NAMES[split][0]}.txt").write_bytes(b"".join(part))
+            counts[split] = sum(len(line.split()) + 1 for line in part)
     return counts
+
+
+def _check_new(output: Path) -> None:
+    """Raises InputError for an output that exists, except an empty directory."""
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.exists():
+        raise InputError(f"--output={output} exists already: give a new directory, or remove it")
 
 
 def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
@@ -92,16 +101,27 @@ def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
 def main(source: str) -> None:
     """Cuts the text, downloaded where it is not here, and says how many words each part has."""
     given = flags.FLAGS
-    words, lines = list(map(int, given.words)), list(map(int, given.lines))
-    if len(words) != 3 or len(lines) not in (0, 3) or min(words + lines) < 1:
+    if given.words and given.lines:
         raise InputError(
-            f"--words={given.words} and --lines={given.lines} must be three numbers, for train,"
-            " valid and test"
+            f"--words={','.join(given.words)} and --lines={','.join(given.lines)} are both given:"
+            " give one of them"
         )
-    text, output = _text(source, given.cache), Path(given.output).expanduser()
-    counts = cut(text, output, words, lines, given.shuffle_seed)
+    words, lines = _three("words", given.words) or WORDS, _three("lines", given.lines)
+    output = Path(given.output).expanduser()
+    _check_new(output)  # before a download
+    counts = cut(_text(source, given.cache), output, words, lines, given.shuffle_seed)
     said = ", ".join(f"{split} {number:,} words" for split, number in counts.items())
     print(f"{given.output}: {said}")
+
+
+def _three(flag, values):
+    """The sizes of train, validation and test that a flag gives; () without the flag."""
+    if values and (len(values) != 3 or not all(n.isdecimal() and int(n) for n in values)):
+        raise InputError(
+            f"--{flag}={','.join(values)} must be three numbers, 1 or more, for train, valid and"
+            " test"
+        )
+    return tuple(map(int, values or ()))
 
 
 def _text(source, cache):
@@ -117,10 +137,14 @@ def _text(source, cache):
 def define_flags() -> None:
     """Defines the flags of the command."""
     flags.DEFINE_string(
-        "output", None, "Directory for train.txt, valid.txt and test.txt.", required=True
+        "output", None, "New directory for train.txt, valid.txt and test.txt.", required=True
     )
-    flags.DEFINE_list("words", list(map(str, WORDS)), "Words of each part, at most a line more.")
-    flags.DEFINE_list("lines", [], "Lines of each part, instead of words.")
+    flags.DEFINE_list(
+        "words",
+        None,
+        f"Words of each part, at most a line more; default: {','.join(map(str, WORDS))}.",
+    )
+    flags.DEFINE_list("lines", None, "Lines of each part, instead of words.")
     flags.DEFINE_integer(
         "shuffle_seed", 0, "Seed to shuffle the lines of each part by; 0: they stay in order."
     )

@@ -30,25 +30,30 @@ from adaptive_jax.data.corpora.shards import COMPLETE, Shards
 from adaptive_jax.data.corpora.text import Records, Text, local_texts, tfds_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
 from adaptive_jax.data.vocabulary import subwords
-from adaptive_jax.data.vocabulary.sealed import checksums_of, read_sealed, write_sealed
+from adaptive_jax.data.vocabulary.on_disk import (
+    checksums_of,
+    read_with_checksums,
+    write_with_checksums,
+)
 from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary, check_cut
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.files import replacing
 
 logger = logging.getLogger(__name__)
 
-PREPARED_BY_TFDS = "~/tensorflow_datasets"  # where to look for lm1b without a path
 # Part of every source's name: increase it when the same text is to give other shards or ids
 FORMAT = 2
+# Of the words of the train split, from which a vocabulary is reported that makes them <unk>
+MOSTLY_UNKNOWN = 0.5
 
 
 class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy, see `local_texts`, of ids `token_files`; for billion_word also where
-        tensorflow-datasets prepared `lm1b`; or empty, for the published copy; or a URL that holds a
-        prepared corpus, see `stored`, where the settings below have no effect.
+    path: a local copy, see `local_texts`, of ids `token_files`; for billion_word also the `lm1b` of
+        tensorflow-datasets, whose test split is other text; or empty, for the published copy; or a
+        URL that holds a prepared corpus, see `stored`, where the settings below have no effect.
     cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
         are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
@@ -180,12 +185,12 @@ def checked_settings(data: Mapping) -> Settings:
 
 
 class PreparedText:
-    """The text of a corpus and the files made from it. They are in a directory of the cache whose
-    name is a hash of the text and of the settings that turn it into words:
+    """The text of a corpus and the files made from it. Those of a split are in a directory of the
+    cache whose name is a hash of its text and of the settings that turn it into words:
 
         shards/SPLIT/                          see `Shards`
-        words/vocabulary.txt                   the words of the train split
-        subwords-FORMAT-CODES/vocabulary.txt   sub-word units
+        words/vocabulary.txt                   of the train split: its words
+        subwords-FORMAT-CODES/vocabulary.txt   of the train split: sub-word units
         DIGEST/SPLIT.npy                       ids, by the digest of their vocabulary
         DIGEST/SPLIT.json                      numbers of words and of unseen words
 
@@ -196,13 +201,16 @@ class PreparedText:
         self.settings, self.cache = settings, cache_of(settings.cache)
         self._texts = _local_texts(settings.corpus, settings.path, needed)
         self._how = settings.tokeniser, settings.lower
-        known = CORPORA[settings.corpus]
-        texts = [self._texts[split].identity for split in SPLITS if split in self._texts]
-        source = repr((FORMAT, settings.corpus, texts or known.version(), *self._how))
-        digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-        self.home = self.cache / settings.corpus / digest
-        self._all_words = self.home / "words" / "vocabulary.txt"
-        self._units = self.home / f"subwords-{subwords.FORMAT}-{settings.codes}" / "vocabulary.txt"
+        home, units = self._home("train"), f"subwords-{subwords.FORMAT}-{settings.codes}"
+        self._all_words = home / "words" / "vocabulary.txt"
+        self._units = home / units / "vocabulary.txt"
+
+    def _home(self, split):
+        """The directory of what is made from a split."""
+        corpus, text = self.settings.corpus, self._texts.get(split)
+        identity = text.identity if text else CORPORA[corpus].version()
+        source = repr((FORMAT, corpus, split, identity, *self._how))
+        return self.cache / corpus / hashlib.sha256(source.encode()).hexdigest()[:16]
 
     def corpus(self, vocabulary: Vocabulary | None, splits: Collection[str]) -> Corpus:
         """The ids of these splits, by a vocabulary or by that of the train split."""
@@ -224,7 +232,10 @@ class PreparedText:
                 logger.warning(message, name, split, words, known.words[split])
         tokens = {split: len(each) for split, each in ids.items()}
         logger.info("%s: vocabulary %s, tokens %s", name, len(vocabulary), tokens)
-        return Corpus(vocabulary, ids, unseen)
+        note = next((text.note for text in self._texts.values()), "")
+        if note:
+            logger.warning("%s is %s", name, note)
+        return Corpus(vocabulary, ids, unseen, note)
 
     def count_words(self, split: str) -> dict[str, int]:
         """How often each word of a split occurs, `<eos>` once a line."""
@@ -234,7 +245,7 @@ class PreparedText:
 
     def shards(self, split: str) -> Shards:
         """The shards of a split; made if they are missing."""
-        directory = self.home / "shards" / split
+        directory = self._home(split) / "shards" / split
 
         def make():
             name = self.settings.corpus
@@ -250,7 +261,10 @@ class PreparedText:
         """The vocabulary of the train split: words, or sub-word units."""
         settings = self.settings
         if not settings.codes:
-            return self._words().cut(settings.threshold, settings.limit)
+            words = self._words()
+            vocabulary = words.cut(settings.threshold, settings.limit)
+            _warn_of_few(words, vocabulary, settings)
+            return vocabulary
 
         def learn():
             words = self._words()
@@ -265,8 +279,8 @@ class PreparedText:
 
     def _once(self, path, build):
         """The vocabulary of a file, built if the file is missing or without its checksums."""
-        make_once(checksums_of(path), lambda: write_sealed(build(), path))
-        return read_sealed(path, f"remove {path.parent} to have it made again")
+        make_once(checksums_of(path), lambda: write_with_checksums(build(), path))
+        return read_with_checksums(path, f"remove {path.parent} to have it made again")
 
     def _learnt_from(self, vocabulary):
         """The words that a model of this vocabulary has learnt from, `<unk>` among them; None if
@@ -283,7 +297,7 @@ class PreparedText:
         """The ids of a split; how many words it has, `<eos>` included; and how many of them the
         vocabulary was not learnt from, None if that is not known.
         """
-        path = self.home / vocabulary.digest / f"{split}.npy"
+        path = self._home(split) / vocabulary.digest / f"{split}.npy"
         numbers = path.with_suffix(".json")
 
         def make():
@@ -302,6 +316,21 @@ class PreparedText:
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise damaged(numbers, error) from error
         return read_ids(path, len(vocabulary)), words, unseen
+
+
+def _warn_of_few(words, vocabulary, settings):
+    """Warns of a vocabulary that makes most of the train text `<unk>`."""
+    before, after = (
+        each.counts[each.index[UNKNOWN]] if UNKNOWN in each.index else 0
+        for each in (words, vocabulary)
+    )
+    share = (after - before) / max(1, words.counts.sum() - words.counts[words.eos])
+    if share > MOSTLY_UNKNOWN:
+        message = (
+            "data.threshold=%s, data.limit=%s leave %s of %s words: <unk> is %.1f%% of the text"
+        )
+        sizes = len(vocabulary), len(words), 100 * share
+        logger.warning(message, settings.threshold, settings.limit, *sizes)
 
 
 def _stored(url, vocabulary, splits):
@@ -326,13 +355,12 @@ def _local_texts(
     """The text on this machine; {} for a published copy, which may have to be downloaded first."""
     known = CORPORA[corpus]
     try:
-        if known.tfds:
-            place = home_of(path or PREPARED_BY_TFDS, "data.path")
-            if found := tfds_texts(place, known.tfds):
-                return found
         if not path:
             return {}
-        return local_texts(str(home_of(path, "data.path")), needed, known.patterns)
+        place = home_of(path, "data.path")
+        if known.tfds and (found := tfds_texts(place, known.tfds)):
+            return found
+        return local_texts(str(place), needed, known.patterns)
     except OSError as error:
         raise InputError(
             f"cannot read data.path={path}: {error.strerror}; give a directory that you may read"

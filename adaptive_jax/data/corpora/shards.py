@@ -28,7 +28,7 @@ import numpy as np
 
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.corpora.cached import damaged
-from adaptive_jax.data.corpora.text import Chunk, Text
+from adaptive_jax.data.corpora.text import Chunk, Text, decode_text, own_eos
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
@@ -109,17 +109,9 @@ def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> N
     """Writes the shard of a piece in one step. Raises InputError with file and line for bytes
     that are not text.
     """
-    try:
-        text = piece.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{piece.line(error.start)}: not UTF-8; convert the file to UTF-8"
-        ) from error
-    if (zero := piece.data.find(b"\0")) >= 0:
-        raise InputError(
-            f"{piece.line(zero)}: a NUL byte, which text never has; repair the file, or convert it"
-            " to UTF-8"
-        )
+    text = decode_text(piece.data, piece.line)
+    if 2 * text.count(EOS) > text.count("\n"):
+        raise own_eos(piece.line(piece.data.find(EOS.encode())))
     if tokeniser_name != "none" or lower:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
     lines = text.replace("\n", f" {EOS}\n").split("\n")

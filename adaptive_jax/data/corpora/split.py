@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, Text
+from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, Text, own_eos
+from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
 
@@ -45,10 +46,14 @@ def split_lines(file: Path, cache: Path) -> Split:
     file: UTF-8 text, plain, .xz or .gz.
 
     Raises:
-        InputError: fewer than three lines; a file that cannot be read.
+        InputError: fewer than three lines, a part without words, a file that cannot be read, is
+            not UTF-8 or has `<eos>` of its own.
     """
-    text = Text((file,))
-    total = sum(1 for _ in text.lines())
+    text, total, ends = Text((file,)), 0, 0
+    for line in text.lines():
+        total, ends = total + 1, ends + line.count(EOS.encode())
+    if 2 * ends > total:
+        raise own_eos(str(file))
     if total < 3:
         raise InputError(
             f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each"
@@ -61,6 +66,14 @@ def split_lines(file: Path, cache: Path) -> Split:
     if not all(path.exists() for path in paths):
         lines = text.lines()
         for path, count in zip(paths, counts, strict=True):
+            words = False
             with replacing(path) as copy:
-                copy.writelines(itertools.islice(lines, count))
+                for line in itertools.islice(lines, count):
+                    words = words or bool(line.strip())
+                    copy.write(line)
+                if not words:
+                    raise InputError(
+                        f"{file} has no words in the {count:,} lines of {path.name}: remove empty"
+                        " lines at its beginning and end"
+                    )
     return Split(directory, counts)

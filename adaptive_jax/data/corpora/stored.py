@@ -81,6 +81,7 @@ def copy(corpus: Corpus, url: str) -> None:
             "format": FORMAT,
             "tokens": {split: len(ids) for split, ids in corpus.ids.items()},
             "unseen": dict(corpus.unseen),
+            "note": corpus.note,
             "vocabulary": corpus.vocabulary.digest,
         }
         store.write(MARKER, json.dumps(facts).encode()).result()
@@ -114,7 +115,7 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
                 raise _damaged(url, f"the number of tokens of {split} differs from {MARKER}")
             ids[split] = Ids(array, url)
     unseen = {split: facts["unseen"][split] for split in splits if split in facts["unseen"]}
-    return Corpus(vocabulary, ids, unseen)
+    return Corpus(vocabulary, ids, unseen, str(facts.get("note", "")))
 
 
 def _damaged(url, what):

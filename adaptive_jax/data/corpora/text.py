@@ -11,15 +11,17 @@ import codecs
 import contextlib
 import fnmatch
 import gzip
+import itertools
 import json
 import lzma
 import tarfile
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError, one_line
 
 NAMES = {"train": ("train",), "validation": ("valid", "validation"), "test": ("test",)}
@@ -45,10 +47,12 @@ class Text(NamedTuple):
     files: plain, .xz or .gz files, read as one, where the end of each file ends its last line; or
         archives.
     members: the pattern of the members of an archive to read, in the archive's order.
+    note: see `Corpus`.
     """
 
     files: tuple[Path, ...]
     members: str = ""
+    note = ""
 
     @property
     def identity(self) -> tuple:
@@ -82,26 +86,40 @@ class Text(NamedTuple):
             before += file.stat().st_size
 
     def lines(self) -> Iterator[bytes]:
-        """Yields the lines, each with its line feed."""
-        rest = b""
-        for chunk in self.chunks():
-            *lines, rest = (rest + chunk.data).split(b"\n")
-            yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest + b"\n"
+        """Yields the lines, each with its line feed. The end of a file ends its last line.
+
+        Raises:
+            InputError: as `chunks`, and as `decode_text`.
+        """
+        for name, chunks in itertools.groupby(self.chunks(), lambda chunk: chunk.name):
+            rest, number = bytearray(), itertools.count(1)
+
+            def checked(line, name=name, number=number):
+                where = f"{name}, line {next(number)}"
+                decode_text(line, lambda _: where)
+                return bytes(line) + b"\n"
+
+            for chunk in chunks:
+                rest += chunk.data
+                if b"\n" in chunk.data:
+                    *lines, rest = rest.split(b"\n")
+                    yield from map(checked, lines)
+            if rest:
+                yield checked(rest)
 
 
 class Records(NamedTuple):
     """Some records of a split that tensorflow-datasets prepared, one a line, read like `Text`.
 
     files: the directory with dataset_info.json. begin, end: the first record, and the one after
-        the last.
+        the last. note: see `Corpus`.
     """
 
     files: tuple[Path]
     split: str
     begin: int
     end: int
+    note = "lm1b of tensorflow-datasets, whose held-out text is not that of published results"
 
     @property
     def identity(self) -> tuple:
@@ -127,6 +145,32 @@ class Records(NamedTuple):
             data = b"".join(text.replace(b"\n", b" ") + b"\n" for text in texts)
             done = (last - self.begin) / (self.end - self.begin)
             yield Chunk(f"{self.files[0]} ({self.split})", data, done)
+
+
+def decode_text(data: bytes, where: Callable[[int], str]) -> str:
+    """The text of bytes in UTF-8. where: names file and line of the byte at an offset.
+
+    Raises:
+        InputError: other bytes, or a NUL byte; with file and line.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where(error.start)}: not UTF-8; convert the file to UTF-8") from error
+    if (zero := data.find(b"\0")) >= 0:
+        raise InputError(
+            f"{where(zero)}: a NUL byte, which text never has; repair the file, or convert it to"
+            " UTF-8"
+        )
+    return text
+
+
+def own_eos(where: str) -> InputError:
+    """The error about a text that has `<eos>` of its own. where: its file, or its file and line."""
+    return InputError(
+        f"{where}: the text has {EOS} of its own, and every end of a line becomes one: remove them,"
+        f" as by `sed 's/ *{EOS}//g'`"
+    )
 
 
 def _streams(file: Path, raw: BinaryIO, members: str) -> Iterator[tuple[str, BinaryIO]]:

@@ -161,11 +161,11 @@ def corpus_of(
             " words: give --data_path=DIR with text, or a run that was trained on ids"
         )
     files = files._replace(vocabulary_size=len(vocabulary))
-    never = vocabulary.counts[vocabulary.places] == 0
+    never = vocabulary.counts[vocabulary.entry_of_id] == 0
     ids, unseen = {}, {}
     for split in [split for split in SPLITS if split in splits]:
         path = files.find(split)
         counts = files.counts(path, cache)
-        ids[split] = Renumbered(files.ids(path), vocabulary.places)
+        ids[split] = Renumbered(files.ids(path), vocabulary.entry_of_id)
         unseen[split] = float(counts[never].sum() / counts.sum())
     return Corpus(vocabulary, ids, unseen)

@@ -3,8 +3,8 @@ its parameters. Related words and definitions come from a lexicon.
 
 A lexicon is a directory of WordNet, read by NLTK, or a file of JSON lines, for any language:
 
-    {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"], "definition": "a
-    domesticated animal, kept as a pet"}
+    {"word": "dog", "relations": ["hound", "cur"], "hyponyms": ["puppy"],
+     "definition": "a domesticated animal, kept as a pet"}
 
 Related words are in order of preference, hyponyms after the others. A definition is a text, or a
 list of texts, one for each sense. Only `word` is required.
@@ -26,7 +26,7 @@ import numpy as np
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
+from adaptive_jax.files import changed_file, in_store, path_of, replacing, write_checksums
 
 FORMS = ("paper", "code")
 WORDS = re.compile(r"\w+(?:['-]\w+)*")
@@ -69,7 +69,6 @@ def check_lexicon(path: str) -> None:
         raise InputError(f"input.lexicon={path!r} does not exist: {CURE}")
 
 
-@functools.lru_cache(maxsize=2)
 def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     """The entries of those words of a vocabulary that a lexicon has, in the vocabulary's order.
 
@@ -80,12 +79,23 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     """
     if not path:
         raise InputError(f"input.lexicon is empty: {CURE}")
-    if not vocabulary.ends.all() or vocabulary.unit == "token":
+    if not vocabulary.ends_word.all() or vocabulary.unit == "token":
         raise InputError(
             f"input.lexicon={path!r} describes words, and the vocabulary has sub-words: set"
             " data.codes=0, or give text instead of data.corpus=ids"
         )
-    source, index = path_of(path), vocabulary.index
+    source = path_of(path)
+    if in_store(source):
+        return _read_entries(vocabulary, source, ())
+    files = [source / name for name in WORDNET] if source.is_dir() else [source]
+    times = [file.stat().st_mtime_ns for file in files if file.is_file()]
+    return _read_entries(vocabulary, source, tuple(times))
+
+
+@functools.lru_cache(maxsize=2)
+def _read_entries(vocabulary, source, times):
+    """Reads a lexicon, once for each time at which its files were written."""
+    index = vocabulary.index
     found = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
     entries = {}
     for word, synonyms, hyponyms, definitions in found:
@@ -285,7 +295,7 @@ def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
     """The arrays that `LanguageModel.wants` asks for, in the same tree.
 
     >>> lexicon(vocabulary, {"input": {"spelling": {"length": 50}}})
-    {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "places": ...}}}
+    {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "row_of_word": ...}}}
 
     They are arguments of a compiled program, never constants in it, so another vocabulary of the
     same size needs no new one.

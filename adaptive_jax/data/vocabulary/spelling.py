@@ -27,8 +27,8 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
         `symbols`: int8 `[words]`, 0 for `<eos>`, 1 for `<unk>`, -1 for a word that is spelt; not
             with marks.
         `lengths`: int32 `[words]`, letters that are read.
-        `places`: int32 `[words]`, for every word id its row in the other three, whose order is by
-            length.
+        `row_of_word`: int32 `[words]`, for every word id its row in the other three, whose order
+            is by length.
 
     Raises:
         InputError: ids of a tokenizer, which have no letters.
@@ -47,7 +47,7 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
     )
     symbols = np.full(len(vocabulary), -1, np.int8)
     lengths = np.zeros(len(vocabulary), np.int32)
-    for number, (word, text) in enumerate(zip(vocabulary.words, vocabulary.spellings, strict=True)):
+    for number, (word, text) in enumerate(zip(vocabulary.words, vocabulary.utf8, strict=True)):
         if word in SYMBOLS and not marks:
             symbols[number] = SYMBOLS.index(word)
             continue
@@ -61,8 +61,8 @@ def spelling(vocabulary: Vocabulary, length: int, marks: bool = False) -> dict[s
             read if marks else np.minimum(read, 255)
         )  # no text in UTF-8 has the byte 255
     order = np.argsort(lengths, kind="stable")
-    places = np.argsort(order, kind="stable").astype(np.int32)
-    arrays = {"letters": letters[order], "lengths": lengths[order], "places": places}
+    row_of_word = np.argsort(order, kind="stable").astype(np.int32)
+    arrays = {"letters": letters[order], "lengths": lengths[order], "row_of_word": row_of_word}
     arrays |= {} if marks else {"symbols": symbols[order]}
     for array in arrays.values():
         array.flags.writeable = False

@@ -61,8 +61,10 @@ class Subwords(Vocabulary):
     """Units of words in the order of their ids. `build` puts the most frequent first; units that
     the train split never uses are last.
 
-    >>> subwords = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4},
-    codes=10) >>> [subwords.words[i] for i in subwords.encode("lowest")] ['low', 'est▁', '<eos>']
+    >>> counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
+    >>> subwords = Subwords.build(counts, codes=10)
+    >>> [subwords.words[i] for i in subwords.encode("lowest")]
+    ['low', 'est▁', '<eos>']
 
     words: the units: learnt ones, characters, the mark "▁" alone, the 256 bytes "<0x00>" to
         "<0xFF>", `<eos>`, and `<unk>` if it is a word of the train split. These two are never
@@ -134,14 +136,14 @@ class Subwords(Vocabulary):
         return np.fromiter(itertools.chain.from_iterable(units), np.int32, lengths.sum()), lengths
 
     @property
-    def chances(self) -> np.ndarray:
+    def unigram_probs(self) -> np.ndarray:
         """float64 `[V]`: the probability of each unit by its count. All share one extra count,
         for open text may need any.
         """
         return (self.counts + 1 / len(self)) / (self.counts.sum() + 1)
 
     @functools.cached_property
-    def ends(self) -> np.ndarray:
+    def ends_word(self) -> np.ndarray:
         """bool `[V]`: whether a unit ends a word."""
         return np.array([word.endswith(MARK) or word in (EOS, UNKNOWN) for word in self.words])
 
@@ -151,7 +153,7 @@ class Subwords(Vocabulary):
         return {word: i for i, word in enumerate(self.words)}
 
     @functools.cached_property
-    def spellings(self) -> tuple[bytes, ...]:
+    def utf8(self) -> tuple[bytes, ...]:
         """The letters of each unit, UTF-8 with the mark. Those of a word's units give that word
         and one mark.
         """
@@ -179,7 +181,7 @@ class Subwords(Vocabulary):
                 return (self.index[word],)
             text = word.encode("utf-8")
             ids = tuple(ids_of_pieces[i] for i in processor.encode(word))
-            if MARK not in word and b"".join(self.spellings[i] for i in ids) == text + mark:
+            if MARK not in word and b"".join(self.utf8[i] for i in ids) == text + mark:
                 return ids
             # For example a mark within the word, which sentencepiece takes for the end of one.
             return (*(self.index[BYTES[byte]] for byte in text), self.index[MARK])

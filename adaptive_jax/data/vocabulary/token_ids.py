@@ -67,11 +67,11 @@ class TokenIds(Vocabulary):
         return ids.astype(np.int32)
 
     @functools.cached_property
-    def places(self) -> np.ndarray:
+    def entry_of_id(self) -> np.ndarray:
         """int32 `[V]`: the entry of each of the tokenizer's ids."""
-        places = np.empty(len(self), np.int32)
-        places[self.ids] = np.arange(len(self), dtype=np.int32)
-        return places
+        entry_of_id = np.empty(len(self), np.int32)
+        entry_of_id[self.ids] = np.arange(len(self), dtype=np.int32)
+        return entry_of_id
 
     @functools.cached_property
     def index(self) -> dict[str, int]:

@@ -33,9 +33,12 @@ class Vocabulary:
     """Words in the order of their ids. `build` puts the most frequent first, and words with equal
     counts in code point order; `adaptive_jax.data.vocabulary.clusters` has other orders.
 
-    >>> vocabulary = Vocabulary.build({"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3},
-    threshold=2) >>> vocabulary.words ('the', '<eos>', '<unk>', 'cat') >>> vocabulary.encode("the
-    cat in the hat") [0, 3, 2, 0, 2, 1]
+    >>> counts = {"the": 5, "cat": 2, "hat": 1, "mat": 1, "<eos>": 3}
+    >>> vocabulary = Vocabulary.build(counts, threshold=2)
+    >>> vocabulary.words
+    ('the', '<eos>', '<unk>', 'cat')
+    >>> vocabulary.encode("the cat in the hat")
+    [0, 3, 2, 0, 2, 1]
 
     words: all V words, including `<eos>`, and `<unk>` if there is one.
     counts: int64 `[V]`, how often each occurs; `<unk>` includes the words folded into it.
@@ -115,16 +118,16 @@ class Vocabulary:
 
     def unigram_nll(self, ids: np.ndarray) -> float:
         """Returns the mean nats per word of ids `[tokens]` if every token has the probability
-        in `chances`.
+        in `unigram_probs`.
         """
         times = np.bincount(ids, minlength=len(self.words))
         seen = times > 0
         with np.errstate(divide="ignore"):  # a word with count 0 rightly costs infinitely much
-            nll = -np.log(self.chances[seen])
-        return float(times[seen] @ nll / times[self.ends].sum())
+            nll = -np.log(self.unigram_probs[seen])
+        return float(times[seen] @ nll / times[self.ends_word].sum())
 
     @property
-    def chances(self) -> np.ndarray:
+    def unigram_probs(self) -> np.ndarray:
         """float64 `[V]`: the probability of each token by its count alone."""
         return self.counts / self.counts.sum()
 
@@ -132,12 +135,12 @@ class Vocabulary:
         """Returns how many words of the text, including `<eos>`, end in ids `[tokens]`. Reads all
         of them where some tokens end no word.
         """
-        if self.ends.all():
+        if self.ends_word.all():
             return len(ids)
         part = 1 << 20  # a split may be larger than memory
-        return sum(int(self.ends[ids[i : i + part]].sum()) for i in range(0, len(ids), part))
+        return sum(int(self.ends_word[ids[i : i + part]].sum()) for i in range(0, len(ids), part))
 
-    def unknown(self, ids: np.ndarray) -> float:
+    def unk_rate(self, ids: np.ndarray) -> float:
         """Returns the share of ids `[tokens]` that are `<unk>`. Reads all of them."""
         if UNKNOWN not in self.index or not len(ids):
             return 0.0
@@ -171,14 +174,14 @@ class Vocabulary:
         return mine == others
 
     @functools.cached_property
-    def ends(self) -> np.ndarray:
+    def ends_word(self) -> np.ndarray:
         """bool `[V]`: whether a token ends a word of the text. Here all do; some sub-word units
         do not.
         """
         return np.ones(len(self), bool)
 
     @functools.cached_property
-    def spellings(self) -> tuple[bytes, ...]:
+    def utf8(self) -> tuple[bytes, ...]:
         """The letters of each word, UTF-8."""
         return tuple(word.encode() for word in self.words)
 

@@ -110,13 +110,13 @@ def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Map
         InputError: as `count_words`.
     """
     ids = np.asarray(ids)
-    ends = np.flatnonzero(vocabulary.ends[ids])
+    ends = np.flatnonzero(vocabulary.ends_word[ids])
     ids, nll = ids[: ends[-1] + 1], nll[: ends[-1] + 1].astype(np.float64)
     lines = np.flatnonzero(ids[ends] == vocabulary.eos)
     if not isinstance(vocabulary, Subwords):
         return Words(nll, vocabulary.counts[ids], lines)
     starts = np.concatenate([[0], ends[:-1] + 1])
-    seen, spellings, mark = count_words(data, "train"), vocabulary.spellings, MARK.encode()
+    seen, spellings, mark = count_words(data, "train"), vocabulary.utf8, MARK.encode()
     spelled = (
         b"".join(spellings[i] for i in ids[a : b + 1])
         for a, b in zip(starts.tolist(), ends.tolist(), strict=True)

@@ -56,7 +56,7 @@ class Token(NamedTuple):
 
 def read_passage(run: RunReport, passage: Passage) -> list[Token]:
     """The tokens of a passage of a run's text. Raises InputError if the text has no such part."""
-    ends, vocabulary = np.flatnonzero(run.vocabulary.ends[run.ids]), run.vocabulary
+    ends, vocabulary = np.flatnonzero(run.vocabulary.ends_word[run.ids]), run.vocabulary
     if passage.words < 0 or not 0 <= passage.begin < len(ends):
         raise InputError(
             f"sample_from={passage.begin} and sample_words={passage.words} must lie in the text of"
@@ -89,8 +89,8 @@ def read_passage(run: RunReport, passage: Passage) -> list[Token]:
 
 def spelled(vocabulary: Vocabulary, word: int) -> tuple[str, bool]:
     """The letters of a token as they can be shown, and whether its word goes on after it."""
-    text = vocabulary.spellings[word].decode(errors="replace")
-    ends = bool(vocabulary.ends[word])
+    text = vocabulary.utf8[word].decode(errors="replace")
+    ends = bool(vocabulary.ends_word[word])
     if isinstance(vocabulary, Subwords) and ends:
         text = text.removesuffix(MARK) or MARK
     shown = ("�" if unicodedata.category(each) in ("Cc", "Cs") else each for each in text)

@@ -168,7 +168,7 @@ def check_same_text(runs: Sequence[RunReport]) -> None:
     texts = []
     for run in runs:
         ids = np.asarray(run.ids)
-        texts.append(ids[run.vocabulary.ends[ids]] == run.vocabulary.eos)
+        texts.append(ids[run.vocabulary.ends_word[ids]] == run.vocabulary.eos)
     for run, text in zip(runs, texts, strict=True):
         if not np.array_equal(texts[0], text):
             raise InputError(

@@ -15,15 +15,15 @@ def checksums_of(path: Path) -> Path:
     return path.with_suffix(".sha256")
 
 
-def write_sealed(vocabulary: Vocabulary, path: Path) -> None:
+def write_with_checksums(vocabulary: Vocabulary, path: Path) -> None:
     """Writes a vocabulary, and its checksums beside it, as `sha256sum --check` reads them."""
     vocabulary.write(path)
     model = [path.with_name(FILE)] if isinstance(vocabulary, Subwords) else []
     write_checksums(checksums_of(path), [path, *model])
 
 
-def read_sealed(path: Path, cure: str) -> Vocabulary:
-    """Reads what `write_sealed` wrote.
+def read_with_checksums(path: Path, cure: str) -> Vocabulary:
+    """Reads what `write_with_checksums` wrote.
 
     cure: what to do about a damaged file, the end of the message.
 
