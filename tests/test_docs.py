@@ -141,6 +141,13 @@ def test_a_page_runs(page, quick_command, place, monkeypatch):
             DONE.add(block)
 
 
+def test_nbest_lists_of_the_pages_have_known_words(place):
+    """An unknown word of a wrong hypothesis, scored as `<unk>`, won over the right one."""
+    words = (place / "runs" / "quickstart" / "vocabulary.txt").read_text().split()
+    lines = re.findall(r"\d \|\|\| ([^|']*?) \|\|\| -", PAGES["docs/text.md"])
+    assert len(lines) >= 4 and {word for line in lines for word in line.split()} <= set(words)
+
+
 def test_layers_around_a_body_of_ones_own():
     """The code block trains: the loss is finite, its report adds up, and rare words get a
     gradient.

@@ -198,7 +198,14 @@ class DecodeState:
         seen = self.tokens
         if self._decoder.limited and seen.shape[1] >= self._window:
             seen = seen[:, -(self._window // 2) :]
-        cache = self._decoder.cache(len(seen), self._window)
+        try:
+            cache = self._decoder.cache(len(seen), self._window)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise InputError(
+                f"window={self._window} takes more memory than there is: give a smaller one"
+            ) from None
         self._hidden, self._carry = self._decoder.read(seen, cache)
         self._used = seen.shape[1]
 

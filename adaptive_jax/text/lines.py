@@ -53,15 +53,22 @@ class Lines(NamedTuple):
             )
         return cls(vocabulary, _splitter(data), _joiner(data))
 
-    def words(self, line: str) -> list[str]:
-        """The words of a line, without `<eos>`.
+    def words(self, text: str) -> list[str]:
+        """The words of text, with an `<eos>` for each line feed.
 
         Raises:
-            InputError: characters that text never has: NUL, or bytes that were no UTF-8.
+            InputError: not a string, or one with characters that text never has: NUL, or bytes that
+                were not UTF-8.
         """
-        if NOT_TEXT.search(line):
-            raise InputError(f"text must be UTF-8 without NUL bytes, got {line[:40]!r}")
-        return self.split(line).split()
+        if not isinstance(text, str):
+            raise InputError(f"text must be a string, got {text!r:.40}")
+        if NOT_TEXT.search(text):
+            raise InputError(f"text must be UTF-8 without NUL bytes, got {text[:40]!r}")
+        first, *others = (self.split(line).split() for line in text.split("\n"))
+        words = first
+        for line in others:
+            words += [EOS, *line]
+        return words
 
     def tokens(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Tokens of words, int32 `[tokens]`, and how many each word has, int32 `[words]`. `<eos>`
@@ -90,11 +97,7 @@ class Lines(NamedTuple):
         A text that does not end with a line feed is a line that has begun. Raises InputError as
         `words` and `tokens`.
         """
-        first, *others = text.split("\n")
-        words = self.words(first)
-        for line in others:
-            words += [EOS, *self.words(line)]
-        return self.tokens(words)[0]
+        return self.tokens(self.words(text))[0]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of tokens, with a line feed for each `<eos>`.

@@ -15,8 +15,8 @@ from adaptive_jax.files import path_of
 from adaptive_jax.text.decoding import Decoder
 from adaptive_jax.text.generate import Continuation, Writer, next_words
 from adaptive_jax.text.lines import Lines
-from adaptive_jax.text.options import Options
-from adaptive_jax.text.surprisal import LineScorer, ScoreConfig, ScoredLine
+from adaptive_jax.text.options import Options, ScoreConfig, by_name
+from adaptive_jax.text.surprisal import LineScorer, ScoredLine
 
 
 class LoadedModel:
@@ -60,13 +60,13 @@ class LoadedModel:
         Args:
             context_from: "none": each line stands alone. "previous": each follows the lines before
                 it.
-            options: see `adaptive_jax.text.surprisal.ScoreConfig`.
+            options: see `adaptive_jax.text.options.ScoreConfig`.
 
         Raises:
             InputError: settings that do not fit the run; a word that it does not know, where it has
                 no `<unk>`.
         """
-        config = ScoreConfig(context_from, **options)
+        config = by_name(ScoreConfig, options | {"context_from": context_from})
         return LineScorer(self.run, self.tables, self.lines, config)(texts)
 
     def perplexity(
@@ -91,10 +91,10 @@ class LoadedModel:
             InputError: a word that the run does not know, or one that is several units of
                 sub-words.
         """
-        if isinstance(words, str):
+        is_list = isinstance(words, Sequence | np.ndarray) and not isinstance(words, str)
+        if not is_list or not all(isinstance(word, str) for word in words):
             raise InputError(
-                f"embeddings takes words, and {words[:40]!r} is one text: give [word], or"
-                " text.split()"
+                f"words must be a list of strings, got {words!r:.40}: give [word], or text.split()"
             )
         ids, lengths = self.lines.tokens(words)
         for word, token, length in zip(words, ids, lengths, strict=False):
@@ -126,13 +126,13 @@ class LoadedModel:
         """All samples, or the best of a beam search, with their tokens and log-probabilities in
         nats; as `generate`.
         """
-        return Writer(self.decoder, self.lines, prompt, Options.of(options)).continuations()
+        return Writer(self.decoder, self.lines, prompt, by_name(Options, options)).continuations()
 
     def stream(self, prompt: str = "", **options: object) -> Iterator[str]:
         """The text of `generate` word by word: `for piece in model.stream("And"): print(piece,
         end="", flush=True)`.
         """
-        return Writer(self.decoder, self.lines, prompt, Options.of(options)).stream()
+        return Writer(self.decoder, self.lines, prompt, by_name(Options, options)).stream()
 
     def next_words(self, text: str = "", k: int = 10) -> list[tuple[str, float]]:
         """The k most probable words after a text and their probabilities, the most probable first.
@@ -169,8 +169,10 @@ def load(workdir: str | os.PathLike, checkpoint: str | int = "best") -> LoadedMo
         checkpoint: "best" by validation, "latest", or a step.
 
     Raises:
-        InputError: no run or checkpoint there.
+        InputError: not a path; no run or checkpoint there.
     """
+    if not isinstance(workdir, str | os.PathLike):
+        raise InputError(f"workdir must be a path, got {workdir!r:.40}: give a run's directory")
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Orbax warns about ordinary events
     try:

@@ -1,14 +1,52 @@
-"""The options of written text, which are the flags of the command generate."""
+"""The options of scoring and of writing text, most of which are flags of their commands."""
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from adaptive_jax.data.vocabulary.words import UNKNOWN
 from adaptive_jax.errors import InputError, check_at_least, check_known
 
+CONTEXTS = "none", "previous"
 COLDEST = 0.01  # below, numbers of float32 no longer tell words apart
+
+
+def by_name(kind: type, given: Mapping[str, object]) -> tuple:
+    """`kind(**given)` of `ScoreConfig` or `Options`. Raises InputError for an unknown name."""
+    for name, value in given.items():
+        check_known(f"option {name}={value!r}", name, kind._fields)
+    return kind(**given)
+
+
+class ScoreConfig(NamedTuple):
+    """What a line is read after, and how much the model reads at once.
+
+    Attributes:
+        context_from: "none": each line stands alone. "previous": each follows the lines before it.
+        given: text that the first line follows; with "none", every line follows it. It is not
+            scored. If it ends with a line feed, it is whole lines; otherwise each line of text
+            continues its last line.
+        window: tokens of a row; 0: the sequence length that the run was trained with. A run on
+            streams carries its state, so a token sees all before it, whatever the window.
+        context: tokens that a window repeats from the one before, where a text is longer than a
+            window. None: half a window, but 0 where examples of the run's training saw nothing
+            before them, or the run carries its state.
+        eager: score each line as it comes, instead of many together.
+        rank_and_entropy: also compute these two, from the probabilities of all words.
+    """
+
+    context_from: str = "none"
+    given: str = ""
+    window: int = 0
+    context: int | None = None
+    eager: bool = False
+    rank_and_entropy: bool = False
+
+    def check(self) -> None:
+        """Checks the ranges. Raises InputError: one is wrong, or `context_from` is unknown."""
+        check_known(f"context_from={self.context_from!r}", self.context_from, CONTEXTS)
+        check_at_least(0, window=self.window, context=self.context or 0)
 
 
 class Options(NamedTuple):
@@ -41,20 +79,15 @@ class Options(NamedTuple):
     window: int = 0
     avoid: Sequence[str] = (UNKNOWN,)
 
-    @classmethod
-    def of(cls, given: Mapping[str, object]) -> "Options":
-        """Options by name. Raises InputError for a name that does not exist."""
-        for name in given:
-            check_known(f"option {name}={given[name]!r}", name, cls._fields)
-        return cls(**given)
-
     def check(self) -> None:
         """Checks the ranges.
 
         Raises:
-            InputError: a number out of range, more samples than beams, or beams with settings of
-                draws.
+            InputError: a number out of range, more samples than beams, or settings of draws where
+                nothing is drawn.
         """
+        if isinstance(self.avoid, str) or not isinstance(self.avoid, Iterable):
+            raise InputError(f"avoid={self.avoid!r} must be a list of words")
         check_at_least(1, words=self.words, samples=self.samples)
         check_at_least(
             0,
@@ -70,21 +103,22 @@ class Options(NamedTuple):
             self.temperature == 0 or COLDEST <= self.temperature < math.inf
         ):
             raise InputError(
-                f"temperature={self.temperature!r} must be 0, for the most probable word, or a"
-                f" number from {COLDEST} on"
+                f"temperature={self.temperature!r} must be 0 (always the most probable word) or at"
+                f" least {COLDEST}"
             )
         if not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
-            raise InputError(f"top_p={self.top_p!r} must be a share above 0, and at most 1")
-        if not self.beams:
-            return
-        if self.beams < self.samples:
+            raise InputError(f"top_p={self.top_p!r} must be in (0, 1]")
+        unused, cause = (), ""
+        if self.beams:
+            unused, cause = ("temperature", "top_k", "top_p", "seed"), f"beams={self.beams}"
+        elif not self.temperature:
+            unused, cause = ("samples", "top_k", "top_p", "seed"), "temperature=0"
+        for name in unused:
+            value = getattr(self, name)
+            if value != self._field_defaults[name]:
+                raise InputError(f"{name}={value} has no effect with {cause}: leave one out")
+        if self.beams and self.beams < self.samples:
             raise InputError(
                 f"samples={self.samples} are more than beams={self.beams}: give more beams or fewer"
                 " samples"
             )
-        for name in "temperature", "top_k", "top_p", "seed":
-            if getattr(self, name) != self._field_defaults[name]:
-                raise InputError(
-                    f"{name}={getattr(self, name)} is for draws, and beams={self.beams} searches:"
-                    " leave one out"
-                )

@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -87,6 +86,7 @@ def main(*files: str) -> None:
     """
     check_flags()
     workdir, _ = commands.workdir()
+    references = None if REFERENCES.value is None else list(TextFiles([REFERENCES.value]))
     source, follows = TextFiles(files), CONTEXT_FROM.value in ("none", "previous")
     given = "" if follows else TextFiles([CONTEXT_FROM.value]).read()
     from adaptive_jax.text.load import load  # after the flags: their errors do not wait for jax
@@ -111,7 +111,7 @@ def main(*files: str) -> None:
 
     try:
         if NBEST.value:
-            lines = rescored(source, scored)
+            lines = rescored(source, scored, references)
         else:
             lines = (
                 word_lines(scored(source), columns) if WORDS.value else text_lines(scored(source))
@@ -132,6 +132,12 @@ def check_flags() -> None:
         check_known(f"--columns={column!r}", column, NAMES)
     if COLUMNS.value is not None and not WORDS.value:
         raise InputError(f"--columns={','.join(COLUMNS.value)} is of words: give --words, too")
+    for flag in WEIGHT, WORD_BONUS, ONE_BEST, REFERENCES, METRIC:
+        if flag.present and not NBEST.value:
+            raise InputError(f"--{flag.name} is for n-best lists: give --nbest, too")
+    for flag in WEIGHT, WORD_BONUS:
+        if flag.value is not None and not math.isfinite(flag.value):
+            raise InputError(f"--{flag.name}={flag.value} must be a finite number")
     if not NBEST.value:
         return
     if WORDS.value or FORMAT.value != "tsv" or BITS.value:
@@ -145,9 +151,9 @@ def check_flags() -> None:
         )
     if REFERENCES.value is None and WEIGHT.value is None:
         raise InputError("--nbest needs --weight=W, or --references=FILE to choose it by")
-    if REFERENCES.value is not None and (
-        WEIGHT.value is not None or WORD_BONUS.value or ONE_BEST.value
-    ):
+    if METRIC.present and REFERENCES.value is None:
+        raise InputError("--metric compares texts with --references: give these, too")
+    if REFERENCES.value is not None and (WEIGHT.present or WORD_BONUS.present or ONE_BEST.present):
         raise InputError(
             "--references chooses --weight and --word_bonus, and prints them only: leave --one_best"
             " and these out"
@@ -268,23 +274,22 @@ def _json(values):
     return json.dumps(values, ensure_ascii=False)
 
 
-def rescored(source: TextFiles, scored) -> Iterator[str]:
+def rescored(source: TextFiles, scored, references: list[str] | None) -> Iterator[str]:
     """The lines of n-best lists in their new order, or one line with the weights that fit them.
 
     scored: from texts to their scored lines.
+    references: lines of the right texts; None: use the weights of the flags.
     """
-    waiting = deque()
-
-    def texts():
-        for number, line in enumerate(source, start=1):
-            if line.strip():
-                waiting.append(nbest.parse(line, number))
-                yield waiting[-1].text
-
-    hypotheses = (waiting.popleft()._replace(log_prob=line.log_prob) for line in scored(texts()))
-    groups = nbest.lists(hypotheses)
-    if REFERENCES.value is not None:
-        yield from fitted(list(groups))
+    parsed, to_score = itertools.tee(
+        nbest.parse(line, number) for number, line in enumerate(source, start=1) if line.strip()
+    )
+    results = scored(hypothesis.text for hypothesis in to_score)
+    groups = nbest.lists(
+        hypothesis._replace(log_prob=result.log_prob)
+        for result, hypothesis in zip(results, parsed, strict=True)
+    )
+    if references is not None:
+        yield from fitted(list(groups), references)
         return
     for group in groups:
         ranked = nbest.rescored(group, WEIGHT.value, WORD_BONUS.value)
@@ -294,12 +299,11 @@ def rescored(source: TextFiles, scored) -> Iterator[str]:
             yield from itertools.starmap(nbest.written, ranked)
 
 
-def fitted(groups: list) -> Iterator[str]:
+def fitted(groups: list, references: list[str]) -> Iterator[str]:
     """The flags that fit n-best lists best; nothing for no lists."""
     if not groups:
         return
-    references = nbest.references_of(TextFiles([REFERENCES.value]), groups)
-    found = nbest.fit(groups, references, METRIC.value)
+    found = nbest.fit(groups, nbest.references_of(references, groups), METRIC.value)
     best, before = (
         100 * (value if METRIC.value == "wer" else 1 - value)
         for value in (found.value, found.before)

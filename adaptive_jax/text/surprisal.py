@@ -4,7 +4,6 @@ scorer = LineScorer(run, tables, lines, ScoreConfig())
 for line in scorer(["the cat sat", "on the mat"]): print(line.text, line.log_prob)
 """
 
-import dataclasses
 import itertools
 import math
 from collections import deque
@@ -18,7 +17,7 @@ from adaptive_jax.data.batches.examples import examples
 from adaptive_jax.data.batches.windows import ALONE, Windows, check_windows
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import EOS
-from adaptive_jax.errors import InputError, check_known
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.distributions import expected
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import ScoreOptions, Scorer
@@ -26,37 +25,11 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import rows_to_score
 from adaptive_jax.text.line_batches import round_up, stream_batches, window_batches
 from adaptive_jax.text.lines import Lines
+from adaptive_jax.text.options import ScoreConfig
 
-CONTEXTS = ("none", "previous")
 NO_TOKENS = np.zeros(0, np.int32)
-# Lines of the first block and of the largest one, and characters of a block
-FIRST, MOST, LONGEST = 32, 8192, 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoreConfig:
-    """What a line is read after, and how much the model reads at once.
-
-    Attributes:
-        context_from: "none": each line stands alone. "previous": each follows the lines before it.
-        given: text that the first line follows; with "none", every line follows it. It is not
-            scored. If it ends with a line feed, it is whole lines; otherwise each line of text
-            continues its last line.
-        window: tokens of a row; 0: the sequence length that the run was trained with. A run on
-            streams carries its state, so a token sees all before it, whatever the window.
-        context: tokens that a window repeats from the one before, where a text is longer than a
-            window. None: half a window, but 0 where examples of the run's training saw nothing
-            before them, or the run carries its state.
-        eager: score each line as it comes, instead of many together.
-        rank_and_entropy: also compute these two, from the probabilities of all words.
-    """
-
-    context_from: str = "none"
-    given: str = ""
-    window: int = 0
-    context: int | None = None
-    eager: bool = False
-    rank_and_entropy: bool = False
+# Lines of the first block and of the largest one, and tokens of a block
+FIRST, MOST, LONGEST = 32, 8192, 1 << 18
 
 
 class ScoredLine(NamedTuple):
@@ -119,7 +92,7 @@ class LineScorer:
         """
         batches = run.config["batches"]
         break_mode = batches["break_mode"]
-        check_known(f"context_from={config.context_from!r}", config.context_from, CONTEXTS)
+        config.check()
         follows = config.context_from == "previous"
         if follows and (break_mode == "eos" or (break_mode in ALONE and config.given)):
             unit = "sentences" if break_mode == "eos" else "documents"
@@ -135,6 +108,11 @@ class LineScorer:
         self.eos, self.break_mode = run.vocabulary.eos, break_mode
         self.carries = batches["layout"] == "streams"
         self.window = config.window or batches["sequence_length"]
+        if self.carries and config.context:
+            raise InputError(
+                f"context={config.context} does not apply to this run, which carries its state: a"
+                " word sees all before it; leave it out"
+            )
         self.context = config.context
         if self.context is None:
             self.context = 0 if self.carries or break_mode in ALONE else self.window // 2
@@ -149,16 +127,14 @@ class LineScorer:
         Texts are read as results are taken, up to some thousand lines ahead.
 
         Raises:
-            InputError: as `Lines.encode`; one text where there should be several.
+            InputError: as `Lines.encode`; one text instead of several.
         """
-        if isinstance(texts, str):
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
             raise InputError(
-                f"score takes lines, and {texts[:40]!r} is one text: give [text], or"
-                " text.splitlines()"
+                f"lines must be a list of strings or an open file, got {texts!r:.40}: give [text],"
+                " or text.splitlines()"
             )
-        blocks = (
-            [self._parsed(text) for text in block] for block in _blocks(texts, self.config.eager)
-        )
+        blocks = _blocks(map(self._parsed, texts), self.config.eager)
         if self.config.context_from == "previous":
             return self._following(blocks)
         return (
@@ -168,10 +144,9 @@ class LineScorer:
         )
 
     def _parsed(self, text):
-        first, *others = (self.lines.words(line) for line in text.removesuffix("\n").split("\n"))
-        words = [*first, EOS]
-        for line in others:
-            words += [*line, EOS]
+        words = self.lines.words(text)
+        if not text.endswith("\n"):
+            words.append(EOS)
         return _Parsed(text, words, *self.lines.tokens(words))
 
     def _alone(self, lines):
@@ -329,12 +304,12 @@ class LineScorer:
         return ScoredLine(line.text, kept, -nll[counts], unseen, frequencies, ranks, entropies)
 
 
-def _blocks(texts, eager):
-    """Lists of texts, the first ones short, so that results come soon."""
+def _blocks(lines, eager):
+    """Lists of lines, the first ones short, so that results come soon."""
     block, size, most = [], 0, 1 if eager else FIRST
-    for text in texts:
-        block.append(text)
-        size += len(text)
+    for line in lines:
+        block.append(line)
+        size += len(line.ids)
         if len(block) >= most or size >= LONGEST:
             yield block
             block, size, most = [], 0, 1 if eager else min(MOST, 4 * most)

@@ -107,6 +107,8 @@ def test_load_opens_a_run(model, trained, text):
     assert ids.dtype == np.int32 and ids[-1] == model.run.vocabulary.eos
     assert model.decode(ids) == line + "\n"
     assert adaptive_jax.load(str(trained), 160).run.step == 160
+    with pytest.raises(InputError, match="workdir must be a path, got None"):
+        adaptive_jax.load(None)
 
 
 def test_a_loop_without_a_cache_writes_the_same(model, slow):
@@ -275,9 +277,14 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"temperature": 0.001}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0}, "top_p=0"),
-        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"top_p": 1.5}, "top_p=1.5 must be in (0, 1]"),
+        ({"temperature": 0, "samples": 2}, "samples=2 has no effect with temperature=0"),
+        ({"temperature": 0, "seed": 2}, "seed=2 has no effect"),
+        ({"avoid": "nonsense"}, "avoid='nonsense' must be a list of words"),
+        ({"window": 1 << 40}, "takes more memory than there is"),
+        ({"prompt": None}, "text must be a string, got None"),
         ({"beams": 2, "samples": 3}, "samples=3"),
-        ({"beams": 2, "top_k": 5}, "top_k=5 is for draws"),
+        ({"beams": 2, "top_k": 5}, "top_k=5 has no effect with beams=2"),
         ({"wrods": 3}, 'Did you mean "words"'),
         ({"window": 1}, "window=1"),
         ({"avoid": ("nonsense",)}, "nonsense"),
@@ -286,7 +293,7 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"seed": 1 << 32}, "less than 2^32"),
     ]:
         with pytest.raises(InputError) as error:
-            model.generate("the", **options)
+            model.generate(**{"prompt": "the"} | options)
         assert says in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(InputError, match="window=8 does not apply to lstm"):
         fresh(**BODIES["lstm"]).generate("w1", window=8)

@@ -234,6 +234,15 @@ WRONG = [
     (["--window=8", "--context=8"], "the\n", "window=8 must be greater than context=8"),
     (["--columns=rank"], "the\n", "--columns=rank is of words: give --words"),
     (["--words", "--columns=surprise"], "the\n", 'Did you mean "surprisal"?'),
+    *(
+        ([flag], "the\n", f"{flag.partition('=')[0]} is for n-best lists: give --nbest")
+        for flag in ("--weight=1", "--word_bonus=0", "--one_best", "--metric=wer")
+    ),
+    (["--references=/nowhere"], "the\n", "--references is for n-best lists"),
+    (["--nbest", "--references=/nowhere"], "the\n", "cannot read /nowhere: No such file"),
+    (["--nbest", "--weight=1", "--metric=bleu"], "the\n", "--metric compares texts with --ref"),
+    (["--nbest", "--weight=nan"], "the\n", "--weight=nan must be a finite number"),
+    (["--nbest", "--weight=1", "--word_bonus=inf"], "the\n", "--word_bonus=inf must be a fin"),
     (["--nbest"], "the\n", "--nbest needs --weight"),
     (["--nbest", "--weight=1"], "the\n", "line 1 of the n-best list"),
     (["--nbest", "--weight=1", "--words"], "the\n", "--nbest prints n-best lists"),

@@ -284,7 +284,7 @@ def test_embeddings_are_what_the_body_reads(model):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     for words, says in (
         (["7", "unheard"], "'unheard' is not one of the 60 words"),
-        ("7 ab1", "one text"),
+        ("7 ab1", "words must be a list of strings"),
     ):
         with pytest.raises(InputError, match=says):
             model.embeddings(words)
@@ -310,10 +310,18 @@ def test_words_of_several_units(config):
         model.embeddings(["0", "ab1"])
 
 
-def test_settings_that_do_not_fit(model, config):
+def test_settings_that_do_not_fit(model, lstm, config):
     sentences = opened(config, break_mode="eos")
     wrong = [
-        (lambda: model.score("0 ab1"), "one text"),
+        (lambda: model.score("0 ab1"), "lines must be a list of strings or an open file"),
+        (lambda: model.score(None), "lines must be a list of strings or an open file, got None"),
+        (lambda: list(model.score([1, 2])), "text must be a string, got 1"),
+        (lambda: model.encode(b"0"), "text must be a string, got b'0'"),
+        (lambda: model.embeddings([1]), r"words must be a list of strings, got \[1\]"),
+        (lambda: model.embeddings(None), "words must be a list of strings, got None"),
+        (lambda: model.score(["0"], windwo=3), 'option windwo=3 is not one .* mean "window"'),
+        (lambda: model.score(["0"], window="3"), "window='3' must be a whole number"),
+        (lambda: lstm.score(["0"], context=3), "context=3 does not apply"),
         (lambda: model.score(["0"], "before"), "context_from='before'"),
         (lambda: model.score(["0"], context=WINDOW), "window=16 must be greater"),
         (lambda: sentences.score(["0"], "previous"), "sentences saw nothing"),
@@ -322,4 +330,4 @@ def test_settings_that_do_not_fit(model, config):
     for call, says in wrong:
         with pytest.raises(InputError, match=says) as error:
             call()
-        assert "\n" not in str(error.value) and len(str(error.value)) < 200
+        assert "\n" not in str(error.value) and len(str(error.value)) < 220
