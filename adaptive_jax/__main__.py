@@ -4,6 +4,7 @@ python -m adaptive_jax COMMAND --help
 """
 
 import os
+import signal
 import sys
 
 COMMANDS = {  # by the module that has its flags and its `main`
@@ -26,6 +27,7 @@ COMMANDS = {  # by the module that has its flags and its `main`
 
 def main(name: str | None = None) -> None:
     """Runs the command `name`, or that of the first argument, with the other arguments."""
+    signal.signal(signal.SIGINT, _leave)  # until `commands.run`
     from adaptive_jax.errors import InputError, MissingPackage, check_known
 
     try:
@@ -49,6 +51,11 @@ def main(name: str | None = None) -> None:
     if os.getcwd() not in sys.path:  # as `python -m` has it: where classes of one's own may lie
         sys.path.append(os.getcwd())
     commands.run_module(f"adaptive_jax.{COMMANDS[name][0]}")
+
+
+def _leave(*_):
+    os.write(2, b"stopped\n")
+    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -283,9 +284,9 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 def write_checksums(path: Path, files: Sequence[Path]) -> None:
     """Writes the SHA-256 of files below `path`'s directory, as `sha256sum --check` reads them."""
-    lines = [
-        f"{_sha256(file)}  {file.relative_to(path.parent).as_posix()}\n" for file in sorted(files)
-    ]
+    files = sorted(files)
+    names = [file.relative_to(path.parent).as_posix() for file in files]
+    lines = [f"{sha}  {name}\n" for sha, name in zip(_sha256_of_each(files), names, strict=True)]
     with replacing(path) as file:
         file.write("".join(lines).encode())
 
@@ -302,15 +303,18 @@ def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
         return path.name
     if not lines or any(len(digest) != 64 for digest, _, _ in lines):
         return path.name
-    for digest, _, name in lines:
-        if name.startswith(tuple(below)):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                if _sha256(path.parent / name) == digest:
-                    continue
-            return name
-    return None
+    listed = {name: digest for digest, _, name in lines if name.startswith(tuple(below))}
+    found = _sha256_of_each([path.parent / name for name in listed])
+    pairs = zip(listed.items(), found, strict=True)
+    return next((name for (name, digest), now in pairs if now != digest), None)
 
 
-def _sha256(path):
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256_of_each(paths):
+    """The SHA-256 of files, by a thread for each core; None of a file that is missing."""
+
+    def sha256(path):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(sha256, paths))

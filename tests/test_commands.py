@@ -19,6 +19,7 @@ from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.model.language_model import build, init_params
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
+from adaptive_jax.workdir.checkpoints import steps_in
 
 
 def files(directory):
@@ -354,13 +355,29 @@ def test_a_place_that_takes_no_files(quick_command, flags, tmp_path, place, flag
 
 
 def test_a_full_disk(quick_command, config, flags, small_disk):
-    """A checkpoint that does not fit is an error in one line, and the same command resumes the
-    run once it does.
+    """A checkpoint that does not fit, the first or the second, is an error in one line; what was
+    saved before is there, and the same command resumes the run once there is room.
     """
     load(config()["data"])  # now cached, elsewhere
-    changes = {"steps": 4, "checkpoint_every": 2, "evaluate_every": 2}
-    message = the_error(quick_command("train.py", *flags(small_disk / "run", **changes)))
-    assert message.startswith(f"cannot write {small_disk}") and "No space left on device" in message
-    subprocess.run(["mount", "-o", "remount,size=5m", small_disk], check=True)
-    train(config(**changes), small_disk / "run")
-    assert (small_disk / "run" / "checkpoints" / "4").is_dir()
+    changes, run = {"checkpoint_every": 2, "evaluate_every": 2}, small_disk / "run"
+
+    def resize(size):
+        subprocess.run(["mount", "-o", f"remount,size={size}", small_disk], check=True)
+
+    def check_full(steps):
+        message = the_error(quick_command("train.py", *flags(run, **changes, steps=steps)))
+        assert message.startswith(f"cannot write {small_disk}"), message
+        assert "No space left on device" in message
+
+    check_full(2)
+    resize("5m")
+    train(config(**changes, steps=2), run)
+    # A page less than it needs, which is known only while it is written.
+    first = [path for path in run.glob("checkpoints/2/**/*") if path.is_file()]
+    needed = 512 * sum(path.stat().st_blocks for path in first)
+    resize(shutil.disk_usage(small_disk).used + needed - 4096)
+    check_full(4)
+    assert steps_in(run / "checkpoints") == [2] and not list(run.glob("**/*.damaged"))
+    resize("5m")
+    train(config(**changes, steps=4), run)
+    assert steps_in(run / "checkpoints") == [4, 2]

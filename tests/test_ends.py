@@ -40,7 +40,21 @@ def waits():
         works()
     except KeyboardInterrupt:
         raise KeyboardInterrupt("stopped at update 8") from None
+class Interrupted:
+    def find_spec(self, *_):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+        except BaseException:
+            print("raised in an import", file=sys.stderr)
+def imports():
+    sys.meta_path.insert(0, Interrupted())
+    import no_such_module
+def exhausts():
+    raise RuntimeError("RESOURCE_EXHAUSTED: out of memory, 3 bytes")
 def warns():
+    logging.getLogger("jax._src.xla_bridge").warning("a GPU may be present")
     logging.getLogger("adaptive_jax.anything").warning("%d words\\nare not there", 3)
     logging.getLogger("adaptive_jax.anything").info("an ordinary event")
     absl_logging.warning("a library's event")
@@ -110,15 +124,44 @@ def test_a_second_interruption_ends_at_once(numbers):
     [
         ("says", 130, r"stopped at update 7\n"),
         ("collects", 130, r"stopped: here\n"),
-        ("warns", 0, r"warning: 3 words are not there\nwarning: ours says\n"),
+        ("imports", 130, r"stopped: here\n"),
+        (
+            "exhausts",
+            2,
+            r"Traceback.*out of memory, 3 bytes\nerror: out of memory: make tokens_per_device .*\n",
+        ),
+        (
+            "warns",
+            0,
+            r"warning: a GPU may be present\nwarning: 3 words are not there\nwarning: ours says\n",
+        ),
         ("fails", 1, r"Traceback.*KeyError: 'a bug'\n"),
     ],
 )
 def test_what_else_is_printed(case, status, says):
-    """The project's warnings in one line each, none of libraries; a bug keeps its traceback."""
+    """The project's warnings in one line each, and of libraries only JAX's of missing devices; a
+    bug, and memory that ran out, keep their traceback; nothing is raised in an import.
+    """
     with begin(case, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         _, err = process.communicate(timeout=30)
     assert process.returncode == status and re.fullmatch(says, err, re.DOTALL), err
+
+
+STARTS = """
+import os, signal, sys
+from adaptive_jax.__main__ import main
+class Interrupted:
+    def find_spec(self, *_):
+        os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+main("train")
+"""
+
+
+def test_an_interruption_before_flags_are_read():
+    """Of the first import of a command: one line."""
+    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "stopped\n")
 
 
 def test_a_reader_that_has_read_enough():

@@ -174,13 +174,14 @@ SIZES = rows(
     ("--config.fsdp=3", "fsdp=3", "choose"),
 )
 
-PLACES = rows(
-    "{train}",
+PLACES = rows(  # found before the text is looked for
+    "{train} --config.data.path={tmp}/none",
     ("--workdir=", "--workdir is missing"),
     ("--workdir=/proc/x", "/proc/x", "another place"),
     ("--workdir=/dev/null", "/dev/null", "another place"),
     ("--workdir=/dev/null/x", "/dev/null/x", "another place"),
     ("--workdir={text}/train.txt", "train.txt", "another place"),
+    ("--init_from={tmp}", "holds no run"),
     ("--workdir=~nosuchuser/x", "~nosuchuser/x", "another directory"),
     (f"--workdir={300 * 'x'}", 300 * "x", "another place"),
     ("--workdir=foo://b/x", "foo://b/x", "a directory"),
@@ -259,10 +260,10 @@ PREPARE = rows(
     ("--dry_run", "--dry_run is not a flag"),
     ("--to", "--to has no value"),
     ("x", "'x' is not a flag"),
-    ("--to=/tmp/x", "/tmp/x", "give a URL"),
-    ("--to=foo://x", "foo://x", "give a URL"),
-    ("--to=gs://", "gs://", "give a URL"),
-    ("--to=file:///proc/x", "file:///proc/x"),
+    ("--to=/tmp/x --config.data.path={tmp}/none", "/tmp/x", "give a URL"),
+    ("--to=foo://x --config.data.path={tmp}/none", "foo://x", "give a URL"),
+    ("--to=gs:// --config.data.path={tmp}/none", "gs://", "give a URL"),
+    ("--to=file:///proc/x --config.data.path={tmp}/none", "file:///proc/x"),
     ("--config.data.threshold=0", "data.threshold=0", "or more"),
     ("--config.data.limit=2", "data.limit=2", "3 or more"),
     ("--config.data.limit=-5", "data.limit=-5", "3 or more"),

@@ -11,6 +11,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def run(
     """
     for name in ("stdout", "stderr"):  # None where the user has closed it
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
-    _handle_signals()
+    _handle_signals(stopped)
     _silence_libraries()
 
     def guarded(argv):
@@ -117,14 +118,15 @@ class _Warnings(standard_logging.Handler):
 
 
 def _silence_libraries():
-    """Libraries log nothing and warn of nothing; this project's own warnings look like its
-    other lines.
+    """Libraries log nothing and warn of nothing, but JAX of devices that it cannot use; this
+    project's own warnings look like its other lines.
     """
     # Orbax warns about ordinary events, and logs the errors that it also raises.
     logging.set_verbosity(logging.FATAL)
-    own = standard_logging.getLogger("adaptive_jax")
-    own.setLevel(standard_logging.WARNING)
-    own.handlers, own.propagate = [_Warnings()], False
+    for name in "adaptive_jax", "jax._src.xla_bridge":
+        shown = standard_logging.getLogger(name)
+        shown.setLevel(standard_logging.WARNING)
+        shown.handlers, shown.propagate = [_Warnings()], False
     sys.unraisablehook = _unraisable
     if not sys.warnoptions:
         warnings.showwarning = _show_own_warnings
@@ -154,20 +156,29 @@ def _print_warning(level, message):
     print(f"{level}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
-def _handle_signals():
+def _handle_signals(stopped="stopped"):
     """Ctrl-C and SIGTERM raise KeyboardInterrupt; another one while the program ends leaves it
-    at once.
+    at once, as does one during an import, which some libraries do not survive.
     """
     process = os.getpid()
 
-    def interrupted(*_):
+    def interrupted(_, frame):
         if os.getpid() != process:
             os._exit(130)  # a child of this process, which says nothing
         _exit_at_next_signal()
+        if _importing(frame):
+            os.write(2, f"{stopped}\n".encode())
+            _exit_at_once()
         raise KeyboardInterrupt
 
     for number in INTERRUPTIONS:
         signal.signal(number, interrupted)
+
+
+def _importing(frame):
+    while frame and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _exit_at_next_signal():
@@ -257,9 +268,10 @@ def _guarded(call, stopped):
             )
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        traceback.print_exception(error)  # it says where, and how much was asked for
         fail(
-            "out of memory: make the model or tokens_per_device smaller, or set body.remat=all,"
-            " then run the same command"
+            "out of memory: make tokens_per_device or the model smaller, or, of a transformer, set"
+            " body.remat=all; then run the same command"
         )
     except KeyboardInterrupt as interruption:
         print(str(interruption) or stopped, file=sys.stderr)

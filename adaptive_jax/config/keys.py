@@ -114,7 +114,7 @@ class Metrics:
 
     Attributes:
         tensorboard: whether to write files for TensorBoard.
-        wandb: whether to log to Weights & Biases, too; needs the packages wandb and tensorboard.
+        wandb: whether to log to Weights & Biases, too; needs the package wandb.
     """
 
     tensorboard: bool = True

@@ -5,6 +5,7 @@ Whoever chooses the number of CPU devices, by JAX_NUM_CPU_DEVICES or XLA_FLAGS, 
 and memory as it is.
 """
 
+import importlib.util
 import os
 import platform
 import sys
@@ -13,15 +14,18 @@ from pathlib import Path
 
 PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
+PLUGINS = "jax_plugins", "libtpu"  # of jax[cuda] and jax[tpu]
+FILES, DEVICES = Path("/dev"), ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
 OWN_CHOICE = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
 
 
 def use_large_pages() -> None:
-    """Starts this process anew with memory in large pages, if glibc can ask this system for
-    them and does not yet.
+    """Starts this process anew with memory in large pages, if it will compute on a CPU, and
+    glibc can ask this system for them and does not yet.
     """
     told = os.environ.get("GLIBC_TUNABLES", "")
-    if _chosen(os.environ) or "hugetlb" in told or not _large_pages_exist():
+    chosen = _chosen(os.environ) or "hugetlb" in told
+    if chosen or _has_accelerators(os.environ) or not _large_pages_exist():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (told, LARGE_PAGES)))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -47,6 +51,14 @@ def use_two_devices(config: Mapping) -> bool:
 
 def _chosen(environment):
     return OWN_CHOICE[0] in environment or OWN_CHOICE[1] in environment.get("XLA_FLAGS", "")
+
+
+def _has_accelerators(environment):
+    """Whether JAX, which is not imported yet, may find devices besides the CPU."""
+    if platforms := environment.get("JAX_PLATFORMS"):
+        return not platforms.startswith("cpu")
+    usable = any(map(importlib.util.find_spec, PLUGINS))
+    return usable and any(path for name in DEVICES for path in FILES.glob(name))
 
 
 def _large_pages_exist():

@@ -11,16 +11,17 @@ import jax.numpy as jnp
 from adaptive_jax.config.keys import check_values, resolve
 from adaptive_jax.data.corpora.load import checked_settings
 from adaptive_jax.errors import InputError
-from adaptive_jax.model.language_model import build, variable_shapes
+from adaptive_jax.model.language_model import LanguageModel, build, variable_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.optimizers import optim
 from adaptive_jax.parallel import hosts
 from adaptive_jax.planning.plan import describe, divide_update, make_plan
 from adaptive_jax.training import compiled, sparse, writers
-from adaptive_jax.training.finetuning import check_fits
+from adaptive_jax.training.finetuning import check_fits, check_origin
 from adaptive_jax.training.own_text import with_text
 from adaptive_jax.workdir.settings import (
     at_clusters,
+    check_place,
     check_same_run,
     with_origin,
     with_own_files,
@@ -41,16 +42,10 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
     target: devices to compile the update for, see `adaptive_jax.planning.targets`; the plan is then
     for them.
     """
-    config = at_clusters(with_origin(with_text(resolve(config), workdir), workdir), workdir)
-    check_same_run(workdir, config)
-    check_config(
-        config := with_own_files(config, workdir), jax.device_count() if target is None else None
-    )
+    _, config = checked(config, workdir, jax.device_count() if target is None else None)
     words = config["data"]["vocabulary_size"]
     if not words and target is None:
         return hosts.log0(UNKNOWN)
-    if words:
-        check_fits(config, workdir, build(config, words))
     if target is not None:
         hosts.log0(f"compiling    for {target}: a large model takes minutes")
         found, plan, program = compiled.compile_for(target, config)
@@ -65,11 +60,33 @@ def dry_run(config: dict, workdir: Path, target: str | None = None) -> None:
         write_json(workdir / "plan.json", written)
 
 
-def check_config(config: Mapping, devices: int | None) -> None:
-    """Finds what is wrong with layers, optimizer, schedule or update before a long preparation of
-    the corpus.
+def checked(config: dict, workdir: Path, devices: int | None) -> tuple[dict, dict]:
+    """Finds what is wrong with a run before a long preparation of its corpus.
 
     devices: that share an update; None leaves that unchecked.
+
+    Returns the whole config, as config.json keeps it; and the same for `build`, see
+    `with_own_files`.
+
+    Raises:
+        InputError: what is wrong.
+        OSError: see `check_place`.
+    """
+    config = with_origin(resolve(config), workdir)
+    check_place(workdir)
+    check_origin(config, workdir)
+    config = at_clusters(with_text(config, workdir), workdir)
+    check_same_run(workdir, config)
+    own = with_own_files(config, workdir)
+    check_fits(config, workdir, check_config(own, devices))
+    return config, own
+
+
+def check_config(config: Mapping, devices: int | None) -> LanguageModel:
+    """Finds what is wrong with layers, optimizer, schedule or update; returns the model, of a
+    vocabulary that may be smaller.
+
+    devices: as `checked`.
     """
     checked_settings(config["data"])
     check_values(config)
@@ -95,6 +112,7 @@ def check_config(config: Mapping, devices: int | None) -> None:
     if devices is not None:
         divide_update(config, devices)
         _trace(model, config["batches"]["sequence_length"])
+    return model
 
 
 def _trace(model, length):

@@ -30,13 +30,12 @@ HEAD = "head"  # has one for each word of band 0
 BY_CLUSTER = "clusters", "cluster_bias", "projections"
 
 
-def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
-    """Finds in a moment whether the run `config["init_from"]`, if any, can start `model` in a new
-    workdir.
+def check_origin(config: Mapping, workdir: Path) -> None:
+    """Finds in a moment whether there is a run `config["init_from"]`, if a new run in `workdir`
+    starts from one.
 
     Raises:
-        InputError: no run or checkpoint there, one of a model that differs by more than its
-            vocabulary, or a checkpoint of no run.
+        InputError: no run or checkpoint there, or a checkpoint of no run.
     """
     for key in "init_checkpoint", "init_words":
         if not config["init_from"] and (given := config[key]) != getattr(General, key):
@@ -48,9 +47,20 @@ def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
                 f"init_from={config['init_from']} holds no run (no config.json): give the workdir"
                 " of a run"
             )
-        other = SavedRun.read(origin).model()
-        _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
         checkpoint_step(origin, config["init_checkpoint"])
+
+
+def check_fits(config: Mapping, workdir: Path, model: LanguageModel) -> None:
+    """Checks that the run `config["init_from"]`, if any, can start `model` in a new workdir.
+
+    model: of any vocabulary.
+
+    Raises:
+        InputError: the run is damaged, or its model differs by more than its vocabulary.
+    """
+    if config["init_from"] and not has_checkpoints(workdir):
+        other = SavedRun.read(path_of(config["init_from"])).model()
+        _check_same_model(config["init_from"], parameter_shapes(other), parameter_shapes(model))
 
 
 def vocabulary_for(config: Mapping, workdir: Path, own: Vocabulary) -> Vocabulary:
@@ -105,7 +115,7 @@ def finetuned(
     vocabulary, mesh: the words of `model`, and the devices of `state`.
 
     Raises:
-        InputError: as `check_fits` and `Run.open`.
+        InputError: as `Run.open`.
     """
     run = Run.open(path_of(config["init_from"]), config["init_checkpoint"])
     _check_same_model(config["init_from"], run.params, state.params)

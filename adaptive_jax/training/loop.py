@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import optax
 
-from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.prefetch import Prefetcher
 from adaptive_jax.data.batches.windows import Windows
@@ -33,11 +32,10 @@ from adaptive_jax.planning.plan import Plan, check_memory, describe
 from adaptive_jax.training import sparse
 from adaptive_jax.training.compiled import plan_update
 from adaptive_jax.training.divergence import Diverged, DivergenceMonitor
-from adaptive_jax.training.dry_run import check_config
+from adaptive_jax.training.dry_run import checked
 from adaptive_jax.training.ends import Clock, due, reason, validates
-from adaptive_jax.training.finetuning import check_fits, finetuned, vocabulary_for
+from adaptive_jax.training.finetuning import finetuned, vocabulary_for
 from adaptive_jax.training.metrics import Interval, Metrics
-from adaptive_jax.training.own_text import with_text
 from adaptive_jax.training.state import (
     initial_state,
     parameter_names,
@@ -48,12 +46,8 @@ from adaptive_jax.training.update import UpdateOptions, make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.lock import locked
 from adaptive_jax.workdir.settings import (
-    at_clusters,
     begin,
-    check_same_run,
     check_same_vocabulary,
-    with_origin,
-    with_own_files,
     write_published,
 )
 
@@ -88,11 +82,8 @@ def train(
             stays.
         Stopped: a stop was requested; the message says what was saved.
     """
-    given = at_clusters(with_origin(with_text(resolve(config), workdir), workdir), workdir)
-    check_same_run(workdir, given)
-    config = with_own_files(given, workdir)
+    given, config = checked(config, workdir, jax.device_count())
     accelerators.keep_programs(config["data"]["cache"])
-    check_config(config, jax.device_count())
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
     vocabulary = vocabulary_for(given, workdir, corpus.vocabulary)
@@ -114,7 +105,6 @@ def train(
     hosts.log0(f"{unit + 's':<13}of the validation split: {said}")
     model = build(config, len(vocabulary))
     optimizer = sparse.optimizer(config, model)
-    check_fits(given, workdir, model)
     lexicon = put_lexicon(model, vocabulary, mesh)
     run = Run(model, None, lexicon, mesh, vocabulary, config, 0)
     with locked(workdir), hosts.stopping("this update is finished and saved first") as stop:

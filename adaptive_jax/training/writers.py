@@ -45,13 +45,12 @@ def check(settings: Mapping) -> None:
     settings: the group `metrics` of a config.
 
     Raises:
-        InputError: Weights & Biases is switched on and not installed, or not TensorBoard.
+        InputError: Weights & Biases is switched on and not installed.
     """
-    packages = "wandb", "tensorboard"  # which wandb needs to read what TensorBoard is given
-    if settings["wandb"] and not all(map(importlib.util.find_spec, packages)):
+    if settings["wandb"] and not importlib.util.find_spec("wandb"):
         raise InputError(
-            f"metrics.wandb=True needs the packages {' and '.join(packages)}: run `pip install"
-            f" {' '.join(packages)}`, or set --config.metrics.wandb=False"
+            "metrics.wandb=True needs the package wandb: run `pip install wandb`, or set"
+            " --config.metrics.wandb=False"
         )
 
 
@@ -90,10 +89,10 @@ def open_writers(workdir: Path, before: list[dict], config: Mapping) -> list[Wri
     check(settings)
     resumed = (workdir / NAME).exists()
     writers: list[Writer] = [JsonLines(workdir, before)]
+    if settings["tensorboard"]:
+        writers.append(TensorBoard(workdir, resumed, before))
     if settings["wandb"]:
         writers.append(WeightsAndBiases(workdir, config))
-    if settings["tensorboard"] or settings["wandb"]:
-        writers.insert(1, TensorBoard(workdir, resumed, before))
     return writers
 
 
@@ -153,6 +152,9 @@ class _Rewritten:
 class TensorBoard:
     """TensorBoard's event files in the workdir.
 
+    tensorboardX's SummaryWriter writes in a thread, which a full disk ends; after that it would
+    wait for the thread for ever. This one writes at once.
+
     resumed: whether an earlier process wrote there; `before` are the metrics to keep of it. A
         killed one may have left TensorBoard without its last metrics, so all of them are written
         again in place of the old ones.
@@ -160,44 +162,56 @@ class TensorBoard:
 
     def __init__(self, workdir: Path, resumed: bool, before: list[dict]):
         # Imports torch where there is one, which takes seconds.
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.record_writer import register_writer_factory
 
-        for scheme in SCHEMES:  # its own need other packages, and raise in a thread
+        for scheme in SCHEMES:  # its own need other packages
             register_writer_factory(scheme, _Stores)
-        flush = MINUTE if in_store(workdir) else 5
-        self.board = SummaryWriter(
-            str(workdir), purge_step=1 if resumed else None, flush_secs=flush
-        )
+        self.event, self.summary = Event, Summary
+        self.every, self.flushed = (MINUTE if in_store(workdir) else 5), 0.0
+        self.file = EventsWriter(f"{workdir}/events")
+        if resumed:  # TensorBoard drops what earlier files have from this step on
+            start = SessionLog(status=SessionLog.START)
+            self.file.write_event(Event(wall_time=time.time(), step=1, session_log=start))
         for line in before:
             self.write(line["step"], {key: value for key, value in line.items() if key != "step"})
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a point to the curve of each metric that is finite."""
-        for name, value in metrics.items():
-            if value is not None and math.isfinite(value):
-                self.board.add_scalar(name, value, step)
+        points = [
+            self.summary.Value(tag=name, simple_value=value)
+            for name, value in _finite(metrics).items()
+        ]
+        summary = self.summary(value=points)
+        self.file.write_event(self.event(wall_time=time.time(), step=step, summary=summary))
+        if time.monotonic() - self.flushed > self.every:
+            self.file.flush()
+            self.flushed = time.monotonic()
 
     def close(self) -> None:
         """Writes pending points and closes the file."""
-        self.board.close()
+        self.file.close()
+
+
+def _finite(metrics):
+    return {
+        name: value for name, value in metrics.items() if value is not None and math.isfinite(value)
+    }
 
 
 class _Stores:
-    """What tensorboardX asks for files in object storage."""
+    """Files in object storage, as tensorboardX opens them."""
 
     @staticmethod
     def open(url):
         return _Rewritten(path_of(url))
 
-    @staticmethod
-    def directory_check(_):
-        pass
-
 
 class WeightsAndBiases:
-    """A run of Weights & Biases that copies what TensorBoard is given. It is named like the
-    workdir, which keeps its id: a resumed run continues there.
+    """A run of Weights & Biases, named like the workdir, which keeps its id: a resumed run
+    continues there.
 
     Without an account or network: WANDB_MODE=offline.
     """
@@ -218,7 +232,6 @@ class WeightsAndBiases:
                 resume="allow",
                 config=json.loads(to_json(config)),
                 dir=tempfile.mkdtemp() if in_store(workdir) else str(workdir),
-                sync_tensorboard=True,
                 # It would take over stdout, and break the bar.
                 settings=wandb.Settings(console="off", silent=True),
             )
@@ -229,7 +242,8 @@ class WeightsAndBiases:
             ) from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Leaves it to TensorBoard's writer."""
+        """Adds a point to the curve of each metric that is finite."""
+        self.run.log(_finite(metrics), step=step)
 
     def close(self) -> None:
         """Sends pending points and ends the run."""

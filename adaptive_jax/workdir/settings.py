@@ -3,7 +3,9 @@ workdir.
 """
 
 import json
+import logging
 import math
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -43,8 +45,19 @@ FREE = {
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
+# What a run that ended before it wrote its config.json, or a dry run, may have left
+BEFORE_CONFIG = {
+    "plan.json",
+    "vocabulary.txt",
+    "vocabulary.sha256",
+    "subwords.model",
+    "lexicon.jsonl",
+    "lexicon.sha256",
+}
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
+
+logger = logging.getLogger(__name__)
 
 
 def is_exported(workdir: Path) -> bool:
@@ -206,12 +219,14 @@ def check_name(workdir: Path) -> None:
             )
 
 
-def check_same_run(workdir: Path, config: dict) -> None:
-    """Refuses to resume a run with settings that would change its updates.
+def check_place(workdir: Path) -> None:
+    """Finds before a long preparation that a run cannot begin or resume in `workdir`. Warns of
+    files there that are no run's.
 
     Raises:
-        InputError: names each setting that differs, with both values; or there are checkpoints
-            without a config; or an exported model; or see `check_name`.
+        InputError: see `check_name`; or it holds an exported model, or checkpoints without a
+            config; or a store that does not let this user write.
+        OSError: the directory cannot be made or written.
     """
     check_name(workdir)
     if is_exported(workdir):
@@ -219,12 +234,47 @@ def check_same_run(workdir: Path, config: dict) -> None:
             f"{workdir} holds an exported model, which cannot be trained on: give another"
             f" --workdir, and --init_from={workdir} to start from its parameters"
         )
+    if hosts.first():
+        _check_writable(workdir)
+    if (workdir / "config.json").exists():
+        return
+    if has_checkpoints(workdir):
+        raise InputError(
+            f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir"
+        )
+    if others := sorted({name for name in names_in(workdir) if name[0] != "."} - BEFORE_CONFIG):
+        logger.warning(
+            "--workdir=%s holds other files, such as %s: a run needs a directory of its own",
+            workdir,
+            others[0],
+        )
+
+
+def _check_writable(workdir):
+    if in_store(workdir):
+        probe = workdir / ".writable"
+        with replacing(probe):
+            pass
+        probe.unlink()
+        return
+    exists = next(
+        place for place in (workdir.absolute(), *workdir.absolute().parents) if place.exists()
+    )
+    try:
+        with tempfile.TemporaryFile(dir=exists):
+            pass
+    except OSError as error:
+        error.filename = str(workdir)  # instead of the temporary file's
+        raise
+
+
+def check_same_run(workdir: Path, config: dict) -> None:
+    """Refuses to resume a run with settings that would change its updates.
+
+    Raises:
+        InputError: names each setting that differs, with both values.
+    """
     if not (workdir / "config.json").exists():
-        if has_checkpoints(workdir):
-            raise InputError(
-                f"{workdir} has checkpoints and no config.json: restore it, or give another"
-                " --workdir"
-            )
         return
     old, new = (flat(json.loads(to_json(each))) for each in (read_config(workdir), config))
     if old.get("output.clusters") and new.get("output.clusters"):

@@ -28,7 +28,7 @@ from adaptive_jax.interop.export import Shape, export
 from adaptive_jax.model.composition import make_compose
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.training.finetuning import check_fits
+from adaptive_jax.training.finetuning import check_fits, check_origin
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.parameters import write_tensors
 from adaptive_jax.workdir.settings import EXPORTED as FILE
@@ -336,7 +336,7 @@ def test_wrong_requests(trained, exported, config, tmp_path, quick_command, monk
     model = build(config(), 122)
     check_fits(config(init_from=str(exported)), tmp_path, model)
     with pytest.raises(InputError, match="holds no checkpoint '3'"):
-        check_fits(config(init_from=str(exported), init_checkpoint="3"), tmp_path, model)
+        check_origin(config(init_from=str(exported), init_checkpoint="3"), tmp_path)
     done = quick_command(
         "-m",
         "adaptive_jax",

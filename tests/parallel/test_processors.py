@@ -65,3 +65,34 @@ def test_training_says_so_and_can_be_told_not_to(tmp_path):
     assert "two devices" not in printed(*train, f"--workdir={tmp_path / 'one'}", "--tune_cpu=false")
     plans = [json.loads((tmp_path / name / "plan.json").read_text()) for name in ("two", "one")]
     assert [plan["devices"] for plan in plans] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "platforms, device, installed, anew",
+    [
+        ("", "nvidia0", "nothing", True),
+        ("", "nvidia0", "jax_plugins", False),
+        ("", "vfio/0", "libtpu", False),
+        ("", "null", "libtpu", True),
+        ("cpu", "nvidia0", "jax_plugins", True),
+        ("cuda", "null", "nothing", False),
+    ],
+)
+def test_only_training_on_a_cpu_starts_anew(
+    tmp_path, monkeypatch, platforms, device, installed, anew
+):
+    """Large pages of the host are nothing to GPUs and TPUs."""
+    started, file = [], tmp_path / device
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    monkeypatch.setattr(processors, "FILES", tmp_path)
+    monkeypatch.setattr(processors, "_large_pages_exist", lambda: True)
+    monkeypatch.setattr(processors, "_chosen", lambda _: False)
+    monkeypatch.setattr(
+        processors.importlib.util, "find_spec", lambda name: name if name == installed else None
+    )
+    monkeypatch.setattr(os, "execv", lambda *arguments: started.append(arguments))
+    monkeypatch.setenv("GLIBC_TUNABLES", "")
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    processors.use_large_pages()
+    assert bool(started) == anew

@@ -2,6 +2,7 @@
 terminal.
 """
 
+import contextlib
 import importlib.util
 import io
 import json
@@ -20,7 +21,7 @@ from adaptive_jax.optimizers.schedules import SCHEDULES
 from adaptive_jax.parallel.progress import Bar, clock
 from adaptive_jax.training import metrics as module
 from adaptive_jax.training.metrics import Interval, Metrics
-from adaptive_jax.training.writers import check
+from adaptive_jax.training.writers import TensorBoard, check
 
 
 def metrics(workdir, speeds=True):
@@ -315,6 +316,19 @@ def test_tensorboard_is_a_switch(tmp_path):
     assert list(scalars(*logs).values()) == [1, 2, 23, 34, 35, 36]
 
 
+def test_a_full_disk_is_an_error(small_disk):
+    """Not an end of a thread, after which the run would wait for it for ever."""
+    board = TensorBoard(small_disk, False, [])
+    with contextlib.suppress(OSError), (small_disk / "other").open("wb", 0) as other:
+        while other.write(bytes(4096)):
+            pass
+    with pytest.raises(OSError, match="No space left"):
+        for step in range(1000):
+            board.write(step, {f"train/{name}": 1.0 for name in range(9)})
+    (small_disk / "other").unlink()
+    board.close()
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     """Before anything is written."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -333,7 +347,6 @@ def test_weights_and_biases(tmp_path, monkeypatch):
     it was configured with.
     """
     wandb = pytest.importorskip("wandb")
-    pytest.importorskip("tensorboard")
     monkeypatch.setenv("WANDB_MODE", "offline")
     seen = []
     for first in 0, 3:

@@ -328,6 +328,23 @@ def test_a_wrong_setting_is_found_before_the_corpus_is_prepared(config, tmp_path
             train(settings | {group: settings[group] | {"name": name}}, tmp_path / "run")
 
 
+def test_a_wrong_workdir_is_found_before_the_corpus_is_prepared(config, trained, tmp_path, caplog):
+    """A place that takes no files, a run to start from that has another model, and, with a warning,
+    a folder of other files; although there is no text at all.
+    """
+    settings = config(**{"data.path": str(tmp_path / "nowhere")})
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(NotADirectoryError, match=f"{tmp_path}/notes.txt/run"):
+        train(settings, tmp_path / "notes.txt" / "run")
+    other = {"init_from": str(trained), "body": settings["body"] | {"features": 64}}
+    with pytest.raises(InputError, match="holds another model"):
+        train(settings | other, tmp_path / "run")
+    assert "other files" not in caplog.text and not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match="nowhere"):
+        train(settings, tmp_path)
+    assert f"{tmp_path} holds other files, such as notes.txt" in caplog.text
+
+
 def test_an_optimizer_of_somebody_else_hears_of_each_evaluation(config, tmp_path):
     """A function by name has the keys of its arguments, learns of each validation loss, of the
     parameters that it chose, and its state is saved; without it none but ours could be used.

@@ -12,6 +12,10 @@ import pytest
 
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.interop.export import export
+from adaptive_jax.text.load import load
+from adaptive_jax.training.finetuning import finetuned
 from adaptive_jax.workdir.checkpoints import CHECKSUMS, Checkpoints, steps_in
 from adaptive_jax.workdir.parameters import read_parameters
 from adaptive_jax.workdir.settings import read_config, to_json
@@ -202,6 +206,25 @@ def test_every_damaged_file_is_noticed(tmp_path, caplog, how):
         checkpoints.close()
 
 
+def test_nobody_uses_a_damaged_checkpoint(trained, tmp_path):
+    """Evaluation, scoring and generation, exports, and a run that starts from it name the
+    file; the bit is in the numbers of a table, which would be read without an error.
+    """
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    for path in workdir.glob("checkpoints/*/params/**/d/*"):
+        damage(path, "flip")
+    origin = {"init_from": str(workdir), "init_checkpoint": "best"}
+    for use in (
+        lambda: evaluate(workdir, Request()),
+        lambda: load(workdir),
+        lambda: export(workdir, tmp_path / "exported"),
+        lambda: finetuned(origin, None, None, None, None, None),
+    ):
+        with pytest.raises(InputError, match=r"cannot be read \(params/.* has changed\)"):
+            use()
+    assert not (tmp_path / "exported").exists()
+
+
 def test_a_list_of_checksums_that_lacks_a_file(tmp_path):
     """It hides no damage."""
     saved_run(tmp_path)
@@ -250,6 +273,12 @@ def test_a_loss_that_is_known_later(tmp_path):
         checkpoints.save(step, {"params": {"a": jnp.zeros(9)}}, nll)
     checkpoints.wait()
     assert (checkpoints.best(), checkpoints.evaluated(2)) == (1, False)
+    metrics = tmp_path / "checkpoints" / "2" / "metrics"
+    metrics.mkdir(exist_ok=True)
+    (metrics / ".metrics.1").write_text('{"nl')  # of a kill while the loss was recorded
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert (checkpoints.best(), checkpoints.latest(), checkpoints.evaluated(2)) == (1, 2, False)
     checkpoints.record_loss(2, 1.5)  # no list of checksums changes, which a kill would leave wrong
     checkpoints.close()
     again = Checkpoints(tmp_path, keep=2)

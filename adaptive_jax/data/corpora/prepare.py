@@ -35,6 +35,8 @@ def main():
             " prepares the text"
         )
     data = config["data"]
+    if TO.value:
+        stored.check_destination(TO.value)
     start = time.perf_counter()
     corpus = load(data)
     tokens = ", ".join(f"{split} {len(ids):,}" for split, ids in corpus.ids.items())

@@ -59,15 +59,24 @@ class Ids(LazyIds):
             return self._array[at].read().result()[()]
 
 
+def check_destination(url: str) -> None:
+    """Finds before a long preparation that `copy` cannot write under a URL. Raises as `copy`."""
+    with _one_line("write", url):
+        store = _store(url)
+        if store.read(MARKER).result(timeout=files.PATIENCE).state == "value":
+            raise InputError(f"{url} already holds a corpus: give another URL, or remove that one")
+        for content in b"", None:  # written and deleted
+            store.write("writable", content).result(timeout=files.PATIENCE)
+
+
 def copy(corpus: Corpus, url: str) -> None:
     """Writes a prepared corpus under a URL. An interrupted copy is replaced.
 
     Raises InputError for a URL that is unknown, read-only, or already holds a complete copy.
     """
+    check_destination(url)
     with _one_line("write", url):
         store = _store(url)
-        if store.read(MARKER).result(timeout=files.PATIENCE).state == "value":
-            raise InputError(f"{url} already holds a corpus: give another URL, or remove that one")
         with tempfile.TemporaryDirectory() as directory:
             corpus.vocabulary.write(Path(directory) / VOCABULARY)
             for file in Path(directory).iterdir():
