@@ -1,6 +1,6 @@
 """Loss and gradient of the output layer: the one-pass banded core against its peers, in one run.
 
-    python -m benchmarks.outputs [--sizes=small,large,live,rows10m] [--repeats=15] [--json=FILE]
+    python -m benchmarks.outputs [--sizes=small,large] [--repeats=15] [--json=FILE]
     python -m benchmarks.outputs --sizes=growth [--tokens=2048] [--plot=FILE.png]
 
 Each peer computes the summed loss of Zipf-distributed targets and its gradient for hidden states
@@ -20,9 +20,6 @@ and all weights:
 Peers take turns, so that a busy machine slows all of them alike; times are medians. Memory is the
 peak above the arguments and results: the compiler's count for JAX, the growth of the process' peak
 (CPU) or of the allocator's peak (GPU) for torch.
-
-The sizes `live`, where some tokens have weight 0, and `rows10m`, 10 million rows, are those of
-`benchmarks.loss_sizes`.
 
 The size `growth` takes vocabularies of 33 thousand words to a million, at width 256. All adaptive
 peers have the same cutoffs: the head has 10,000 words, the smallest size that Baevski & Auli (2019,
@@ -50,7 +47,7 @@ from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band, softmax_flops
-from benchmarks import loss_sizes, output_peers
+from benchmarks import output_peers
 from benchmarks.timing import interleaved, torch_device, torch_memory
 
 
@@ -364,7 +361,7 @@ def check(settings) -> None:
     check_at_least(1, repeats=settings.repeats, tokens=settings.tokens)
     check_at_least(10, vocabularies=min(map(int, settings.vocabularies)))
     for size in settings.sizes:
-        check_known(f"--sizes={size}", size, [*SIZES, "growth", "live", "rows10m"])
+        check_known(f"--sizes={size}", size, [*SIZES, "growth"])
     if settings.plot and not Path(settings.plot).absolute().parent.is_dir():
         raise InputError(f"--plot={settings.plot}: its directory does not exist; make it first")
     if settings.plot and not importlib.util.find_spec("matplotlib"):
@@ -375,24 +372,17 @@ def main(settings):
     """Prints a table of the sizes and writes the JSON."""
     check(settings)
     print(f"{machine()}, median of {settings.repeats}")
-    if {*SIZES, "growth"} & set(settings.sizes):
-        print(TITLE)
+    print(TITLE)
     rows = []
     for size in settings.sizes:
-        if size == "rows10m":
-            rows += loss_sizes.rows10m(settings.repeats, *map(int, settings.rows10m))
-        elif size == "live":
-            rows += loss_sizes.live(settings.repeats)
-        else:
-            rows += growth(settings) if size == "growth" else peers_at(size, settings)
+        rows += growth(settings) if size == "growth" else peers_at(size, settings)
     if settings.json:
         Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def _define() -> flags.FlagValues:
-    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large, growth, live and rows10m.")
+    flags.DEFINE_list("sizes", list(SIZES), "Which of small, large and growth.")
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
-    flags.DEFINE_list("rows10m", loss_sizes.ROWS10M, "Tokens, width and rows of the size rows10m.")
     flags.DEFINE_list("vocabularies", VOCABULARIES, "Of the size growth, in words.")
     flags.DEFINE_integer("tokens", 2048, "Of the size growth.")
     flags.DEFINE_string("plot", None, "File for a plot of the size growth, .png.")

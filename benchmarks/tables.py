@@ -10,8 +10,7 @@ a process of its own. The same command resumes, and keeps the rows that are fini
 it writes its section of benchmarks/RESULTS.md and a figure.
 
 Rows with `pretrained` in their names cluster words by the vectors of the run of `awd_sm`, those
-with `glove` by vectors from --glove; without that file they are left out. The table `methods` has
-ways to score, see `benchmarks.methods_table`.
+with `glove` by vectors from --glove; without that file they are left out.
 """
 
 import importlib.util
@@ -36,7 +35,6 @@ from adaptive_jax.files import replacing
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
-from benchmarks import methods_table
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
 from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, config_of
 from benchmarks.paper_tables import TABLES
@@ -45,7 +43,6 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 COLUMNS = "row | valid | test | parameters | s an epoch | minutes | peak MB | "
 COLUMNS += "paper: valid | test | parameters | s an epoch | hours | MB"
 TITLE = f"| {COLUMNS} |\n|---{'|---:' * COLUMNS.count('|')}|"
-METHODS = "methods"
 PASSED = "size", "workdir", "glove", "lexicon"  # flags that the process of a row gets, too
 
 
@@ -258,13 +255,8 @@ def main(name: str, settings) -> None:
     """Trains the rows of a table, or the one that --only names, then prints and writes the
     table.
     """
-    check_known(f"TABLE={name}", name, [*TABLES, METHODS])
+    check_known(f"TABLE={name}", name, TABLES)
     given, size = directories(settings.corpora), settings.size
-    if name == METHODS:
-        lines = heading(f"Ways to score a text, {size} size", METHODS)
-        text = "\n".join([*lines, *methods_table.lines(size, runs_of(name, settings), given), ""])
-        print(text)
-        return write_section(RESULTS, text)
     whole = TABLES[name]().lines[size]
     corpora = {"", *given, *(line.corpus for line in whole)}
     if missing := {line.target for line in whole} - corpora:

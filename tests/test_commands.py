@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from adaptive_jax.__main__ import COMMANDS
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -59,22 +60,29 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     assert "1,024 tokens = 4 x 16 rows x 1 device(s)" in done.stdout and "122 words" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "script, names",
-    [
-        ("train.py", ["--config", "--workdir", "--[no]dry_run"]),
-        (
-            "evaluate.py",
-            ["--workdir", "--split", "--window", "--context", "--checkpoint", "--data_path"],
-        ),
-    ],
-)
-def test_help_lists_the_flags(quick_command, script, names):
-    """--help shows the module's words and each flag, without a traceback."""
-    done = quick_command(script, "--help")
-    assert "Traceback" not in done.stdout + done.stderr
-    assert all(f"  {name}" in done.stdout for name in names)
-    assert f"python {script} --" in done.stdout
+HELP = {  # flags of each command, among others
+    "train": ["--config", "--workdir", "--[no]dry_run"],
+    "evaluate": ["--workdir", "--split", "--window", "--context", "--checkpoint", "--data_path"],
+    "score": ["--workdir", "--[no]words"],
+    "generate": ["--workdir", "--prompt"],
+    "report": ["--output", "--bins"],
+    "convert": [],
+    "export": ["--workdir", "--output"],
+    "prepare": ["--config", "--to"],
+    "cut": ["--output"],
+    "clusters": ["--config", "--method"],
+    "plan": ["--width"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_lists_the_flags(quick_command, command):
+    """--help shows the module's words and, below the command's name, each flag; status 0."""
+    done = quick_command("-m", "adaptive_jax", command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, _, listed = done.stdout.partition(f"\npython -m adaptive_jax {command}:\n")
+    assert f"{command} " in head or f"{command}.py " in head
+    assert all(f"  {name}" in listed for name in HELP[command])
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,9 @@ TRAIN_FLAGS = rows(
     ("--config-steps=4", "--config-steps"),
     ("--config.steps==5", "config.steps='=5'", "a whole number"),
     ("--conf.steps=4", "--conf.steps"),
+    ("--nodry_run=3", "--nodry_run=3", "argument"),
+    ("--config.data.path='\"a\\0b\"'", "data.path=", "NUL"),
+    ("--init_checkpoint=best", "--init_checkpoint=best", "give --init_from=RUN"),
     ("--config..steps=5", "config."),
     ("--config.steps.=5", "config.steps of --config.steps.", "is not one of metrics"),
     ("--config.Steps=4", "config.Steps", 'Did you mean "steps"'),
@@ -303,6 +306,19 @@ VOCABULARY = rows(
 )
 
 OTHERS = [
+    *rows(
+        "-m adaptive_jax cut",
+        ("{text}/train.txt", "--output is missing: give --output=OUTPUT"),
+    ),
+    *rows(
+        "-m adaptive_jax clusters --vocabulary={trained} --output={tmp}/clusters.txt",
+        ("--seed=3", "--seed does not fit --method=frequency", "kmeans"),
+        (
+            "--method=kmeans --embeddings={trained} --factor=4",
+            "--factor does not fit --method=kmeans",
+        ),
+        ("--clusters=4 --cutoffs=10,20", "--clusters=4 and --cutoffs"),
+    ),
     *rows(
         "-m adaptive_jax plan",
         ("", "CORPUS is missing"),

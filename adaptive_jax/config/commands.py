@@ -4,6 +4,7 @@ fix.
 
 import errno
 import importlib
+import itertools
 import logging as standard_logging
 import os
 import re
@@ -196,10 +197,14 @@ def _exit_at_once(*_):
 
 
 def _parse(argv, positional):
+    if {"-h", "-help", "--help"} & set(itertools.takewhile(lambda flag: flag != "--", argv[1:])):
+        app.usage(shorthelp=True, writeto_stdout=True, exitcode=0)  # absl's own --help ends with 1
     try:
         argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
         rest = config_flags.parse(argv) if "config" in flags.FLAGS else flags.FLAGS(argv)
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:  # ValueError: a flag --noNAME with a value
+        if isinstance(error, InputError):
+            raise
         fail(_flag_error(one_line(error)))
     keys.allow(flags.FLAGS.allow if "allow" in flags.FLAGS else [])
     last = "".join(positional[-1:])
@@ -217,6 +222,8 @@ def _parse(argv, positional):
 
 def _flag_error(error):
     """absl's line about a flag in this project's words."""
+    if found := re.match(r"flag --(\w+)=None: .* must have a value other than None", error):
+        return f"--{found[1]} is missing: give --{found[1]}={found[1].upper()}"
     if found := re.match(r"flag (--(\w+)=.*?): (.*)", error):
         flag = flags.FLAGS[found[2]]
         if values := getattr(flag.parser, "enum_values", None):

@@ -73,8 +73,6 @@ def parse(argv: Sequence[str]) -> list[str]:
     _argv[:] = [argv[0], *([] if place is None else [f"--config={place}"]), *others]
     try:
         return flags.FLAGS(_argv)
-    except ValueError as error:  # of a flag --noconfig.KEY with a value
-        raise InputError(one_line(error)) from error
     except (KeyError, AttributeError, TypeError) as error:
         raise InputError(
             f"--config={place} lacks a group ({one_line(error)}): let get_config return"

@@ -247,6 +247,8 @@ def _value(path, value, key):
     whole = isinstance(value, int) and not isinstance(value, bool)
     if key.kind is bool and (isinstance(value, bool) or (whole and value in (0, 1))):
         return bool(value)
+    if isinstance(value, str) and "\0" in value:
+        raise InputError(f"{path}={_short(value)} must be text without NUL characters")
     if key.kind is str and (isinstance(value, str) or whole):
         return str(value)  # a flag's value that is digits, such as a directory called 2007
     if key.kind is float and value in ("inf", "-inf"):

@@ -66,19 +66,23 @@ def make_clusters(
             " vocabulary"
         )
     way = WAYS[options.method]
+    defaults, cuts = Clustering._field_defaults, [name for name, way in WAYS.items() if way.cuts]
+    vectors = [name for name, way in WAYS.items() if way.needs_vectors]
     for flag, given, fits in (
-        ("cutoffs", options.cutoffs, [name for name, way in WAYS.items() if way.cuts]),
-        (
-            "embeddings",
-            options.embeddings,
-            [name for name, way in WAYS.items() if way.needs_vectors],
-        ),
+        ("cutoffs", options.cutoffs, cuts),
+        ("factor", options.factor != defaults["factor"], cuts),
+        ("embeddings", options.embeddings, vectors),
+        ("seed", options.seed, [name for name in vectors if name not in cuts]),
     ):
         if given and options.method not in fits:
             raise InputError(
                 f"--{flag} does not fit --method={options.method}: leave it out, or use"
                 f" {', '.join(fits)}"
             )
+    if options.cutoffs and options.clusters != defaults["clusters"]:
+        raise InputError(
+            f"--clusters={options.clusters} and --cutoffs are both given: give one of them"
+        )
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
         raise InputError(

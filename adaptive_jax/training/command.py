@@ -65,6 +65,11 @@ def configured():
     for flag in INIT_FROM, INIT_CHECKPOINT:
         if flag.value is not None:
             config[flag.name] = flag.value
+    if INIT_CHECKPOINT.value is not None and not config["init_from"]:
+        raise InputError(
+            f"--init_checkpoint={INIT_CHECKPOINT.value} needs --init_from: give --init_from=RUN,"
+            " too"
+        )
     return config, switched
 
 

@@ -114,9 +114,7 @@ def plan_update(
     )
 
 
-def compile_for(
-    name: str, config: Mapping, options: Mapping | None = None
-) -> tuple[Target, Plan, jax.stages.Compiled]:
+def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Compiled]:
     """Plans and compiles a config's update, of `data.vocabulary_size` words, for other devices.
 
     Raises:
@@ -128,7 +126,7 @@ def compile_for(
             f"--target={name} needs the size of the vocabulary: set data.vocabulary_size, which is"
             " 0"
         )
-    options = target.options | dict(options or {})
+    options = target.options
     plan, compiled = plan_update(config, words, target.devices, target.memory, options)
     if compiled is not None:
         return target, plan, compiled

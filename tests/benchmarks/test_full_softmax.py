@@ -4,7 +4,7 @@ be.
 
 import jax.numpy as jnp
 
-from benchmarks import full_softmax, loss_sizes
+from benchmarks import full_softmax
 
 
 def test_peers(monkeypatch, capsys):
@@ -45,15 +45,3 @@ def test_peers(monkeypatch, capsys):
         "absent is passed over: no such package\nbroken is passed over: no such kernel\n" in printed
     )
     assert printed.count("WRONG with 4,100 words") == 1 and "exact peer, blocks" not in printed
-
-
-def test_live_tokens_and_many_rows(capsys):
-    """A row for each share of live tokens; the exact loss of long tables beside a sampled one, each
-    with its memory.
-    """
-    shares = loss_sizes.live(1, 16, 8, 64)
-    assert [row["peer"] for row in shares] == ["no weights", "100% live", "50% live", "15% live"]
-    sampled, exact = loss_sizes.rows10m(1, 16, 8, 64)
-    assert exact["peer"] == "linear_cross_entropy" and sampled["peer"] == "sampled 64"
-    assert abs(exact["loss"] - sampled["loss"]) < 1.0 and exact["peak_bytes"] > 0
-    assert capsys.readouterr().out.count("s of CPU") == 6

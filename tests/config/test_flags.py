@@ -32,7 +32,7 @@ def parsed(monkeypatch):
 
 def refusal(function, *arguments, **named):
     """The one line of the error of a call."""
-    with pytest.raises((InputError, absl_flags.Error)) as error:
+    with pytest.raises((InputError, absl_flags.Error, ValueError)) as error:
         function(*arguments, **named)
     assert "\n" not in str(error.value)
     return str(error.value)
