@@ -12,9 +12,7 @@ of the last feed-forward layer.
 import functools
 import hashlib
 import json
-import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -25,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from adaptive_jax.data.batches.windows import Windows
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, of_extra_train
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.cache import WEIGHT, Floats, interpolations
 from adaptive_jax.evaluation.nearest import nearest, none_yet
@@ -35,8 +33,10 @@ from adaptive_jax.evaluation.scoring import Evaluation, Progress, ScoreOptions, 
 from adaptive_jax.files import in_store
 from adaptive_jax.workdir.settings import write_json
 
-# Words that are looked up before the datastore is read again, words at a time among them, and
-# entries that they are compared with.
+with of_extra_train():
+    import filelock
+
+# Queries for each pass over the datastore; queries, and entries, of one matrix product
 GROUP, QUERIES, BLOCK = 8_192, 256, 65_536
 TEMPERATURE = "T, which divides squared distances; several are all tried"
 DATASTORE = "directory of a train.txt to search; empty: the run's train split"
@@ -54,12 +54,18 @@ class Neighbours(NamedTuple):
 
 
 class Datastore(NamedTuple):
-    """Entries of a text, in any order, on disk: `keys` float16 `[entries, features]`, hidden
-    states; `words` int32 `[entries]`.
+    """Entries of a text, in any order, on disk.
+
+    Attributes:
+        keys: float16 `[entries, features]`, hidden states less `origin`: float16 and distances
+            would lose the digits of states far from 0.
+        words: int32 `[entries]`.
+        origin: float32 `[features]`, the mean of some hidden states.
     """
 
     keys: np.ndarray
     words: np.ndarray
+    origin: np.ndarray
 
 
 def score(job: Evaluation, options: Neighbours) -> Iterator[tuple[dict, np.ndarray]]:
@@ -113,10 +119,14 @@ def open_datastore(
         )
     about = _about(workdir, run, ids, windows)
     try:
-        if (made := _read(folder, about)) is not None:
-            return made
-        _make(folder, about, scores(run, ids, windows, ScoreOptions(hidden=True), progress), ids)
-        return _read(folder, about)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A second evaluation waits, and does not replace what the first one is about to read.
+        with filelock.FileLock(folder.with_name(".datastore.lock")):
+            if (made := _read(folder, about)) is not None:
+                return made
+            options = ScoreOptions(hidden=True)
+            _make(folder, about, scores(run, ids, windows, options, progress), ids)
+            return _read(folder, about)
     except OSError as error:
         size = 2 * len(ids) * run.config["body"]["features"]
         raise InputError(
@@ -126,7 +136,7 @@ def open_datastore(
 
 
 def _about(workdir, run, ids, windows):
-    """What a datastore depends on."""
+    """Returns what a datastore depends on."""
     lexicon = hashlib.sha256()
     for array in jax.tree.leaves(run.lexicon):
         lexicon.update(np.asarray(array))
@@ -140,7 +150,7 @@ def _about(workdir, run, ids, windows):
 
 
 def _read(folder, about):
-    """The datastore in a folder, None if there is none of this description."""
+    """Returns the datastore in a folder; None if there is none of this description."""
     try:
         found = json.loads((folder / "about.json").read_text())
         shape = found.pop("entries"), found.pop("features")
@@ -149,20 +159,26 @@ def _read(folder, about):
         return Datastore(
             np.memmap(folder / "keys", np.float16, "r", shape=shape),
             np.memmap(folder / "words", np.int32, "r", shape=shape[:1]),
+            np.fromfile(folder / "origin", np.float32),
         )
     except (FileNotFoundError, ValueError, KeyError):  # of files that are damaged, too
         return None
 
 
 def _make(folder, about, scored, ids):
-    """Writes a datastore beside `folder` and puts it in its place once it is whole."""
-    unfinished, entries, features = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}"), 0, 0
-    unfinished.mkdir(parents=True)
+    """Writes a datastore into `folder`, in place of another one or of what a killed process left;
+    about.json, without which it does not count, comes last.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    entries, origin = 0, None
     try:
-        with (unfinished / "keys").open("wb") as keys, (unfinished / "words").open("wb") as words:
+        with (folder / "keys").open("wb") as keys, (folder / "words").open("wb") as words:
             for part in scored:
+                if origin is None:
+                    origin = np.mean(part.hidden, axis=0, dtype=np.float32)
                 with np.errstate(over="ignore"):
-                    states = part.hidden.astype(np.float16)
+                    states = (part.hidden - origin).astype(np.float16)
                 if not np.isfinite(states).all():
                     largest = float(np.abs(part.hidden).max())
                     raise InputError(
@@ -171,12 +187,13 @@ def _make(folder, about, scored, ids):
                     )
                 keys.write(np.ascontiguousarray(states))
                 words.write(np.ascontiguousarray(ids[part.at], np.int32))
-                entries, features = entries + len(states), states.shape[1]
-        write_json(unfinished / "about.json", about | {"entries": entries, "features": features})
+                entries += len(states)
+        origin.tofile(folder / "origin")
+        about = about | {"entries": entries, "features": len(origin)}
+        write_json(folder / "about.json", about)
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def log_probs(
@@ -186,8 +203,8 @@ def log_probs(
     options: Neighbours,
     progress: Progress,
 ) -> np.ndarray:
-    """log p_knn of every target: float64 `[temperatures, tokens]`; −inf for a word that none of its
-    neighbours is.
+    """Returns log p_knn of every target: float64 `[temperatures, tokens]`; −inf for a word that
+    none of its neighbours is.
 
     hidden: `[tokens, features]`. targets: int32 `[tokens]`. The work is tokens × entries ×
         features, on one device.
@@ -195,6 +212,7 @@ def log_probs(
     tokens, entries = len(targets), len(store.words)
     group, block = -(-min(GROUP, tokens) // QUERIES) * QUERIES, min(BLOCK, entries)
     neighbours, temperatures = min(options.neighbours, entries), np.float32(options.temperature)
+    hidden = hidden - store.origin
     visits = [(t, i) for t in range(0, tokens, group) for i in range(0, entries, block)]
     found, queries, best = [], None, None
     for t, i in progress(visits, len(visits)):
@@ -217,7 +235,7 @@ def _padded(array, length):
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _visit(best, entries, queries):
-    """The nearest of `best`, found before, and of a block of entries.
+    """Merges a block of entries into `best`, the nearest so far.
 
     best: `Nearest` of `[chunks, queries, neighbours]`. entries: keys `[block, features]`, words
     `[block]`, and how many of them there are. queries: states and targets, in chunks.

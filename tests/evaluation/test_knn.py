@@ -3,13 +3,16 @@ the files of a datastore.
 """
 
 import json
-import re
 import shutil
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import knn
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -26,6 +29,10 @@ def small(monkeypatch):
         monkeypatch.setattr(knn, name, size)
 
 
+def quiet(batches, count):
+    return batches
+
+
 def text(tokens, seed):
     bits = np.random.default_rng(seed)
     return bits.normal(size=(tokens, FEATURES)).astype(np.float32), bits.integers(
@@ -35,7 +42,8 @@ def text(tokens, seed):
 
 def twin(store, hidden, neighbours, temperature):
     """p_knn of every word at every token, `[tokens, words]` in float64, token by token."""
-    keys, found = np.asarray(store.keys, np.float64), np.zeros((len(hidden), WORDS))
+    keys = np.asarray(store.keys, np.float64) + store.origin
+    found = np.zeros((len(hidden), WORDS))
     for t, state in enumerate(hidden.astype(np.float64)):
         far = ((keys - state) ** 2).sum(axis=1)
         nearest = np.argsort(far)[:neighbours]
@@ -50,7 +58,8 @@ def test_the_search_and_its_twin(small, tokens, entries, neighbours):
     neighbours.
     """
     keys, words = text(entries, seed=0)
-    store, (hidden, targets) = Datastore(keys.astype(np.float16), words), text(tokens, seed=1)
+    store = Datastore(keys.astype(np.float16), words, np.zeros(FEATURES, np.float32))
+    hidden, targets = text(tokens, seed=1)
     options = Neighbours(temperature=(0.5, 3.0), neighbours=neighbours)
     rows = log_probs(store, hidden, targets, options, lambda visits, count: visits)
     assert rows.shape == (2, tokens)
@@ -118,37 +127,81 @@ def test_a_datastore_of_other_parameters_is_made_anew(asked, config, tmp_path):
     shutil.copy(Path(config()["data"]["path"]) / "test.txt", tmp_path / "train.txt")
     assert asked(datastore=str(tmp_path), **given)["nll"] != first
     assert digest() == before and len(list((asked.workdir / "eval").glob("datastore*"))) == 2
-    assert not list((asked.workdir / "eval").glob(".datastore*"))
 
 
 def test_states_that_do_not_fit(tmp_path):
     """States beyond float16 are one line, and leave nothing behind."""
-    scored = Scored(np.arange(2), np.zeros(2), np.array([[1.0, 2.0], [3.0, 1e5]], np.float32))
-    with pytest.raises(InputError, match="hidden states of 100000 exceed float16"):
-        knn._make(tmp_path / "datastore", {}, [scored], np.arange(2))
+    with pytest.raises(InputError, match=r"hidden states of 1e\+06 exceed float16"):
+        made(tmp_path, np.array([[1.0, 2.0], [3.0, 1e6]], np.float32))
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "split, options, says",
-    [
-        ("train", {}, "the datastore is the text to be scored"),
-        ("validation", {"neighbours": 0}, "--neighbours must be in [1, inf), got 0"),
-        ("validation", {"temperature": (0.0,)}, "--temperature must be in (0, inf), got 0.0"),
-        (
-            "validation",
-            {"model_weight": (1.5,)},
-            "--model_weight must be in (0, 1], got 1.5",
-        ),
-        ("test", {"temperature": (1.0, 2.0)}, "--temperature has several values"),
-        (
-            "validation",
-            {"theta": (1.0,)},
-            "--theta has no meaning with --method=knn: leave it out, or use --method=cache",
-        ),
-    ],
-)
-def test_errors(asked, split, options, says):
-    """One line with the value and the cure."""
-    with pytest.raises(InputError, match=re.escape(says)):
-        asked(split, **options)
+def made(workdir, keys, words=None):
+    """The datastore of hidden states and words."""
+    words = np.arange(len(keys)) if words is None else words
+    scored = Scored(np.arange(len(keys)), np.zeros(len(keys)), keys)
+    knn._make(workdir / "datastore", {}, [scored], words)
+    return knn._read(workdir / "datastore", {})
+
+
+def test_states_far_from_the_origin(small, tmp_path):
+    """Keep their digits, in float16 and in distances."""
+    (keys, words), (hidden, targets) = text(100, seed=0), text(20, seed=1)
+    far = np.float32(300)
+    store = made(tmp_path, keys + far, words)
+    [row] = log_probs(store, hidden + far, targets, Neighbours(neighbours=100), quiet)
+    near = Datastore(keys, words, np.zeros(FEATURES))
+    expected = twin(near, hidden, 100, 1.0)[np.arange(20), targets]
+    np.testing.assert_allclose(np.exp(row), expected, rtol=0.02, atol=1e-4)
+
+
+def test_a_datastore_that_was_killed(tmp_path):
+    """Leaves nothing beside the next one."""
+    workdir, left = tmp_path / "run", tmp_path / "left"
+    workdir.mkdir()
+
+    def killed():
+        yield Scored(np.arange(2), np.zeros(2), np.ones((2, 2), np.float32))
+        shutil.copytree(workdir, left)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        knn._make(workdir / "datastore", {}, killed(), np.arange(2))
+    assert not list(workdir.iterdir())
+    shutil.copytree(left, workdir, dirs_exist_ok=True)  # what a kill leaves at that moment
+    assert knn._read(workdir / "datastore", {}) is None
+    assert len(made(workdir, np.ones((2, 2), np.float32)).keys) == 2
+    assert [path.name for path in workdir.iterdir()] == ["datastore"]
+
+
+def test_two_datastores_at_once(tmp_path, monkeypatch):
+    """Each evaluation reads its own, although they replace each other's files."""
+
+    def scores(run, ids, windows, *_):
+        yield Scored(ids, ids, np.full((len(ids), 2), windows.window, np.float32))
+        time.sleep(0.05)
+
+    def slow(*arguments, make=knn._make):
+        make(*arguments)
+        time.sleep(0.3)
+
+    def evaluate(number):
+        windows = Windows(number, 0, "none", "packed", 1)
+        found[number] = knn.open_datastore(tmp_path, "datastore", run, ids, windows, None)
+
+    run = SimpleNamespace(step=1, vocabulary=SimpleNamespace(digest=""), lexicon={})
+    ids, found = np.arange(3), {}
+    monkeypatch.setattr(knn, "scores", scores)
+    monkeypatch.setattr(knn, "_make", slow)
+    both = [threading.Thread(target=evaluate, args=(number,)) for number in (1, 2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert {number: float(found[number].origin[0]) for number in found} == {1: 1.0, 2: 2.0}
+
+
+def test_the_text_to_be_scored(asked):
+    """Is refused as datastore, in which it would find itself."""
+    with pytest.raises(InputError, match="the datastore is the text to be scored"):
+        asked("train")
