@@ -148,8 +148,7 @@ def awd_lstm_words(
     """The vocabulary of an AWD-LSTM, most frequent words first, and the tensors of the model with
     their rows in this order.
 
-    Classes of words are ranges of ids, so a model with a split softmax keeps its ids, and its words
-    have no counts.
+    Classes of words are ranges of ids, so a model with a split softmax keeps its ids.
 
     Raises:
         InputError: see `read_corpus`; or the model has another number of words.
@@ -158,9 +157,9 @@ def awd_lstm_words(
     if len(counts) != size:
         raise InputError(f"{path} has {len(counts):,} words and the checkpoint {size:,}: {CORPUS}")
     numbers = np.fromiter(counts.values(), np.int64)
-    if "tail_vectors" in state:
-        numbers = np.ones_like(numbers)
-    order, words = np.argsort(-numbers, kind="stable"), list(counts)
+    split = "tail_vectors" in state
+    order = np.arange(size) if split else np.argsort(-numbers, kind="stable")
+    words = list(counts)
     tables = {
         name: state[name]
         for name in ("encoder.weight", "decoder.weight", "decoder.bias")

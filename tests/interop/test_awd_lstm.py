@@ -350,6 +350,11 @@ def test_splitcross(case, tied, tmp_path):
     words = write_words(tmp_path / "words.txt", [*WORDS, "a", "b", "c"])
     vocabulary, state = awd_lstm_words(words, loaded.state)
     assert vocabulary.words == (*WORDS, "a", "b", "c")
+    corpus = write_corpus(tmp_path / "corpus")
+    few = {"encoder.weight": state["encoder.weight"][: len(WORDS)], "tail_vectors": None}
+    counted = awd_lstm_words(corpus, few)[0]  # ids are those of the corpus, and counts are kept
+    assert dict(zip(counted.words, counted.counts, strict=True)) == read_corpus(corpus)
+    assert (np.diff(counted.counts) > 0).any()
     config = config_of(loaded.options, state, 40)
     assert (config["output"]["table"]["cutoffs"], config["output"]["table"]["name"]) == (
         tuple(splits),
