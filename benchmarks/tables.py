@@ -211,9 +211,9 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def plot(found: list[tuple[Line, dict]], path: Path) -> None:
+def plot(found: list[tuple[Line, dict]], size: str, path: Path) -> None:
     """Draws curves of validation loss, and test perplexity against the time of an epoch, for
-    each corpus.
+    each corpus; the legend beside them names the rows of both.
     """
     from matplotlib.figure import Figure
 
@@ -221,18 +221,20 @@ def plot(found: list[tuple[Line, dict]], path: Path) -> None:
     for line, numbers in found:
         if not line.context and not line.cache and line.target in ("", line.corpus):
             shown.setdefault(line.corpus, []).append((line, numbers))
-    figure = Figure((11, 4.2 * len(shown)), layout="constrained")
+    figure = Figure((13, 4.2 * len(shown)), layout="constrained")
     pairs = figure.subplots(len(shown), 2, squeeze=False)
     for (corpus, lines), (left, right) in zip(shown.items(), pairs, strict=True):
-        for line, numbers in lines:
-            (drawn,) = left.plot(*zip(*numbers["curve"], strict=True), label=line.row)
+        for number, (line, numbers) in enumerate(lines):
+            # Ten colours; further rows take them again, with other dashes and markers.
+            again, colour = divmod(number, 10)
+            dashes, marker = ("-", "--", ":")[again % 3], "os^"[again % 3]
+            left.plot(*zip(*numbers["curve"], strict=True), color=f"C{colour}", linestyle=dashes)
             at = numbers["epoch"], numbers["test"][line.scored]
-            right.plot(*at, "o", color=drawn.get_color())
-            right.annotate(line.row, at, xytext=(5, 4), textcoords="offset points", fontsize=8)
-        left.set(xlabel="updates", ylabel="validation loss, nats a word", title=corpus)
-        left.legend(fontsize=8)
-        title = "perplexity against time"
-        right.set(xlabel="seconds an epoch", ylabel="test perplexity", title=title, xmargin=0.2)
+            right.plot(*at, marker, color=f"C{colour}", linestyle=dashes, label=line.row)
+        title = f"{corpus}, {size} size, one run of each row"
+        left.set(xlabel="updates", ylabel="validation loss, nats a word", title=title)
+        right.set(xlabel="seconds an epoch", ylabel="test perplexity", xmargin=0.1, ymargin=0.1)
+        right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
         for axes in (left, right):
             axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
@@ -276,7 +278,7 @@ def main(name: str, settings) -> None:
     found = [(line, numbers_of(name, line, settings)) for line in lines]
     text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
     print(text)
-    plot(found, image)
+    plot(found, size, image)
     text += f"\n![validation loss, and perplexity against time]({image.name})\n"
     write_section(RESULTS, text)
 
