@@ -34,11 +34,11 @@ from adaptive_jax.evaluation.options import Option
 from adaptive_jax.evaluation.scoring import Evaluation, Progress
 
 KINDS = ("local", "unbounded", "unigram", "unigram_softmax")
-# Words that are looked up at a time, and entries that they are compared with at a time
+# Queries, and entries, of one matrix product
 QUERIES, BLOCK = 256, 2_048
-FAR = 32_768  # entries at a time of an unbounded cache: each time, the nearest ones are sorted
-BEYOND = 40  # exp(n) beside exp(n + 40) is nothing in float64
-SHOWN = 10_000  # words between two signs of progress
+FAR = 32_768  # entries of one product in an unbounded cache, which sorts the nearest of each
+BEYOND = 40  # in float64, exp(n) does not change exp(n + 40)
+SHOWN = 10_000  # words between two updates of the progress bar
 Floats = tuple[float, ...]
 WEIGHT = "λ, the weight of the model's own distribution; several are all tried"
 THETA = "θ of --cache=local, which flattens it, and at 0 counts words; several are all tried"
@@ -115,7 +115,7 @@ def interpolate(nll: np.ndarray, log_probs: np.ndarray, model_weight: float) -> 
 def log_probs(
     cache: Cache, hidden: np.ndarray | None, targets: np.ndarray, words: int, progress: Progress
 ) -> np.ndarray:
-    """log p_cache of every target given those before it: float64 `[thetas, tokens]`.
+    """Returns log p_cache of every target given those before it: float64 `[thetas, tokens]`.
 
     Args:
         hidden: `[tokens, features]`; unigram caches do not read it.
@@ -137,19 +137,19 @@ def log_probs(
 
 
 def occurrences(targets: np.ndarray, size: int) -> np.ndarray:
-    """How often each target occurs among the `size` before it: int64 `[tokens]`.
+    """Counts each target among the `size` before it: int64 `[tokens]`.
 
     >>> occurrences(np.array([5, 7, 5, 5, 7]), 2)
     array([0, 0, 1, 1, 0])
     """
-    places = np.arange(len(targets))
+    positions = np.arange(len(targets))
     order = np.argsort(targets, kind="stable")
-    # Words and places in one number, ascending; what is left of a place in it is the same word's
-    # earlier places.
-    keys = targets[order].astype(np.int64) * (len(targets) + 1) + places[order]
+    # Word and position in one number, ascending, so that a word's earlier positions stand to the
+    # left of each.
+    keys = targets[order].astype(np.int64) * (len(targets) + 1) + positions[order]
     before = np.empty(len(targets), np.int64)
-    before[order] = places
-    oldest = targets.astype(np.int64) * (len(targets) + 1) + np.maximum(places - size, 0)
+    before[order] = positions
+    oldest = targets.astype(np.int64) * (len(targets) + 1) + np.maximum(positions - size, 0)
     return before - np.searchsorted(keys, oldest)
 
 
@@ -221,14 +221,15 @@ def _look_up(kind, size, neighbours):
         )
         slots, last = len(store[1]), begin + QUERIES - 1
         block = min(FAR if kind == "unbounded" else BLOCK, slots)
-        # Places in the text of the slots' words, negative in slots that are not yet in use
-        places = last - (last - jnp.arange(slots)) % slots
+        # Positions in the text of the slots' words, negative in slots that are not yet in use
+        positions = last - (last - jnp.arange(slots)) % slots
         now = (begin + jnp.arange(QUERIES))[:, None]
 
         def read(number):
             """A block of keys, which entries each query sees, and which are its target."""
             keys, words, at = (
-                lax.dynamic_slice_in_dim(array, number * block, block) for array in (*store, places)
+                lax.dynamic_slice_in_dim(array, number * block, block)
+                for array in (*store, positions)
             )
             seen = (at[None] >= jnp.maximum(now - size, 0)) & (at[None] < now)
             return keys, seen, seen & (words[None] == given[1][:, None])

@@ -25,14 +25,15 @@ PACKAGES = "adaptive_jax", "jax", "flax", "numpy"
 
 
 def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
-    """What a result holds besides the `summary` of its scores.
+    """Returns what a result holds besides the `summary` of its scores.
 
     Args:
         ids: int32 `[tokens]` of the split.
         nll: `[tokens]` in nats, NaN for tokens that do not count.
 
     Returns:
-        `characters` and `bits_per_character`, see `count_characters`; `bands`, see `by_band`; the
+        `characters` and `bits_per_character`, see `count_characters`; `bands`, see `by_band`, none
+        of words without counts; the
         `vocabulary`'s size, its `unit` ("word" or "token", which losses are per) and its
         `fingerprint`, which differs when a word, a count or the order differs; `versions` of
         python, of packages and of the device.
@@ -44,7 +45,11 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
     return {
         "characters": characters,
         "bits_per_character": None if characters is None else bits / characters,
-        "bands": by_band(nll, run.vocabulary.ranks[ids], edges(run)),
+        "bands": (
+            by_band(nll, run.vocabulary.ranks[ids], edges(run))
+            if has_counts(run.vocabulary)
+            else []
+        ),
         "vocabulary": {
             "size": len(run.vocabulary),
             "fingerprint": run.vocabulary.digest,
@@ -58,7 +63,7 @@ def metadata(run: Run, ids: np.ndarray, nll: np.ndarray) -> dict:
 
 
 def fingerprint(workdir: Path, step: int, vocabulary: Vocabulary, ids: np.ndarray) -> str:
-    """Hexadecimal digits that differ when the parameters, the words or the text differ.
+    """Returns 16 hexadecimal digits that differ when the parameters, the words or the text differ.
 
     step: of the checkpoint, whose own checksums tell it from that of another training.
     """
@@ -99,15 +104,20 @@ def count_characters(ids: np.ndarray, vocabulary: Vocabulary) -> int | None:
     return int(np.sum(lengths[ids]) + spaces)
 
 
+def has_counts(vocabulary: Vocabulary) -> bool:
+    """Whether it is known how frequent words are; of a converted list of words it is not."""
+    return len(np.unique(vocabulary.counts[vocabulary.counts > 0])) > 1
+
+
 def edges(run: Run) -> list[int]:
     """Ranks at which bands of the words that training knew begin: the model's cutoffs, or 10,
     100, 1,000 … if it has none or its words are not sorted by frequency.
     """
-    own, ranks = (), run.vocabulary.ranks
+    own, ranks, known = (), run.vocabulary.ranks, run.num_known_words
     if np.array_equal(ranks, np.arange(len(ranks))):
         own = run.config["output"]["table"].get("cutoffs") or run.config["input"].get("cutoffs")
     tens = (10**power for power in range(1, 10))
-    return [0, *(edge for edge in own or tens if edge < run.known), run.known]
+    return [0, *(edge for edge in own or tens if edge < known), known]
 
 
 def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
@@ -126,15 +136,15 @@ def by_band(nll: np.ndarray, ranks: np.ndarray, parts: list[int]) -> list[dict]:
     bands = []
     for begin, end in itertools.pairwise(parts):
         which = (ranks >= begin) & (ranks < end)
-        paid = perplexity(float(np.mean(nll[which], dtype=np.float64))) if which.any() else None
+        cost = perplexity(float(np.mean(nll[which], dtype=np.float64))) if which.any() else None
         bands.append(
-            {"first": begin + 1, "last": end, "share": float(np.mean(which)), "perplexity": paid}
+            {"first": begin + 1, "last": end, "share": float(np.mean(which)), "perplexity": cost}
         )
     return bands
 
 
 def published(workdir: Path, split: str) -> dict | None:
-    """The number that a paper prints for the row that a run was trained as: `perplexity`, `row`,
+    """Returns what a paper prints for the row that a run was trained as: `perplexity`, `row`,
     `table` and the keys `changed`; None if there is none.
 
     Raises:
@@ -158,11 +168,10 @@ def published(workdir: Path, split: str) -> dict | None:
 
 
 def lines(result: Mapping) -> Iterator[str]:
-    """The lines of a result that follow its first one."""
-    yield (
-        "perplexity by rank:"
-        f" {', '.join(f'{ranks} {paid}' for ranks, paid in _shown(result['bands']))}"
-    )
+    """Yields the printed lines of a result after its first one."""
+    if result["bands"]:
+        shown = ", ".join(f"{ranks} {cost}" for ranks, cost in _shown(result["bands"]))
+        yield f"perplexity by rank: {shown}"
     if result["bits_per_character"] is not None:
         yield (
             f"{result['bits_per_character']:.4f} bits a character over {result['characters']:,}"
@@ -185,7 +194,7 @@ def markdown(result: Mapping) -> str:
         f"{unit}s never seen in training": "not known" if unseen is None else f"{unseen:.1%}",
         "unigram perplexity": _number(result["unigram_perplexity"]),
         "published": "" if paper is None else _compared(paper),
-        **{f"perplexity of ranks {ranks}": paid for ranks, paid in _shown(result["bands"])},
+        **{f"perplexity of ranks {ranks}": cost for ranks, cost in _shown(result["bands"])},
         "updates": f"{result['step']:,}",
         "vocabulary": (
             f"{result['vocabulary']['size']:,} {unit}s, fingerprint"

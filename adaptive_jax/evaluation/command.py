@@ -54,7 +54,7 @@ def define_flags() -> None:
 
 
 def options_of_methods() -> dict[str, dict[str, type]]:
-    """The options of all methods: for each, the methods that have it and their class of options."""
+    """Returns, for each option, the methods that have it and their classes of options."""
     found = {}
     for method, each in METHODS.items():
         for name in options_of(each.options):
@@ -76,8 +76,10 @@ def _define(name, hint, default, text, among):
 def numbers(
     key: str, texts: list[str], kind: type = float, such: tuple[str, str] = ("0.5", "0.25,0.5")
 ) -> tuple:
-    """The numbers of a kind in texts. Raises InputError for what is none, and names numbers
-    `such` as it takes.
+    """Parses the numbers of a flag.
+
+    Raises:
+        InputError: one that is not of this kind; gives the examples `such`.
     """
     try:
         if texts:

@@ -49,7 +49,7 @@ CURE = {
 }
 RATE = "learning rate η, by default 0.00005 of rms and 0.1 of sgd"
 STATISTICS = "segments of the train split from which rms takes MS_g"
-PLACES = 20  # of the train split, from which the statistics come
+STRETCHES = 20  # of the train split, from which the statistics come
 
 
 class Dynamic(NamedTuple):
@@ -76,15 +76,15 @@ def dynamic(
     train: Callable[[], np.ndarray],
     progress: Progress,
 ) -> np.ndarray:
-    """Scores every token of a split once, as `scoring.plain`, with parameters that follow the text;
-    `run` keeps its own.
+    """Scores every token of a split once, as `score_split`, with parameters that follow the text;
+    those of `run` do not change.
 
     train: gives the ids of the train split, for the rule rms.
 
     Raises:
         InputError: as `windows`, or the parameters diverged.
     """
-    settings = settings._replace(multiple=run.mesh.size)
+    settings = settings._replace(multiple=run.mesh.size, in_text_order=True)
     squares, nll = None, np.full(len(ids), np.nan, np.float32)
     if options.rule == "rms":
         text = _sample(train(), settings, options.statistics)
@@ -181,11 +181,14 @@ def _first_carry(run, settings, batch):
 
 
 def _sample(ids, settings, segments):
-    """The ids of about so many segments, from places all over a text."""
+    """Returns the ids of about so many segments, from all over a text."""
     tokens = segments * settings.rows * (settings.window - settings.context_columns)
     if tokens >= len(ids):
         return np.asarray(ids)
-    each = -(-tokens // PLACES)
+    each = -(-tokens // STRETCHES)
     return np.concatenate(
-        [ids[begin : begin + each] for begin in np.linspace(0, len(ids) - each, PLACES).astype(int)]
+        [
+            ids[begin : begin + each]
+            for begin in np.linspace(0, len(ids) - each, STRETCHES).astype(int)
+        ]
     )

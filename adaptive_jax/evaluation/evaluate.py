@@ -1,5 +1,6 @@
-"""evaluate.py's work: open a run, score a split, print and write the result."""
+"""Evaluates a run: opens it, scores a split, prints and writes the result."""
 
+import contextlib
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
@@ -16,7 +18,7 @@ from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
 from adaptive_jax.evaluation.options import Option, check_options
-from adaptive_jax.evaluation.results import MEASURED, say, write
+from adaptive_jax.evaluation.results import MEASURED, print_result, write
 from adaptive_jax.evaluation.runs import Run, SavedRun
 from adaptive_jax.evaluation.scoring import Evaluation, summary
 from adaptive_jax.evaluation.unseen import describe_words
@@ -93,7 +95,8 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
     requests = [request._replace(context=context) for context in dict.fromkeys(contexts)]
     windows = [_windows(config, each) for each in requests]
     check_ends(saved.vocabulary, windows[0].break_mode)
-    paper, data = card.published(workdir, split), data_of(workdir, config, request)
+    paper = card.published(workdir, split)
+    data = data_of(workdir, config, request.data_path, split)
     vocabulary = extended(saved.vocabulary, request.vocabulary, data, split)
     corpus = load(data, vocabulary=vocabulary, splits=(split,))
     ids = corpus.ids[split]
@@ -103,6 +106,8 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
             " that or less"
         )
     words = describe_words(corpus, split) if request.vocabulary == TRAIN else ""
+    if not _is_published(request, config, vocabulary.count_words(ids)):
+        paper = None
     run = saved.load(request.checkpoint, vocabulary, request.share)
     _check_new_words(run, request)
     uniform = request.uniform
@@ -110,8 +115,14 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         uniform = 0.0 if run.predicts_new_words else UNIFORM
 
     def train(directory):
-        text = data_of(workdir, config, request._replace(data_path=directory))
-        return load(text, vocabulary=vocabulary, splits=("train",)).ids["train"]
+        own = config["data"]
+        if not directory and own["corpus"] == "text_files" and not own["path"]:
+            directory = request.data_path  # of a converted model
+        try:
+            text = data_of(workdir, config, directory, "train")
+            return load(text, vocabulary=vocabulary, splits=("train",)).ids["train"]
+        except InputError as error:
+            raise InputError(f"--method={request.method} reads a train text: {error}") from error
 
     results = []
     for each, cut in zip(requests, windows, strict=True):
@@ -121,7 +132,8 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         progress = functools.partial(_bar, each.context)
         job = Evaluation(workdir, run, ids, cut, uniform, request.down_weight, train, progress)
         start = time.perf_counter()
-        chosen, found, nll = _best(score, job)
+        with _memory_errors(cut):
+            chosen, found, nll = _best(score, job)
         result = found | {"seconds": time.perf_counter() - start}
         result |= {"split": split, "settings": _settings(each, cut, config)}
         result |= {"unseen": corpus.unseen.get(split), "step": run.step}
@@ -129,9 +141,9 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         result |= {"note": corpus.note} if corpus.note else {}
         result |= {"scored": card.fingerprint(workdir, run.step, vocabulary, ids)}
         if request.vocabulary != TRAIN:
-            result |= {"open": seen_and_unseen(nll, ids, run.known)}
+            result |= {"open": seen_and_unseen(nll, ids, run.num_known_words)}
             result |= {"unseen": result["open"]["unseen"]["share"]}
-        say(result, chosen, words, cut)
+        print_result(result, chosen, words, cut)
         write(workdir / "eval", result, nll)
         results.append(result)
     return results
@@ -163,7 +175,7 @@ def _check_request(request):
 
 
 def _windows(config, request):
-    """How to cut the split; rows are those of the request, or 1."""
+    """Returns how the split is cut; rows are those of the request, or 1."""
     batches = config["batches"]
     break_mode = request.break_mode or batches["break_mode"]
     if batches["layout"] == "streams" and break_mode != "none":
@@ -195,8 +207,8 @@ def _check_new_words(run: Run, request: Request) -> None:
 
 
 def _best(score, job):
-    """The best setting, its summary, with all of them as `grid` if there are several, and its
-    nll.
+    """Returns the options of the best setting, its summary and its nll. Of several settings, the
+    summary has all as `grid`.
     """
     best, tried = None, []
     for label, nll in score(job):
@@ -209,7 +221,7 @@ def _best(score, job):
 
 
 def _settings(request, windows, config):
-    """What the result is of."""
+    """Returns the settings that a result states."""
     asked = {
         key: getattr(request, key)
         for key in ("split", "window", "context", "checkpoint", "data_path", "method")
@@ -228,18 +240,44 @@ def _settings(request, windows, config):
     return asked | {"break_mode": windows.break_mode, "window": windows.window, "config": config}
 
 
-def data_of(workdir: Path, config: dict, request: Request) -> dict:
+def data_of(workdir: Path, config: dict, path: str | None, split: str) -> dict:
     """The group `data` of a run's config, with another path if one is given."""
-    data = config["data"] | ({} if request.data_path is None else {"path": request.data_path})
+    data = config["data"] | ({} if path is None else {"path": path})
     if data["corpus"] == "text_files" and not data["path"]:
         raise InputError(
-            f"{workdir} names no text: give --data_path=DIR, a directory with {request.split}.txt"
+            f"{workdir} names no text: give --data_path=DIR, a directory with {split}.txt"
         )
     return data
 
 
+def _is_published(request, config, words):
+    """Whether a paper's number is of what is scored: the model's own scores, over its words, of
+    the published text as its number of words tells it, or else of the run's own text.
+    """
+    published = CORPORA[config["data"]["corpus"]].words.get(request.split)
+    same_text = request.data_path is None if published is None else words == published
+    alone = request.method == "plain" and request.vocabulary == TRAIN and not request.uniform
+    return same_text and alone
+
+
+@contextlib.contextmanager
+def _memory_errors(windows):
+    """Turns an error of a full memory into an InputError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise InputError(
+            f"out of memory with {windows.rows:,} rows of {windows.window:,} tokens: lower --window"
+            " or --rows"
+        ) from error
+
+
 def _bar(context: int, what: str):
-    """Shows how far something is, see `Progress`; it stops where all hosts are told to."""
+    """Returns a `Progress` that draws a bar, and raises KeyboardInterrupt on all hosts when one of
+    them is interrupted.
+    """
 
     def shown(batches: Iterable, count: int) -> Iterator:
         about = f"{what}, context {context:,}" if context else what
@@ -248,7 +286,7 @@ def _bar(context: int, what: str):
             with hosts.stopping() as stop:
                 for number, batch in enumerate(batches):
                     if stop(number):
-                        raise KeyboardInterrupt  # on all hosts
+                        raise KeyboardInterrupt
                     yield batch
                     bar.show(number + 1)
         finally:

@@ -65,5 +65,5 @@ def prepared(method: str, options: Mapping[str, object]) -> Callable[[Evaluation
                 f" --method={' or '.join(readers)}"
             )
     settings = METHODS[method].options(**options)
-    check_options(settings)
+    check_options(settings, options)
     return lambda job: METHODS[method].score(job, settings)

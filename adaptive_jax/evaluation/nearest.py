@@ -20,14 +20,14 @@ class Nearest(NamedTuple):
 
 
 def none_yet(*shape: int) -> Nearest:
-    """No neighbours, of `shape` (..., queries, neighbours)."""
+    """Returns room for neighbours, of `shape` (..., queries, neighbours), none found yet."""
     return Nearest(jnp.full(shape, -jnp.inf), jnp.zeros(shape, bool))
 
 
 def nearest(
     found: Nearest, queries: jax.Array, keys: jax.Array, valid: jax.Array, hit: jax.Array
 ) -> Nearest:
-    """The nearest of those found before and of a block of entries.
+    """Merges a block of entries into the nearest that were found before.
 
     With many entries before it, most of a block is farther than all neighbours so far. Where at
     most FEW groups of entries have a nearer one, only those groups are sorted.

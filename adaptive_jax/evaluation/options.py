@@ -37,8 +37,10 @@ def options_of(kind: type) -> dict[str, tuple[Any, Option]]:
     }
 
 
-def check_options(given: NamedTuple) -> None:
+def check_options(given: NamedTuple, named: Collection[str] = ()) -> None:
     """Checks the values of a NamedTuple of options; None stands for a default and is not checked.
+
+    named: the fields that were given, whatever their values.
 
     Raises:
         InputError: a value out of range, or an option that has no meaning beside the others.
@@ -52,7 +54,7 @@ def check_options(given: NamedTuple) -> None:
             if not values or not all(_inside(each, option.within) for each in values):
                 got = ", ".join(map(str, values)) or "none"
                 raise InputError(f"--{name} must be in {option.within}, got {got}")
-        if option.only and value != type(given)._field_defaults[name]:
+        if option.only and name in named:
             key, needed = option.only
             if (other := getattr(given, key)) != needed:
                 raise InputError(

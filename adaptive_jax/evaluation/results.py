@@ -19,11 +19,11 @@ from adaptive_jax.workdir.settings import write_json
 MEASURED = "nll", "perplexity"  # of a setting in a grid; its other keys are options
 
 
-def say(result: dict, chosen: dict, words: str, settings: Windows) -> None:
+def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> None:
     """Prints a result, after a table of all settings if several were tried.
 
     chosen: the options by which the result's setting differs from others.
-    words: what is said of words that the model does not know.
+    words: the shares of words that the model does not know.
     """
     for line in table(result["grid"]) if "grid" in result else ():
         hosts.log0(line)
@@ -78,13 +78,13 @@ def _text(value):
 
 
 def _part(name, part):
-    """What is said of words that training knew, or of others."""
-    paid = "" if part["perplexity"] is None else f" of perplexity {part['perplexity']:,.2f}"
-    return f"; {name} words {part['share']:.1%}{paid}"
+    """Describes the words that training knew, or the others."""
+    cost = "" if part["perplexity"] is None else f" of perplexity {part['perplexity']:,.2f}"
+    return f"; {name} words {part['share']:.1%}{cost}"
 
 
 def _context_of_rows(settings):
-    """What tokens of layout "streams" see."""
+    """Describes the context of tokens of layout "streams"."""
     rows, context = settings.rows, settings.context
     if rows == 1:
         return "each token after all before it"
@@ -95,14 +95,14 @@ def _context_of_rows(settings):
 
 
 def write(folder: Path, result: dict, nll: np.ndarray) -> None:
-    """Writes a result into a folder, after it has been printed: as JSON, as a card in Markdown,
-    and the losses of its tokens as NumPy's .npy.
+    """Writes a result, which has been printed, into a folder: as JSON, as a card in Markdown, and
+    the losses of its tokens as NumPy's .npy.
 
     Raises:
         InputError: it cannot be written.
     """
     path = folder / f"{_name(result)}.json"
-    with _told(path):
+    with _write_errors(path):
         if hosts.first():
             write_json(path, result)
             with replacing(path.with_suffix(".md")) as file:
@@ -113,8 +113,8 @@ def write(folder: Path, result: dict, nll: np.ndarray) -> None:
 
 
 @contextlib.contextmanager
-def _told(path):
-    """Raises an InputError that says so if the block cannot write."""
+def _write_errors(path):
+    """Turns an OSError of the block into an InputError."""
     try:
         yield
     except OSError as error:
@@ -125,9 +125,7 @@ def _told(path):
 
 
 def _name(result):
-    """The name of a result's files: results of other text, or of text broken otherwise, do not
-    replace those of the run's own.
-    """
+    """Returns the name of a result's files, which differs where text, break mode or method do."""
     settings = result["settings"]
     name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
     if "rows" in settings and settings["rows"] > 1:

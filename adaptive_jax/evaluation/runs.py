@@ -27,7 +27,7 @@ class Run(NamedTuple):
         lexicon: arrays about the words, replicated; see `adaptive_jax.data.vocabulary.lexicon`.
         config: as `build` takes it, with the paths of the run's own files.
         step: updates that made the parameters.
-        more: words at the end of the vocabulary that training did not know.
+        num_new_words: words at the end of the vocabulary that training did not know.
     """
 
     model: LanguageModel
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     vocabulary: Vocabulary
     config: dict
     step: int
-    more: int = 0
+    num_new_words: int = 0
 
     @classmethod
     def open(cls, workdir: Path, checkpoint: str = "best") -> "Run":
@@ -52,9 +52,9 @@ class Run(NamedTuple):
         return SavedRun.read(workdir).load(checkpoint)
 
     @property
-    def known(self) -> int:
+    def num_known_words(self) -> int:
         """Words that training knew; they come first in the vocabulary."""
-        return len(self.vocabulary) - self.more
+        return len(self.vocabulary) - self.num_new_words
 
     @property
     def predicts_new_words(self) -> bool:
@@ -102,10 +102,10 @@ class SavedRun(NamedTuple):
         """
         config, words = with_own_files(self.config, self.workdir), self.vocabulary
         vocabulary = vocabulary or words
-        more = len(vocabulary) - len(words)
+        num_new_words = len(vocabulary) - len(words)
         # New words are in no cluster.
         if (
-            more
+            num_new_words
             and not self.config["output"]["clusters"]
             and fits_any_vocabulary(config, len(words))
         ):
@@ -137,7 +137,7 @@ class SavedRun(NamedTuple):
         )
         step, params = read_parameters(self.workdir, checkpoint, like)
         arrays = put_lexicon(model, words, mesh)
-        return Run(model, params, arrays, mesh, vocabulary, config, step, more)
+        return Run(model, params, arrays, mesh, vocabulary, config, step, num_new_words)
 
 
 def fits_any_vocabulary(config: dict, words: int) -> bool:

@@ -120,7 +120,7 @@ class Scorer:
         int64 `[tokens]`, and how many columns of a row do not count; see `Windows.context_columns`.
         """
         run, before = self.run, None
-        how = run.known, len(run.vocabulary), self.options
+        how = run.num_known_words, len(run.vocabulary), self.options
         for batch, at, unscored in batches:
             if self.carry is None:
                 self.carry = initial_carry(run.model, run.mesh, len(batch.first))()
@@ -173,20 +173,18 @@ def as_stream(model: LanguageModel, settings: Windows, tokens: int) -> Windows:
     return Windows(window, context, "none", "streams", rows, settings.multiple)
 
 
-def plain(run: Run, ids: np.ndarray, settings: Windows, progress: Progress) -> np.ndarray:
-    """The model's own scores: float32 `[tokens]` in nats, NaN for tokens of no example, the
-    empty lines of "complete_doc".
-    """
-    return score_split(run, ids, settings, PLAIN, progress)[0]
-
-
 def score_split(
-    run: Run, ids: np.ndarray, settings: Windows, options: ScoreOptions, progress: Progress
+    run: Run,
+    ids: np.ndarray,
+    settings: Windows,
+    progress: Progress,
+    options: ScoreOptions = PLAIN,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """What `scores` yields, in the order of the split: nll as `plain`, and hidden states `[tokens,
-    features]` or None.
+    """What `scores` yields, in the order of the split.
 
-    Hidden states of tokens of no example are zeros.
+    Returns:
+        The nll, float32 `[tokens]` in nats, NaN for tokens of no example, the empty lines of
+        "complete_doc"; and, if asked for, hidden states `[tokens, features]`, zeros for those.
     """
     nll, hidden = np.full(len(ids), np.nan, np.float32), None
     for scored in scores(run, ids, settings, options, progress):
@@ -227,9 +225,8 @@ class Evaluation(NamedTuple):
         see `score_split`.
         """
         options = ScoreOptions(hidden, self.down_weight)
-        nll, states = score_split(
-            self.run, self.ids, self.windows, options, self.progress("scoring")
-        )
+        progress = self.progress("scoring")
+        nll, states = score_split(self.run, self.ids, self.windows, progress, options)
         return self.with_uniform(nll), states
 
     def with_uniform(self, nll: np.ndarray) -> np.ndarray:
@@ -239,7 +236,9 @@ class Evaluation(NamedTuple):
             InputError: words that the model knows have a score that is not finite.
         """
         wrong = np.flatnonzero(np.isinf(nll))
-        wrong = wrong[self.ids[:][wrong] < self.run.known]  # new words may have probability 0
+        wrong = wrong[
+            self.ids[:][wrong] < self.run.num_known_words
+        ]  # new words may have probability 0
         if len(wrong):
             total, step, dtype = np.sum(~np.isnan(nll)), self.run.step, self.run.config["dtype"]
             raise InputError(

@@ -23,7 +23,7 @@ from adaptive_jax.data.vocabulary.lexicon import check_lexicon, lexicon_of
 from adaptive_jax.data.vocabulary.token_ids import check_ends
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run, put_lexicon
-from adaptive_jax.evaluation.scoring import plain, summary
+from adaptive_jax.evaluation.scoring import score_split, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.model.language_model import build
 from adaptive_jax.optimizers import optim
@@ -274,7 +274,8 @@ class Training:
         def until_stopped(batches, count):
             return itertools.takewhile(lambda batch: not job.stop.asked, batches)
 
-        nll = plain(job.run._replace(params=params, step=step), ids, windows, until_stopped)
+        run = job.run._replace(params=params, step=step)
+        nll, _ = score_split(run, ids, windows, until_stopped)
         if job.stop.asked:
             return None
         result = summary(nll, ids, vocabulary)

@@ -261,10 +261,10 @@ def test_a_grid(asked):
     assert alone["nll"] == pytest.approx(result["grid"][-1]["nll"], rel=1e-9)
 
 
-@pytest.mark.parametrize("kind", caches.KINDS)
+@pytest.mark.parametrize("kind", ["unbounded", "unigram"])
 def test_each_kind_of_an_evaluation(asked, kind):
-    """With the model's weight at 1 a cache changes nothing; at 0.9 the score is that of the
-    words before.
+    """With hidden states or without: with the model's weight at 1 a cache changes nothing; at 0.9
+    the score is that of the words before.
     """
     result = asked(cache=kind, model_weight=(1.0, 0.9))
     one, less = (line["nll"] for line in result["grid"])

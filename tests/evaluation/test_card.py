@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptive_jax.config.flags import published_of
+from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
+from adaptive_jax.evaluation import evaluate as evaluation
 from adaptive_jax.evaluation.card import (
     by_band,
     count_characters,
     edges,
+    has_counts,
     lines,
     markdown,
     metadata,
@@ -91,7 +94,7 @@ def test_bands_of_a_model(table, cutoffs, last, expected):
     counts = np.append(np.ones(119, np.int64), [last, 0, 0])
     words = Vocabulary(tuple(f"w{n}" for n in range(122)), counts)
     config = {"output": {"table": table}, "input": {"cutoffs": cutoffs}}
-    run = Run(None, {}, {}, None, words, config, 7, more=2)
+    run = Run(None, {}, {}, None, words, config, 7, num_new_words=2)
     assert edges(run) == expected
 
 
@@ -99,7 +102,7 @@ def test_a_card_is_of_the_tokens_that_count():
     """Bits a character are those of all tokens that count; new words are in no band."""
     config = {"output": {"table": {}}, "input": {"cutoffs": (2,)}}
     run, ids = (
-        Run(None, {}, {}, None, WORDS, config, 7, more=1),
+        Run(None, {}, {}, None, WORDS, config, 7, num_new_words=1),
         WORDS.encode_lines(["the é", "", "hat"]),
     )
     found = metadata(run, ids, np.array([1, 2, 3, np.nan, 5, 6], np.float32) * math.log(2))
@@ -112,11 +115,35 @@ def test_a_card_is_of_the_tokens_that_count():
     assert {"python", "device", "jax"} <= found["versions"].keys()
 
 
+def test_words_without_counts():
+    """Of a converted list of words nothing is said by frequency."""
+    words = Vocabulary(("a", "b", "<eos>"), np.ones(3, np.int64))
+    run = Run(None, {}, {}, None, words, {"output": {"table": {}}, "input": {}}, 7)
+    found = metadata(run, np.array([0, 1, 2]), np.ones(3, np.float32))
+    assert found["bands"] == [] and not has_counts(words) and has_counts(WORDS)
+    result = {"bands": [], "bits_per_character": None}
+    assert list(lines(result)) == []
+
+
+def test_the_published_text_is_known_by_its_words():
+    """Wherever it lies; another text of that corpus is none, nor is a mixture with other scores."""
+    config = {"data": {"corpus": "wikitext103"}}
+    words = CORPORA["wikitext103"].words["test"]
+    for request, count, comparable in (
+        (Request(), words, True),
+        (Request(data_path="/copy"), words, True),
+        (Request(), words - 1, False),
+        (Request(uniform=0.1), words, False),
+        (Request(method="dynamic"), words, False),
+    ):
+        assert evaluation._is_published(request, config, count) == comparable
+
+
 def test_scores_that_are_not_finite():
     """Are counted and fail; tokens that do not count are none of them, and new words may have
     probability 0.
     """
-    run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, more=1)
+    run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, num_new_words=1)
     job = Evaluation(Path(), run, np.array([0, 5, 1, 2, 3], np.int32), None, 0.0, 1.0, None, None)
     with pytest.raises(
         InputError,
@@ -174,7 +201,6 @@ def test_the_command(workdir, quick_command):
             ("--context must be whole numbers, such as 480 or 0,256,480, got 0,many"),
         ),
         ("--context=", "--context must be whole numbers"),
-        ("--context=0,16", "window=16 must be greater than context=16"),
         (
             "--target_perplexity=0",
             "--target_perplexity must be above 0, such as 80, got 0",
@@ -220,6 +246,15 @@ def test_published_numbers(quick_command, flags, tmp_path):
     assert f"| published | {says} |" in markdown(result)
     assert (workdir / "eval" / "validation-16-0-1.md").read_text() == markdown(result)
     assert published(workdir, "test") is None
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "valid.txt").write_text("the t0w0\n")
+    for request in (
+        Request("validation", data_path=str(other)),
+        Request("validation", method="cache", options={"cache": "unigram"}),
+        Request("validation", vocabulary="union"),
+    ):
+        assert evaluate(workdir, request)["published"] is None
     (workdir / "published.json").write_text("{")
     with pytest.raises(InputError, match=r"published.json is damaged: remove it"):
         published(workdir, "test")

@@ -18,7 +18,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.dynamic import Dynamic, dynamic
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import plain
+from adaptive_jax.evaluation.scoring import score_split
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.parallel import sharding
 from tests.toys import random_params
@@ -131,14 +131,29 @@ def test_dynamic_evaluation_and_its_twin(run, losses, options):
     squares = mean_squares(run, losses, train)
     ours = dynamic(run, ids, SETTINGS, options, lambda: train, quiet)
     np.testing.assert_allclose(ours, twin(run, losses, ids, options, squares), rtol=1e-4, atol=1e-5)
-    static = plain(run, ids, SETTINGS, quiet)
+    static, _ = score_split(run, ids, SETTINGS, quiet)
     first = np.r_[:SEGMENT, 21 : 21 + SEGMENT]
     np.testing.assert_allclose(ours[first], static[first], rtol=1e-5)
     assert np.abs(ours - static).max() > 0.1
     assert ours.mean() < static.mean()  # of four words
-    np.testing.assert_array_equal(
-        plain(run, ids, SETTINGS, quiet), static
-    )  # the run keeps its parameters
+    # The run keeps its parameters.
+    np.testing.assert_array_equal(score_split(run, ids, SETTINGS, quiet)[0], static)
+
+
+@pytest.mark.parametrize("break_mode", ["eos", "complete_doc"])
+def test_parameters_follow_the_text(run, break_mode):
+    """Also of examples that see nothing else, whose rows are otherwise sorted by length."""
+    lines, read = [[5] * 12, [6], [], [7], [], [3] * 11], []
+    ids = np.array([word for line in lines for word in (*line, WORDS.eos)], np.int32)
+
+    def noting(batches, count):
+        for batch, at in batches:
+            read.append(at)
+            yield batch, at
+
+    settings = Windows(16, 0, break_mode, "similar", 1)
+    dynamic(run, ids, settings, Dynamic("sgd"), lambda: None, noting)
+    assert (np.diff(np.concatenate(read)) > 0).all() and len(read) >= 3
 
 
 def test_steps_that_are_too_large(run):

@@ -18,11 +18,14 @@ import numpy as np
 import pytest
 
 from adaptive_jax.data.batches.windows import Windows, windows
+from adaptive_jax.data.corpora.corpus import Corpus
+from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import evaluate as evaluation
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.runs import Run, SavedRun
+from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 
@@ -125,6 +128,10 @@ def test_words_that_the_model_does_not_know(
             Request(method="cache", options={"cache": "unigram", "theta": (0.1,)}),
             "--theta has no meaning with --cache=unigram",
         ),
+        (  # whatever its value
+            Request(method="cache", options={"cache": "unigram", "theta": (0.5,)}),
+            "--theta has no meaning with --cache=unigram",
+        ),
         (
             Request(method="cache", options={"neighbours": 5}),
             "--neighbours has no meaning with --cache=local",
@@ -148,6 +155,14 @@ def test_words_that_the_model_does_not_know(
         (
             Request(method="cache", options={"cache_size": -1}),
             r"--cache_size must be in \[1, inf\), got -1",
+        ),
+        (
+            Request(method="knn", options={"neighbours": 0}),
+            r"--neighbours must be in \[1, inf\), got 0",
+        ),
+        (
+            Request(method="knn", options={"temperature": (0.0,)}),
+            r"--temperature must be in \(0, inf\), got 0.0",
         ),
         (Request(method="dynamic", options={"rule": "adam"}), "rule='adam' is not one of sgd, rms"),
         (
@@ -181,6 +196,47 @@ def test_a_wrong_request(trained, request_, says, monkeypatch):
     with pytest.raises(InputError, match=says) as error:
         evaluate(trained, request_)
     assert "\n" not in str(error.value)
+
+
+def test_a_window_that_memory_does_not_hold(trained_copy, monkeypatch):
+    """Is told as that, not as a matter of training."""
+
+    def full(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9999999999 bytes.")
+
+    monkeypatch.setattr(evaluation, "_best", full)
+    with pytest.raises(InputError, match="out of memory with 1 rows of 400 tokens: lower --window"):
+        evaluate(trained_copy, Request(window=400, rows=1))
+
+
+def test_a_run_that_names_no_text(trained, text, tmp_path):
+    """As a converted one: the train text that some methods read is that beside the scored text,
+    and a line says so where there is none.
+    """
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    config = json.loads((workdir / "config.json").read_text())
+    config["data"]["path"] = ""
+    (workdir / "config.json").write_text(json.dumps(config))
+    (tmp_path / "text").mkdir()
+    shutil.copy(text / "test.txt", tmp_path / "text")
+    with pytest.raises(InputError, match="names no text: give --data_path=DIR, .* test.txt"):
+        evaluate(workdir, Request())
+    request = Request(data_path=str(tmp_path / "text"), checkpoint="latest")
+    for method in "dynamic", "knn":
+        says = rf"--method={method} reads a train text: data.path=.*/text has no train split; add"
+        with pytest.raises(InputError, match=says):
+            evaluate(workdir, request._replace(method=method))
+    shutil.copy(text / "train.txt", tmp_path / "text")
+    knn = request._replace(method="knn", options={"neighbours": 8})
+    assert math.isfinite(evaluate(workdir, knn)["nll"])
+
+
+def test_units_spell_every_word(caplog):
+    """So words that training lacks say nothing against their perplexity."""
+    units = Subwords.build({"low": 5, "lower": 2, "<eos>": 4}, 3)
+    ids = {"test": units.encode_lines(["lowest"])}
+    assert "unseen words 7.0%" in describe_words(Corpus(units, ids, {"test": 0.07}), "test")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.report import charts, passage, runs
-from adaptive_jax.evaluation.report.drawing import COLOURS, MARKERS, marker
+from adaptive_jax.evaluation.report import charts, drawing, passage, runs
+from adaptive_jax.evaluation.report.drawing import COLOURS, MARKERS, ON_PAPER, marker
+from adaptive_jax.evaluation.report.frequency import Words
 from adaptive_jax.evaluation.report.page import SIGNS, sample
 from adaptive_jax.evaluation.report.passage import Passage, Token, spelled
 from adaptive_jax.evaluation.report.report import Job, names_of, report
@@ -85,7 +86,9 @@ def test_numbers(made):
     columns = "published_validation_perplexity", "published_perplexity"
     numbers = [[each[column] for column in columns] for each in lines]
     assert numbers == [["", ""], ["19.79", "20.51"]]
-    assert "<td>19.79</td><td>20.51</td>" in (directory / "page.html").read_text()
+    text = (directory / "page.html").read_text()
+    assert "<td>19.79</td><td>20.51</td>" in text
+    assert ">0.0M<" not in text and "<td>0.00</td>" not in text  # of a small and short run
     counts = one.vocabulary.counts[one.ids]
     before = np.concatenate([[one.vocabulary.counts[one.vocabulary.eos]], counts[:-1]])
     nll = one.nll.astype(float), two.nll.astype(float)
@@ -226,6 +229,8 @@ FIGURES = """[...document.querySelectorAll('figure')].map(f => {
   const texts = [...f.querySelectorAll('svg text')];
   return [box.width, box.height, box.right, f.querySelectorAll('svg path').length, texts.length,
     Math.min(...texts.map(t => t.getBoundingClientRect().height))]; })"""
+TEST_PERPLEXITY = """[...document.querySelectorAll('th')]
+    .find(e => e.textContent === 'Test').getBoundingClientRect().right"""
 MORE = """(e => {
   const b = e.getBoundingClientRect();
   return [b.width, b.left, b.right, e.textContent]; })(
@@ -262,6 +267,7 @@ def test_the_page_in_a_browser(made, tmp_path):
                     re.findall(r"\d+", page.run("getComputedStyle(document.body).backgroundColor")),
                 )
                 assert red < 60 if dark else red > 240
+                assert page.run(TEST_PERPLEXITY) <= width  # without scrolling sideways
                 page.point(".token:nth-of-type(12)")
                 wide, left, right, more = page.run(MORE)
                 assert wide > 300 and left >= 0 and right <= width
@@ -329,11 +335,31 @@ def test_names():
 
 def test_runs_look_different():
     """No two of the first eighty have the same colour and marker, and each marker has a sign in
-    the legend.
+    the legend; thin lines, which have no markers, differ by their dashes.
     """
     looks = [(number % COLOURS, marker(number)) for number in range(80)]
     assert len(set(looks)) == 80
+    lines = [
+        charts.Line(f"{number}", [(0, number), (1, number)], thin=True) for number in range(20)
+    ]
+    chart = charts.Chart("a", "", "", "", ("x", "y"), lines, "", "")
+    with drawing._drawn(chart, {line.run: int(line.run) for line in lines}, ON_PAPER, False) as it:
+        drawn = {(line.get_color(), line.get_linestyle()) for line in it.axes[0].get_lines()}
+    assert len(drawn) == 20
     assert set(SIGNS) == set(MARKERS)
+
+
+def test_one_text():
+    """Word by word; `<unk>` stands for any."""
+
+    def run(*hashes):
+        words = Words(None, None, 1, np.array(hashes, np.uint32))
+        return runs.RunReport(f"{hashes}", Path("a"), *[None] * 4, words, *[None] * 3)
+
+    runs.check_same_text([run(5, 0, 7), run(5, 6, 7), run(0, 6, 7)])
+    for other, says in (run(5, 6, 8), "which differ at word 3:"), (run(5), "of 3 and 1 words:"):
+        with pytest.raises(InputError, match=f"score different texts, {says} give --data_path"):
+            runs.check_same_text([run(5, 0, 7), other])
 
 
 def test_logs_that_are_being_written(tmp_path):

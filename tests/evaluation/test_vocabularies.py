@@ -284,7 +284,7 @@ def chances(run, extras=PLAIN, uniform=0.0):
     words = len(run.vocabulary)
     ids = np.full((words, 2), run.vocabulary.index["the"], np.int32)
     ids[:, 1] = np.arange(words)
-    nll, _ = score_split(run, ids.ravel(), WINDOWS, extras, quiet)
+    nll, _ = score_split(run, ids.ravel(), WINDOWS, quiet, extras)
     return np.exp(-with_uniform(nll, uniform, words)).reshape(words, 2)[:, 1]
 
 
@@ -294,7 +294,7 @@ def test_a_composed_model_over_words_it_never_saw(composed, other):
     """
     before, run = opened(composed, other)
     assert run.vocabulary.words == (*before.vocabulary.words, "zebra", "quagga")
-    assert (run.known, len(run.vocabulary)) == (122, 124)
+    assert (run.num_known_words, len(run.vocabulary)) == (122, 124)
     assert run.predicts_new_words
     of_words = run.lexicon["input"]["definitions"]["words"]
     assert of_words[122].tolist() == [
@@ -340,9 +340,9 @@ def test_a_composed_input_under_a_table_of_words(config, other):
         0,
     )
     more = Vocabulary((*words.words, "zebra"), np.append(words.counts, 0))
-    wider = run._replace(vocabulary=more, more=1)
-    nll, _ = score_split(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
-    own, _ = score_split(run, np.array([1, 2, 2, 3], np.int32), WINDOWS, PLAIN, quiet)
+    wider = run._replace(vocabulary=more, num_new_words=1)
+    nll, _ = score_split(wider, np.array([1, 5, 2, 3], np.int32), WINDOWS, quiet)
+    own, _ = score_split(run, np.array([1, 2, 2, 3], np.int32), WINDOWS, quiet)
     assert nll[1] == np.inf
     np.testing.assert_allclose(nll[[0, 3]], own[[0, 3]], rtol=1e-5)
     assert np.isfinite(nll[2])

@@ -16,7 +16,7 @@ from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.evaluation.scoring import plain
+from adaptive_jax.evaluation.scoring import score_split
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
@@ -186,7 +186,7 @@ def test_a_running_text_is_scored_as_a_split(model, break_mode, context, monkeyp
     }
     model = LoadedModel(model.run._replace(config=config))
     ids = model.encode("".join(f"{line}\n" for line in LINES * 3))
-    nll = plain(
+    nll, _ = score_split(
         model.run,
         ids,
         Windows(WINDOW, context, break_mode, "packed", rows=4),

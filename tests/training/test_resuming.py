@@ -120,13 +120,13 @@ def test_a_stop_in_the_middle_of_an_evaluation(whole, run_config, tmp_path, monk
                     os.kill(os.getpid(), signal.SIGINT)
                 yield batch
 
-        return plain(
+        return score_split(
             run, ids, windows, lambda batches, count: progress(stop(batches, count), count)
         )
 
-    plain = loop.plain
+    score_split = loop.score_split
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "plain", interrupted)
+        patch.setattr(loop, "score_split", interrupted)
         with pytest.raises(loop.Stopped, match="stopped after update 2 of 8, which is saved"):
             train(run_config("transformer"), tmp_path)
     assert steps_in(tmp_path / "checkpoints") == [2]

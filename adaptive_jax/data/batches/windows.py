@@ -31,6 +31,8 @@ class Windows(NamedTuple):
         split into this many, and all but the first begin with no more than `context` tokens of what
         came before them: only one row gives every token its whole past.
     multiple: the rows of a batch are a multiple of this; empty ones are added.
+    in_text_order: rows hold one example each and follow the text, whatever `layout` says; for
+        parameters that change from batch to batch.
     """
 
     window: int
@@ -39,6 +41,7 @@ class Windows(NamedTuple):
     layout: str
     rows: int
     multiple: int = 1
+    in_text_order: bool = False
 
     @property
     def context_columns(self) -> int:
@@ -65,7 +68,7 @@ def check_windows(settings: Windows) -> None:
         InputError: window <= context, a context for examples that must see nothing else, an unknown
             name.
     """
-    window, context, break_mode, layout, rows, multiple = settings
+    window, context, break_mode, layout, rows, multiple, _ = settings
     check_layout(break_mode, layout)
     check_at_least(1, rows=rows, multiple=multiple)
     if context < 0 or window <= settings.context_columns or window < 1:
@@ -106,13 +109,13 @@ def windows(
         InputError: as `check_windows`, and an empty split.
     """
     check_windows(settings)
-    window, context, break_mode, name, rows, multiple = settings
+    window, context, break_mode, name, rows, multiple, in_text_order = settings
     check_split(ids)
     if name == "streams":
         return _continued(ids, eos, settings)
     longest = max(1, min(window - context, len(ids)))  # a row need not be longer than the split
     starts, lengths = examples(ids, eos, break_mode, longest)
-    make = LAYOUTS[name][1] if break_mode in ALONE else Single
+    make = LAYOUTS[name][1] if break_mode in ALONE and not in_text_order else Single
     layout = make(starts, lengths, longest, rows)
 
     def read(numbers, rows, time):

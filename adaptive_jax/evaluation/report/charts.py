@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from adaptive_jax.evaluation.card import has_counts
 from adaptive_jax.evaluation.report.frequency import Bin, by_frequency, short
 from adaptive_jax.evaluation.report.runs import RunReport
 
@@ -70,13 +71,14 @@ class Scores:
     @functools.cached_property
     def bins(self) -> dict[str, dict[str, list[Bin]]]:
         """Losses by frequency of the word and of the word before, and differences from the first
-        run by its frequencies; of each run.
+        run by its frequencies; of each run that knows frequencies.
         """
         first, values = self.runs[0].words, {"by_word": {}, "by_previous": {}, "difference": {}}
         for run in self.runs:
-            values["by_word"][run.name] = run.words.nll, run.words.counts
-            values["by_previous"][run.name] = run.words.nll, run.words.before()
-        for run in self.runs[1:]:
+            if has_counts(run.vocabulary):
+                values["by_word"][run.name] = run.words.nll, run.words.counts
+                values["by_previous"][run.name] = run.words.nll, run.words.before()
+        for run in self.runs[1:] if has_counts(self.runs[0].vocabulary) else ():
             values["difference"][run.name] = run.words.nll - first.nll, first.counts
         return {
             figure: {run: by_frequency(*each, self.edges) for run, each in runs.items()}

@@ -16,7 +16,8 @@ from adaptive_jax.files import replacing
 SIZE = 4.6, 3.3  # inches; text stays readable where a telephone shows it 370 pixels wide
 LEGEND = 0.24  # inches more for a line of the legend in a PNG
 MARKERS = "osD^vPX*<>"
-COLOURS = 8  # that differ; further runs take them again, with other markers
+COLOURS = 8  # that differ; further runs take them again, with other markers and dashes
+DASHES = "-", "--", ":", "-."
 # matplotlib writes these colours into the SVG, and the page's style sheet says what they are in the
 # dark and in the light.
 THEMED = {"#010100": "var(--ink)", "#010102": "var(--grid)"}
@@ -107,6 +108,7 @@ def _drawn(chart, numbers, palette, legend):
             number = numbers[line.run]
             shift = 0.05 * (order - (len(chart.lines) - 1) / 2)
             look = {"color": palette.runs[number % COLOURS], "marker": marker(number)}
+            look["linestyle"] = DASHES[number // COLOURS % len(DASHES)]
             _draw_line(axes, chart, line, look, shift)
         _draw_axes(axes, chart)
         if legend:
@@ -126,7 +128,8 @@ def _draw_line(axes, chart, line, look, shift):
     if line.thin:
         alone = all(other.thin for other in chart.lines if other.run == line.run)
         label = line.run if alone else None
-        axes.plot(x, y, label=label, color=look["color"], linewidth=0.8, alpha=0.5)
+        look = look | {"marker": "", "label": label, "linewidth": 0.8, "alpha": 0.5}
+        axes.plot(x, y, **look)
         return
     look = look | {"markersize": 4.5, "linewidth": 1.4, "label": line.run}
     if "low" not in columns:

@@ -7,6 +7,7 @@ between two models.
 
 import functools
 import itertools
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from adaptive_jax.data.corpora.load import count_words
 from adaptive_jax.data.vocabulary.subwords import MARK, Subwords
-from adaptive_jax.data.vocabulary.words import Vocabulary
+from adaptive_jax.data.vocabulary.words import UNKNOWN, Vocabulary
 from adaptive_jax.errors import InputError
 
 # Largest frequency of each bin but the last, in Figures 2 to 5
@@ -35,19 +36,20 @@ class Words(NamedTuple):
             scored.
         counts: int64 `[words]`, how often each word occurs in the training text; 0 for one that it
             lacks.
-        lines: int64, the places of `<eos>` among the words.
+        eos_count: how often `<eos>` occurs in the training text.
+        hashes: uint32 `[words]`, of the letters of each word; 0 for `<unk>`.
     """
 
     nll: np.ndarray
     counts: np.ndarray
-    lines: np.ndarray
+    eos_count: int
+    hashes: np.ndarray
 
     def before(self) -> np.ndarray:
         """The counts of the word before each word, int64 `[words]`; before the first stands
         `<eos>`.
         """
-        first = self.counts[self.lines[:1]] if len(self.lines) else self.counts[:0]
-        return np.concatenate([first if len(first) else self.counts[:1], self.counts[:-1]])
+        return np.concatenate([[self.eos_count], self.counts[:-1]])
 
 
 class Bin(NamedTuple):
@@ -112,17 +114,22 @@ def words_of(ids: np.ndarray, nll: np.ndarray, vocabulary: Vocabulary, data: Map
     ids = np.asarray(ids)
     ends = np.flatnonzero(vocabulary.ends_word[ids])
     ids, nll = ids[: ends[-1] + 1], nll[: ends[-1] + 1].astype(np.float64)
-    lines = np.flatnonzero(ids[ends] == vocabulary.eos)
+    spellings, mark = vocabulary.utf8, MARK.encode()
+    eos_count = int(vocabulary.counts[vocabulary.eos])
     if not isinstance(vocabulary, Subwords):
-        return Words(nll, vocabulary.counts[ids], lines)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    seen, spellings, mark = count_words(data, "train"), vocabulary.utf8, MARK.encode()
-    spelled = (
-        b"".join(spellings[i] for i in ids[a : b + 1])
+        return Words(nll, vocabulary.counts[ids], eos_count, _hashes(spellings)[ids])
+    starts, seen = np.concatenate([[0], ends[:-1] + 1]), count_words(data, "train")
+    words = [
+        b"".join(spellings[i] for i in ids[a : b + 1]).removesuffix(mark)
         for a, b in zip(starts.tolist(), ends.tolist(), strict=True)
-    )
-    counts = (seen.get(word.removesuffix(mark).decode(errors="replace"), 0) for word in spelled)
-    return Words(np.add.reduceat(nll, starts), np.fromiter(counts, np.int64, len(ends)), lines)
+    ]
+    counts = np.array([seen.get(word.decode(errors="replace"), 0) for word in words], np.int64)
+    return Words(np.add.reduceat(nll, starts), counts, eos_count, _hashes(words))
+
+
+def _hashes(words):
+    unknown = UNKNOWN.encode()
+    return np.array([0 if word == unknown else zlib.crc32(word) for word in words], np.uint32)
 
 
 def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = PAPER) -> list[Bin]:
@@ -147,15 +154,15 @@ def by_frequency(values: np.ndarray, counts: np.ndarray, edges: Sequence[int] = 
         inside = (numbers == number) & ~np.isnan(values)
         if not inside.any():
             continue
-        inner, places = values[inside], blocks[inside]
+        inner, inner_blocks = values[inside], blocks[inside]
         least = 0 if number == 0 else limits[number - 1] + 1
         middle = float(np.mean(inner)), float(np.median(inner))
-        several = len(np.unique(places)) >= LEAST_BLOCKS
-        intervals = (
-            (_of_means(inner, places, weights), _of_medians(inner, places, weights))
-            if several
-            else (None, None)
-        )
+        intervals = None, None
+        if len(np.unique(inner_blocks)) >= LEAST_BLOCKS:
+            intervals = (
+                _of_means(inner, inner_blocks, weights),
+                _of_medians(inner, inner_blocks, weights),
+            )
         found.append(Bin(least, most, len(inner), *middle, *intervals))
     return found
 
@@ -169,20 +176,20 @@ def _draws(blocks):
     return bits.multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.float32)
 
 
-def _of_means(values, places, weights):
-    blocks = weights.shape[1]
-    words = weights @ np.bincount(places, minlength=blocks).astype(np.float64)
-    return _interval(weights @ np.bincount(places, values, blocks), words)
+def _of_means(values, blocks, weights):
+    count = weights.shape[1]
+    words = weights @ np.bincount(blocks, minlength=count).astype(np.float64)
+    return _interval(weights @ np.bincount(blocks, values, count), words)
 
 
-def _of_medians(values, places, weights):
+def _of_medians(values, blocks, weights):
     order = np.argsort(values, kind="stable")
     # Neighbouring values share a rank where there are more than RANKS: of 100,000 words 100, less
     # than their medians vary.
     ranks = np.arange(len(values)) * min(RANKS, len(values)) // len(values)
     firsts = np.flatnonzero(np.diff(ranks, prepend=-1))
     times = np.zeros((weights.shape[1], len(firsts)), np.float32)
-    np.add.at(times, (places[order], ranks), 1)
+    np.add.at(times, (blocks[order], ranks), 1)
     reached = np.cumsum(weights @ times, axis=1)
     words = reached[:, -1]
     at = np.argmax(2 * reached >= words[:, None], axis=1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from adaptive_jax.evaluation.report.charts import Chart
 from adaptive_jax.evaluation.report.drawing import COLOURS, marker, svg
+from adaptive_jax.evaluation.report.frequency import short
 from adaptive_jax.evaluation.report.passage import Token
 
 STYLE = Path(__file__).with_name("style.css")
@@ -17,18 +18,20 @@ STYLE = Path(__file__).with_name("style.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 SIGNS = dict(zip("osD^vPX*<>", "●■◆▲▼✚✖★◀▶", strict=True))
 MOST_BITS, MOST_HEAT = 16, 0.6  # a token of so many bits or more is coloured so much
-MILLIONS = lambda number: f"{number / 1e6:.1f}M"
 TWO_DIGITS = "{:.2f}".format
-# Columns of the table of runs: words, and numbers; {split} is that of the report.
-WORDS = "run", "input", "body", "output", "reads"
+WORDS = "Run", "Input", "Body", "Output", "Reads"  # columns of words; all others are of numbers
 PERPLEXITIES = "validation_perplexity", "perplexity"
-NUMBERS = {
+# Columns of the table of runs, those first that a narrow page should show; {split} is that of the
+# report.
+COLUMNS = {
+    "run": ("Run", str),
     "validation_perplexity": ("Valid", TWO_DIGITS),
     "perplexity": ("{split}", TWO_DIGITS),
     "published_validation_perplexity": ("Paper: valid", TWO_DIGITS),
     "published_perplexity": ("Paper: {split}", TWO_DIGITS),
-    "parameters": ("Parameters", MILLIONS),
-    "hours": ("Hours", TWO_DIGITS),
+    **{name.lower(): (name, str) for name in WORDS[1:]},
+    "parameters": ("Parameters", short),
+    "hours": ("Hours", "{:.3g}".format),
     "words_per_second": ("Words/s", "{:,.0f}".format),
     "unknown": ("<unk>", "{:.1%}".format),
     "updates": ("Updates", "{:,}".format),
@@ -98,20 +101,20 @@ def runs_table(lines: Sequence[Mapping], split: str) -> str:
     """What Table 3 of Baevski & Auli (2019) says of each model, ours in rows; the best
     perplexities stand out. lines: `RunReport.about` of each run.
     """
-    numbers = {
-        key: how for key, how in NUMBERS.items() if any(line[key] is not None for line in lines)
+    columns = {
+        key: how for key, how in COLUMNS.items() if any(line[key] is not None for line in lines)
     }
     rows, best = [], set()
     for line in lines:
-        row = {key.capitalize(): line[key] for key in WORDS}
-        for key, (head, show) in numbers.items():
+        row = {}
+        for key, (head, show) in columns.items():
             head, value = head.format(split=split.capitalize()), line[key]
             row[head] = "" if value is None else show(value)
             known = [other[key] for other in lines if other[key] is not None]
             if key in PERPLEXITIES and len(known) > 1 and value == min(known):
                 best.add((len(rows), head))
         rows.append(row)
-    return _table("Perplexity is per word of the text, <eos> included.", rows, len(WORDS), best)
+    return _table("Perplexity is per word of the text, <eos> included.", rows, best)
 
 
 def chart_table(chart: Chart) -> str:
@@ -123,13 +126,12 @@ def chart_table(chart: Chart) -> str:
     return _table(f"{chart.title}: {chart.ylabel}", rows)
 
 
-def _table(caption, rows, words=1, best=()):
+def _table(caption, rows, best=()):
     """A table that scrolls sideways where the page is too narrow.
 
-    words: columns from the left that hold words; the others hold numbers.
     best: cells that stand out, as row and column.
     """
-    kinds = {column: ["words"] * (at < words) for at, column in enumerate(rows[0])}
+    kinds = {column: ["words"] * (column in WORDS) for column in rows[0]}
     lines = [_cells("th", [(column, kind) for column, kind in kinds.items()])]
     for number, row in enumerate(rows):
         cells = [(row[c], kinds[c] + ["best"] * ((number, c) in best)) for c in kinds]

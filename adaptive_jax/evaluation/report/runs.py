@@ -78,6 +78,8 @@ class RunReport(NamedTuple):
         valid = dict(self.curve("validation")).get(result["step"])
         split = result["split"]
         paper = {each: card.published(self.workdir, each) for each in ("validation", split)}
+        if paper[split] and not result["published"]:  # the scores are of another text
+            paper = dict.fromkeys(paper)
         paper = {each: found and found["perplexity"] for each, found in paper.items()}
         return {
             "run": self.name,
@@ -109,7 +111,7 @@ def read_run(workdir: Path, name: str, request: Request) -> RunReport:
         InputError: no run or checkpoint there, no such text, or as `evaluate`.
     """
     _, config, vocabulary = SavedRun.read(workdir)
-    data = data_of(workdir, config, request)
+    data = data_of(workdir, config, request.data_path, request.split)
     ids = load(data, vocabulary=vocabulary, splits=(request.split,)).ids[request.split]
     step = checkpoint_step(workdir, request.checkpoint)
     scored = card.fingerprint(workdir, step, vocabulary, ids)
@@ -162,20 +164,20 @@ def _chosen(found, config, request):
 
 
 def check_same_text(runs: Sequence[RunReport]) -> None:
-    """Raises InputError unless all runs score the same words, judged by their number and the
-    places of `<eos>`.
-    """
-    texts = []
-    for run in runs:
-        ids = np.asarray(run.ids)
-        texts.append(ids[run.vocabulary.ends_word[ids]] == run.vocabulary.eos)
-    for run, text in zip(runs, texts, strict=True):
-        if not np.array_equal(texts[0], text):
-            raise InputError(
-                f"{runs[0].workdir} and {run.workdir} score different texts, of {len(texts[0]):,}"
-                f" and {len(text):,} words: give --data_path=DIR to score one text, or make a"
-                " report for each"
-            )
+    """Raises InputError unless all runs score the same words; `<unk>` stands for any word."""
+    first = runs[0].words.hashes
+    for run in runs[1:]:
+        other = run.words.hashes
+        if len(first) != len(other):
+            differ = f"of {len(first):,} and {len(other):,} words"
+        elif (wrong := (first != other) & (first > 0) & (other > 0)).any():
+            differ = f"which differ at word {np.argmax(wrong) + 1:,}"
+        else:
+            continue
+        raise InputError(
+            f"{runs[0].workdir} and {run.workdir} score different texts, {differ}: give"
+            " --data_path=DIR to score one text, or make a report for each"
+        )
 
 
 def _log(path) -> list[dict]:
