@@ -13,7 +13,7 @@ from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.token_ids import check_ends
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.evaluation import card
 from adaptive_jax.evaluation.methods import METHODS, prepared
 from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_and_unseen
@@ -62,7 +62,7 @@ class Request(NamedTuple):
     vocabulary: Annotated[str, Option(VOCABULARY)] = TRAIN
     uniform: Annotated[float | None, Option(UNIFORM_SHARE, "[0, 1)")] = None
     down_weight: Annotated[float, Option(DOWN_WEIGHT, "(0, 1]")] = 1.0
-    share: Annotated[float | None, Option(SHARE)] = None
+    share: Annotated[float | None, Option(SHARE, "[0, 1]")] = None
 
 
 def evaluate(workdir: Path, request: Request) -> dict:
@@ -269,8 +269,8 @@ def _memory_errors(windows):
         if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise InputError(
-            f"out of memory with {windows.rows:,} rows of {windows.window:,} tokens: lower --window"
-            " or --rows"
+            f"out of memory with {windows.rows:,} rows of {windows.window:,} tokens"
+            f" ({one_line(error)[:150]}): lower --window or --rows"
         ) from error
 
 

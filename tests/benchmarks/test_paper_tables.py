@@ -148,3 +148,20 @@ def test_a_row_trains_is_scored_and_is_kept(settings, text, tmp_path, monkeypatc
         tables.main("tiny", SimpleNamespace(**vars(flags) | {"only": "wikitext2-none"}))
     with pytest.raises(InputError, match="names no directory"):
         tables.main("tiny", SimpleNamespace(**vars(flags) | {"corpora": ["wikitext2"]}))
+
+
+def test_figures(monkeypatch, tmp_path):
+    """No two rows of a corpus look alike; their names stand in a legend beside the curves, and
+    the title says the size and how many runs there are.
+    """
+    figures = pytest.importorskip("matplotlib.figure")
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    drawn, rows = [], [f"row_{number}" for number in range(24)]
+    lines = [Line("wikitext2", row) for row in rows]
+    tables.plot([(line, NUMBERS) for line in lines], "cpu", tmp_path / "figure.png")
+    left, right = drawn[0].axes
+    assert left.get_title() == "wikitext2, cpu size, one run of each row"
+    assert len({(line.get_color(), line.get_linestyle()) for line in left.get_lines()}) == 24
+    assert len({(line.get_color(), line.get_marker()) for line in right.get_lines()}) == 24
+    assert [text.get_text() for text in right.get_legend().get_texts()] == rows
+    assert not left.get_legend() and not left.texts and not right.texts

@@ -31,7 +31,7 @@ COLUMNS = {
     "published_perplexity": ("Paper: {split}", TWO_DIGITS),
     **{name.lower(): (name, str) for name in WORDS[1:]},
     "parameters": ("Parameters", short),
-    "hours": ("Hours", "{:.3g}".format),
+    "hours": ("Hours", lambda hours: f"{hours:.2f}" if hours >= 0.1 else f"{hours:.2g}"),
     "words_per_second": ("Words/s", "{:,.0f}".format),
     "unknown": ("<unk>", "{:.1%}".format),
     "updates": ("Updates", "{:,}".format),
