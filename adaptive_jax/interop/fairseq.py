@@ -72,6 +72,7 @@ DEFAULTS = {
     "character_embedding_dim": 4,
     "char_embedder_highway_layers": 2,
     "character_filters": "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
+    "no_scale_embedding": False,
     "decoder_learned_pos": False,
     "no_token_positional_embeddings": False,
 } | RUN
@@ -80,7 +81,6 @@ DEFAULTS = {
 # project computes the same.
 FIXED = {
     "activation_fn": "relu",
-    "no_scale_embedding": False,
     "layernorm_embedding": False,
     "add_bos_token": False,
     "decoder_layers_to_keep": None,
@@ -176,6 +176,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         "body.dropout": options["dropout"],
         "body.attention_dropout": options["attention_dropout"],
         "body.activation_dropout": options["activation_dropout"] or options["relu_dropout"],
+        "body.scaled": not options["no_scale_embedding"],
         "body.final_norm": before and not options["no_decoder_final_norm"] and version > 2,
     }
     model |= _positions_of(options, state) | _input_of(options, vocabulary_size)

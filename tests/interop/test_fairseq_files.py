@@ -216,8 +216,8 @@ def test_a_wrong_dictionary(tmp_path, text, says):
         ({"arch": None}, ["arch=None"]),
         ({"activation_fn": "gelu"}, ["activation_fn='gelu'"]),
         (
-            {"no_scale_embedding": True, "layernorm_embedding": True},
-            ["no_scale_embedding=True", "layernorm_embedding=True"],
+            {"layernorm_embedding": True, "scale_fc": True},
+            ["layernorm_embedding=True", "scale_fc=True"],
         ),
         ({"quant_noise_pq": 0.1}, ["quant_noise_pq=0.1"]),
         ({"decoder_layers": "two", "dropout": [0.1]}, ["decoder_layers='two'", "dropout=[0.1]"]),
