@@ -156,6 +156,7 @@ class Transformer(nn.Module):
         attention_dropout: rate on the attention weights.
         activation_dropout: rate after the ReLU.
         final_norm: normalise the last hidden states. The released WikiText-103 models do not.
+        scaled: multiply the input vectors by sqrt(features).
         positions: how tokens know their order: "sinusoidal" vectors, a "learned" table of vectors,
             "alibi", attention that falls with distance (Press et al. 2022), or "none".
         max_positions: rows of the table of learned positions: the most tokens that the model can
@@ -181,6 +182,7 @@ class Transformer(nn.Module):
     attention_dropout: float = 0.1
     activation_dropout: float = 0.0
     final_norm: bool = True
+    scaled: bool = True
     positions: str = "sinusoidal"
     max_positions: int = 1_024
     remat: str = "auto"
@@ -233,7 +235,9 @@ class Transformer(nn.Module):
         if carry:
             _check_cache(carry, (rows, time), batch)
             seen = carry.seen
-        x = vectors.astype(self.dtype) * jnp.asarray(self.features**0.5, self.dtype)
+        x = vectors.astype(self.dtype)
+        if self.scaled:
+            x *= jnp.asarray(self.features**0.5, self.dtype)
         if (positions := self._position_vectors(seen, time)) is not None:
             positions = positions.astype(self.dtype)
             where = None if segment_ids is None else positions_in_segments(segment_ids)

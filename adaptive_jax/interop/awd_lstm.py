@@ -22,7 +22,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.interop.converter import Checkpoint, Converter, assign, completed
 from adaptive_jax.interop.words import awd_lstm_words
 
-MOST = 75_000  # words of a model with one softmax, by the public main.py
+MAX_WORDS = 75_000  # words of a model with one softmax, by the public main.py
 _LAYER = re.compile(
     r"rnns\.(\d+)\.(?:module\.)?(weight_ih_l0|weight_hh_l0|weight_hh_l0_raw|bias_ih_l0|bias_hh_l0)"
 )
@@ -41,7 +41,12 @@ RATES = {
     "wdrop": "body.weight_drop",
 }
 # Parameters of the split softmax: a row and a bias for each class of words, "tombstones".
-TOMBSTONES = {"tail_vectors": "clusters", "tail_bias": "cluster_bias"}
+TOMBSTONES = {"tail_vectors": "output/clusters", "tail_bias": "output/cluster_bias"}
+_PATHS = {
+    "encoder.weight": "input/table",
+    "decoder.weight": "output/table/table_0",
+    "decoder.bias": "output/table/bias",
+} | TOMBSTONES
 
 
 def detect(content: object) -> Checkpoint | None:
@@ -49,8 +54,7 @@ def detect(content: object) -> Checkpoint | None:
     optimizer. Its options are the attributes of the model, and `splits` of the loss.
 
     Raises:
-        InputError: two copies of a tensor differ, or the loss of a model with many words is not
-            there.
+        InputError: the loss of a model with many words is not there.
     """
     model, *rest = content if isinstance(content, list | tuple) and content else [content]
     options, state = {}, model
@@ -68,23 +72,13 @@ def detect(content: object) -> Checkpoint | None:
         return None
     if not any(name.startswith("rnns.") for name in state):
         return None
-    if len(state["encoder.weight"]) > MOST and not rest:
+    if (words := len(state["encoder.weight"])) > MAX_WORDS and not rest:
         raise InputError(
-            f"the checkpoint has {len(state['encoder.weight']):,} words and no loss; above {MOST:,}"
-            " words the public main.py splits the softmax, and its loss is a part of the model:"
-            " give the model.pt, which holds both"
+            f"the checkpoint has {words:,} words and no loss; above {MAX_WORDS:,} words the public"
+            " main.py splits the softmax, and its loss is a part of the model: give the model.pt,"
+            " which holds both"
         )
-    tensors = {}
-    for name, tensor in state.items():
-        # The module WeightDrop may hold a matrix under two names.
-        name = name.replace(".module.", ".").removesuffix("_raw")
-        if name in tensors and not np.array_equal(tensors[name], tensor):
-            raise InputError(
-                f"the checkpoint has two tensors {name}, and they differ: give the model as it is"
-                " after training"
-            )
-        tensors[name] = tensor
-    return Checkpoint(options, tensors)
+    return Checkpoint(options, dict(state))
 
 
 def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: int) -> dict:
@@ -101,12 +95,16 @@ def config_of(options: Mapping, state: dict[str, np.ndarray], vocabulary_size: i
         for name, ours in RATES.items()
         if isinstance(given.get(name), int | float)
     }
-    settings = settings_of(_without_tombstones(state))
+    settings = settings_of(state)
     if any(name in state for name in TOMBSTONES):
-        settings |= {
-            "output.name": "adaptive",
-            "output.table.cutoffs": tuple(options.get("splits", ())[1:-1]),
-        }
+        cutoffs = tuple(options.get("splits", ())[1:-1])
+        if cutoffs and cutoffs[-1] >= vocabulary_size:
+            raise InputError(
+                f"the checkpoint's loss splits {vocabulary_size:,} words at {cutoffs}: the last"
+                " class must have a word, and this one takes probability from all others without"
+                " any; give another model"
+            )
+        settings |= {"output.name": "adaptive", "output.table.cutoffs": cutoffs}
         if settings["output.table.name"] == "own":
             settings["output.table.factor"] = 1  # all classes have vectors of one width
     run = {"batches.sequence_length": 70, "batches.layout": "streams", "tokens_per_update": 80 * 70}
@@ -118,63 +116,37 @@ def settings_of(state: Mapping[str, np.ndarray]) -> dict[str, object]:
     penalties are not in it.
 
     Raises:
-        InputError: as `parameters_of`.
+        InputError: a matrix of an LSTM is missing.
     """
-    body, output = (parameters_of(state)[group] for group in ("body", "output"))
-    widths = tuple(body[f"recurrent_{i}"].shape[0] for i in range(len(body) // 4))
-    return {
-        "input.name": "lookup",
-        "body.name": "awd_lstm",
-        "body.features": body["input_0"].shape[0],
-        "body.widths": widths,
-        "body.biases": 2,
-        "output.name": "softmax",
-        "output.table.name": "own" if "table_0" in output["table"] else "tied",
-        "output.table.bias": True,
-    }
-
-
-def parameters_of(state: Mapping[str, np.ndarray]) -> dict:
-    """The parameters of a model with the bodies `lstm` or `awd_lstm`, input `lookup` and a full
-    softmax with bias.
-
-    Args:
-        state: tensors by name. A matrix that WeightDrop made in training is left out; the raw one
-            counts.
-
-    Raises:
-        InputError: a tensor is missing or has no place here.
-    """
-    raw = {name.removesuffix("_raw") for name in state if name.endswith("_raw")}
-    tensors = {
-        name.removesuffix("_raw"): tensor for name, tensor in state.items() if name not in raw
-    }
-    body, groups = {}, {"input": {}, "output": {"table": {}}}
-    for name, tensor in tensors.items():
-        if match := _LAYER.fullmatch(name):
-            body[f"{_NAMES[match[2]]}_{match[1]}"] = tensor.T
-        elif name == "encoder.weight":
-            groups["input"]["table"] = tensor
-        elif name == "decoder.bias":
-            groups["output"]["table"]["bias"] = tensor
-        elif name != "decoder.weight":
-            raise InputError(
-                f"{name} {list(tensor.shape)} has no place in an AWD-LSTM with a full softmax: give"
-                " its state dict"
-            )
-        elif not np.array_equal(tensor, tensors.get("encoder.weight")):
-            groups["output"]["table"]["table_0"] = tensor
-    layers = range(max(len(body) // 4, 1))
-    if (
-        body.keys() != {f"{name}_{i}" for name in _NAMES.values() for i in layers}
-        or not {"encoder.weight", "decoder.bias"} <= tensors.keys()
-    ):
+    tensors = _by_path(state)
+    layers = range(max(1, sum(path.startswith("body/input_") for path in tensors)))
+    matrices = [f"body/{name}_{i}" for name in ("input", "recurrent") for i in layers]
+    if not {*matrices} <= tensors.keys():
         raise InputError(
             f"{len(state)} tensors, among them {', '.join(sorted(state)[:4])}, must be a whole"
             " AWD-LSTM: give encoder.weight, decoder.bias, and two matrices and two biases of each"
             " layer, rnns.0.weight_ih_l0 and so on"
         )
-    return groups | {"body": body}
+    return {
+        "input.name": "lookup",
+        "body.name": "awd_lstm",
+        "body.features": tensors["body/input_0"].shape[0],
+        "body.widths": tuple(tensors[f"body/recurrent_{i}"].shape[0] for i in layers),
+        "body.biases": 2,
+        "output.name": "softmax",
+        "output.table.name": "own" if "output/table/table_0" in tensors else "tied",
+        "output.table.bias": True,
+    }
+
+
+def parameters_of(state: Mapping[str, np.ndarray]) -> dict:
+    """The tensors of a model as the parameters of the bodies `lstm` or `awd_lstm`, input `lookup`
+    and a full softmax with bias.
+
+    state: tensors by name. A matrix that WeightDrop made in training is left out; the raw one
+        counts.
+    """
+    return traverse_util.unflatten_dict(_by_path(state), sep="/")
 
 
 def converted_parameters(state: dict[str, np.ndarray], config: dict) -> dict:
@@ -183,18 +155,32 @@ def converted_parameters(state: dict[str, np.ndarray], config: dict) -> dict:
     Raises:
         InputError: tensors are left over, missing or of another shape.
     """
-    parameters = parameters_of(_without_tombstones(state))
-    for name, ours in TOMBSTONES.items():
-        if name in state:
-            # Split k has the k-th tombstone from the end.
-            parameters["output"][ours] = state[name][::-1]
-    table, cutoffs = parameters["output"]["table"], config["output"]["table"]["cutoffs"]
-    if cutoffs and "table_0" in table:
-        table |= {f"table_{i}": rows for i, rows in enumerate(np.split(table["table_0"], cutoffs))}
+    tensors, cutoffs = _by_path(state), config["output"]["table"]["cutoffs"]
+    if cutoffs and (table := tensors.get("output/table/table_0")) is not None:
+        for i, rows in enumerate(np.split(table, cutoffs)):
+            tensors[f"output/table/table_{i}"] = rows
     for i in range(len(cutoffs)):
         # The AWD-LSTM's tails have no projections.
-        table[f"projection_{i + 1}"] = np.eye(config["body"]["widths"][-1], dtype=np.float32)
-    return assign(traverse_util.flatten_dict(parameters, sep="/"), None, config)
+        width = config["body"]["widths"][-1]
+        tensors[f"output/table/projection_{i + 1}"] = np.eye(width, dtype=np.float32)
+    return assign(tensors, None, config)
+
+
+def _by_path(state):
+    """The tensors by the paths of the parameters that they are; others keep their names."""
+    raw = {name.removesuffix("_raw") for name in state if name.endswith("_raw")}
+    tensors = {}
+    for name, tensor in state.items():
+        if name in raw or (
+            name == "decoder.weight" and np.array_equal(tensor, state.get("encoder.weight"))
+        ):
+            continue
+        if match := _LAYER.fullmatch(name):
+            tensors[f"body/{_NAMES[match[2].removesuffix('_raw')]}_{match[1]}"] = tensor.T
+        else:
+            # Split k of a softmax has the k-th tombstone from the end.
+            tensors[_PATHS.get(name, name)] = tensor[::-1] if name in TOMBSTONES else tensor
+    return tensors
 
 
 def _state_of(module, prefix=""):
@@ -204,10 +190,6 @@ def _state_of(module, prefix=""):
     for name, inner in module._modules.items():
         state |= _state_of(inner, f"{prefix}{name}.")
     return state
-
-
-def _without_tombstones(state):
-    return {name: tensor for name, tensor in state.items() if name not in TOMBSTONES}
 
 
 AWD_LSTM = Converter(

@@ -61,7 +61,7 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
         ) from error
     with new_directory(workdir) as directory:
         write_json(directory / "config.json", config)
-        write_json(directory / "trained.json", _plain(found.options))
+        write_json(directory / "trained.json", _json_values(found.options))
         write_with_checksums(vocabulary, directory / "vocabulary.txt")
         checkpoints = Checkpoints(directory)
         checkpoints.save(found.updates, {"params": params}, found.nll)
@@ -76,7 +76,7 @@ def convert(checkpoint: str, words: str, workdir: str) -> None:
     )
 
 
-def _plain(options):
+def _json_values(options):
     """The options that JSON can hold."""
     scalar = str | int | float | bool | None
     return {

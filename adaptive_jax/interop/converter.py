@@ -66,10 +66,12 @@ def assign(
     """The parameters, float32, of `build(config, ...)`; each tensor is used exactly once.
 
     targets: of every tensor that such a model may have; those of parameters that this one lacks are
-        ignored. None: the names of the tensors are the paths of the parameters.
+        ignored. Names with one target are tied: the checkpoint has one of them, or equal tensors.
+        None: the names of the tensors are the paths of the parameters.
 
     Raises:
-        InputError: tensors are left over, missing or of another shape, all in one line.
+        InputError: tensors are left over, missing, of another shape or tied and different, all in
+            one line.
     """
     shapes = parameter_shapes(build(config, config["data"]["vocabulary_size"]))
     shapes = {k: leaf.shape for k, leaf in traverse_util.flatten_dict(shapes, sep="/").items()}
@@ -77,22 +79,29 @@ def assign(
         targets = {path: Target(path) for path in shapes}
     targets = {name: target for name, target in targets.items() if target.path in shapes}
     parameters = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
-    left, missing, other = tensors.keys() - targets.keys(), [], []
-    for name, target in targets.items():
-        part = parameters[target.path][target.part]  # a view
-        part = part.T if target.transposed else part
+    # Views of the parameters.
+    parts = {name: parameters[target.path][target.part] for name, target in targets.items()}
+    parts = {name: part.T if targets[name].transposed else part for name, part in parts.items()}
+    filled, missing, other, unequal = [], [], [], []
+    for name, part in parts.items():
         if name not in tensors:
-            missing.append(f"{name} {list(part.shape)}")
+            missing.append(name)
         elif tensors[name].shape != part.shape:
             other.append(f"{name} {list(tensors[name].shape)}, not {list(part.shape)}")
-        else:
+        elif targets[name] not in filled:
             part[...] = tensors[name]
+            filled.append(targets[name])
+        elif not np.array_equal(part, tensors[name]):
+            unequal.append(name)
     wrong = {
         "left over in the checkpoint": [
-            f"{name} {list(tensors[name].shape)}" for name in tensors if name in left
+            f"{name} {list(tensors[name].shape)}" for name in tensors if name not in targets
         ],
-        "missing in it": missing,
+        "missing in it": [
+            f"{name} {list(parts[name].shape)}" for name in missing if targets[name] not in filled
+        ],
         "of another shape": other,
+        "tied to another by its options, but different": unequal,
         "without a source": sorted(shapes.keys() - {target.path for target in targets.values()}),
     }
     if any(wrong.values()):

@@ -72,6 +72,7 @@ DEFAULTS = {
     "character_embedding_dim": 4,
     "char_embedder_highway_layers": 2,
     "character_filters": "[(1, 64), (2, 128), (3, 192), (4, 256), (5, 256), (6, 256), (7, 256)]",
+    "no_scale_embedding": False,
     "decoder_learned_pos": False,
     "no_token_positional_embeddings": False,
 } | RUN
@@ -80,7 +81,6 @@ DEFAULTS = {
 # project computes the same.
 FIXED = {
     "activation_fn": "relu",
-    "no_scale_embedding": False,
     "layernorm_embedding": False,
     "add_bos_token": False,
     "decoder_layers_to_keep": None,
@@ -176,6 +176,7 @@ def config_of(options: dict, state: dict[str, np.ndarray], vocabulary_size: int)
         "body.dropout": options["dropout"],
         "body.attention_dropout": options["attention_dropout"],
         "body.activation_dropout": options["activation_dropout"] or options["relu_dropout"],
+        "body.scaled": not options["no_scale_embedding"],
         "body.final_norm": before and not options["no_decoder_final_norm"] and version > 2,
     }
     model |= _positions_of(options, state) | _input_of(options, vocabulary_size)
@@ -307,11 +308,9 @@ def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     Gradients under the names of the state are converted in the same way.
 
     Raises:
-        InputError: tensors are left over, missing or of another shape, all in one line; or two
-            tensors that the options tie differ.
+        InputError: as `assign`.
     """
     tensors = _without_empty_character(_newest_names(state, config))
-    _drop_tied(tensors, config)
     return assign(tensors, dict(_targets(config)), config)
 
 
@@ -369,34 +368,6 @@ def _without_empty_character(tensors):
     return tensors
 
 
-def _drop_tied(tensors, config):
-    """Drops the second copy of tensors that a checkpoint holds under two names, after comparing
-    both.
-    """
-    for name, copy in _tied(config):
-        if name in tensors and copy in tensors:
-            if not np.array_equal(tensors[name], tensors[copy]):
-                raise InputError(
-                    f"the checkpoint's options tie {name} and {copy}, but they differ: give another"
-                    " checkpoint"
-                )
-            del tensors[copy]
-
-
-def _tied(config):
-    table = config["output"]["table"]
-    if table["name"] != "tied":
-        return
-    if config["output"]["name"] == "softmax":
-        yield f"{INPUT}.weight", "decoder.output_projection.weight"
-        return
-    yield f"{INPUT}.embeddings.0.0.weight", f"{SOFTMAX}.head.word_proj.weight"
-    for i in range(len(config["input"]["cutoffs"])):
-        yield f"{INPUT}.embeddings.{i + 1}.0.weight", f"{SOFTMAX}.tail.{i}.2.weight"
-        if table["share_projections"]:
-            yield f"{INPUT}.embeddings.{i + 1}.1.weight", f"{SOFTMAX}.tail.{i}.0.weight"
-
-
 def _targets(config) -> Iterator[tuple[str, Target]]:
     """The target of every tensor that a model of this config may have, by its name in
     `_newest_names`.
@@ -405,7 +376,9 @@ def _targets(config) -> Iterator[tuple[str, Target]]:
     yield from _body_targets(config["body"])
     yield "decoder.project_out_dim.weight", Target("output/table/projection_0")
     if config["output"]["name"] == "softmax":
-        yield "decoder.output_projection.weight", Target("output/table/table_0")
+        tied = config["output"]["table"]["name"] == "tied"
+        table = "input/table" if tied else "output/table/table_0"
+        yield "decoder.output_projection.weight", Target(table)
     else:
         yield from softmax_targets(config)
 
@@ -416,15 +389,20 @@ def softmax_targets(config: dict) -> Iterator[tuple[str, Target]]:
     tied = table["name"] == "tied"
     cutoffs = config["input"]["cutoffs"] if tied else table["cutoffs"]
     if tied:
+        yield f"{head}.word_proj.weight", Target("input/table_0")
         yield f"{head}.class_proj.weight", Target("output/clusters")
     elif cutoffs:
         yield f"{head}.weight[:words]", Target("output/table/table_0")
         yield f"{head}.weight[words:]", Target("output/clusters")
     else:
         yield f"{head}.weight", Target("output/table/table_0")
+    tables = "input" if tied else "output/table"
     for i in range(len(cutoffs)):
-        yield f"{SOFTMAX}.tail.{i}.0.weight", Target(f"output/table/projection_{i + 1}")
-        yield f"{SOFTMAX}.tail.{i}.2.weight", Target(f"output/table/table_{i + 1}")
+        projection = Target(f"output/table/projection_{i + 1}")
+        if tied and table["share_projections"]:
+            projection = Target(f"input/projection_{i + 1}", transposed=True)
+        yield f"{SOFTMAX}.tail.{i}.0.weight", projection
+        yield f"{SOFTMAX}.tail.{i}.2.weight", Target(f"{tables}/table_{i + 1}")
 
 
 def _linear(name, weight, bias, part=()):

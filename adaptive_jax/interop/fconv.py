@@ -27,7 +27,7 @@ from adaptive_jax.interop.fairseq import (
 from adaptive_jax.interop.words import fairseq_words
 from adaptive_jax.model.language_model import build
 
-MOST = 10_000  # layers
+MAX_LAYERS = 10_000
 
 # fairseq's defaults, for options that a checkpoint lacks.
 DEFAULTS = {
@@ -126,7 +126,7 @@ def _literal(node):
 
 
 def _times(layers, number):
-    if len(layers) * number > MOST:  # a short text can ask for any amount of memory
+    if len(layers) * number > MAX_LAYERS:  # a short text can ask for any amount of memory
         raise ValueError("too many layers")
     return layers * number
 
@@ -161,27 +161,17 @@ def blocks_of(layers: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, ...], 
 def parameters_of(state: dict[str, np.ndarray], config: dict) -> dict:
     """The parameters, float32, of `build(config, ...)`, from the state of a fairseq model.
 
-    Gradients under the names of the state are converted in the same way, if they are of version 2
-    or later.
+    Gradients under the names of the state are converted in the same way.
 
     Raises:
         InputError: tensors are left over, missing or of another shape, all in one line.
     """
-    tensors = {name: tensor for name, tensor in state.items() if not name.endswith(".version")}
-    for name in [name for name in tensors if name.endswith(".weight_g")]:
-        v = f"{name[:-1]}v"
-        if v in tensors and tensors[v].ndim == 3 and tensors[name].shape == (len(tensors[v]), 1, 1):
-            tensors[v], tensors[name] = _one_norm_for_each_output(tensors[v], tensors[name])
-        tensors[name] = tensors[name].ravel()
+    tensors = {
+        name: tensor.ravel() if name.endswith(".weight_g") else tensor
+        for name, tensor in state.items()
+        if not name.endswith(".version")
+    }
     return assign(split_head(tensors, config), dict(_targets(config)), config)
-
-
-def _one_norm_for_each_output(v, g):
-    """v and g of the same weights `[kernel, inputs, outputs]`, whose norms were those of the
-    `kernel` matrices before version 2.
-    """
-    weights = v * (g / np.sqrt(np.sum(v**2, axis=(1, 2), keepdims=True)))
-    return weights, np.sqrt(np.sum(weights**2, axis=(0, 1)))
 
 
 def _targets(config) -> Iterator[tuple[str, Target]]:

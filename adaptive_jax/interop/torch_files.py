@@ -36,9 +36,9 @@ DTYPES = {
 }
 
 
-def _plain(key):
-    """Checks a key of a dict or an entry of a set: hashing a tuple may never end if it is
-    nested deeply or repeats itself.
+def _check_key(key):
+    """Returns a key of a dict or an entry of a set if it is a scalar: hashing a tuple may never
+    end if it is nested deeply or repeats itself.
     """
     if not isinstance(key, str | int | float | bytes | None):
         raise ValueError(f"a {type(key).__name__} as a key")
@@ -53,10 +53,10 @@ def _nothing(*_):
 KNOWN = {
     "torch.Size": tuple,
     "collections.OrderedDict": lambda items=(): collections.OrderedDict(
-        (_plain(key), value) for key, value in items
+        (_check_key(key), value) for key, value in items
     ),
-    "builtins.set": lambda entries=(): set(map(_plain, entries)),
-    "__builtin__.set": lambda entries=(): set(map(_plain, entries)),
+    "builtins.set": lambda entries=(): set(map(_check_key, entries)),
+    "__builtin__.set": lambda entries=(): set(map(_check_key, entries)),
     "collections.defaultdict": lambda *_: {},
     "argparse.Namespace": types.SimpleNamespace,
     # Checkpoints from before 2019 contain these counters of time and loss.
@@ -115,7 +115,7 @@ def read(path: Path):
         with path.open("rb") as file:
             zipped = file.read(4) == b"PK\x03\x04"
             file.seek(0)
-            return (_read_zip if zipped else _read_stream)(file, _Room(path.stat().st_size))
+            return (_read_zip if zipped else _read_stream)(file, _Allocator(path.stat().st_size))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except OSError as error:
@@ -251,7 +251,7 @@ class _Unpickler(pickle._Unpickler):
             raise ValueError(f"entries of a {type(self.stack[-1]).__name__}")
         # An optimizer's memory of a parameter, which is not needed.
         if not isinstance(key, np.ndarray):
-            self.stack[-1][_plain(key)] = value
+            self.stack[-1][_check_key(key)] = value
 
     def load_build(self):
         state, instance = self.stack.pop(), self.stack[-1]
@@ -270,7 +270,7 @@ class _Unpickler(pickle._Unpickler):
     }
 
 
-class _Room:
+class _Allocator:
     """Makes arrays of at most as many bytes as the file has, all together, so that no file can
     ask for more memory.
     """
@@ -285,7 +285,7 @@ class _Room:
         return np.empty(length, dtype)
 
 
-def _read_zip(file, room):
+def _read_zip(file, allocator):
     with zipfile.ZipFile(file) as archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("the archive is compressed, and torch.save never compresses")
@@ -305,7 +305,7 @@ def _read_zip(file, room):
             member = archive.getinfo(f"{root}data/{key}")
             if member.file_size != length * dtype.itemsize:
                 raise ValueError(f"storage {key[:50]} has {member.file_size} bytes")
-            array = room.array(length, dtype)
+            array = allocator.array(length, dtype)
             with archive.open(member) as source:
                 _fill(source, array)
                 if source.read(1):  # zipfile compares the checksum at the member's end
@@ -313,21 +313,21 @@ def _read_zip(file, room):
             return array
 
         with archive.open(root + "data.pkl") as pickled:
-            return _Unpickler(pickled, room.size, make_storage).load()
+            return _Unpickler(pickled, allocator.size, make_storage).load()
 
 
-def _read_stream(file, room):
+def _read_stream(file, allocator):
     def make_storage(key, dtype, length):
-        return room.array(length, dtype)  # filled below: the numbers follow after the pickles
+        return allocator.array(length, dtype)  # filled below: the numbers follow after the pickles
 
     if (
-        _Unpickler(file, room.size).load() != STREAM_MAGIC
-        or _Unpickler(file, room.size).load() != STREAM_PROTOCOL
+        _Unpickler(file, allocator.size).load() != STREAM_MAGIC
+        or _Unpickler(file, allocator.size).load() != STREAM_PROTOCOL
     ):
         raise ValueError("it does not begin like one")
-    _check_byte_order(_Unpickler(file, room.size).load()["little_endian"])
-    unpickler = _Unpickler(file, room.size, make_storage)
-    content, keys = unpickler.load(), _Unpickler(file, room.size).load()
+    _check_byte_order(_Unpickler(file, allocator.size).load()["little_endian"])
+    unpickler = _Unpickler(file, allocator.size, make_storage)
+    content, keys = unpickler.load(), _Unpickler(file, allocator.size).load()
     if set(keys) != set(unpickler.storages):
         raise ValueError("its storages are not those of its tensors")
     for key in keys:

@@ -70,20 +70,12 @@ def vocabulary_size_of(state: dict[str, np.ndarray]) -> int:
     """
 
     def rows(pattern):
-        return [
-            len(tensor)
-            for name, tensor in state.items()
-            if tensor.ndim == 2 and fnmatchcase(name, f"decoder.{pattern}")
-        ]
+        names = [name for name in state if fnmatchcase(name, f"decoder.{pattern}")]
+        return [len(state[name]) for name in names if state[name].ndim == 2]
 
-    tables = (
-        "embed_tokens.embeddings.*.0.weight",
-        "embed_tokens.weight",
-        "output_projection.weight",
-        "embed_out",
-    )
-    if found := next(filter(None, map(rows, tables)), None):
-        return sum(found)
+    tables = rows("embed_tokens.embeddings.*.0.weight") or rows("embed_tokens.weight")
+    if tables := tables or rows("output_projection.weight") or rows("embed_out"):
+        return sum(tables)
     tails = rows("adaptive_softmax.tail.*.2.weight")
     return max(0, sum(rows("adaptive_softmax.head.weight")) + sum(tails) - len(tails))
 

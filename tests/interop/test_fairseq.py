@@ -23,7 +23,7 @@ from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
 from adaptive_jax.interop.convert import read_checkpoint
-from adaptive_jax.interop.converter import Checkpoint
+from adaptive_jax.interop.converter import Checkpoint, completed
 from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
@@ -235,6 +235,32 @@ def test_learned_positions():
     assert config_of(options, checkpoint.state, 1000)["body"]["positions"] == "none"
 
 
+def test_vectors_that_are_not_scaled():
+    """With learned positions and one table for input and softmax; against the scaled model of a
+    table of its own whose vectors are 1 / sqrt(16) as long.
+    """
+    options, state = small_model(adaptive=False)
+    options |= {
+        "decoder_input_dim": 16,
+        "decoder_output_dim": 16,
+        "decoder_learned_pos": True,
+    }
+    bits = np.random.RandomState(1)
+    table, positions = (bits.normal(size=(rows, 16)).astype(np.float32) for rows in (20, 10))
+    state = {name: a for name, a in state.items() if "project" not in name and "embed" not in name}
+    state |= {"decoder.embed_tokens.weight": table, "decoder.embed_positions.weight": positions}
+    tied = options | {"no_scale_embedding": True, "share_decoder_input_output_embed": True}
+    own = state | {"decoder.embed_out": table, "decoder.embed_tokens.weight": table / 4}
+    tokens = bits.randint(20, size=(2, 8))
+    batch = Batch(tokens, tokens, np.ones((2, 8), np.float32), jnp.arange(2))
+    nll = []
+    for given, tensors in (tied, state), (options, own):
+        config = config_of(given, tensors, 20)
+        model, params = build(config, 20), parameters_of(tensors, config)
+        nll.append(jax.jit(model.apply)({"params": params}, batch)[1])
+    np.testing.assert_allclose(*nll, rtol=1e-6)
+
+
 def move_empty_character(gradients, state):
     """Row 0 of these characters is not zero, so a filter's bias here holds its response to it:
     db' = db, dw' = dw - db x row.
@@ -350,13 +376,6 @@ def test_the_commands(conversion, quick_command, home):
     ]
 
 
-def test_help(quick_command):
-    """--help says what the arguments are."""
-    done = quick_command("-m", "adaptive_jax", "convert", "--help")
-    assert "python -m adaptive_jax convert CHECKPOINT WORDS OUT_WORKDIR" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
-
-
 CASES = {
     case["context_window"]: case for case in json.loads((FIXTURES / "eval_lm.json").read_text())
 }
@@ -375,9 +394,14 @@ def test_context_windows(conversion, home):
 
 
 def test_a_converted_run(conversion):
-    """Its config and its parameters are those of the checkpoint, and it has no other item."""
+    """Its config and its parameters are those of the checkpoint, and it has no other item. Its
+    schedule is stated in fairseq's words, not translated.
+    """
     _, config, model, variables = converted(LEGACY)
     _, workdir = conversion
+    trained = json.loads((workdir / "trained.json").read_text())
+    assert (trained["lr_scheduler"], trained["t_mult"]) == ("cosine", 2.0)
+    assert config["schedule"] == completed({"data.vocabulary_size": 1000})["schedule"]
     assert to_json(read_config(workdir), sort_keys=True) == to_json(config, sort_keys=True)
     checkpoints = Checkpoints(workdir, read_only=True)
     restored = checkpoints.restore(checkpoints.step("best"), {"params": parameter_shapes(model)})

@@ -116,28 +116,6 @@ def test_plain_full(quick_command, tmp_path):
     assert f"({nll:.4f} nats a word) over 14 words" in done.stdout, done.stderr
 
 
-def normed_by_position(state):
-    """The same weights as decoder.version 1 stored them: one length for each of the kernel's
-    matrices.
-    """
-    state = state | {"decoder.version": np.ones(1, np.float32)}
-    bits = np.random.RandomState(0)
-    for name in [name for name in state if "convolutions" in name and name.endswith("weight_v")]:
-        v, g = state[name], state[name[:-1] + "g"]
-        weights = v * (g / np.sqrt(np.sum(v**2, axis=(0, 1), keepdims=True)))
-        state[name] = weights * bits.uniform(0.5, 2.0, (len(v), 1, 1)).astype(np.float32)
-        state[name[:-1] + "g"] = np.sqrt(np.sum(weights**2, axis=(1, 2), keepdims=True))
-    return state
-
-
-def test_the_order_of_norms_before_version_2():
-    """One length a matrix of the kernel becomes one an output, and the weights stay."""
-    found, config = loaded("plain_full")
-    old = normed_by_position(found.state)
-    assert old["decoder.convolutions.0.weight_g"].shape == (4, 1, 1)
-    check_scores("plain_full", old, config)
-
-
 @pytest.mark.parametrize(
     "changes, says",
     [
@@ -170,34 +148,3 @@ def test_an_option_that_cannot_be_converted(changes, says):
         build(config, WORDS)
     line = str(error.value)
     assert "\n" not in line and all(part in line for part in says), line
-
-
-@pytest.mark.parametrize(
-    "changes, says",
-    [
-        ({"decoder.fc1.weight_g": None}, ["missing in it: decoder.fc1.weight_g [16]"]),
-        (
-            {"decoder.fc4.bias": np.ones(3, np.float32)},
-            ["left over in the checkpoint: decoder.fc4.bias [3]"],
-        ),
-        (
-            {"decoder.convolutions.1.weight_v": np.ones((3, 16, 32), np.float32)},
-            ["weight_v [3, 16, 32], not [4, 16, 32]"],
-        ),
-        (
-            {"decoder.convolutions.3.bias": np.ones(32, np.float32)},
-            ["left over", "convolutions.3.bias"],
-        ),
-        (
-            {"decoder.fc3.weight_v": None, "decoder.fc3.weight_g": None},
-            ["missing in it: decoder.fc3.weight_v [240, 12]"],
-        ),
-    ],
-)
-def test_tensors_of_another_model(changes, says):
-    """Every tensor is used once, or one line lists the differences."""
-    found, config = loaded("plain_full")
-    state = {name: tensor for name, tensor in (found.state | changes).items() if tensor is not None}
-    with pytest.raises(InputError) as error:
-        parameters_of(state, config)
-    assert all(part in str(error.value) for part in says), error.value

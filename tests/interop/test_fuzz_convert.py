@@ -18,7 +18,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop import torch_files
 from adaptive_jax.interop.convert import convert
-from adaptive_jax.interop.fconv import MOST, blocks_of, layers_of
+from adaptive_jax.interop.fconv import MAX_LAYERS, blocks_of, layers_of
 from adaptive_jax.interop.words import awd_lstm_words, read_corpus, read_dictionary
 from tests.interop.test_awd_lstm import Module, save
 
@@ -122,7 +122,9 @@ def test_layers(text):
         assert "\n" not in str(error)
     else:
         layers = eval(text, {"__builtins__": {}})
-        assert sum(repeat * len(sizes) // 2 for repeat, *sizes in blocks) == len(layers) <= MOST
+        assert (
+            sum(repeat * len(sizes) // 2 for repeat, *sizes in blocks) == len(layers) <= MAX_LAYERS
+        )
     assert time.perf_counter() - start < SECONDS
 
 
