@@ -51,7 +51,10 @@ class Softmax(nn.Module):
             section 5.4; Table 6: 0.2).
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has
             none; its released code sets it to the tail dropout.
-        label_smoothing, z_loss: see `adaptive_jax.losses.settings.Settings`.
+        label_smoothing: share of the target's probability that is spread evenly over the columns of
+            each softmax that the token visits, in training alone.
+        z_loss: weight of the squared log-normaliser of each softmax that the token visits, in
+            training alone (PaLM, section 5: 1e-4).
         clusters_init: how `clusters` starts, a function `(key, shape)`; with the names of its axes
             if it comes from `nn.with_partitioning`.
 
