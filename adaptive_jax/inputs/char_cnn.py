@@ -98,7 +98,7 @@ class CharacterCNN(nn.Module):
             check_at_least(1, strides=stride)
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 

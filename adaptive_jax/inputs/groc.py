@@ -113,14 +113,14 @@ class GroC(CharacterCNN):
         return {name: words for name, words in most.items() if words}
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         lexicon = {"path": self.lexicon, "form": self.form, "share": self.share}
         parts = {name: lexicon | {"most": most} for name, most in self._parts().items()}
-        return super().wants | parts
+        return super().lexicon_spec | parts
 
     def setup(self):
-        missing = [name for name in self.wants if not self.has_variable("lexicon", name)]
+        missing = [name for name in self.lexicon_spec if not self.has_variable("lexicon", name)]
         if missing and not self.is_initializing():
             raise InputError(
                 f'groc needs {", ".join(missing)} of words: apply({{"params": ..., "lexicon":'

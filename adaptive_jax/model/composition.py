@@ -131,13 +131,13 @@ def encoded(model: LanguageModel, tables: dict) -> dict:
 
     The rest, such as a map of the input's table or a predicted bias, is computed from it.
     """
-    own = hasattr(model.output.table, "wants")
+    own = hasattr(model.output.table, "lexicon_spec")
     return _part(tables, lambda path: path[0] == "input" or (own and path[-1] == "vectors"))
 
 
 def encoders(model: LanguageModel, params: dict) -> dict:
     """Which parameters serve nothing but `encoded`: a tree of booleans like `params`."""
-    own, whole = hasattr(model.output.table, "wants"), hasattr(model.input, "compose")
+    own, whole = hasattr(model.output.table, "lexicon_spec"), hasattr(model.input, "compose")
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
         {

@@ -80,7 +80,7 @@ OUTPUTS = {
 class LanguageModel(nn.Module):
     """A next-word model: an input, a body and an output.
 
-    `apply` takes these collections: "params"; "lexicon", what `wants` asks for; and, to compute
+    `apply` takes these collections: "params"; "lexicon", what `lexicon_spec` says; and, to compute
     vectors that are composed from other parameters once and not at every call, "tables", which
     `compose` makes.
     """
@@ -169,14 +169,18 @@ class LanguageModel(nn.Module):
             return "all"
         return "inputs" if hasattr(self.input, "compose") else "none"
 
-    def wants(self) -> dict:
-        """What the layers want to know about words, by layer: the argument of
+    def lexicon_spec(self) -> dict:
+        """What the layers read of each word, by layer: the second argument of
         `adaptive_jax.data.vocabulary.lexicon.lexicon`.
         """
-        table = {"table": self.output.table.wants} if hasattr(self.output.table, "wants") else {}
-        table |= getattr(self.output, "wants", {})
-        wants = {"input": getattr(self.input, "wants", {}), "output": table}
-        return {name: inner for name, inner in wants.items() if inner}
+        table = (
+            {"table": self.output.table.lexicon_spec}
+            if hasattr(self.output.table, "lexicon_spec")
+            else {}
+        )
+        table |= getattr(self.output, "lexicon_spec", {})
+        spec = {"input": getattr(self.input, "lexicon_spec", {}), "output": table}
+        return {name: inner for name, inner in spec.items() if inner}
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
@@ -217,7 +221,7 @@ def output_features(body: nn.Module) -> int:
 
 @functools.lru_cache(maxsize=8)
 def variable_shapes(model: LanguageModel) -> dict:
-    """The collections "params" and, if the model wants one, "lexicon", as shapes: always the
+    """The collections "params" and, if the model reads one, "lexicon", as shapes: always the
     same dicts, not to be changed.
     """
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)

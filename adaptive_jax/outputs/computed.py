@@ -260,9 +260,9 @@ class ComposedTable(ComputedTable):
         check_at_least(0, correction=self.correction)
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
-        return {"cnn": self.cnn.wants}
+        return {"cnn": self.cnn.lexicon_spec}
 
     def setup(self):
         if self.correction:

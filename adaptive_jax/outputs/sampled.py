@@ -70,7 +70,7 @@ class Sampled(nn.Module):
         check_table(self.table)
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"counts": {}} if self.proposal == "unigram" else {}
 
