@@ -35,7 +35,7 @@ from jax import lax
 from adaptive_jax.losses import chunks, reports
 from adaptive_jax.losses.sharded import ABSENT
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import sum_dtype, wide
 
@@ -168,7 +168,7 @@ def _normalised(tiles, keep):
     zeros = jnp.zeros(len(x), tiles.dtype)
     state = jnp.full(len(x), reports.LOW, tiles.dtype), zeros, zeros, zeros
     kept = jnp.zeros((tiles.count, len(x), tiles.words), tiles.dtype) if keep else None
-    state, kept = vary((state, kept), axes_of(x))
+    state, kept = pvary((state, kept), axes_of(x))
     state = *state, reports.start(settings, x)
     if tiles.clusters is not None:
         state = merge(state, tiles.clusters, tokens.column)

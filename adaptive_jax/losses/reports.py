@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.numerics.meshes import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.products import sum_dtype
 
 REPORTS = "nll", "z_loss", "predicted", "correct", "logsumexp", "entropy", "top_k"
@@ -69,7 +69,7 @@ def start(settings, x: jax.Array) -> dict:
     if "top_k" in wanted:
         shape = tokens, settings.top_k
         stats["top"] = jnp.full(shape, LOW, dtype), jnp.zeros(shape, jnp.int32)
-    return vary(stats, axes_of(x))
+    return pvary(stats, axes_of(x))
 
 
 def merge(stats: dict, logits: jax.Array, first) -> dict:
@@ -147,7 +147,7 @@ def empty(settings, weight: jax.Array) -> dict:
         whole = name in ("predicted", "correct")
         return jnp.zeros(len(weight), jnp.int32 if whole else weight.dtype)
 
-    return vary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(weight))
+    return pvary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(weight))
 
 
 def report(settings, reported: dict, nll: jax.Array, live: jax.Array) -> Report:

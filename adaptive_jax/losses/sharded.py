@@ -14,7 +14,7 @@ from jax import lax
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, pvary
 
 ABSENT = -(2**30)  # a column that no softmax has, wherever it is shifted
 
@@ -71,9 +71,9 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
             )
     axes = tokens | tables
     return (
-        vary(hidden, axes),
-        vary(softmax, axes),
-        *(vary(array, axes - {axis_name}) for array in by_token),
+        pvary(hidden, axes),
+        pvary(softmax, axes),
+        *(pvary(array, axes - {axis_name}) for array in by_token),
     )
 
 
