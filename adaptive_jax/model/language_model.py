@@ -141,12 +141,12 @@ class LanguageModel(nn.Module):
         return self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts the vectors of `words [n]` that are computed from other parameters into the
+        """Stores the vectors of `words [n]` that are computed from other parameters in the
         collection "tables".
 
-        Afterwards token ids are rows of these tables: `words` are all words in order, or `inputs`
-        are indices into `words`; `composed_words` says which. The input's vectors of `words` may be
-        there before, and stay.
+        Token ids are then rows of these tables: either `words` are all words in order, or the
+        batch's `inputs` are indices into `words`; `composed_words` says which. Vectors of the input
+        that "tables" already has are not computed again.
         """
         if hasattr(self.input, "compose") and not self.input.has_variable("tables", "vectors"):
             self.input.compose(words, train=train)
@@ -155,8 +155,8 @@ class LanguageModel(nn.Module):
             self.output.table.compose(words, train=train)
 
     def read(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts what the vectors of other words may rest on, of `words [n]`, into the collection
-        "tables"; `compose` takes it up.
+        """Stores the surface vectors of `words [n]` in the collection "tables", where `compose`
+        reads them for related and defining words.
         """
         self.input.read(words)
 

@@ -20,8 +20,8 @@ def axes_of(tree) -> frozenset[str]:
 
 
 def pvary(tree, axes: frozenset[str]):
-    """The tree, each of whose arrays varies over these axes too. Its transpose sums gradients
-    over devices.
+    """Casts every array of a tree to vary over these axes of `shard_map` too. The transpose sums
+    gradients over devices.
     """
 
     def one(leaf):
