@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
-from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
+from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.numerics.arrays import exists, ids, look_up
+from adaptive_jax.numerics.layers import uniform
 from adaptive_jax.numerics.products import product
 
 # See `Reader`.
@@ -147,10 +148,8 @@ class GroC(CharacterCNN):
         return uniform(self.init_range)
 
     def read(self, words: jax.Array) -> None:
-        """Puts the surface vectors of `words [n]`, float32 `[n, features]`, into the collection
-        "tables".
-
-        `compose` then computes none, if they are those of all words.
+        """Stores the surface vectors of `words [n]`, float32 `[n, features]`, in the collection
+        "tables". Those of all words spare `compose` from computing any.
         """
         words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "surfaces", self._surfaces(words).astype(jnp.float32))
