@@ -81,7 +81,7 @@ def model_and_lexicon(config: dict):
     words = config["data"]["vocabulary_size"]
     model = build(config, words)
     return model, lexicon(
-        Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64)), model.wants()
+        Vocabulary(tuple(map(str, range(words))), np.ones(words, np.int64)), model.lexicon_spec()
     )
 
 

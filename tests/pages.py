@@ -37,6 +37,14 @@ def words_of(line):
             yield named
 
 
+def reads_quickstart(words):
+    """Whether tests/test_docs.py runs a command: it reads the run that the first steps train, and
+    takes seconds. Ways to score take longer, and have tests of their own.
+    """
+    named = any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
+    return named and "train.py" not in words and "--method=" not in " ".join(words)
+
+
 def blocks(text):
     """The blocks of a page in order: ("python", code), and ("shell", command) for each indented
     command.

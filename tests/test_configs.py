@@ -470,7 +470,7 @@ def test_tiny_copy_takes_a_step_that_moves_every_parameter(config, whole, own_le
         np.ones(ids.shape, np.float32),
         np.arange(12, dtype=np.int32).reshape(2, 6),
     )
-    arguments = state, lexicon(WORDS, model.wants()), sharding.put_batch(mesh, batch, axis=1)
+    arguments = state, lexicon(WORDS, model.lexicon_spec()), sharding.put_batch(mesh, batch, axis=1)
     # Compiled in a hurry: each of these programs runs once.
     update = make_update(model, optimizer, mesh, 0, layout).lower(*arguments)
     state, metrics = update.compile()(*arguments)

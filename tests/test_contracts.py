@@ -244,7 +244,7 @@ def _made(key):
     model = build(config(input=source, output=output, table=table), VOCABULARY)
     return model, {
         "params": random_params(parameter_shapes(model)),
-        "lexicon": lexicon(WORDS, model.wants()),
+        "lexicon": lexicon(WORDS, model.lexicon_spec()),
     }
 
 
@@ -270,7 +270,7 @@ def alone(layer, *arrays):
     shapes = jax.eval_shape(layer.init, jax.random.key(0), *arrays)
     return {
         "params": random_params(shapes["params"]),
-        "lexicon": lexicon(WORDS, getattr(layer, "wants", {})),
+        "lexicon": lexicon(WORDS, getattr(layer, "lexicon_spec", {})),
     }
 
 
@@ -702,7 +702,7 @@ def test_a_composed_model_scores_words_it_never_saw():
         lambda a: a.shape, parameter_shapes(larger)
     )
     hidden, _ = hidden_and_targets()
-    given = {"params": variables["params"], "lexicon": lexicon(other, larger.wants())}
+    given = {"params": variables["params"], "lexicon": lexicon(other, larger.lexicon_spec())}
     log_probs = run(larger, given, hidden[:4], method=lambda m, h: m.output.log_probs(h))
     assert log_probs.shape == (4, len(other))
     np.testing.assert_allclose(jax.nn.logsumexp(log_probs, axis=1), 0.0, atol=2e-6)

@@ -27,7 +27,7 @@ from adaptive_jax.model.language_model import BODIES
 from adaptive_jax.training.loop import train
 from configs import quickstart
 from tests import test_contracts
-from tests.pages import PAGES, blocks, python_blocks
+from tests.pages import PAGES, blocks, python_blocks, reads_quickstart
 
 NEEDS = {"adaptive_jax report": "matplotlib"}  # programs that run where this is installed
 OWN_PAGES = {
@@ -47,8 +47,7 @@ def runs(line):
         name in line and not importlib.util.find_spec(package) for name, package in NEEDS.items()
     ):
         return False
-    about = any(re.fullmatch(r"(--workdir=)?runs/quickstart", word) for word in words)
-    return words[0] == "printf" or (about and "train.py" not in words)
+    return words[0] == "printf" or reads_quickstart(words)
 
 
 def runs_code(code):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from adaptive_jax.bodies.blocks import added, keep
+from adaptive_jax.bodies.blocks import added, save_for_backward
 from adaptive_jax.bodies.positions import biases
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.dropout import keep_mask, tied
@@ -88,7 +88,7 @@ def joint_attention(joint, bias, heads: int, pairs: Pairs = ALONE, *, path: str 
     if path == "triton":
         joint = joint.reshape(rows, time, 3, heads, width)
         return _flash(joint, pairs, bias.reshape(3, heads, width))
-    joint = keep(added(joint, bias))
+    joint = save_for_backward(added(joint, bias))
     parts = (part.reshape(rows, time, heads, width) for part in jnp.split(joint, 3, axis=-1))
     return attention(*parts, pairs, path=path)
 
@@ -222,7 +222,7 @@ def _chunked_forward(dropout, slopes, queries, keys, values, segment_ids, seeds)
     of_heads = jnp.tile(jnp.asarray(slopes), len(queries)) if slopes else None
     heads = _Heads(_fold(scaled(queries)), _fold(keys), _fold(values), *of_rows, head_ids, of_heads)
     attended, logsumexp = _in_groups(functools.partial(_forward, dropout), heads)
-    attended, logsumexp = keep(_unfold(attended, count)), keep(logsumexp)
+    attended, logsumexp = save_for_backward(_unfold(attended, count)), save_for_backward(logsumexp)
     return attended, (heads, attended, logsumexp)
 
 

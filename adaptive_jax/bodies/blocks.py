@@ -64,7 +64,7 @@ def ids_of(batch: Batch | None, rows: int, time: int) -> tuple[jax.Array, jax.Ar
     return whole_numbers("row_ids", batch.row_ids, rows), segment_ids
 
 
-def keep(x: jax.Array) -> jax.Array:
+def save_for_backward(x: jax.Array) -> jax.Array:
     """`x`, marked as worth its memory: where `elementwise` rules, the backward pass reads it and
     what is not marked is recomputed.
 

@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from adaptive_jax.bodies.blocks import added, keep
+from adaptive_jax.bodies.blocks import added, save_for_backward
 from adaptive_jax.numerics.dropout import stays
 from adaptive_jax.numerics.platforms import platform
 
@@ -93,7 +93,7 @@ def _forward(settings, joint, bias, segment_ids, seeds):
     if bias is not None:
         # In two axes, as products end.
         joint = added(joint.reshape(rows, time, -1), bias.reshape(-1)).reshape(joint.shape)
-    joint = keep(joint)
+    joint = save_for_backward(joint)
     size = settings.forward.program
     attended, logsumexp = _call(
         functools.partial(_forward_kernel, settings.kernel(settings.forward, joint, segment_ids)),
@@ -108,7 +108,7 @@ def _forward(settings, joint, bias, segment_ids, seeds):
             pl.BlockSpec((None, None, size), lambda i, head, row: (row, head, i)),
         ],
     )
-    attended, logsumexp = keep(attended), keep(logsumexp)
+    attended, logsumexp = save_for_backward(attended), save_for_backward(logsumexp)
     return attended, (joint, bias, segment_ids, seeds, attended, logsumexp)
 
 

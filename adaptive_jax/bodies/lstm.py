@@ -12,7 +12,7 @@ from adaptive_jax.bodies.blocks import ids_of
 from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
 from adaptive_jax.numerics.arrays import check_dtype, floats
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.numerics.layers import Dropout, WeightDropout
+from adaptive_jax.numerics.layers import Dropout, WeightDropout, uniform
 from adaptive_jax.numerics.platforms import platform, present
 from adaptive_jax.numerics.products import is_cpu_bfloat16, wide
 
@@ -209,11 +209,8 @@ class LSTM(nn.Module):
     def _weights(self, i, train):
         width, inputs = self.widths[i], (self.features, *self.widths)[i]
 
-        def uniform(key, shape):
-            return jax.random.uniform(key, shape, minval=-(width**-0.5), maxval=width**-0.5)
-
         def param(name, *shape):
-            return self.param(f"{name}_{i}", uniform, shape)
+            return self.param(f"{name}_{i}", uniform(width**-0.5), shape)
 
         bias = sum(param(name, 4 * width) for name in ("bias", "recurrent_bias")[: self.biases])
         return Weights(

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.bodies.attention import Pairs, cached_attention, joint_attention
-from adaptive_jax.bodies.blocks import REMAT, Dense, LayerNorm, added, ids_of, keep, policy
+from adaptive_jax.bodies.blocks import (
+    REMAT,
+    Dense,
+    LayerNorm,
+    added,
+    ids_of,
+    policy,
+    save_for_backward,
+)
 from adaptive_jax.bodies.positions import (
     POSITIONS,
     LearnedPositions,
@@ -46,7 +54,7 @@ def _relu(rate, x, mask):
 
 
 def _relu_forward(rate, x, mask):
-    result = keep(_relu(rate, x, mask))
+    result = save_for_backward(_relu(rate, x, mask))
     return result, result
 
 
@@ -124,7 +132,7 @@ class Block(nn.Module):
         """The residual connection around a sub-block, whose input is normalised (Baevski & Auli
         2019, section 4.1).
         """
-        return keep(x + sub_block(norm(x)))
+        return save_for_backward(x + sub_block(norm(x)))
 
 
 class PostNormBlock(Block):
@@ -134,7 +142,7 @@ class PostNormBlock(Block):
         """The residual connection around a sub-block, normalised after the sum (Vaswani et al.
         2017, section 3.1).
         """
-        return norm(keep(x + sub_block(x)))
+        return norm(save_for_backward(x + sub_block(x)))
 
 
 class Transformer(nn.Module):

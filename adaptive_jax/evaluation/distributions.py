@@ -13,7 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.evaluation.scoring import LOG_PROBS
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
-from adaptive_jax.numerics.products import exact
+from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
 
 TOKENS = 256  # whose distributions are computed at a time, at most
@@ -87,6 +87,10 @@ def _describer(model: LanguageModel, mesh: Mesh, k: int):
     specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole, whole
     return jax.jit(
         jax.shard_map(
-            exact(describe, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False
+            full_precision(describe, model.body),
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=whole,
+            check_vma=False,
         )
     )

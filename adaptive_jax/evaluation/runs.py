@@ -151,7 +151,7 @@ def put_lexicon(model: LanguageModel, vocabulary: Vocabulary, mesh: Mesh) -> dic
     """The arrays about words that a model wants, on every device. Says how many words have entries
     in a lexicon.
     """
-    arrays, whole = lexicon(vocabulary, model.wants()), sharding.replicated(mesh)
+    arrays, whole = lexicon(vocabulary, model.lexicon_spec()), sharding.replicated(mesh)
     if shares := coverage(arrays):
         said = ", ".join(f"{100 * share:.2f} % have {kind}" for kind, share in shares.items())
         hosts.log0(f"lexicon      of {len(vocabulary):,} words, {said}")

@@ -15,9 +15,9 @@ from adaptive_jax.data.batches.windows import ALONE, WindowBatch, Windows, check
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model.composition import compose_shared, make_compose
+from adaptive_jax.model.composition import Compose, compose_shared
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
-from adaptive_jax.numerics.products import exact
+from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
 
 OOV = np.int32(-1)  # stands for an input word that the model has no vector of
@@ -327,7 +327,7 @@ def composed(run: Run, ids: np.ndarray) -> tuple[dict, np.ndarray | None]:
 def _composer(model, mesh):
     local_model, gather, specs = _local(model, mesh)
     whole = PartitionSpec()
-    compose = exact(compose_shared(make_compose(local_model, gather), mesh), model.body)
+    compose = full_precision(compose_shared(Compose(local_model, gather), mesh), model.body)
     return jax.jit(
         jax.shard_map(
             compose, mesh=mesh, in_specs=(specs, whole, whole), out_specs=whole, check_vma=False
@@ -375,7 +375,7 @@ def make_scorer(
         return (nll, hidden if options.hidden else ()), carry
 
     whole, rows = PartitionSpec(), sharding.batch_spec(0)
-    local = exact(local, model.body)
+    local = full_precision(local, model.body)
     mapped = jax.shard_map(
         local,
         mesh=mesh,

@@ -12,7 +12,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.inputs.letters import Reader, read_words, word_positions
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.layers import ACTIVATIONS
+from adaptive_jax.numerics.layers import ACTIVATIONS, uniform
 
 # See `Reader`.
 CHUNK = 256
@@ -98,7 +98,7 @@ class CharacterCNN(nn.Module):
             check_at_least(1, strides=stride)
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"spelling": {"length": self.length, "marks": self.letters == "elmo"}}
 
@@ -193,11 +193,6 @@ class CharacterCNN(nn.Module):
         blank = jnp.zeros((self.vocabulary_size, self.length), dtype)
         symbols = {"symbols": words.astype(jnp.int8)} if self.letters == "bytes" else {}
         return {"letters": blank, "lengths": words, "row_of_word": words} | symbols
-
-
-def uniform(bound: float):
-    """An initializer: uniform between -bound and bound."""
-    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 def _is_filter(pair):

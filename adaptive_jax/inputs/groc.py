@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from adaptive_jax.errors import InputError, check_at_least, check_known, check_not_negative
-from adaptive_jax.inputs.char_cnn import CharacterCNN, uniform
+from adaptive_jax.inputs.char_cnn import CharacterCNN
 from adaptive_jax.numerics.arrays import exists, ids, look_up
+from adaptive_jax.numerics.layers import uniform
 from adaptive_jax.numerics.products import product
 
 # See `Reader`.
@@ -113,14 +114,14 @@ class GroC(CharacterCNN):
         return {name: words for name, words in most.items() if words}
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         lexicon = {"path": self.lexicon, "form": self.form, "share": self.share}
         parts = {name: lexicon | {"most": most} for name, most in self._parts().items()}
-        return super().wants | parts
+        return super().lexicon_spec | parts
 
     def setup(self):
-        missing = [name for name in self.wants if not self.has_variable("lexicon", name)]
+        missing = [name for name in self.lexicon_spec if not self.has_variable("lexicon", name)]
         if missing and not self.is_initializing():
             raise InputError(
                 f'groc needs {", ".join(missing)} of words: apply({{"params": ..., "lexicon":'
@@ -147,10 +148,8 @@ class GroC(CharacterCNN):
         return uniform(self.init_range)
 
     def read(self, words: jax.Array) -> None:
-        """Puts the surface vectors of `words [n]`, float32 `[n, features]`, into the collection
-        "tables".
-
-        `compose` then computes none, if they are those of all words.
+        """Stores the surface vectors of `words [n]`, float32 `[n, features]`, in the collection
+        "tables". Those of all words spare `compose` from computing any.
         """
         words = ids("words", words, self.vocabulary_size, "words")
         self.put_variable("tables", "surfaces", self._surfaces(words).astype(jnp.float32))

@@ -7,7 +7,7 @@ from flax import linen as nn
 from adaptive_jax.errors import InputError, check_at_least, check_not_negative, check_rates
 from adaptive_jax.numerics.arrays import check_dtype, ids, look_up
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.layers import WordDropout
+from adaptive_jax.numerics.layers import WordDropout, uniform
 from adaptive_jax.numerics.products import product
 
 
@@ -58,7 +58,7 @@ class Lookup(nn.Module):
         width = self.width or self.features
         init = nn.initializers.normal(self.init_deviation or width**-0.5)
         if self.init_range:
-            init = _uniform(self.init_range)
+            init = uniform(self.init_range)
         self.table = self.param("table", init, (self.vocabulary_size, width))
         self.drop = WordDropout(self.word_dropout)
         shape = (width, self.features)
@@ -76,7 +76,3 @@ class Lookup(nn.Module):
         `projection [width, features]`.
         """
         return [Band(self.table, self.projection)]
-
-
-def _uniform(bound):
-    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)

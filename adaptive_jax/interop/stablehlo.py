@@ -16,7 +16,7 @@ from jax.tree_util import keystr
 
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.evaluation.runs import Run
-from adaptive_jax.model.composition import make_compose
+from adaptive_jax.model.composition import Compose
 from adaptive_jax.model.language_model import LanguageModel, build
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.platforms import tracing_for
@@ -135,5 +135,5 @@ def _tables(model, params, lexicon):
     """The vectors of all words, where they are composed from other parameters."""
     if model.composed_words() == "none":
         return {}
-    compose = jax.jit(make_compose(model, lambda params: params).__call__)
+    compose = jax.jit(Compose(model, lambda params: params).__call__)
     return jax.device_get(compose(params, lexicon, jnp.arange(model.input.vocabulary_size)))

@@ -401,11 +401,11 @@ def _visit(static, softmax, queue, spans, outcome, with_gradients):
         if plan.words:
             sums = d_group, d_clusters
             results, sums = long_tables.one_chunk(
-                settings, softmax, part, member.own, sums, plan, **how
+                settings, softmax, part, member.valid, sums, plan, **how
             )
             return jax.tree.map(put, outcome, results), sums
         here = member.read(softmax[0]), softmax[1]
-        results, gradient = one_chunk(settings, here, part, member.own, **how)
+        results, gradient = one_chunk(settings, here, part, member.valid, **how)
         outcome = jax.tree.map(put, outcome, results)
         if not with_gradients:
             return outcome, (None, None)

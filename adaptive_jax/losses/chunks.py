@@ -79,14 +79,14 @@ def logits_of(x: jax.Array, band: Band) -> jax.Array:
     return logits if band.bias is None else logits + band.bias[None].astype(logits.dtype)
 
 
-def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradients=True):
+def one_chunk(settings, softmax, tokens, valid=None, *, narrow=False, with_gradients=True):
     """Loss and gradients of one chunk.
 
     Args:
         softmax: `(band, clusters)`, both of type `Band`; `clusters` holds further rows of the head,
             or is None.
-        own: bool `[words]`, the columns of the band that exist; None: all. The others are words of
-            a neighbour, or padding.
+        valid: bool `[words]`, the columns of the band that exist; None: all. The others are words
+            of a neighbour, or padding.
         narrow: return the gradient of the band's table as its transpose.
 
     Returns:
@@ -96,7 +96,7 @@ def one_chunk(settings, softmax, tokens, own=None, *, narrow=False, with_gradien
     """
     band, _ = softmax
     x, mask = states(settings, tokens, band)
-    parts = _parts(settings, x, softmax, own)
+    parts = _parts(settings, x, softmax, valid)
     loss, nll, found = _losses(settings, parts, tokens.column, tokens.probs)
     reported = ()
     if settings.reports:
@@ -213,7 +213,15 @@ class Part(NamedTuple):
     logits: jax.Array  # [tokens, columns]
     band: Band
     first: int  # the first column
-    own: jax.Array | None  # bool [columns], those that exist; None: all
+    valid: jax.Array | None  # bool [columns], those that exist; None: all
+
+    def columns(self) -> "jax.Array | int":
+        """How many columns exist."""
+        return len(self.band.table) if self.valid is None else self.valid.sum()
+
+    def where_valid(self, values, other):
+        """`values [tokens, columns]` in the columns that exist, `other` elsewhere."""
+        return values if self.valid is None else jnp.where(self.valid[None], values, other)
 
 
 class Normaliser(NamedTuple):
@@ -226,9 +234,9 @@ class Normaliser(NamedTuple):
     entropy: jax.Array | None = None  # [tokens]
 
 
-def _parts(settings, x, softmax, own):
+def _parts(settings, x, softmax, valid):
     further = part_of_clusters(settings, x, softmax)
-    return [part_of(settings, x, softmax[0], 0, own), *([] if further is None else [further])]
+    return [part_of(settings, x, softmax[0], 0, valid), *([] if further is None else [further])]
 
 
 def part_of_clusters(settings, x, softmax) -> "Part | None":
@@ -242,12 +250,13 @@ def part_of_clusters(settings, x, softmax) -> "Part | None":
     return part_of(settings, x, clusters, len(band.table), first)
 
 
-def part_of(settings, x, band: Band, first, own) -> Part:
+def part_of(settings, x, band: Band, first, valid) -> Part:
     """The columns of a band, from `first` on; the logits of those that do not exist are -inf."""
     logits = logits_of(x, band)
     if used(settings.soft_cap):
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
-    return Part(_where(own, logits, -jnp.inf), band, first, own)
+    part = Part(logits, band, first, valid)
+    return part._replace(logits=part.where_valid(logits, -jnp.inf))
 
 
 def _losses(settings, parts, column, probs=None):
@@ -261,8 +270,8 @@ def _losses(settings, parts, column, probs=None):
     total = sum(power.sum(axis=1) for power in powers)
     smoothed = ()
     if settings.label_smoothing:
-        counts = [len(part.band.table) if part.own is None else part.own.sum() for part in parts]
-        logits = sum(_where(part.own, part.logits, 0.0).sum(axis=1) for part in parts)
+        counts = [part.columns() for part in parts]
+        logits = sum(part.where_valid(part.logits, 0.0).sum(axis=1) for part in parts)
         smoothed = logits, sum(counts)
     loss, nll, found = totalled(settings, peak, (total, scored, *smoothed), probs)
     return loss, nll, found._replace(powers=powers)
@@ -305,7 +314,7 @@ def scaled_d_logits(settings, power, part, column, found, tokens=None):
         hit = column[:, None] == part.first + jnp.arange(power.shape[1], dtype=column.dtype)[None]
         target = (1 - share) * hit.astype(power.dtype) + share / found.columns
         if share:
-            target = _where(part.own, target, 0.0)
+            target = part.where_valid(target, 0.0)
         exact = raised - found.total[:, None] * target
         if pulls is not None:
             plain = power - jnp.where(hit, found.total[:, None], 0.0)
@@ -328,7 +337,7 @@ def scaled_d_logits(settings, power, part, column, found, tokens=None):
             away = part.logits - (found.logsumexp - found.entropy)[:, None]
             exact = exact - pulls[:, 3:] * jnp.where(power > 0, power * away, 0.0)
     if used(settings.soft_cap):
-        exact = exact * _where(part.own, 1 - (part.logits / settings.soft_cap) ** 2, 0.0)
+        exact = exact * part.where_valid(1 - (part.logits / settings.soft_cap) ** 2, 0.0)
     return exact
 
 
@@ -346,11 +355,6 @@ def _overwritten(rounded, power, column, total):
     target = jnp.take_along_axis(power, column[:, None], axis=1)[:, 0] - total
     at = rounded.at[jnp.arange(len(column)), column]
     return at.set(target.astype(rounded.dtype), mode="drop", unique_indices=True)
-
-
-def _where(own, values, other):
-    """`values [tokens, words]` in the columns that exist, `other` elsewhere."""
-    return values if own is None else jnp.where(own[None], values, other)
 
 
 def scored_in(logits, column, probs):

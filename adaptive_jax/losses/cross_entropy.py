@@ -164,9 +164,8 @@ def linear_cross_entropy(
     settings = settings._replace(axis_name=axis_name, words=given, ignore_index=ignore_index)
     settings = settings._replace(reports=tuple(reports), top_k=top_k)
     hidden, [band], _ = _scaled(logit_scale, hidden, [Band(table, None, bias)], None)
-    return _reduced(
-        reduction, token_axes, hidden, targets, weights, [band], None, settings, target_probs
-    )
+    given = hidden, targets, weights, [band], None, settings
+    return reduced(reduction, *given, token_axes=token_axes, probs=target_probs)
 
 
 @overload
@@ -245,7 +244,8 @@ def adaptive_cross_entropy(
     settings = settings._replace(axis_name=axis_name, words=given, ignore_index=ignore_index)
     settings = settings._replace(reports=tuple(reports))
     hidden, bands, clusters = _scaled(logit_scale, hidden, bands, clusters)
-    return _reduced(reduction, token_axes, hidden, targets, weights, bands, clusters, settings)
+    given = hidden, targets, weights, bands, clusters, settings
+    return reduced(reduction, *given, token_axes=token_axes)
 
 
 def _scaled(scale, hidden, bands, clusters):
@@ -266,18 +266,26 @@ def _scaled(scale, hidden, bands, clusters):
     return times(hidden), [*map(of_band, bands)], None if clusters is None else of_band(clusters)
 
 
-def _reduced(
-    reduction, axes, hidden, targets, weights, bands, clusters, settings, target_probs=None
-):
+def reduced(reduction: str, *given, token_axes=(), seeds=None, probs=None):
+    """The loss, with reports if `settings` names some, as `linear_cross_entropy` reduces it.
+
+    Args:
+        given: hidden, targets, weights, bands, clusters and settings of `banded.loss`.
+        token_axes: see `linear_cross_entropy`.
+        seeds, probs: see `banded.loss_and_report`; with reduction="none" there are no seeds.
+
+    Raises:
+        InputError: as `linear_cross_entropy`.
+    """
     check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
+    (hidden, targets, *_, settings), axes = given, token_axes
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
-    given = hidden, targets, weights, bands, clusters, settings
     if reduction == "none":
         if axes:
             raise InputError(f"token_axes={axes} sum no reduction='none': give 'mean' or 'sum'")
-        each, report = banded.losses_and_report(*given, target_probs)
+        each, report = banded.losses_and_report(*given, probs)
         return (each, report) if settings.reports else each
-    total, report, count = banded.loss_and_report(*given, None, target_probs)
+    total, report, count = banded.loss_and_report(*given, seeds, probs)
     if axes:
         if not set(axes) <= axes_of((hidden, targets)):
             raise InputError(

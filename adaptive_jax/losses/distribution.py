@@ -63,8 +63,8 @@ def of_member(hidden, group, member):
     """
     band = in_dtype(member.read(group), hidden.dtype)
     logits = logits_of(project(hidden, band.projection), band)
-    if member.own is not None:
-        logits = jnp.where(member.own[None], logits, -jnp.inf)
+    if member.valid is not None:
+        logits = jnp.where(member.valid[None], logits, -jnp.inf)
     return jax.nn.log_softmax(logits, axis=1)
 
 
@@ -77,10 +77,10 @@ def _log_probs_of_group(hidden, group, sizes, reached):
         member = BandView(group, sizes, number)
         values = lax.dynamic_slice_in_dim(reached, number, 1, axis=1)
         values += of_member(hidden, group, member)
-        if member.own is None:
+        if member.valid is None:
             return values
         here = lax.dynamic_slice_in_dim(out, member.first, values.shape[1], axis=1)
-        values = jnp.where(member.own[None], values, here)
+        values = jnp.where(member.valid[None], values, here)
         return lax.dynamic_update_slice_in_dim(out, values, member.first, axis=1)
 
     out = jnp.zeros((len(hidden), sum(sizes)), jnp.float32)
@@ -162,7 +162,7 @@ def _of_tail(hidden, tail, reach, best):
     """
     group, member, first = tail
     count = len(hidden)
-    largest = len(group.table) if member.own is None else len(member.own)
+    largest = len(group.table) if member.valid is None else len(member.valid)
     rows = _rows(min(count, TAIL_ROWS), largest)
     needed = reach > best.value
     # The tokens that need the tail, one after another; behind them stands a row that does not

@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.losses.chunks import project
+from adaptive_jax.losses.chunks import project, through_projection
 from adaptive_jax.losses.settings import Settings, Tokens, used
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.platforms import capability, large_shared_memory, platform
-from adaptive_jax.numerics.products import wide
 
 WORDS = 128  # of a block
 ROWS = 64  # tokens of a block
@@ -90,10 +89,7 @@ def visit(static, softmax, queue: Tokens, spans: tuple, outcome: tuple, with_gra
     factor, weight = 1 + 2 * settings.z_loss * logsumexp, weight.astype(jnp.float32)
     d_table = _d_table(x, band.table, (logsumexp, weight, factor, column), limits)
     d_x = jnp.where(inside[:, None], weight[:, None] * (factor[:, None] * mean - own), 0.0) * mask
-    d_hidden, d_projection = d_x, None
-    if band.projection is not None:
-        d_x = d_x.astype(x.dtype)
-        d_hidden, d_projection = wide(d_x, band.projection), wide(d_x.T, hidden)
+    d_hidden, d_projection = through_projection(d_x, x, hidden, band)
     results = loss, nll, d_hidden
     return jax.tree.map(lambda whole, more: whole + more[:count], outcome, results), (
         Band(d_table, d_projection, None),

@@ -76,14 +76,14 @@ class BandView:
     """A band of a group; in a loop its number is known only when the program runs.
 
     Attributes:
-        own: bool `[largest size]`, the rows read that are the band's own words; None: all.
+        valid: bool `[largest size]`, the rows read that are the band's own words; None: all.
         first: the first row that is read.
         shift: rows read before the band's own.
     """
 
     def __init__(self, group: Band, sizes: tuple[int, ...], number, present=None):
         """`present`: how many of each band's rows are words, the first ones; None: all."""
-        self.own, self.first, self.shift, self._cuts = None, 0, 0, None
+        self.valid, self.first, self.shift, self._cuts = None, 0, 0, None
         if len(sizes) > 1:
             largest, width = max(sizes), group.table.shape[1]
             start = jnp.array(list(itertools.accumulate(sizes[:-1], initial=0)))[number]
@@ -91,10 +91,10 @@ class BandView:
             self.shift = start - self.first
             rows = jnp.arange(largest) - self.shift
             words = jnp.array(sizes) if present is None else present
-            self.own = (rows >= 0) & (rows < words[number])
+            self.valid = (rows >= 0) & (rows < words[number])
             self._cuts = Band((self.first, largest), (number * width, width), (self.first, largest))
         elif present is not None:
-            self.own = jnp.arange(len(group.table)) < present[0]
+            self.valid = jnp.arange(len(group.table)) < present[0]
 
     def read(self, group: Band) -> Band:
         """The member's arrays, with rows of its neighbours up to the largest size."""

@@ -35,7 +35,7 @@ from jax import lax
 from adaptive_jax.losses import chunks, reports
 from adaptive_jax.losses.sharded import ABSENT
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import platform
 from adaptive_jax.numerics.products import sum_dtype, wide
 
@@ -50,10 +50,6 @@ class Plan(NamedTuple):
     tokens: int  # of a chunk, at most
     words: int | None = None  # of a tile; None: all at once
     kept: bool = True  # whether the logits of all words of a chunk are alive
-
-    def alive(self, tokens: int, words: int) -> int:
-        """How many logits are alive at a time, of so many tokens and words in all."""
-        return min(tokens, self.tokens) * (words if self.kept else min(words, self.words))
 
 
 def plan(band: int, words: int, width: int) -> Plan:
@@ -77,7 +73,7 @@ def plan(band: int, words: int, width: int) -> Plan:
     return Plan(most, max(tile // chunks.TILE * chunks.TILE, chunks.TILE), kept)
 
 
-def one_chunk(settings, softmax, tokens, own, sums, plan: Plan, *, narrow, with_gradients):
+def one_chunk(settings, softmax, tokens, valid, sums, plan: Plan, *, narrow, with_gradients):
     """`chunks.one_chunk` by tiles of words.
 
     Args:
@@ -89,7 +85,7 @@ def one_chunk(settings, softmax, tokens, own, sums, plan: Plan, *, narrow, with_
         `(results, sums)`.
     """
     x, mask = chunks.states(settings, tokens, softmax[0])
-    tiles = _Tiles(settings, softmax, x, tokens, own, plan.words)
+    tiles = _Tiles(settings, softmax, x, tokens, valid, plan.words)
     loss, nll, found, reported, kept = _normalised(tiles, plan.kept and with_gradients)
     if not with_gradients:
         return (loss, nll, None, *reported), sums
@@ -103,9 +99,9 @@ def one_chunk(settings, softmax, tokens, own, sums, plan: Plan, *, narrow, with_
 class _Tiles:
     """The tiles of a softmax, for a chunk of tokens whose states are `x [tokens, width]`."""
 
-    def __init__(self, settings, softmax, x, tokens, own, words):
+    def __init__(self, settings, softmax, x, tokens, valid, words):
         self.settings, self.softmax, self.x, self.tokens = settings, softmax, x, tokens
-        self.own, self.rows = own, len(softmax[0].table)
+        self.valid, self.rows = valid, len(softmax[0].table)
         self.words, self.dtype = min(words, self.rows), sum_dtype(x.dtype)
         self.count = -(-self.rows // self.words)
         self.clusters = chunks.part_of_clusters(settings, x, softmax)
@@ -119,7 +115,7 @@ class _Tiles:
         band, new = self.softmax[0], i * self.words
         at = jnp.minimum(new, self.rows - self.words)
         cut = functools.partial(lax.dynamic_slice_in_dim, start_index=at, slice_size=self.words)
-        mine = None if self.own is None else cut(self.own)
+        mine = None if self.valid is None else cut(self.valid)
         if self.rows % self.words:
             later = at + jnp.arange(self.words) >= new
             mine = later if mine is None else mine & later
@@ -131,11 +127,8 @@ class _Tiles:
 
     def columns(self):
         """How many columns there are on this device."""
-        columns = self.rows if self.own is None else self.own.sum()
-        if self.clusters is None:
-            return columns
-        own = self.clusters.own
-        return columns + (self.clusters.logits.shape[1] if own is None else own.sum())
+        columns = self.rows if self.valid is None else self.valid.sum()
+        return columns if self.clusters is None else columns + self.clusters.columns()
 
     def held(self):
         """How many columns this device has room for."""
@@ -155,9 +148,7 @@ def _normalised(tiles, keep):
         total = total * jnp.exp(peak - higher) + powers.sum(axis=1)
         scored = scored + chunks.scored_in(part.logits, column - part.first, tokens.probs)
         if settings.label_smoothing:
-            logits = part.logits
-            logits = logits if part.own is None else jnp.where(part.own[None], logits, 0.0)
-            summed = summed + logits.sum(axis=1)
+            summed = summed + part.where_valid(part.logits, 0.0).sum(axis=1)
         return higher, total, scored, summed, reports.merge(stats, part.logits, part.first)
 
     def read(i, state):
@@ -168,7 +159,7 @@ def _normalised(tiles, keep):
     zeros = jnp.zeros(len(x), tiles.dtype)
     state = jnp.full(len(x), reports.LOW, tiles.dtype), zeros, zeros, zeros
     kept = jnp.zeros((tiles.count, len(x), tiles.words), tiles.dtype) if keep else None
-    state, kept = vary((state, kept), axes_of(x))
+    state, kept = pvary((state, kept), axes_of(x))
     state = *state, reports.start(settings, x)
     if tiles.clusters is not None:
         state = merge(state, tiles.clusters, tokens.column)

@@ -1,8 +1,9 @@
-"""What a softmax tells of each token beside its loss, gathered while its logits are alive.
+"""Statistics of each token beside its loss, such as the entropy of the prediction, computed while
+the token's logits are alive.
 
-Logits may come in several parts, one after another: `merge` takes each of them, so nothing here
-needs all columns at once. Columns count through the parts, and through the devices of an axis that
-cuts the words.
+Logits may come in several parts: `merge` adds them one by one, so nothing here needs all columns at
+once. Columns are numbered through the parts, and through the devices of an axis that cuts the
+words.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from adaptive_jax.numerics.meshes import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.products import sum_dtype
 
 REPORTS = "nll", "z_loss", "predicted", "correct", "logsumexp", "entropy", "top_k"
@@ -32,8 +33,8 @@ class TopK(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What was asked for of each token, in nats; None where it was not. All of it is 0, and
-    `correct` False, for tokens of weight 0.
+    """The requested statistics of each token, in nats; None for those not requested. For tokens of
+    weight 0 they are 0, and `correct` is False.
 
     Attributes:
         nll: `[...]`, the plain negative log-likelihood of the target; of soft targets their
@@ -58,7 +59,7 @@ class Report(NamedTuple):
 
 
 def start(settings, x: jax.Array) -> dict:
-    """The statistics of no column, for states `x [tokens, width]`."""
+    """Statistics over no column yet, for states `x [tokens, width]`, by name."""
     dtype, tokens, wanted = sum_dtype(x.dtype), len(x), settings.reports
     low, zero = jnp.full(tokens, LOW, dtype), jnp.zeros(tokens, dtype)
     stats = {}
@@ -69,12 +70,12 @@ def start(settings, x: jax.Array) -> dict:
     if "top_k" in wanted:
         shape = tokens, settings.top_k
         stats["top"] = jnp.full(shape, LOW, dtype), jnp.zeros(shape, jnp.int32)
-    return vary(stats, axes_of(x))
+    return pvary(stats, axes_of(x))
 
 
 def merge(stats: dict, logits: jax.Array, first) -> dict:
-    """The statistics with those of further columns; the logits `[tokens, columns]` of columns that
-    do not exist are -inf.
+    """`stats` with further columns, the first of which is column `first`; columns that do not exist
+    have logits `[tokens, columns]` of -inf.
     """
     merged = {}
     if "moments" in stats:
@@ -94,7 +95,8 @@ def merge(stats: dict, logits: jax.Array, first) -> dict:
 
 
 def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> dict:
-    """What is reported of the tokens of one softmax, by name; `correct` is 1 where it is wrong.
+    """The reports `[tokens, ...]` of one softmax, by name; `correct` is 1 where it is wrong, so
+    that the sum over the softmaxes of a token is 0 where all are right.
 
     Args:
         stats: of all columns on this device.
@@ -138,7 +140,7 @@ def observed(settings, stats: dict, found, column: jax.Array, columns: int) -> d
 
 
 def empty(settings, weight: jax.Array) -> dict:
-    """Zeros of what `observed` gives, for all tokens, whose weights these are."""
+    """Zeros in the shapes of what `observed` returns, for tokens of `weight [tokens]`."""
 
     def zeros(name):
         if name == "top_k":
@@ -147,12 +149,12 @@ def empty(settings, weight: jax.Array) -> dict:
         whole = name in ("predicted", "correct")
         return jnp.zeros(len(weight), jnp.int32 if whole else weight.dtype)
 
-    return vary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(weight))
+    return pvary({name: zeros(name) for name in settings.reports if name != "nll"}, axes_of(weight))
 
 
 def report(settings, reported: dict, nll: jax.Array, live: jax.Array) -> Report:
-    """The `Report` of tokens `[...]` of which these are live, from sums over the softmaxes that
-    each of them visits.
+    """The `Report` of tokens `[...]`, from the sums of `observed` over the softmaxes that each
+    token visits; `live [...]` says which tokens have a weight.
     """
     fields = dict(reported)
     if "correct" in fields:

@@ -14,7 +14,7 @@ from jax import lax
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.bands import Band
-from adaptive_jax.numerics.meshes import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, pvary
 
 ABSENT = -(2**30)  # a column that no softmax has, wherever it is shifted
 
@@ -48,10 +48,10 @@ def words_of(
 
 
 def same_axes(axis_name: str | None, hidden, softmax, *by_token):
-    """The arrays, all varying over the same axes of `shard_map`; those `by_token` not over the axis
-    that cuts the words.
+    """Casts all arrays to vary over the same axes of `shard_map`, but those `by_token` not over the
+    axis that cuts the words.
 
-    Where `shard_map` does not track that, or outside it, this changes nothing. Its transpose sums
+    It changes nothing outside `shard_map`, or where `check_vma` is off. Its transpose sums
     gradients over devices.
 
     Raises:
@@ -71,9 +71,9 @@ def same_axes(axis_name: str | None, hidden, softmax, *by_token):
             )
     axes = tokens | tables
     return (
-        vary(hidden, axes),
-        vary(softmax, axes),
-        *(vary(array, axes - {axis_name}) for array in by_token),
+        pvary(hidden, axes),
+        pvary(softmax, axes),
+        *(pvary(array, axes - {axis_name}) for array in by_token),
     )
 
 
@@ -88,11 +88,12 @@ def present(axis_name: str | None, rows: Sequence[int], words: Sequence[int]) ->
     return jnp.clip(jnp.array(words) - first, 0, jnp.array(rows))
 
 
-def columns_here(axis_name: str, place, band, rows):
-    """Columns in the head and in their tail, on this device, of the words at these places of
-    these bands; others are `ABSENT`.
+def columns_here(axis_name: str, position, band, rows):
+    """The columns `[tokens]` of targets on this device, in the head and in their tail; `ABSENT`
+    where another device holds them. A target is the word at `position [tokens]` of `band [tokens]`,
+    whose bands have `rows [bands]` rows on each device.
     """
-    row = place - lax.axis_index(axis_name) * rows[band]
+    row = position - lax.axis_index(axis_name) * rows[band]
     row = jnp.where((row >= 0) & (row < rows[band]), row, ABSENT)
     return (
         jnp.where(band == 0, row, jnp.where(is_first(axis_name), rows[0] + band - 1, ABSENT)),
@@ -106,7 +107,7 @@ def is_first(axis_name: str):
 
 
 def sum_over(axis_name: str | None, *vectors):
-    """The sums over all devices of vectors, or numbers, `[tokens]`, in one operation."""
+    """The sums over all devices of vectors `[tokens]`, or numbers, in one all-reduce."""
     return (
         vectors
         if axis_name is None

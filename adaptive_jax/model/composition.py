@@ -38,14 +38,14 @@ class Compose(NamedTuple):
     gather: Callable
 
     def __call__(self, params, lexicon, words, key=None, stored=None, read=None):
-        """See the class; read: what `read` made of all words."""
+        """See the class; read: what `read` returned for all words, or None."""
         given = joined(jax.tree.map(lambda a: a[words], stored or {}), read or {})
         tables = self._run("compose", params, lexicon, words, given, key)
         given = traverse_util.flatten_dict(given)
         return _part(tables, lambda path: path not in given)
 
     def reads(self, words, stored) -> bool:
-        """Whether all words are composed of what each of them, and others, have been read for."""
+        """Whether the surface vector of every word is needed, so that `read` should run first."""
         model = self.model
         return (
             hasattr(model.input, "read")
@@ -54,9 +54,7 @@ class Compose(NamedTuple):
         )
 
     def read(self, params, lexicon, words):
-        """What `words` are read for, in the collection "tables": see the method `read` of
-        inputs.
-        """
+        """The surface vectors of `words [n]`, as the input's method `read` stores them."""
         return self._run("read", params, lexicon, words, {}, None)
 
     def _run(self, method, params, lexicon, words, tables, key):
@@ -69,18 +67,13 @@ class Compose(NamedTuple):
         return self.model.apply(variables, words, mutable=["tables"], **how)[1]["tables"]
 
 
-def make_compose(model: LanguageModel, gather: Callable) -> Compose:
-    """Returns how one device composes words; see `Compose`."""
-    return Compose(model, gather)
-
-
 def compose_shared(compose: Compose, mesh) -> Callable:
-    """Returns `compose` for words that all devices need: each device composes its share and gathers
-    those of the others.
+    """Returns `compose` for words that all devices need: each device composes its share of them and
+    gathers the other shares.
 
-    Where the vectors of words rest on those of other words, each device first reads its share of
-    them, so that none is read twice. Tables are padded to a multiple of the devices; nothing looks
-    up the padding.
+    Where vectors depend on the surface vectors of other words, devices first share the reading of
+    these, so that no word is read twice. Tables are padded to a multiple of the devices; nothing
+    looks up the padding.
     """
     axes = tuple(axis for axis in sharding.BATCH_AXES if mesh.shape[axis] > 1)
     if not axes:
@@ -109,7 +102,7 @@ def compose_for_update(model: LanguageModel, gather: Callable, mesh) -> Callable
     `encoded` gave of earlier tables, of all words; then only the others are computed and returned.
     """
     which = model.composed_words()
-    compose = make_compose(model, gather)
+    compose = Compose(model, gather)
 
     def tables_for(params, lexicon, inputs, key, stored=None):
         if which == "none":
@@ -131,13 +124,13 @@ def encoded(model: LanguageModel, tables: dict) -> dict:
 
     The rest, such as a map of the input's table or a predicted bias, is computed from it.
     """
-    own = hasattr(model.output.table, "wants")
+    own = hasattr(model.output.table, "lexicon_spec")
     return _part(tables, lambda path: path[0] == "input" or (own and path[-1] == "vectors"))
 
 
 def encoders(model: LanguageModel, params: dict) -> dict:
     """Which parameters serve nothing but `encoded`: a tree of booleans like `params`."""
-    own, whole = hasattr(model.output.table, "wants"), hasattr(model.input, "compose")
+    own, whole = hasattr(model.output.table, "lexicon_spec"), hasattr(model.input, "compose")
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(
         {

@@ -11,9 +11,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from adaptive_jax.model.composition import compose_for_update, encoded, joined
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
-from adaptive_jax.numerics.meshes import axes_of, vary
+from adaptive_jax.numerics.meshes import axes_of, pvary
 from adaptive_jax.numerics.platforms import platform
-from adaptive_jax.numerics.products import exact
+from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
 
 
@@ -63,7 +63,7 @@ def make_gradients(
     def on_one_device(params, lexicon, step, batch, carry, stored):
         # Every device computes with parameters of its own, whose gradients are summed at the end.
         axes = axes_of(batch.inputs)
-        params, lexicon, stored, carry = vary((params, lexicon, stored, carry), axes)
+        params, lexicon, stored, carry = pvary((params, lexicon, stored, carry), axes)
         key = jax.random.fold_in(jax.random.key(seed), step)
         # Where JAX tracks what varies (check_vma), a sum within the backward pass would count as
         # varying.
@@ -81,7 +81,7 @@ def make_gradients(
             sums = Sums(loss, nll, jnp.sum(microbatch.weights))
             return jax.tree.map(jnp.add, total, (gradients, sums)), carry
 
-        zeros = vary(
+        zeros = pvary(
             (jax.tree.map(jnp.zeros_like, (params, tables)), Sums(*[jnp.zeros(())] * 3)), axes
         )
         ((gradients, of_tables), sums), carry = jax.lax.scan(
@@ -100,7 +100,7 @@ def make_gradients(
 
     whole, by_rows = PartitionSpec(), sharding.batch_spec(1)
     on_devices = jax.shard_map(
-        exact(on_one_device, model.body),
+        full_precision(on_one_device, model.body),
         mesh=mesh,
         in_specs=(specs, whole, whole, by_rows, by_rows, whole),
         out_specs=(specs, by_rows, whole, whole),

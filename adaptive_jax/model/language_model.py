@@ -80,7 +80,7 @@ OUTPUTS = {
 class LanguageModel(nn.Module):
     """A next-word model: an input, a body and an output.
 
-    `apply` takes these collections: "params"; "lexicon", what `wants` asks for; and, to compute
+    `apply` takes these collections: "params"; "lexicon", what `lexicon_spec` says; and, to compute
     vectors that are composed from other parameters once and not at every call, "tables", which
     `compose` makes.
     """
@@ -141,12 +141,12 @@ class LanguageModel(nn.Module):
         return self.output.log_probs(jnp.take_along_axis(hidden, positions[..., None], axis=1))
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts the vectors of `words [n]` that are computed from other parameters into the
+        """Stores the vectors of `words [n]` that are computed from other parameters in the
         collection "tables".
 
-        Afterwards token ids are rows of these tables: `words` are all words in order, or `inputs`
-        are indices into `words`; `composed_words` says which. The input's vectors of `words` may be
-        there before, and stay.
+        Token ids are then rows of these tables: either `words` are all words in order, or the
+        batch's `inputs` are indices into `words`; `composed_words` says which. Vectors of the input
+        that "tables" already has are not computed again.
         """
         if hasattr(self.input, "compose") and not self.input.has_variable("tables", "vectors"):
             self.input.compose(words, train=train)
@@ -155,8 +155,8 @@ class LanguageModel(nn.Module):
             self.output.table.compose(words, train=train)
 
     def read(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts what the vectors of other words may rest on, of `words [n]`, into the collection
-        "tables"; `compose` takes it up.
+        """Stores the surface vectors of `words [n]` in the collection "tables", where `compose`
+        reads them for related and defining words.
         """
         self.input.read(words)
 
@@ -169,14 +169,18 @@ class LanguageModel(nn.Module):
             return "all"
         return "inputs" if hasattr(self.input, "compose") else "none"
 
-    def wants(self) -> dict:
-        """What the layers want to know about words, by layer: the argument of
+    def lexicon_spec(self) -> dict:
+        """What the layers read of each word, by layer: the second argument of
         `adaptive_jax.data.vocabulary.lexicon.lexicon`.
         """
-        table = {"table": self.output.table.wants} if hasattr(self.output.table, "wants") else {}
-        table |= getattr(self.output, "wants", {})
-        wants = {"input": getattr(self.input, "wants", {}), "output": table}
-        return {name: inner for name, inner in wants.items() if inner}
+        table = (
+            {"table": self.output.table.lexicon_spec}
+            if hasattr(self.output.table, "lexicon_spec")
+            else {}
+        )
+        table |= getattr(self.output, "lexicon_spec", {})
+        spec = {"input": getattr(self.input, "lexicon_spec", {}), "output": table}
+        return {name: inner for name, inner in spec.items() if inner}
 
 
 def build(config: Mapping, vocabulary_size: int) -> LanguageModel:
@@ -217,7 +221,7 @@ def output_features(body: nn.Module) -> int:
 
 @functools.lru_cache(maxsize=8)
 def variable_shapes(model: LanguageModel) -> dict:
-    """The collections "params" and, if the model wants one, "lexicon", as shapes: always the
+    """The collections "params" and, if the model reads one, "lexicon", as shapes: always the
     same dicts, not to be changed.
     """
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)

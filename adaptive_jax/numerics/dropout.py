@@ -71,11 +71,11 @@ def positions(shape: tuple[int, ...], start=0) -> jax.Array:
 
 
 def tied(value: jax.Array, to: jax.Array) -> jax.Array:
-    """The scalar `value`, as if it were computed from the array `to`; it has no gradient.
+    """The scalar `value` with a false data dependency on the array `to`; it has no gradient.
 
-    What depends on no variable of a loop, JAX computes once, before the loop, and keeps it in
-    memory: the positions of a mask, or the zeros of a `where`, as large as what they are for, which
-    every step then reads. What starts from a tied scalar is computed in the loop.
+    XLA hoists out of a loop whatever depends on none of its variables, such as the positions of a
+    mask or the zeros of a `where`, and keeps these large arrays in memory for every step to read.
+    Computed from a tied scalar, they stay in the loop.
     """
     to = jax.lax.stop_gradient(to)
     return jax.lax.optimization_barrier((value, to[(0,) * to.ndim]))[0]
@@ -83,9 +83,7 @@ def tied(value: jax.Array, to: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def masked(x: jax.Array, mask: jax.Array, fill: jax.Array) -> jax.Array:
-    """`jnp.where(mask, x, fill)` of a tied `fill`; its gradient makes no zeros for the fill
-    either.
-    """
+    """`jnp.where(mask, x, fill)` for a tied `fill`, whose gradient it does not compute."""
     return jnp.where(mask, x, fill)
 
 

@@ -1,8 +1,11 @@
 """What inputs, bodies and outputs share: dropout of hidden states, of words and of matrices as flax
-modules over `numerics.dropout`, weight normalisation, and activations by name.
+modules over `numerics.dropout`, weight normalisation, activations by name, and an
+initializer.
 
 The one file of this folder that needs flax.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +29,11 @@ ACTIVATIONS = {
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
 }
+
+
+def uniform(bound: float) -> Callable:
+    """An initializer: uniform between -bound and bound."""
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 class Dropout(nn.Module):
@@ -57,6 +65,7 @@ class Dropout(nn.Module):
         update, by default 0, 1, 2 …
         """
         x = floats("x", x, ...)
+        row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(x))
         return drop(x, self.mask(x, row_ids, train=train), self.rate)
 
     def mask(self, x: jax.Array, row_ids: jax.Array | None = None, *, train: bool) -> Mask | None:
@@ -65,8 +74,7 @@ class Dropout(nn.Module):
         """
         if not train or not self.rate:
             return None
-        count = len(x)
-        ids = jnp.arange(count) if row_ids is None else whole_numbers("row_ids", row_ids, count)
+        ids = jnp.arange(len(x)) if row_ids is None else row_ids
         shape = (1, *x.shape[2:]) if self.locked and x.ndim > 2 else x.shape[1:]
         seeds = row_seeds(self.make_rng("dropout"), ids)
         places = positions(shape, tied(jnp.uint32(0), seeds))

@@ -19,9 +19,9 @@ def axes_of(tree) -> frozenset[str]:
     )
 
 
-def vary(tree, axes: frozenset[str]):
-    """The tree, each of whose arrays varies over these axes too. Its transpose sums gradients
-    over devices.
+def pvary(tree, axes: frozenset[str]):
+    """Casts every array of a tree to vary over these axes of `shard_map` too. The transpose sums
+    gradients over devices.
     """
 
     def one(leaf):
@@ -51,7 +51,7 @@ def by_token(function: Callable, tokens: jax.Array, shared) -> jax.Array:
     spec = P() if own.mesh.empty else own.spec
 
     def local(tokens, shared):
-        return function(tokens, vary(shared, axes_of(tokens)))
+        return function(tokens, pvary(shared, axes_of(tokens)))
 
     # Under `jax.jit` for arrays at hand, whose types name no devices.
     @jax.jit

@@ -10,7 +10,7 @@ matrices that lie row after row, into a result of float32. It widens all others 
 slower than float32 itself. So `wide` lays them out.
 
 JAX's default for a product of two float32 arrays is TF32, of 10 bits, on an NVIDIA GPU, and one
-pass in bfloat16, of 7, on a TPU. So `exact` asks for float32.
+pass in bfloat16, of 7, on a TPU. So `full_precision` asks for float32.
 """
 
 import functools
@@ -93,7 +93,7 @@ def _backward(saved, gradient):
 product.defvjp(_forward, _backward)
 
 
-def exact(function: Callable, body: Any) -> Callable:
+def full_precision(function: Callable, body: Any) -> Callable:
     """`function`, to be traced by JAX, with products in float32 if the `dtype` of its model's body
     is float32, or not named.
 

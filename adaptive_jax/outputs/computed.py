@@ -15,7 +15,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known, check_r
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.arrays import look_up
 from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
-from adaptive_jax.numerics.layers import ACTIVATIONS
+from adaptive_jax.numerics.layers import ACTIVATIONS, uniform
 from adaptive_jax.outputs.tables import check_source
 
 BIASES = ("none", "own", "predicted")
@@ -23,14 +23,14 @@ _matrix = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class ComputedTable(nn.Module):
-    """What the tables of this file share; they compute `vectors(words, train)`.
+    """Base of the tables in this file, which compute `vectors(words, train)`.
 
     Attributes:
         features: width of the hidden states, and of the vectors.
         bias: of every word: "none"; "own", a parameter; or "predicted", `tanh(w · vector + a)`
             (GroC 2020, equation 5, whose public code also drops entries of the vector).
-        source: the input that they are computed from, if there is one, and
-        dropout: the rate at which its vectors are dropped.
+        source: the input whose vectors the table is computed from, if there is one.
+        dropout: the rate of dropout on the source's vectors.
     """
 
     def __post_init__(self):
@@ -60,7 +60,7 @@ class ComputedTable(nn.Module):
         return [Band(tables["vectors"], None, bias)]
 
     def compose(self, words: jax.Array, *, train: bool = False) -> None:
-        """Puts the vectors of `words [n]`, and their biases where these are predicted, into the
+        """Stores the vectors of `words [n]`, and their biases where these are predicted, in the
         collection "tables".
         """
         for name, array in self._tables(words, train).items():
@@ -141,9 +141,10 @@ class MappedTable(ComputedTable):
                 " 'char_cnn' or 'groc', and a body as wide"
             )
         square, layers = (self.features, self.features), []
+        start = uniform(self.features**-0.5)  # of biases, as torch starts those of a linear layer
         for i in range(1 if self.form == "bilinear" else self.depth):
             kernel = self.param(f"kernel_{i}", _matrix, square)
-            layers.append((kernel, self.param(f"kernel_bias_{i}", _uniform, square)))
+            layers.append((kernel, self.param(f"kernel_bias_{i}", start, square[:1])))
         self.layers = layers
         self._set_up_bias()
 
@@ -260,9 +261,9 @@ class ComposedTable(ComputedTable):
         check_at_least(0, correction=self.correction)
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
-        return {"cnn": self.cnn.wants}
+        return {"cnn": self.cnn.lexicon_spec}
 
     def setup(self):
         if self.correction:
@@ -286,9 +287,3 @@ class ComposedTable(ComputedTable):
         if self.correction:
             vectors += look_up(self.corrections, words) @ self.correction_map
         return vectors
-
-
-def _uniform(key, square):
-    """A bias `[features]` as torch starts that of a linear layer."""
-    bound = square[0] ** -0.5
-    return jax.random.uniform(key, square[:1], minval=-bound, maxval=bound)

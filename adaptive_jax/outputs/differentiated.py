@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from adaptive_jax.errors import InputError, check_known, check_rates
 from adaptive_jax.losses.chunks import chunk_size, project
-from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, softmax_flops
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.outputs import scanned
@@ -97,7 +97,6 @@ class Differentiated(nn.Module):
     ) -> Loss:
         """See `adaptive_jax.outputs.softmax.Softmax.loss`."""
         hidden = floats("hidden", hidden, ..., self.table.features)
-        row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
         total, nll = self._loss(hidden, targets, weights, train)
         return Loss(total, jax.lax.stop_gradient(nll))

@@ -13,12 +13,12 @@ from adaptive_jax.errors import InputError, check_at_least, check_known, check_r
 from adaptive_jax.losses import banded
 from adaptive_jax.losses.calls import validate_bands
 from adaptive_jax.losses.chunks import chunk_size, project
-from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, band_flops
 from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.softmax import Loss
-from adaptive_jax.outputs.tables import check_table
+from adaptive_jax.outputs.tables import check_table, one_band
 
 PROPOSALS = ("log_uniform", "unigram")
 # The score of a candidate that is the target: finite, so that its gradient is 0 where all
@@ -70,7 +70,7 @@ class Sampled(nn.Module):
         check_table(self.table)
 
     @property
-    def wants(self) -> dict:
+    def lexicon_spec(self) -> dict:
         """What the layer needs from `adaptive_jax.data.vocabulary.lexicon`."""
         return {"counts": {}} if self.proposal == "unigram" else {}
 
@@ -91,13 +91,7 @@ class Sampled(nn.Module):
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band; `train` draws the table's dropout."""
-        bands = self.table.bands(train=train)
-        if len(bands) > 1:
-            raise InputError(
-                f"a sampled output takes a table of one band, and this one has {len(bands)}: use"
-                " output.name='adaptive', or output.table.name='own' without cutoffs"
-            )
-        return bands
+        return one_band(self.table.bands(train=train))
 
     def flops(self, bands: Sequence[Band]) -> float:
         """FLOPs per token of the training loss's forward pass: the target and the candidates."""
@@ -120,7 +114,6 @@ class Sampled(nn.Module):
         hidden, [band], _ = validate_bands(hidden, self.bands(train=train), None)
         if not train:
             return Loss(*banded.loss(hidden, targets, weights, [band]))
-        row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
         words, count = len(band.table), hidden[..., 0].size
         targets, weights = scanned.checked(hidden, targets, weights, words)

@@ -1,5 +1,5 @@
-"""Losses of tokens whose logits exist a chunk of tokens at a time, for softmaxes that JAX
-differentiates: the backward pass computes the logits of each chunk again.
+"""Losses that JAX differentiates, computed a chunk of tokens at a time: the backward pass computes
+the logits of each chunk again.
 
 The softmax of bands and clusters, which needs no second pass, is `adaptive_jax.losses.banded`.
 """

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_at_least, check_known, check_rates
+from adaptive_jax.errors import InputError, check_at_least, check_rates
 from adaptive_jax.losses import banded
-from adaptive_jax.losses.cross_entropy import REDUCTIONS
+from adaptive_jax.losses.cross_entropy import reduced
 from adaptive_jax.numerics import dropout
-from adaptive_jax.numerics.arrays import floats, whole_numbers
+from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, softmax_flops, split_rows
 from adaptive_jax.numerics.layers import Dropout
-from adaptive_jax.outputs.tables import OwnTable, check_table
+from adaptive_jax.outputs.tables import OwnTable, check_table, one_band
 
 
 class Loss(NamedTuple):
@@ -51,7 +51,10 @@ class Softmax(nn.Module):
             section 5.4; Table 6: 0.2).
         input_dropout: rate of dropout on the hidden states that reach the output. The paper has
             none; its released code sets it to the tail dropout.
-        label_smoothing, z_loss: see `adaptive_jax.losses.settings.Settings`.
+        label_smoothing: share of the target's probability that is spread evenly over the columns of
+            each softmax that the token visits, in training alone.
+        z_loss: weight of the squared log-normaliser of each softmax that the token visits, in
+            training alone (PaLM, section 5: 1e-4).
         clusters_init: how `clusters` starts, a function `(key, shape)`; with the names of its axes
             if it comes from `nn.with_partitioning`.
 
@@ -122,21 +125,15 @@ class Softmax(nn.Module):
             InputError: as `loss`, an unknown reduction, or "none" with tail dropout, whose masks
                 are drawn for the sum alone.
         """
-        check_known(f"reduction={reduction!r}", reduction, REDUCTIONS)
         hidden, settings, seeds = self._drawn(hidden, None, train)
         settings = settings._replace(ignore_index=ignore_index)
+        if reduction == "none" and seeds is not None:
+            raise InputError(
+                "reduction='none' must be 'mean' or 'sum' where train=True draws"
+                f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
+            )
         given = hidden, targets, weights, *self.arrays(train=train), settings
-        if reduction == "none":
-            if seeds is not None:
-                raise InputError(
-                    f"reduction='none' must be 'mean' or 'sum' where train=True draws"
-                    f" tail_dropout={self.tail_dropout}: use one of them, or tail_dropout=0"
-                )
-            return banded.losses(*given)
-        total, _, count = banded.loss_and_report(*given, seeds)
-        if reduction == "sum":
-            return total
-        return total / jnp.where(count == 0, 1, count).astype(total.dtype)
+        return reduced(reduction, *given, seeds=seeds)
 
     def loss(
         self,
@@ -186,14 +183,13 @@ class Softmax(nn.Module):
     def _drawn(self, hidden, row_ids, train):
         """Hidden states after dropout, the settings of the core, and the seeds of tail dropout."""
         hidden = floats("hidden", hidden, ...)
-        row_ids = None if row_ids is None else whole_numbers("row_ids", row_ids, len(hidden))
         hidden = self.dropout(hidden, row_ids, train=train)
         settings, seeds = banded.PLAIN, None
         if train:
             tail_dropout = self.tail_dropout if self.clusters else 0.0
             settings = banded.Settings(tail_dropout, self.label_smoothing, self.z_loss)
         if settings.tail_dropout:
-            row_ids = jnp.arange(len(hidden)) if row_ids is None else row_ids
+            row_ids = jnp.arange(len(hidden)) if row_ids is None else jnp.asarray(row_ids)
             per_row = math.prod(hidden.shape[1:-1])
             numbers = row_ids[:, None] * per_row + jnp.arange(per_row)[None]
             seeds = dropout.row_seeds(self.make_rng("dropout"), numbers.ravel())
@@ -211,14 +207,7 @@ class FullSoftmax(Softmax):
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """The one band of the softmax; `train` draws the table's dropout."""
-        bands = super().bands(train=train)
-        if len(bands) > 1:
-            raise InputError(
-                "config.output.name='softmax' takes a table of one band, and this one has"
-                f" {len(bands)}: use config.output.name='adaptive', config.output.table.name='own'"
-                " without cutoffs, or 'assembled'"
-            )
-        return bands
+        return one_band(super().bands(train=train))
 
 
 class Hierarchical(Softmax):

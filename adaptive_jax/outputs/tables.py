@@ -38,6 +38,21 @@ def check_table(table) -> None:
         raise InputError(f"table={table!r} has no bands(): give OwnTable(...) or TiedTable(...)")
 
 
+def one_band(bands: list[Band]) -> list[Band]:
+    """The bands, which must be one.
+
+    Raises:
+        InputError: there are several.
+    """
+    if len(bands) > 1:
+        raise InputError(
+            f"this output takes a table of one band, and this one has {len(bands)}: use"
+            " config.output.name='adaptive', config.output.table.name='own' without cutoffs, or"
+            " 'assembled'"
+        )
+    return bands
+
+
 def check_source(source) -> None:
     """Raises InputError if a table cannot share what this input has."""
     if not hasattr(source, "bands"):

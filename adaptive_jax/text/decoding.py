@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.losses.groups import join
 from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
-from adaptive_jax.numerics.products import exact
+from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
 from adaptive_jax.text.next_token import (
     Grouped,
@@ -156,7 +156,11 @@ def _mapped(function, model, mesh, carries=False):
 
     specs = sharding.parameter_specs(shapes, mesh), whole, whole, whole
     local = jax.shard_map(
-        exact(local, model.body), mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False
+        full_precision(local, model.body),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=whole,
+        check_vma=False,
     )
 
     def program(params, lexicon, tables, *arrays):

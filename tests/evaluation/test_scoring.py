@@ -44,7 +44,7 @@ def opened(config, layers, vocabulary=WORDS, **changes):
     """A run of fresh parameters."""
     config = config(**{"body.features": 16, "body.feed_forward": 16} | changes) | layers
     model = build(config, len(vocabulary))
-    words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.wants()))
+    words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.lexicon_spec()))
     return Run(
         model,
         jax.jit(lambda: init_params(model, 0))(),

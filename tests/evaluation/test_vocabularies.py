@@ -195,7 +195,7 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
         kernel, bias = (tensors[f"_output_network.0.{kind}"].T for kind in ("weight", "bias"))
         predicted = {"bias_weights": tensors["_bias.weight"].T, "bias": tensors["_bias.bias"][0]}
         params |= {"output": {"table": predicted | {"kernel_0": kernel, "kernel_bias_0": bias}}}
-    known = lexicon(vocabulary, model.wants())
+    known = lexicon(vocabulary, model.lexicon_spec())
 
     def compose(params):
         return model.apply(

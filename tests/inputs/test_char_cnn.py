@@ -52,7 +52,7 @@ def module(**fields):
 
 def apply(model, params, *arguments, **how):
     """The module applied with the letters of `VOCABULARY`."""
-    lexicon = {"spelling": spelling(VOCABULARY, **model.wants["spelling"])}
+    lexicon = {"spelling": spelling(VOCABULARY, **model.lexicon_spec["spelling"])}
     return model.apply({"params": params, "lexicon": lexicon}, *arguments, **how)
 
 

@@ -135,7 +135,7 @@ def test_encoder(case, as_the_code):
     given |= {
         name: rows(ARRAYS[f"tables/{name}"], chunk)
         for name in ("relations", "definitions")
-        if name in model.wants
+        if name in model.lexicon_spec
     }
     params = of_code(part("surface", "param") | part(case, "param"))
     params = {
@@ -330,7 +330,7 @@ def grounded(tmp_path_factory):
         shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(1, jnp.int32))["params"]
         bits = np.random.default_rng(0)
         params = jax.tree.map(lambda a: bits.normal(0, 0.5, a.shape).astype(np.float32), shapes)
-        return model, params, lexicon(VOCABULARY, model.wants)
+        return model, params, lexicon(VOCABULARY, model.lexicon_spec)
 
     return grounded
 
@@ -443,7 +443,7 @@ def test_parameters_do_not_depend_on_the_vocabulary(grounded):
     shapes = jax.eval_shape(wider.init, jax.random.key(0), jnp.zeros(1, jnp.int32))["params"]
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
     for layer, words in (model, VOCABULARY), (wider, other):
-        given = {"params": params, "lexicon": lexicon(words, layer.wants)}
+        given = {"params": params, "lexicon": lexicon(words, layer.lexicon_spec)}
         [vector] = hurried(
             lambda given, word, layer=layer: layer.apply(given, word),
             given,

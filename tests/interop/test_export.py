@@ -25,7 +25,7 @@ from adaptive_jax.evaluation.report.runs import read_run
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.files import write_checksums
 from adaptive_jax.interop.export import Shape, export
-from adaptive_jax.model.composition import make_compose
+from adaptive_jax.model.composition import Compose
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.training.finetuning import check_fits, check_origin
@@ -110,7 +110,7 @@ def nll_of(run, ids):
     def nll(params, lexicon):
         tables = {}
         if run.model.composed_words() != "none":
-            tables = make_compose(run.model, lambda params: params)(
+            tables = Compose(run.model, lambda params: params)(
                 params, lexicon, jnp.arange(len(run.vocabulary))
             )
         variables = {"params": params, "lexicon": lexicon, "tables": tables}

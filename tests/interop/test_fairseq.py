@@ -103,7 +103,10 @@ def converted(path):
     model = build(config, len(vocabulary))
     params = jax.tree.map(jnp.asarray, parameters_of(checkpoint.state, config))
     return Converted(
-        checkpoint, config, model, {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
+        checkpoint,
+        config,
+        model,
+        {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())},
     )
 
 

@@ -282,6 +282,8 @@ def test_a_second_derivative_is_refused(reduction):
     for second in (jax.hessian(loss), jax.grad(lambda h: jax.grad(loss)(h).sum())):
         with pytest.raises(InputError, match=r"^this loss has no second derivative: .*optax"):
             second(hidden)
+    with pytest.raises(TypeError, match="forward-mode"):  # as docs/losses.md says
+        jax.jvp(loss, (hidden,), (hidden,))
 
 
 def test_rows_that_are_padding():

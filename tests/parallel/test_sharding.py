@@ -94,7 +94,7 @@ optimizer = scheduled(
 def lowered(dtype, devices, fsdp, parts):
     model = build({"dtype": dtype} | layers, len(words))
     mesh = sharding.device_mesh(fsdp, jax.devices()[:devices])
-    spelled = jax.device_put(lexicon(words, model.wants()), sharding.replicated(mesh))
+    spelled = jax.device_put(lexicon(words, model.lexicon_spec()), sharding.replicated(mesh))
     def batch(step):
         bits = np.random.default_rng(step)
         ids = (103 * bits.random((16, 13)) ** 2).astype(np.int32)

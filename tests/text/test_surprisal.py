@@ -71,7 +71,7 @@ def opened(config, layers=(), vocabulary=WORDS, break_mode="none", lexical=None)
     )
     config, vocabulary = in_clusters(config | dict(layers), vocabulary)
     model = build(config, len(vocabulary))
-    words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.wants()))
+    words = jax.tree.map(jnp.asarray, lexicon(vocabulary, model.lexicon_spec()))
     params = random_params(parameter_shapes(model), 1.5)
     return LoadedModel(Run(model, params, words, sharding.device_mesh(), vocabulary, config, 0))
 

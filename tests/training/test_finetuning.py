@@ -128,7 +128,7 @@ def vectors(model, params, vocabulary):
     def bands(model):
         return {"input": model.input.bands(), "output": model.output.bands()}
 
-    known = {"params": params, "lexicon": lexicon(vocabulary, model.wants())}
+    known = {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())}
     found = {}
     for group, made in jax.jit(lambda known: model.apply(known, method=bands))(known).items():
         rows = [b.table if b.projection is None else b.table @ b.projection for b in made]

@@ -104,7 +104,7 @@ def trajectory(name):
         make_update(model, ours, mesh, 0, layout, UpdateOptions(stored=stored))
         for stored in (False, True)
     ]
-    known = lexicon(WORDS, model.wants())
+    known = lexicon(WORDS, model.lexicon_spec())
     state = initial_state(model, ours, 0, mesh, sparse=True)
     programs = [update.lower(state, known, batch_of(0)).compile() for update in updates]
     states, metrics = [jax.tree.map(np.array, state)], []

@@ -291,8 +291,8 @@ SOURCES = {
 READ = ("relations", "definitions")  # sources that read a lexicon
 
 
-def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
-    """The arrays that `LanguageModel.wants` asks for, in the same tree.
+def lexicon(vocabulary: Vocabulary, spec: Mapping) -> dict:
+    """The arrays that `LanguageModel.lexicon_spec` asks for, in the same tree.
 
     >>> lexicon(vocabulary, {"input": {"spelling": {"length": 50}}})
     {"input": {"spelling": {"letters": ..., "symbols": ..., "lengths": ..., "row_of_word": ...}}}
@@ -302,7 +302,7 @@ def lexicon(vocabulary: Vocabulary, wants: Mapping) -> dict:
     """
     return {
         name: SOURCES[name](vocabulary, **inner) if name in SOURCES else lexicon(vocabulary, inner)
-        for name, inner in wants.items()
+        for name, inner in spec.items()
     }
 
 
