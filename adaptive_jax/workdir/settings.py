@@ -45,15 +45,8 @@ FREE = {
 
 EXPORTED = "model.safetensors"  # the parameters of an exported model
 PUBLISHED = "published.json"  # what a paper prints of the row that a run was trained as
-# What a run that ended before it wrote its config.json, or a dry run, may have left
-BEFORE_CONFIG = {
-    "plan.json",
-    "vocabulary.txt",
-    "vocabulary.sha256",
-    "subwords.model",
-    "lexicon.jsonl",
-    "lexicon.sha256",
-}
+# Beginnings of the names that a dry run leaves, or a run that ended before it wrote config.json
+BEFORE_CONFIG = ".", "plan.", "vocabulary.", "subwords.", "lexicon."
 # Seconds until all hosts see a file that one of them wrote: NFS may cache its absence for 60
 VISIBLE = 100
 
@@ -242,12 +235,10 @@ def check_place(workdir: Path) -> None:
         raise InputError(
             f"{workdir} has checkpoints and no config.json: restore it, or give another --workdir"
         )
-    if others := sorted({name for name in names_in(workdir) if name[0] != "."} - BEFORE_CONFIG):
-        logger.warning(
-            "--workdir=%s holds other files, such as %s: a run needs a directory of its own",
-            workdir,
-            others[0],
-        )
+    others = (name for name in names_in(workdir) if not name.startswith(BEFORE_CONFIG))
+    if other := min(others, default=""):
+        text = "--workdir=%s holds other files, such as %s: a run needs a directory of its own"
+        logger.warning(text, workdir, other)
 
 
 def _check_writable(workdir):
