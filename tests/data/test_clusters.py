@@ -218,10 +218,10 @@ def test_the_command(method, tmp_path, quick_command):
     WORDS.write(tmp_path / "vocabulary.txt")
     read = [f"--embeddings={tmp_path / 'vectors.txt'}"] if method != "frequency" else []
     read += [f"--vocabulary={tmp_path / 'vocabulary.txt'}", f"--output={tmp_path / 'c.txt'}"]
-    done = quick_command("-m", "adaptive_jax", "clusters", "--seed=2", f"--method={method}", *read)
+    done = quick_command("-m", "adaptive_jax", "clusters", f"--method={method}", *read)
     assert (done.returncode, done.stderr) == (0, "")
     header, order = read_clusters(tmp_path / "c.txt", WORDS)
-    assert header[:2] == (method, 2) and len(header.sizes) == 3
+    assert header[:2] == (method, 0) and len(header.sizes) == 3
     share = WORDS.counts[order[: header.sizes[0]]].sum() / WORDS.counts.sum()
     said = f"{header.sizes[0]} words with {share:.1%} of the tokens"
     assert said in done.stdout and f"--config.output.clusters={tmp_path / 'c.txt'}" in done.stdout

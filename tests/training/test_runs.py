@@ -117,7 +117,8 @@ def test_losses_of_sub_words_are_per_word_of_the_text(whole, run_config, text, t
     the words they end.
     """
     settings, workdir = run_config("sub-words"), whole("sub-words")
-    vocabulary, ids, _ = load(settings["data"])
+    corpus = load(settings["data"])
+    vocabulary, ids = corpus.vocabulary, corpus.ids
     model = build(settings, len(vocabulary))
     batches = TrainingBatches(ids["train"], vocabulary.eos, Layout(**settings["batches"]), rows=32)
     batch = jax.tree.map(lambda a: a[0], batches.batch(0, 0))
