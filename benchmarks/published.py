@@ -8,8 +8,9 @@ published.
 One row trains at a time, in the background and at the lowest priority, from a clone at a fixed
 commit with an environment of its own, so that changes of this checkout do not touch it. Its
 metrics, thinned to 500 lines, its config, its plan and `result.json` are copied to
-benchmarks/published/ROW whenever `--next` is asked; commit them, so that a curve survives the
-machine. `--next` says where the row stands, and evaluates it once it has ended.
+benchmarks/published/ROW whenever `--next` is asked, unless a longer curve is there; commit them, so
+that a curve survives the machine. `--next` says where the row stands, and evaluates it once it has
+ended. `--only=ROW` starts that row.
 """
 
 import dataclasses
@@ -41,6 +42,7 @@ HOME = flags.DEFINE_string("home", None, "Directory of clone, environment and ru
 DATA = flags.DEFINE_string(
     "data", "", "Directory of train.txt, valid.txt and test.txt; empty: download."
 )
+ONLY = flags.DEFINE_enum("only", None, ROWS, "The row to start; left out: the first that is due.")
 FLAGS = flags.DEFINE_multi_string(
     "flag", [], "A further flag of train.py, such as a lexicon's place."
 )
@@ -154,10 +156,12 @@ def evaluate(target: Target) -> float:
 
 
 def keep(target: Target) -> dict:
-    """Copies what is worth keeping of a run into benchmarks/published, and returns its result."""
+    """Copies what is worth keeping of a run into benchmarks/published, and returns its result. A
+    curve that another machine drew further stays.
+    """
     lines = target.metrics()
-    if not lines:
-        return {}
+    if not lines or lines[-1]["step"] < target.result().get("updates", 0):
+        return target.result()
     evaluations = [line for line in lines if "validation/perplexity" in line]
     updates = [line for line in lines if "train/nll" in line]
     thinned = updates[:: max(1, -(-len(updates) // max(1, LINES - len(evaluations))))]
@@ -205,7 +209,7 @@ def advance(home: Path) -> None:
     """Keeps and says what there is, and starts or resumes the first row that has not ended."""
     home.mkdir(parents=True, exist_ok=True)
     busy = running(home)
-    for target in (Target(row, home) for row in ROWS):
+    for target in (Target(row, home) for row in ([ONLY.value] if ONLY.value else ROWS)):
         if "test_perplexity" not in target.result():
             say(keep(target))
             if not target.ended():
