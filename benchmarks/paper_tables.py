@@ -308,7 +308,7 @@ TABLES = {
     "adaptive_inputs_7": lambda: _transformers(
         "Widths and sharing", "Table 7", ("asm", "sm", "sm_t", "adp_t")
     ),
-    "adaptive_inputs_8": lambda: _transformers("Bands", "Table 8"),
+    "adaptive_inputs_8": lambda: _transformers("Bands", "Table 8", ("adp_t",)),
     "gcnn_figure_3": _activations,
     "thesis_4_3": lambda: _thesis("penn_treebank"),
     "thesis_4_4": lambda: _thesis("wikitext2"),

@@ -121,6 +121,8 @@ def _lstm(layers, test):
 
 
 ROWS = {
+    "sm": Row("sm"),  # section 5.1 defines SM and SM-T; the appendix calls them intractable here
+    "sm_t": Row("sm_t"),
     "bpe_t": Row("bpe_t", BPE, Paper(27.44, 27.51, 234.7, 34, "Table 4")),
     "bpe": Row("bpe", BPE, Paper(27.02, 27.13, 267.8, 35, "Table 4")),
     "asm": Row("asm", paper=Paper(26.97, 27.06, 532.8, 62, "Table 4")),

@@ -1,5 +1,5 @@
-"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3, 6, 7
-and 8; of Dauphin et al. 2017, Table 3; of Apostoae 2019, Table 4.6.
+"""WikiText-103 (103M words, vocabulary 267,735): the rows of Baevski & Auli 2019, Tables 2, 3 and 5
+to 8; of Dauphin et al. 2017, Table 3; of Apostoae 2019, Table 4.6.
 
 `ROWS` holds the published numbers; hours are those of 8 V100 GPUs, and of one P100 for `awd_sm`. To
 print them as a table:
@@ -13,6 +13,16 @@ None has been trained to the end here yet. The commands:
     python evaluate.py --workdir=runs/adp_t --split=test --window=512 --context=480   # 19.03
     python train.py --config=configs/wikitext103.py:best --workdir=runs/best
     python evaluate.py --workdir=runs/best --split=test --window=3072 --context=2560  # 18.70
+    python train.py --config=configs/wikitext103.py:block_2048 --workdir=runs/block
+    python evaluate.py --workdir=runs/block --split=test --window=2048 --context=1536 # 18.88
+
+Training reads blocks that ignore sentences; validation and evaluate.py score whole sentences, as
+section 4.3 has it (`evaluate_break_mode=complete`). The paper trains in 16-bit floating point with
+scaled losses; here activations are bfloat16, which needs no scaling, and parameters float32.
+
+`bpe` and `bpe_t` have the 33,337 units of the paper. Learning 32,000 codes as this project does
+gives some 32,390 on this text, by the rule that gives 8,389 for 8,000 codes on WikiText-2: training
+builds the model of the units that it learnt, and a dry run that of the paper.
 
 Where paper and released code differ, the configs follow the paper: 16 heads (released: 8), and tail
 dropout alone (the released code also drops the output's whole input at that rate:
@@ -77,6 +87,8 @@ SETTINGS = {
     "schedule.cycles": 4,
 }
 LAYERS = papers.layers(cutoffs=(20_000, 60_000), width=512, narrow=64, tail_dropout=0.2)
+# Trained on blocks that ignore sentences, evaluated on whole sentences (section 4.3)
+LAYERS = {name: each | {"evaluate_break_mode": "complete"} for name, each in LAYERS.items()}
 BPE = {"data.codes": 32_000, "data.vocabulary_size": 33_337}
 LONG = {"tokens_per_update": 73_728, "batches.sequence_length": 3072}
 LAYERS |= {"gcnn": papers.GCNN, "lstm": papers.LSTM} | papers.thesis_layers((20_000, 80_000))
@@ -113,6 +125,9 @@ def _bands(valid, *cutoffs):
 
 ROWS = {
     "best": Row("adp_t", LONG, Paper(17.97, 18.70, 246.9, 67, "Table 2")),
+    "block_2048": Row(
+        "adp_t", {"batches.sequence_length": 2048}, Paper(18.23, 18.88, 246.9, None, "Table 5")
+    ),
     "sm": Row("sm", paper=Paper(23.87, 24.92, 476.8, 57, "Table 3")),
     "bpe": Row("bpe", BPE, Paper(23.13, 24.25, 270, 30, "Table 3")),
     "bpe_t": Row("bpe_t", BPE, Paper(22.46, 23.45, 235.7, 30, "Table 3")),

@@ -80,6 +80,8 @@ class General:
         log_every: updates between two lines of metrics; 0: only at the end.
         evaluate_every: updates between two evaluations on the validation split; 0: only with
             checkpoints.
+        evaluate_break_mode: the batches.break_mode of validation and of evaluate.py; empty: that of
+            training.
         checkpoint_every: updates between two checkpoints; 0: only at the end.
         keep: latest checkpoints that are kept; the best one is kept beside them.
         hours: hours of training, over all starts of the run, after which it evaluates, saves and
@@ -102,6 +104,7 @@ class General:
     fsdp: int = 0
     log_every: int = 50
     evaluate_every: int = 500
+    evaluate_break_mode: str = ""
     checkpoint_every: int = 500
     keep: int = 1
     hours: float = 0.0

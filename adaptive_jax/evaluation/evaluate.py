@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, NamedTuple
 
+from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import Windows, check_windows
 from adaptive_jax.data.corpora.corpus import SPLITS
 from adaptive_jax.data.corpora.known import CORPORA
@@ -177,7 +178,7 @@ def _check_request(request):
 def _windows(config, request):
     """Returns how the split is cut; rows are those of the request, or 1."""
     batches = config["batches"]
-    break_mode = request.break_mode or batches["break_mode"]
+    break_mode = request.break_mode or scored_break_mode(config)
     if batches["layout"] == "streams" and break_mode != "none":
         raise InputError(
             f"--break_mode={break_mode} is not for a run on streams, which reads the split as one"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation import card
@@ -130,7 +131,7 @@ def _name(result):
     name = f"{result['split']}-{settings['window']}-{settings['context']}-{result['step']}"
     if "rows" in settings and settings["rows"] > 1:
         name += f"-rows{settings['rows']}"
-    if settings["break_mode"] != settings["config"]["batches"]["break_mode"]:
+    if settings["break_mode"] != scored_break_mode(settings["config"]):
         name += f"-{settings['break_mode']}"
     others = {
         key: settings[key]

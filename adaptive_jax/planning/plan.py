@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import AbstractMesh
 
-from adaptive_jax.data.batches.layouts import check_layout
+from adaptive_jax.data.batches.layouts import check_layout, scored_break_mode
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.model.language_model import (
     LanguageModel,
@@ -124,6 +124,7 @@ def divide_update(config: Mapping, devices: int) -> tuple[int, int]:
         1, steps=config["steps"], keep=config["keep"], **{"batches.sequence_length": length}
     )
     check_layout(batches["break_mode"], batches["layout"])
+    check_layout(scored_break_mode(config), batches["layout"], "evaluate_break_mode")
     rows, rest = divmod(config["tokens_per_update"], length)
     if rest or not rows:
         raise InputError(

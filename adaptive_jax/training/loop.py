@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 
+from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.batches.pipeline import Layout, TrainingBatches
 from adaptive_jax.data.batches.prefetch import Prefetcher
 from adaptive_jax.data.batches.windows import Windows
@@ -263,11 +264,11 @@ class Training:
         None if told to stop meanwhile.
         """
         job, vocabulary = self.job, self.job.corpus.vocabulary
-        length, break_mode, layout = Layout(**job.config["batches"])
+        length, _, layout = Layout(**job.config["batches"])
         # As many rows of a stream begin anew, so their number may not depend on the devices.
         streams = layout == "streams"
         rows = job.plan.rows_per_update if streams else job.batches.per_microbatch
-        windows = Windows(length, 0, break_mode, layout, rows)
+        windows = Windows(length, 0, scored_break_mode(job.config), layout, rows)
         ids = job.corpus.ids["validation"]
         params = optim.params_to_evaluate(self.state.optimizer, self.state.params)
 

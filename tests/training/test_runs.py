@@ -329,6 +329,25 @@ def test_a_wrong_setting_is_found_before_the_corpus_is_prepared(config, tmp_path
             train(settings | {group: settings[group] | {"name": name}}, tmp_path / "run")
 
 
+def test_a_config_says_how_a_run_is_evaluated(config, tmp_path):
+    """Validation and evaluate.py score whole sentences where training reads blocks that ignore
+    them; otherwise the number in training is not the one that is reported.
+    """
+    train(config(steps=1, evaluate_every=1, evaluate_break_mode="complete"), tmp_path / "run")
+    last = [line for line in metrics(tmp_path / "run") if "validation/nll" in line][-1]
+    whole = Request("validation", checkpoint="latest")
+    found = [
+        evaluate(tmp_path / "run", each) for each in (whole, whole._replace(break_mode="none"))
+    ]
+    assert [each["settings"]["break_mode"] for each in found] == ["complete", "none"]
+    assert found[0]["nll"] == pytest.approx(last["validation/nll"], rel=1e-6)
+    assert abs(found[1]["nll"] - last["validation/nll"]) > 1e-4
+    names = {path.stem for path in (tmp_path / "run" / "eval").glob("*.json")}
+    assert names == {"validation-16-0-1", "validation-16-0-1-none"}
+    with pytest.raises(InputError, match="evaluate_break_mode='line' must be one of none"):
+        train(config(evaluate_break_mode="line"), tmp_path / "other")
+
+
 def test_a_wrong_workdir_is_found_before_the_corpus_is_prepared(config, trained, tmp_path, caplog):
     """A place that takes no files, a run to start from that has another model, and, with a warning,
     a folder of other files; although there is no text at all.

@@ -10,6 +10,7 @@ split they hold:
 """
 
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -177,14 +178,19 @@ class Similar(Single):
 LAYOUTS = {"packed": (Single, Packed), "similar": (Single, Similar), "streams": (Streams, None)}
 
 
-def check_layout(break_mode: str, layout: str) -> None:
+def scored_break_mode(config: Mapping) -> str:
+    """The break mode by which a run is evaluated where nothing else is asked for."""
+    return config["evaluate_break_mode"] or config["batches"]["break_mode"]
+
+
+def check_layout(break_mode: str, layout: str, key: str = "batches.break_mode") -> None:
     """Raises InputError for an unknown name, or a layout that cannot hold such examples."""
-    check_known(f"batches.break_mode={break_mode!r}", break_mode, BREAK_MODES)
+    check_known(f"{key}={break_mode!r}", break_mode, BREAK_MODES)
     check_known(f"batches.layout={layout!r}", layout, LAYOUTS)
     if LAYOUTS[layout][1] is None and break_mode != "none":
         raise InputError(
             f"batches.layout={layout!r} continues the text from row to row, and"
-            f" batches.break_mode={break_mode!r} breaks it: give break_mode none, or layout packed"
+            f" {key}={break_mode!r} breaks it: give break_mode none, or layout packed"
         )
 
 

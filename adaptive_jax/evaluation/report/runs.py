@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from adaptive_jax.data.batches.layouts import scored_break_mode
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
@@ -138,7 +139,7 @@ def _results(workdir, config, scored) -> list[tuple[dict, Path]]:
             continue
         usual = (
             settings["method"] == "plain"
-            and settings["break_mode"] == config["batches"]["break_mode"]
+            and settings["break_mode"] == scored_break_mode(config)
             and not {"vocabulary", "share"} & settings.keys()
         )
         if usual and result.get("scored") == scored:
