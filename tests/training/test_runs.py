@@ -344,7 +344,7 @@ def test_a_config_says_how_a_run_is_evaluated(config, tmp_path):
     assert abs(found[1]["nll"] - last["validation/nll"]) > 1e-4
     names = {path.stem for path in (tmp_path / "run" / "eval").glob("*.json")}
     assert names == {"validation-16-0-1", "validation-16-0-1-none"}
-    with pytest.raises(InputError, match="evaluate_break_mode='line' must be one of none"):
+    with pytest.raises(InputError, match="evaluate_break_mode='line' is not one of none"):
         train(config(evaluate_break_mode="line"), tmp_path / "other")
 
 
