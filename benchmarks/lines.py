@@ -6,19 +6,21 @@ from typing import NamedTuple
 from adaptive_jax.config.keys import complete
 from adaptive_jax.config.rows import Paper, Row, streams
 from adaptive_jax.evaluation.evaluate import Request
-from configs import europarl, news_crawl, penn_treebank, wikitext2, wikitext103
+from configs import billion_word, europarl, news_crawl, penn_treebank, wikitext2, wikitext103
 
 CORPORA = {
     "penn_treebank": penn_treebank,
     "wikitext2": wikitext2,
     "europarl": europarl,
     "wikitext103": wikitext103,
+    "billion_word": billion_word,
 }
 WORDS = {
     "penn_treebank": 929_589,
     "wikitext2": 2_088_628,
     "europarl": 57_700_000,
     "wikitext103": 103_227_021,
+    "billion_word": 799_000_000,
 }
 # The first two million words of News Crawl 2007, and of Europarl, as Pappas et al. 2020, section
 # C.2, cut them: docs/corpora.md.
@@ -96,6 +98,9 @@ class Table(NamedTuple):
         settings: by size, beside those of the rows; `full` has none.
         rows: by size and corpus, rows that its config file does not have, and their layers.
         tuned: in small, settings of finetuning beside these.
+        operations: whether its figure shows losses by operations of training, not by updates.
+        contexts: by row, the tokens that a prediction sees, if its figure shows perplexity by them,
+            not by the time of an epoch.
     """
 
     title: str
@@ -103,6 +108,8 @@ class Table(NamedTuple):
     settings: Mapping[str, dict] = {}
     rows: Mapping[tuple[str, str], tuple[Mapping[str, Row], Mapping[str, dict]]] = {}
     tuned: Mapping[str, object] = {}
+    operations: bool = False
+    contexts: Mapping[str, int] = {}
 
 
 # What a size decides rather than a row.

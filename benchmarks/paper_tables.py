@@ -3,7 +3,7 @@ and what differs in small.
 """
 
 from adaptive_jax.config.rows import Paper, Row, streams
-from benchmarks import groc_tables
+from benchmarks import gcnn_tables, groc_tables
 from benchmarks.lines import CORPORA, WORDS, Line, Table
 from configs import papers, wikitext2, wikitext103
 
@@ -273,47 +273,24 @@ def _grave():
     )
 
 
-def _activations():
-    """The learning curves of Figure 3, on WikiText-103 there."""
-    names = "glu", "gtu", "relu", "tanh"
-    full = {
-        name: Row("gcnn", wikitext103.ROWS["gcnn_8"].changes | {"body.activation": name})
-        for name in names
+TABLES = (
+    {
+        "adaptive_inputs_3": lambda: _transformers("Inputs and outputs", "Table 3"),
+        "adaptive_inputs_5": _contexts,
+        "adaptive_inputs_6": lambda: _transformers(
+            "Dropout in the tails", "Table 6", ("sm", "asm"), 0.1
+        ),
+        "adaptive_inputs_7": lambda: _transformers(
+            "Widths and sharing", "Table 7", ("asm", "sm", "sm_t", "adp_t")
+        ),
+        "adaptive_inputs_8": lambda: _transformers("Bands", "Table 8", ("adp_t",)),
+        "thesis_4_3": lambda: _thesis("penn_treebank"),
+        "thesis_4_4": lambda: _thesis("wikitext2"),
+        "thesis_4_5": lambda: _thesis("europarl"),
+        "thesis_4_6": lambda: _thesis("wikitext103"),
+        "thesis_5_1": _thesis_memory,
+        "grave_table": _grave,
     }
-    small = {
-        name: Row("adp_t", wikitext2.ROWS["gcnn_small"].changes | {"body.activation": name})
-        for name in names
-    }
-    lines = {
-        corpus: tuple(Line(corpus, name) for name in names)
-        for corpus in ("wikitext2", "wikitext103")
-    }
-    return Table(
-        "Activations of gated convolutions (Dauphin et al. 2017, Figure 3)",
-        {"cpu": lines["wikitext2"], "full": lines["wikitext103"]},
-        {},
-        {
-            ("cpu", "wikitext2"): (small, wikitext2.LAYERS),
-            ("full", "wikitext103"): (full, wikitext103.LAYERS),
-        },
-    )
-
-
-TABLES = {
-    "adaptive_inputs_3": lambda: _transformers("Inputs and outputs", "Table 3"),
-    "adaptive_inputs_5": _contexts,
-    "adaptive_inputs_6": lambda: _transformers(
-        "Dropout in the tails", "Table 6", ("sm", "asm"), 0.1
-    ),
-    "adaptive_inputs_7": lambda: _transformers(
-        "Widths and sharing", "Table 7", ("asm", "sm", "sm_t", "adp_t")
-    ),
-    "adaptive_inputs_8": lambda: _transformers("Bands", "Table 8", ("adp_t",)),
-    "gcnn_figure_3": _activations,
-    "thesis_4_3": lambda: _thesis("penn_treebank"),
-    "thesis_4_4": lambda: _thesis("wikitext2"),
-    "thesis_4_5": lambda: _thesis("europarl"),
-    "thesis_4_6": lambda: _thesis("wikitext103"),
-    "thesis_5_1": _thesis_memory,
-    "grave_table": _grave,
-} | groc_tables.TABLES
+    | gcnn_tables.TABLES
+    | groc_tables.TABLES
+)

@@ -36,7 +36,7 @@ from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import write_json
 from benchmarks.groc_tables import FAR, NEAR, TARGETS
-from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, config_of
+from benchmarks.lines import CORPORA, TUNED_EPOCHS, WORDS, Line, Table, config_of
 from benchmarks.paper_tables import TABLES
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -76,12 +76,14 @@ def measure(name: str, line: Line, settings) -> dict:
     speeds = [each["train/words_per_second"] for each in logged if "train/words_per_second" in each]
     curve = [(each["step"], each["validation/nll"]) for each in logged if "validation/nll" in each]
     device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    plan = json.loads((workdir / "plan.json").read_text())
     return {
         "test": tests,
         "curve": curve,
         "epoch": (line.tuned or WORDS[line.corpus]) / statistics.median_high(speeds),
         "hours": checkpoints.hours(checkpoints.latest()),
-        "parameters": json.loads((workdir / "plan.json").read_text())["parameters"]["total"],
+        "parameters": plan["parameters"]["total"],
+        "operations": plan["flops_per_token"] * plan["tokens_per_update"],
         "peak_bytes": device or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
@@ -211,9 +213,9 @@ def section(name: str, size: str, found: list[tuple[Line, dict]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def plot(found: list[tuple[Line, dict]], size: str, path: Path) -> None:
-    """Draws curves of validation loss, and test perplexity against the time of an epoch, for
-    each corpus; the legend beside them names the rows of both.
+def plot(table: Table, found: list[tuple[Line, dict]], size: str, path: Path) -> None:
+    """Draws curves of validation loss by updates or operations, and test perplexity against the
+    time of an epoch or the context, for each corpus; the legend beside them names the rows of both.
     """
     from matplotlib.figure import Figure
 
@@ -228,12 +230,19 @@ def plot(found: list[tuple[Line, dict]], size: str, path: Path) -> None:
             # Ten colours; further rows take them again, with other dashes and markers.
             again, colour = divmod(number, 10)
             dashes, marker = ("-", "--", ":")[again % 3], "os^"[again % 3]
-            left.plot(*zip(*numbers["curve"], strict=True), color=f"C{colour}", linestyle=dashes)
-            at = numbers["epoch"], numbers["test"][line.scored]
-            right.plot(*at, marker, color=f"C{colour}", linestyle=dashes, label=line.row)
+            steps, losses = zip(*numbers["curve"], strict=True)
+            scale = numbers["operations"] / 1e12 if table.operations else 1
+            left.plot(
+                [scale * step for step in steps], losses, color=f"C{colour}", linestyle=dashes
+            )
+            at = table.contexts.get(line.row, numbers["epoch"])
+            test = numbers["test"][line.scored]
+            right.plot(at, test, marker, color=f"C{colour}", linestyle=dashes, label=line.row)
         title = f"{corpus}, {size} size, one run of each row"
-        left.set(xlabel="updates", ylabel="validation loss, nats a word", title=title)
-        right.set(xlabel="seconds an epoch", ylabel="test perplexity", xmargin=0.1, ymargin=0.1)
+        by = "TFLOP of training" if table.operations else "updates"
+        across = "tokens of context" if table.contexts else "seconds an epoch"
+        left.set(xlabel=by, ylabel="validation loss, nats a word", title=title)
+        right.set(xlabel=across, ylabel="test perplexity", xmargin=0.1, ymargin=0.1)
         right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
         for axes in (left, right):
             axes.grid(alpha=0.3)
@@ -278,7 +287,7 @@ def main(name: str, settings) -> None:
     found = [(line, numbers_of(name, line, settings)) for line in lines]
     text, image = section(name, size, found), RESULTS.with_name(f"{name}_{size}.png")
     print(text)
-    plot(found, size, image)
+    plot(TABLES[name](), found, size, image)
     text += f"\n![validation loss, and perplexity against time]({image.name})\n"
     write_section(RESULTS, text)
 

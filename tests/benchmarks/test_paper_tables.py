@@ -23,6 +23,7 @@ NUMBERS = {
     "epoch": 61.2,
     "hours": 0.51,
     "parameters": 2_500_000,
+    "operations": 3e12,
     "peak_bytes": 2.1e9,
 }
 
@@ -158,10 +159,17 @@ def test_figures(monkeypatch, tmp_path):
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     drawn, rows = [], [f"row_{number}" for number in range(24)]
     lines = [Line("wikitext2", row) for row in rows]
-    tables.plot([(line, NUMBERS) for line in lines], "cpu", tmp_path / "figure.png")
+    found = [(line, NUMBERS) for line in lines]
+    tables.plot(Table("Plain", {}), found, "cpu", tmp_path / "figure.png")
     left, right = drawn[0].axes
     assert left.get_title() == "wikitext2, cpu size, one run of each row"
     assert len({(line.get_color(), line.get_linestyle()) for line in left.get_lines()}) == 24
     assert len({(line.get_color(), line.get_marker()) for line in right.get_lines()}) == 24
     assert [text.get_text() for text in right.get_legend().get_texts()] == rows
     assert not left.get_legend() and not left.texts and not right.texts
+    other = Table("By work and context", {}, operations=True, contexts={"row_0": 7})
+    tables.plot(other, found[:1], "cpu", tmp_path / "figure.png")
+    left, right = drawn[1].axes
+    assert list(left.get_lines()[0].get_xdata()) == [3.0, 6.0]  # TFLOP after updates 1 and 2
+    assert (left.get_xlabel(), right.get_xlabel()) == ("TFLOP of training", "tokens of context")
+    assert list(right.get_lines()[0].get_xdata()) == [7]
