@@ -1,4 +1,6 @@
-"""examples/minimal.py, which people copy, learns a text and refuses what it cannot read."""
+"""The examples, which people copy: minimal.py learns a text and refuses what it cannot read;
+tune.py finds a rate.
+"""
 
 import importlib.util
 import re
@@ -10,12 +12,18 @@ from tests.pages import ROOT
 PATH = ROOT / "examples" / "minimal.py"
 
 
+def imported(path):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def minimal(monkeypatch):
     """The example as a module, with a model of few parameters."""
-    spec = importlib.util.spec_from_file_location("minimal", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = imported(PATH)
     small = {"WIDTH": 16, "LAYERS": 1, "HEADS": 2, "ROWS": 8, "TIME": 8}
     for name, value in small.items():
         monkeypatch.setattr(module, name, value)
@@ -50,3 +58,22 @@ def test_the_minimal_example_refuses_a_short_text(minimal, tmp_path, monkeypatch
 def test_the_minimal_example_is_one_short_file():
     """Its use is that a reader takes it in at once."""
     assert len(PATH.read_text().splitlines()) <= 150
+
+
+def test_tuning_draws_trains_and_goes_on(quick_command, flags, tmp_path, monkeypatch, capsys):
+    """The same command adds trials of other draws; each stands with its perplexity, the best one
+    first, and with the flags that repeat it. A trial that diverges is left out.
+    """
+    tune = imported(ROOT / "examples" / "tune.py")
+    monkeypatch.setattr(tune.subprocess, "run", lambda command: quick_command(*command[1:]))
+    config, _, *settings = flags("", steps=2, evaluate_every=2, checkpoint_every=2)
+    given = ["tune.py", f"--workdir={tmp_path / 'tune'}", "--hours=1e-4", "--tokens", "512", "1024"]
+    lines = []
+    for rates in ("0.01", "0.3"), ("0.01", "0.3"), ("1e30", "1e31"):
+        monkeypatch.setattr("sys.argv", [*given, "--rates", *rates, "--", config, *settings])
+        tune.main()
+        lines.append(capsys.readouterr().out.splitlines())
+    assert [len(each) for each in lines] == [1, 2, 2] and lines[2] == lines[1]
+    line = r"validation perplexity +([\d.]+) .*/\d  --config.optimizer.learning_rate=([\d.]+)"
+    found = [re.match(line, each).groups() for each in lines[1]]
+    assert float(found[0][0]) < float(found[1][0]) and found[0][1] != found[1][1]

@@ -1,0 +1,60 @@
+"""Random search for the learning rate and the tokens of an update, under a limit of time.
+
+    pip install optuna
+    python examples/tune.py --workdir=runs/tune --hours=1 --trial_hours=0.1 -- \
+        --config=configs/quickstart.py
+
+Every trial is a run of train.py of `trial_hours`, with what stands after `--` and two settings that
+are drawn; the best one has the lowest validation perplexity. The same command goes on where the
+last one ended. Apostoae 2019, section 4, tunes the same two settings so.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+
+
+def main():
+    """Draws, trains, and prints the best trial."""
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    flags.add_argument("--workdir", type=Path, required=True)
+    flags.add_argument("--hours", type=float, default=1, help="of all trials")
+    flags.add_argument("--trial_hours", type=float, default=0.1, help="of one")
+    flags.add_argument("--rates", type=float, nargs=2, default=(1e-4, 1), help="lowest, highest")
+    flags.add_argument("--tokens", type=int, nargs="+", default=(1024, 2048, 4096, 8192))
+    flags.add_argument("train", nargs="+", help="arguments of train.py, after --")
+    given = flags.parse_args()
+
+    def perplexity(trial: optuna.Trial) -> float:
+        rate = trial.suggest_float("config.optimizer.learning_rate", *given.rates, log=True)
+        tokens = trial.suggest_categorical("config.tokens_per_update", given.tokens)
+        run = given.workdir / str(trial.number)
+        train = [*given.train, f"--workdir={run}", f"--hours={given.trial_hours}"]
+        train += [
+            f"--config.optimizer.learning_rate={rate}",
+            f"--config.tokens_per_update={tokens}",
+        ]
+        if subprocess.run([sys.executable, "train.py", *train]).returncode:
+            raise optuna.TrialPruned  # it diverged, or did not fit
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return min(x["validation/perplexity"] for x in lines if "validation/perplexity" in x)
+
+    given.workdir.mkdir(parents=True, exist_ok=True)
+    storage = f"sqlite:///{given.workdir / 'trials.db'}"
+    study = optuna.create_study(storage=storage, study_name="tune", load_if_exists=True)
+    study.sampler = optuna.samplers.RandomSampler(seed=len(study.trials))  # other draws each time
+    study.optimize(perplexity, timeout=3600 * given.hours)
+    done = [trial for trial in study.trials if trial.value is not None]
+    for trial in sorted(done, key=lambda trial: trial.value):
+        settings = " ".join(f"--{name}={value:g}" for name, value in trial.params.items())
+        print(
+            f"validation perplexity {trial.value:8.2f}  {given.workdir}/{trial.number}  {settings}"
+        )
+
+
+if __name__ == "__main__":
+    main()
