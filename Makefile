@@ -3,7 +3,7 @@ PYTHON ?= python3
 WORKDIR ?= runs/quickstart
 BIN := .venv/bin
 
-.PHONY: help train test test-slow test-targets lint docs clean
+.PHONY: help train test test-slow test-targets lint docs gpu-kit clean
 
 help:
 	@echo "make train    creates .venv (1.1 GB), trains a small model in minutes, and prints its test perplexity"
@@ -11,6 +11,7 @@ help:
 	@echo "make test-slow   runs those: they train for minutes, or show what quicker ones show for another model"
 	@echo "make test-targets PYTHON=python3.12   creates .venv-targets (3 GB) and compiles for GPUs and TPUs that are not here"
 	@echo "make docs     creates .venv and builds the pages and the reference as a site in docs/_build"
+	@echo "make gpu-kit DATA=DIR   packs what a GPU machine without a network lacks to run benchmarks.gpu"
 	@echo "make lint     checks the style of the code"
 	@echo "make clean    deletes .venv; runs stay"
 	@echo "PYTHON=python3.12 names another Python for .venv, WORKDIR=runs/mine another place for the run of make train."
@@ -42,6 +43,15 @@ lint: .venv/tested
 docs: .venv/documented
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs . docs/_build
 	@echo "Open docs/_build/index.html."
+
+# DATA holds the folders ptb and wikitext-2, each with train, valid and test; the machine has jax, flax, optax, orbax and torch.
+gpu-kit: .venv/installed
+	@test -d "$(DATA)/ptb" -a -d "$(DATA)/wikitext-2" || { echo "error: DATA=$(DATA) must be a directory with ptb and wikitext-2"; exit 2; }
+	$(BIN)/python -m pip download -q --no-deps --dest gpu-kit/wheels ml_collections tensorboardX
+	cp -r "$(DATA)/ptb" "$(DATA)/wikitext-2" gpu-kit && chmod -R u+w gpu-kit
+	@echo "Copy the clone with gpu-kit to the machine. There, the last line three times:"
+	@echo "    pip install --no-index --no-deps gpu-kit/wheels/*.whl"
+	@echo "    python -m benchmarks.gpu --data=gpu-kit"
 
 # pip prints what it downloads: the first time takes minutes.
 .venv/installed: requirements.txt pyproject.toml

@@ -1,33 +1,39 @@
 """Everything that benchmarks one GPU, in one command, the most valuable numbers first.
 
-    python -m benchmarks.gpu [--out=DIR] [--minutes=50] [--steps=0,1]
+    python -m benchmarks.gpu [--out=DIR] [--data=DIR] [--minutes=9.5] [--steps=0,1]
+        [--variants=REGEX] [--results=DIR]
 
 Each variant runs in a process of its own, torch too, which frees the memory of the GPU when it
-ends. Every number is printed and written as it comes, to DIR/gpu.json. A variant that fails, runs
-out of memory, lacks a package or overruns its time is reported and passed over. The same command
-runs the variants that are left, so all of it can be cut into commands of ten minutes:
-`--minutes=9`.
+ends. Every number is printed and written as it comes, to OUT/gpu.json and, as a table, to
+OUT/gpu.md; --results gets a copy of both. A variant that fails, runs out of memory, lacks a package
+or overruns its time is reported and passed over. The same command runs the variants that are left,
+those that were passed over last, so half an hour is three times the same command of ten minutes.
 
-    step                                                                    minutes
-    0  versions; is attention right, the output layer, the sums into tables       5
-    1  an update of wikitext103:adp_t, 64 rows of 512; its profile                8
-    2  attention at 512 and 3,072 tokens, beside torch; blocks of its kernels     5
-    3  the output layer in bfloat16, 32,768 tokens, each band; beside torch       5
-    4  8 to 128 rows; flags of XLA                                                7
-    5  adp beside torch and torch.compile                                         7
-    6  best, rows of 3,072; a vocabulary of a million words                       4
-    7  train.py killed and resumed                                                4
+    step                                                              minutes a variant, at most
+    0  versions; is attention right, the output layer, the sums into tables              4
+    1  an update of wikitext103:adp_t, 64 rows of 512, with its profile; nothing         4
+       recomputed
+    2  penn_treebank:awd_sm trained to its published perplexity, with --data             9
+    3  adp beside torch and torch.compile                                                3
+    4  attention at 512 and 3,072 tokens, beside torch                                   2
+    5  train.py killed and resumed                                                       3
+    6  penn_treebank:groc_tied and wikitext2:awd_asm trained, with --data                9
+    7  the output layer in bfloat16, 32,768 tokens, each band; beside torch              3
+    8  adp_t without dropout, its output alone, 8 to 128 rows; flags of XLA              3
+    9  best, rows of 3,072; a vocabulary of a million words; blocks of attention         3
 
-It needs no corpus, and of the project's requirements jax, flax, optax, orbax-checkpoint,
-ml_collections and numpy, torch to compare with; step 7 needs all requirements. `--tiny` runs models
-of a few thousand parameters, as a test: it takes minutes on a CPU.
+--data names a directory with the folders ptb and wikitext-2; a row that is out of time goes on in
+the next command. `make gpu-kit` packs both texts and the packages that a machine with JAX and torch
+may lack. `--tiny` runs models of a few thousand parameters, as a test: it takes minutes on a CPU.
 """
 
 import contextlib
+import ctypes
 import datetime
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,13 +82,17 @@ class Variant(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Variants that share so many minutes."""
+    """Variants that may take so many minutes each."""
 
     minutes: float
     variants: list[Variant]
 
 
-def steps(out: Path, tiny: bool) -> list[Step]:
+TEXTS = {"penn_treebank": "ptb", "wikitext2": "wikitext-2"}  # folders of --data
+LEAST = 45  # seconds that a variant needs, at least: none starts with fewer
+
+
+def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
     """All steps, the most valuable first."""
 
     def update(name, *more, row="adp_t", rows=64, peer="adaptive_jax", xla=""):
@@ -97,6 +107,15 @@ def steps(out: Path, tiny: bool) -> list[Step]:
     def part(name):
         return Variant(name, ["benchmarks.gpu_parts", name, *["--tiny"] * tiny])
 
+    def trained(*rows):
+        found = []
+        for row in rows if data else ():
+            text = Path(data).absolute() / TEXTS[row.partition(":")[0]]
+            where = [f"--row={row}", f"--data={text}", f"--workdir={out / row.replace(':', '-')}"]
+            command = ["benchmarks.gpu_training", *where, *["--tiny"] * tiny]
+            found.append(Variant(f"train {row}", command))
+        return found
+
     def attention(size, peer):
         how = [f"--sizes={size}", f"--peers={peer}", f"--repeats={1 if tiny else 7}"]
         return Variant(f"attention {peer}, {size}", ["benchmarks.layers", "attention", *how])
@@ -104,39 +123,50 @@ def steps(out: Path, tiny: bool) -> list[Step]:
     sizes = ("2x12x2x8", "2x20x2x8") if tiny else ("64x512x16x64", "10x3072x16x64")
     paths = "triton", "torch", "chunked"
     return [
-        Step(5, [part("check")]),
+        Step(4, [part("check")]),
         Step(
-            8,
+            4,
             [
                 update("whole", f"--profile={out / 'profile'}"),
                 update("nothing recomputed", "--config.body.remat=none"),
-                update("output alone", peer="its output alone"),
-                update("no dropout", *NO_DROPOUT),
             ],
         ),
-        Step(5, [attention(size, path) for size in sizes for path in paths] + [part("blocks")]),
-        Step(5, [part("output"), part("torch_output")]),
+        Step(9, trained("penn_treebank:awd_sm")),
         Step(
-            7,
-            [update(f"{rows} rows", rows=rows) for rows in (8, 32, 128)]
-            + [update(name, xla=flag) for name, flag in XLA.items()],
-        ),
-        Step(
-            7,
+            3,
             [
                 update(peer, row="adp", peer=peer)
                 for peer in ("adaptive_jax", "torch.compile", "torch")
             ],
         ),
+        Step(2, [attention(size, path) for size in sizes for path in paths]),
+        Step(3, [part("restart")]),
+        Step(9, trained("penn_treebank:groc_tied", "wikitext2:awd_asm")),
+        Step(3, [part("output"), part("torch_output")]),
         Step(
-            4,
+            3,
+            [
+                update("no dropout", *NO_DROPOUT),
+                update("output alone", peer="its output alone"),
+                *(update(f"{rows} rows", rows=rows) for rows in (8, 32, 128)),
+                *(update(name, xla=flag) for name, flag in XLA.items()),
+            ],
+        ),
+        Step(
+            3,
             [
                 update("rows of 3072", row="best", rows=8),
                 update("a million words", *([] if tiny else MILLION)),
+                part("blocks"),
             ],
         ),
-        Step(4, [part("restart")]),
     ]
+
+
+def _dies_with_its_parent():
+    """Called in the child before it starts: on Linux, it is killed when this process ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
@@ -160,21 +190,32 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
     start, printed, late = time.monotonic(), [], threading.Event()
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(
-        command, **pipes, errors="replace", env=environment, start_new_session=True
+        command,
+        **pipes,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_dies_with_its_parent,
     ) as process:
 
-        def stop():
-            late.set()
+        def kill():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
+        def stop():
+            late.set()
+            kill()
+
         timer = threading.Timer(max(seconds, 0.1), stop)
         timer.start()
-        for line in process.stdout:
-            printed.append(line)
-            print(line, end="", flush=True)
-        status = process.wait()
-        timer.cancel()
+        try:
+            for line in process.stdout:
+                printed.append(line)
+                print(line, end="", flush=True)
+            status = process.wait()
+        finally:  # a variant that outlives this process would keep the memory of the GPU
+            timer.cancel()
+            kill()
     ended, text = "ok" if status == 0 else f"status {status}", "".join(printed)
     if status:
         for pattern, reason in reversed(PASSED_OVER.items()):
@@ -191,35 +232,66 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
     }
 
 
-def main(settings) -> None:
-    """Runs what has no result yet, and writes the results after each variant."""
-    out = Path(settings.out).absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    kept, all_steps = out / "gpu.json", steps(out, settings.tiny)
+def due(all_steps: list[Step], settings, parts: dict) -> list[tuple[float, Variant]]:
+    """The variants without a result and their minutes, in order; those that were tried last.
+
+    Raises:
+        InputError: a step that does not exist, or a pattern that no variant has.
+    """
     for each in settings.steps:
         if not each.isdecimal() or int(each) >= len(all_steps):
             raise InputError(f"--steps={each} must be numbers from 0 to {len(all_steps) - 1}")
+    chosen = [all_steps[int(each)] for each in settings.steps] or all_steps
+    found = [(step.minutes, variant) for step in chosen for variant in step.variants]
+    if settings.variants:
+        found = [each for each in found if re.search(settings.variants, each[1].name)]
+        if not found:
+            raise InputError(f"--variants={settings.variants} must be part of a variant's name")
+    left = [each for each in found if parts.get(each[1].name, {}).get("ended") != "ok"]
+    return sorted(left, key=lambda each: each[1].name in parts)
+
+
+def write(out: Path, results: str | None, parts: dict) -> None:
+    """Writes gpu.json, and gpu.md with the last line that each variant printed."""
+    done = {"date": datetime.date.today().isoformat(), "parts": parts}
+    (out / "gpu.json").write_text(json.dumps(done, indent=2) + "\n")
+    lines = ["| variant | ended | seconds | its last line |", "|---|---|---:|---|"]
+    for name, part in parts.items():
+        last = (part["printed"].strip().splitlines() or [""])[-1].replace("|", "/")
+        lines.append(f"| {name} | {part['ended']} | {part['seconds']} | {last[:200]} |")
+    (out / "gpu.md").write_text("\n".join(lines) + "\n")
+    if results:
+        Path(results).mkdir(parents=True, exist_ok=True)
+        for name in "gpu.json", "gpu.md":
+            shutil.copy(out / name, results)
+
+
+def main(settings) -> None:
+    """Runs what has no result yet, and writes the results after each variant."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the variant that runs ends, too
+    out = Path(settings.out).absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / "gpu.json"
     parts = json.loads(kept.read_text())["parts"] if kept.exists() else {}
     end = time.monotonic() + 60 * settings.minutes
-    for number in map(int, settings.steps or range(len(all_steps))):
-        step = all_steps[number]
-        step_end = min(end, time.monotonic() + 60 * step.minutes)
-        for variant in step.variants:
-            if parts.get(variant.name, {}).get("ended") == "ok":
-                continue
-            left = step_end - time.monotonic()
-            if left < 1:
-                print(f"## {variant.name}: no time left in step {number}", flush=True)
-                continue
-            parts[variant.name] = run_variant(variant, out, left)
-            done = {"date": datetime.date.today().isoformat(), "parts": parts}
-            kept.write_text(json.dumps(done, indent=2) + "\n")
+    for minutes, variant in due(steps(out, settings.data, settings.tiny), settings, parts):
+        left = end - time.monotonic()
+        if left < LEAST:
+            print(f"## {variant.name}: no time left; the same command goes on", flush=True)
+            break
+        found = run_variant(variant, out, min(left, 60 * minutes))
+        parts.pop(variant.name, None)
+        parts[variant.name] = found
+        write(out, settings.results, parts)
     print(f"{kept} holds all results")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_string("out", "runs/gpu", "Directory for gpu.json and profile.")
-    flags.DEFINE_float("minutes", 50, "Minutes for all of it.")
+    flags.DEFINE_string("out", "runs/gpu", "Directory for gpu.json, gpu.md, profile and runs.")
+    flags.DEFINE_string("results", None, "Directory for copies of gpu.json and gpu.md.")
+    flags.DEFINE_string("data", None, "Directory with ptb and wikitext-2, to train on.")
+    flags.DEFINE_float("minutes", 9.5, "Minutes for this command.")
+    flags.DEFINE_string("variants", None, "Only variants whose names match this pattern.")
     flags.DEFINE_list("steps", [], "Numbers of steps, such as 0,1; default: all.")
     flags.DEFINE_bool("tiny", False, "Very small models, as a test.")
     commands.run(lambda: main(flags.FLAGS))

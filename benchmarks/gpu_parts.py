@@ -41,7 +41,7 @@ from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks import layers
 from benchmarks.outputs import Case, arguments, masked_dense
-from benchmarks.timing import first_line, interleaved, torch_device
+from benchmarks.timing import first_line, interleaved, launched, launches, torch_device
 
 CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
 TINY = Case(64, 700, (100, 300), 256)
@@ -200,14 +200,12 @@ def blocks(found: list, case: Case) -> None:
 
 def _timed(found, name, loss, *values):
     compiled = loss.lower(*values).compile()
-    seconds, least = interleaved({name: lambda: jax.block_until_ready(compiled(*values))}, REPEATS)[
-        name
-    ]
+    seconds, least = interleaved({name: launched(compiled, *values)}, REPEATS)[name]
     note(
         found,
         name,
-        milliseconds=1e3 * seconds,
-        least=1e3 * least,
+        milliseconds=1e3 * seconds / launches(),
+        least=1e3 * least / launches(),
         peak_MB=compiled.memory_analysis().temp_size_in_bytes / 1e6,
     )
 

@@ -9,8 +9,9 @@ run.
 Sizes begin with rows x tokens of a row. Then follow for
 
 - `attention`: heads x features of a head. Peers are the paths of adaptive_jax.bodies.attention,
-  with dropout 0.1 on the weights and without. GFLOP/s count what causal attention needs: for every
-  pair of tokens two products forward and four backward.
+  after the bias, as the model calls them, with dropout 0.1 on the weights and without. GFLOP/s
+  count what causal attention needs: for every pair of tokens two products forward and four
+  backward.
 - `lstm`: the width of the input, then of each layer. Peers are `scan` and, on
   NVIDIA GPUs, `cudnn` of adaptive_jax.bodies.lstm, and `loop`, the same with its loop
   differentiated by JAX, which adds to the gradient of the recurrent matrix at every step.
@@ -44,7 +45,7 @@ from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.numerics.dropout import row_seeds
 from adaptive_jax.numerics.products import product
 from benchmarks.outputs import machine
-from benchmarks.timing import interleaved, torch_device, torch_memory
+from benchmarks.timing import interleaved, launched, launches, torch_device, torch_memory
 
 
 class Case(NamedTuple):
@@ -70,26 +71,27 @@ class Case(NamedTuple):
 def attention_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
     """With dropout and without."""
     rows, time, heads, width = sizes
-    keys = jax.random.split(jax.random.key(0), 3)
-    shape = rows, time, heads, width
-    arrays = tuple(jax.random.normal(key, shape).astype(dtype) for key in keys)
+    keys = jax.random.split(jax.random.key(0))
+    shapes = (rows, time, 3 * heads * width), (3 * heads * width,)
+    arrays = [jax.random.normal(*each).astype(dtype) for each in zip(keys, shapes, strict=True)]
     seeds = row_seeds(jax.random.key(1), jnp.arange(rows))
     for dropout in 0.1, 0.0:
         pairs = attention.Pairs(dropout=dropout, seeds=seeds if dropout else None)
 
-        def attend(*arrays, path, pairs=pairs):
-            return attention.attention(*arrays, pairs=pairs, path=path)
+        def attend(joint, bias, path, pairs=pairs):
+            return attention.joint_attention(joint, bias, heads, pairs, path=path)
 
-        def in_torch(*tensors, dropout=dropout):
+        def in_torch(joint, bias, dropout=dropout):
             from torch.nn.functional import scaled_dot_product_attention
 
             # torch takes heads before time; in memory time comes first, as projections compute it.
-            tensors = [tensor.transpose(1, 2) for tensor in tensors]
-            attended = scaled_dot_product_attention(*tensors, dropout_p=dropout, is_causal=True)
+            parts = (joint + bias).view(rows, time, 3, heads, width).permute(2, 0, 3, 1, 4)
+            attended = scaled_dot_product_attention(*parts, dropout_p=dropout, is_causal=True)
             return attended.transpose(1, 2)
 
         here = functools.partial(attention.supports, pairs=pairs)
-        paths = [path for path in attention.PATHS if here(path, shape[1:], arrays[0].dtype)]
+        of_row = time, heads, width
+        paths = [path for path in attention.PATHS if here(path, of_row, arrays[0].dtype)]
         peers = {path: functools.partial(attend, path=path) for path in paths}
         flops = 6.0 * rows * heads * width * time * (time + 1)
         yield Case(f"dropout {dropout}", peers, arrays, in_torch, flops, random=dropout > 0)
@@ -215,7 +217,9 @@ def both(peer: Callable, arguments: Any, pull: jax.Array):
 
 
 def torch_peer(case: Case, pull: jax.Array, device: str) -> Callable:
-    """A function that runs torch's layer once, forward and backward, and returns its outputs."""
+    """A function that runs torch's layer forward and backward `launches()` times, and returns its
+    outputs.
+    """
     import torch
 
     def tensor(array):
@@ -226,8 +230,9 @@ def torch_peer(case: Case, pull: jax.Array, device: str) -> Callable:
     leaves, gradient = jax.tree.leaves(arguments), tensor(pull)
 
     def run():
-        outputs = case.torch(*arguments)
-        torch.autograd.grad(outputs, leaves, gradient)
+        for _ in range(launches()):
+            outputs = case.torch(*arguments)
+            torch.autograd.grad(outputs, leaves, gradient)
         if device == "cuda":
             torch.cuda.synchronize()
         return outputs.detach()
@@ -244,7 +249,7 @@ def measure(case: Case, names: list[str], repeats: int) -> list[dict]:
         if names and name not in names:
             continue
         program = jax.jit(functools.partial(both, peer)).lower(case.arguments, pull).compile()
-        runs[name] = lambda program=program: jax.block_until_ready(program(case.arguments, pull))
+        runs[name] = launched(program, case.arguments, pull)
         memory[name] = program.memory_analysis().temp_size_in_bytes
     if (not names or "torch" in names) and (device := torch_device()):
         run = torch_peer(case, pull, device)
@@ -258,9 +263,9 @@ def measure(case: Case, names: list[str], repeats: int) -> list[dict]:
     return [
         {
             "peer": name,
-            "seconds": median,
-            "fastest": least,
-            "gflops_per_second": 1e-9 * case.flops / median,
+            "seconds": median / launches(),
+            "fastest": least / launches(),
+            "gflops_per_second": 1e-9 * case.flops * launches() / median,
             "peak_bytes": memory[name],
         }
         for name, (median, least) in interleaved(runs, repeats).items()

@@ -12,6 +12,24 @@ from pathlib import Path
 import jax
 
 
+def launches() -> int:
+    """How often work of milliseconds is launched before its end is waited for: on a GPU, 20 times,
+    as a launch and a wait take as long as a kernel.
+    """
+    return 1 if jax.default_backend() == "cpu" else 20
+
+
+def launched(program: Callable, *arguments: object) -> Callable:
+    """A function that launches a compiled program `launches()` times and waits for the last one."""
+
+    def run():
+        for _ in range(launches()):
+            results = program(*arguments)
+        return jax.block_until_ready(results)
+
+    return run
+
+
 def interleaved(
     peers: dict[str, Callable], repeats: int, runs: int = 1
 ) -> dict[str, tuple[float, float]]:
@@ -21,14 +39,14 @@ def interleaved(
     turn a peer runs once untimed, to get back the memory and the cache that the peer before it
     used, and then `runs` times; their mean is one time.
     """
+    on_cpu = jax.default_backend() == "cpu"
     seconds = {name: [] for name in peers}
     for run in peers.values():
         run()
     for _ in range(repeats):
         for name, run in peers.items():
-            time.sleep(
-                0.3
-            )  # the threads of the peer before may spin for a while, waiting for more work
+            if on_cpu:  # the threads of the peer before may spin for a while, waiting for more
+                time.sleep(0.3)
             run()
             start = time.perf_counter()
             for _ in range(runs):

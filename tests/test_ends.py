@@ -51,6 +51,8 @@ class Interrupted:
 def imports():
     sys.meta_path.insert(0, Interrupted())
     import no_such_module
+def lacks():
+    import no_such_module.part
 def exhausts():
     raise RuntimeError("RESOURCE_EXHAUSTED: out of memory, 3 bytes")
 def warns():
@@ -125,6 +127,7 @@ def test_a_second_interruption_ends_at_once(numbers):
         ("says", 130, r"stopped at update 7\n"),
         ("collects", 130, r"stopped: here\n"),
         ("imports", 130, r"stopped: here\n"),
+        ("lacks", 2, r"error: the package no_such_module is missing: pip install no_such.*\n"),
         (
             "exhausts",
             2,

@@ -254,6 +254,11 @@ def _guarded(call, stopped):
         return result
     except InputError as error:
         fail(one_line(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "adaptive_jax"):
+            raise
+        fail(f"the package {package} is missing: pip install {package}, or 'adaptive_jax[train]'")
     except BrokenPipeError:
         os._exit(141)  # as others do whose reader, such as `head`, has read enough
     except OSError as error:

@@ -45,13 +45,14 @@ def check(settings: Mapping) -> None:
     settings: the group `metrics` of a config.
 
     Raises:
-        InputError: Weights & Biases is switched on and not installed.
+        InputError: Weights & Biases or TensorBoard is switched on and not installed.
     """
-    if settings["wandb"] and not importlib.util.find_spec("wandb"):
-        raise InputError(
-            "metrics.wandb=True needs the package wandb: run `pip install wandb`, or set"
-            " --config.metrics.wandb=False"
-        )
+    for key, package in ("wandb", "wandb"), ("tensorboard", "tensorboardX"):
+        if settings[key] and not importlib.util.find_spec(package):
+            raise InputError(
+                f"metrics.{key}=True needs the package {package}: run `pip install {package}`, or"
+                f" set --config.metrics.{key}=False"
+            )
 
 
 def recorded(workdir: Path, last_step: int) -> list[dict]:

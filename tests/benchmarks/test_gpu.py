@@ -3,18 +3,26 @@ has a result is not run again.
 """
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from adaptive_jax.errors import InputError
-from benchmarks import gpu, gpu_parts
+from benchmarks import gpu, gpu_parts, gpu_training
+from tests.pages import ROOT
 
 
 def settings(out, **given):
     """The flags of `benchmarks.gpu`."""
     return SimpleNamespace(
-        **{"out": str(out), "minutes": 5.0, "steps": ["0"], "tiny": True} | given
+        **{"out": str(out), "data": None, "results": None, "variants": None, "minutes": 5.0}
+        | {"steps": ["0"], "tiny": True}
+        | given
     )
 
 
@@ -42,7 +50,7 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     variants = [gpu.Variant(name, [name]) for name in scripts]
-    monkeypatch.setattr(gpu, "steps", lambda out, tiny: [gpu.Step(5, [each]) for each in variants])
+    monkeypatch.setattr(gpu, "steps", lambda *_: [gpu.Step(5, [each]) for each in variants])
     timed = gpu.run_variant
     monkeypatch.setattr(
         gpu,
@@ -50,7 +58,9 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
         lambda variant, out, seconds: timed(variant, out, 2 if variant.name == "slow" else 60),
     )
     for _ in range(2):
-        gpu.main(settings(tmp_path / "out", steps=[]))
+        gpu.main(settings(tmp_path / "out", steps=[], results=str(tmp_path / "two")))
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["gpu.json", "gpu.md"]
+    assert "| slow | out of time | 2." in (tmp_path / "two" / "gpu.md").read_text()
     parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
     assert {name: part["ended"] for name, part in parts.items()} == {
         "hungry": "out of memory",
@@ -63,6 +73,70 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     assert parts["slow"]["printed"] == "begun\n" and parts["good"]["numbers"] == [1]
     printed = capfd.readouterr().out
     assert printed.count("passed over: ") == 10 and printed.count("1 ms") == 1
+
+
+def test_what_is_due(tmp_path):
+    """The order of half an hour: what was passed over comes last, what has a result not at all; a
+    row to train needs its text; a pattern picks variants.
+    """
+    everything = gpu.steps(tmp_path, "kit", tiny=False)
+    names = [variant.name for _, variant in gpu.due(everything, settings(tmp_path, steps=[]), {})]
+    assert names[:4] == [
+        "check",
+        "adp_t, whole",
+        "adp_t, nothing recomputed",
+        "train penn_treebank:awd_sm",
+    ]
+    tried = {"check": {"ended": "ok"}, "adp_t, whole": {"ended": "out of time"}}
+    left = gpu.due(everything, settings(tmp_path, steps=["0", "1", "2"]), tried)
+    assert [variant.name for _, variant in left] == [*names[2:4], "adp_t, whole"]
+    assert not [name for name in _names(tmp_path, None) if "train " in name]
+    [(_, only)] = gpu.due(everything, settings(tmp_path, steps=[], variants="wikitext2"), {})
+    assert only.name == "train wikitext2:awd_asm" and "--data=" in " ".join(only.command)
+    with pytest.raises(InputError, match="--variants=lstm must be part of a variant's name"):
+        gpu.due(everything, settings(tmp_path, steps=[], variants="lstm"), {})
+
+
+def _names(out, data):
+    return [variant.name for step in gpu.steps(out, data, tiny=False) for variant in step.variants]
+
+
+def test_a_driver_that_ends_takes_its_variant_along(tmp_path):
+    """By SIGTERM and by SIGKILL; a child that lived on would hold the memory of the GPU."""
+    (tmp_path / "slow.py").write_text("print('begun', flush=True)\nimport time; time.sleep(60)")
+    driver = (
+        "import sys; from benchmarks import gpu; gpu.steps = lambda *_: [gpu.Step(5,"
+        " [gpu.Variant('slow', ['slow'])])]; from tests.benchmarks.test_gpu import settings;"
+        " gpu.main(settings(sys.argv[1]))"
+    )
+    for number in signal.SIGTERM, signal.SIGKILL:
+        process = subprocess.Popen(
+            [sys.executable, "-c", driver, tmp_path / "out"],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        )
+        while process.stdout.readline() != "begun\n":
+            pass
+        [child] = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        assert process.wait(20) == {signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
+        psutil.wait_procs([child], 20)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+        process.stdout.close()
+
+
+def test_a_row_is_trained_and_judged(text, tmp_path, capfd, monkeypatch):
+    """Beside its published perplexity: four updates of a small model miss it."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # whose ~/.cache gets the text
+    given = {"row": "penn_treebank:awd_sm", "data": str(text), "tiny": True}
+    files = {"workdir": str(tmp_path / "run"), "json": str(tmp_path / "numbers.json")}
+    gpu_training.main(SimpleNamespace(**given, **files))
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert (numbers["updates"], numbers["verdict"]) == (4, "missed")
+    assert (numbers["published_test"], numbers["published_valid"]) == (67.21, 69.41)
+    assert "awd_sm: missed: test perplexity" in capfd.readouterr().out
 
 
 def test_checks_and_output(tmp_path):
