@@ -31,6 +31,7 @@ SCHEMES = "gs", "s3"
 # Seconds to wait for the first answer; tensorstore alone would try for a quarter of an hour
 PATIENCE = 60.0
 DAY = 86_400  # in seconds
+AT_ONCE = 4  # objects that are compared with their checksums
 
 
 def in_store(path: str | os.PathLike) -> bool:
@@ -71,6 +72,17 @@ def names_in(directory: Path) -> list[str]:
         return [path.name for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def files_below(directory: Path) -> list[Path]:
+    """The files in a directory and in its folders; none of one that does not exist."""
+    if not in_store(directory):
+        return [path for path in directory.rglob("*") if path.is_file()]
+    import tensorstore
+
+    store = tensorstore.KvStore.open(kvstore(f"{directory}/")).result()
+    names = [name.decode() for name in store.list().result()]
+    return [directory / name for name in names if not name.endswith("/")]
 
 
 def check_reachable(path: Path) -> None:
@@ -291,6 +303,13 @@ def write_checksums(path: Path, files: Sequence[Path]) -> None:
         file.write("".join(lines).encode())
 
 
+def add_checksum(path: Path, file: Path) -> None:
+    """Adds the SHA-256 of a file to what `write_checksums` wrote."""
+    with replacing(path) as listed:
+        line = f"{_sha256_of_each([file])[0]}  {file.relative_to(path.parent).as_posix()}\n"
+        listed.write(path.read_bytes() + line.encode())
+
+
 def changed_file(path: Path, below: Sequence[str] = ("",)) -> str | None:
     """The first file that `write_checksums` listed in `path` and that is missing or has changed;
     the list itself where it is missing or damaged; None if all are as they were.
@@ -316,5 +335,6 @@ def _sha256_of_each(paths):
         with contextlib.suppress(FileNotFoundError, IsADirectoryError), path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    # Objects are read whole, into memory.
+    with ThreadPoolExecutor(AT_ONCE if any(map(in_store, paths)) else os.cpu_count()) as threads:
         return list(threads.map(sha256, paths))

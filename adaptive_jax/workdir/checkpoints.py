@@ -1,8 +1,7 @@
 """Checkpoints of a run, by Orbax: items that are saved together and read one by one.
 
-On a disk, each checkpoint lists the checksums of its files before it gets its name, and files are
-compared with the list before their arrays are used. In object storage nothing is compared: the
-store keeps checksums of its own.
+Each checkpoint lists the checksums of its files before it counts as saved, and files are compared
+with the list before their arrays are used, on a disk and in object storage.
 """
 
 import asyncio
@@ -25,10 +24,14 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import (
     absolute,
+    add_checksum,
     changed_file,
+    files_below,
     in_store,
     kvstore,
     names_in,
+    path_of,
+    reason,
     replacing,
     write_checksums,
 )
@@ -37,7 +40,7 @@ from adaptive_jax.parallel import hosts, sharding
 logger = logging.getLogger(__name__)
 
 ITEMS = ("params", "averages", "optimizer", "carry", "tables")
-CHECKSUMS = "checksums.sha256"
+CHECKSUMS, LOSS = "checksums.sha256", "metrics/metrics"
 
 
 def steps_in(directory: Path) -> list[int]:
@@ -45,15 +48,23 @@ def steps_in(directory: Path) -> list[int]:
     return sorted((int(name) for name in names_in(directory) if name.isdecimal()), reverse=True)
 
 
-class _WithChecksums(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """A directory that Orbax renames once it holds everything; STEP with checksums of its items."""
+class _WithChecksums:
+    """A directory that Orbax is about to finish; STEP with checksums of its items."""
 
     async def finalize(self):
-        directory = Path(self.get())
+        directory = path_of(os.fspath(self.get()))
         if self.get_final().name.isdecimal():  # not of an item in it
-            files = [path for path in directory.glob("*/**/*") if path.is_file()]
+            files = [path for path in files_below(directory) if path.parent != directory]
             await asyncio.to_thread(write_checksums, directory / CHECKSUMS, files)
         await super().finalize()
+
+
+class _OnDisk(_WithChecksums, ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """Renamed once it holds everything."""
+
+
+class _InStore(_WithChecksums, ocp.path.atomicity.CommitFileTemporaryPath):
+    """Given an object that says so once it holds everything."""
 
 
 class Checkpoints:
@@ -91,11 +102,7 @@ class Checkpoints:
             create=not read_only,
             cleanup_tmp_directories=not read_only,
             preservation_policy=AnyPreservationPolicy([LatestN(n=keep), best]),
-            temporary_path_class=(
-                ocp.path.atomicity.CommitFileTemporaryPath
-                if in_store(self.directory)
-                else _WithChecksums
-            ),
+            temporary_path_class=_InStore if in_store(self.directory) else _OnDisk,
         )
         # Without item names, Orbax takes a directory without metrics for one of a single item.
         try:
@@ -181,10 +188,13 @@ class Checkpoints:
 
     def record_loss(self, step: int, nll: float) -> None:
         """Gives a checkpoint that was saved without a validation loss its loss, in nats a word."""
-        # A checkpoint without a loss has no checksum of this file: a kill here leaves it intact.
+        # A checkpoint without a loss has no checksum of this file: a kill between the two leaves it
+        # intact.
         if hosts.first():
-            with replacing(self.directory / str(step) / "metrics" / "metrics") as file:
+            directory = self.directory / str(step)
+            with replacing(directory / LOSS) as file:
                 file.write(json.dumps({"nll": nll, "recorded": True}).encode())
+            add_checksum(directory / CHECKSUMS, directory / LOSS)
         hosts.barrier(f"the loss of {step}")
         self.manager.reload()
 
@@ -193,8 +203,15 @@ class Checkpoints:
         validation loss.
 
         Raises:
-            InputError: there is no such checkpoint.
+            InputError: there is no such checkpoint, or a damaged file of losses may hide the best.
         """
+        self.manager.wait_until_finished()
+        for each in sorted(self.manager.all_steps()) if name == "best" else ():
+            directory = self.directory / str(each)
+            changed = changed_file(directory / CHECKSUMS, [LOSS])
+            # A file that is missing is one that training deletes meanwhile.
+            if changed == LOSS and (directory / LOSS).exists():
+                raise self._unreadable(each, f"{LOSS} has changed")
         named = {"best": lambda: self.best() or self.latest(), "latest": self.latest}
         step = named.get(name, lambda: int(name) if name.isdecimal() else name)()
         saved = sorted(self.manager.all_steps())
@@ -219,7 +236,10 @@ class Checkpoints:
         directory, why = self.directory / str(step), None
         self.manager.wait_until_finished()
         if hosts.first() and step != self._intact:
-            why = _problem(directory, tuple(wanted))
+            try:
+                why = _problem(directory, tuple(wanted))
+            except (OSError, ValueError) as error:  # a store that does not answer
+                why = reason(error)
         if sharding.sum_over_hosts(why is not None):
             raise self._unreadable(step, why or "see the first host")
         try:
@@ -228,8 +248,8 @@ class Checkpoints:
         except Exception as error:  # Orbax and its storage raise many kinds
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 raise
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise self._unreadable(step, _mismatch(reason) or reason[:200]) from error
+            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise self._unreadable(step, _mismatch(line) or line[:200]) from error
         return like | dict(found.items())
 
     def _rename_damaged(self):
@@ -270,16 +290,14 @@ class Checkpoints:
 
 
 def _problem(directory: Path, items: Sequence[str]) -> str | None:
-    """What is wrong with the files of these items of a checkpoint on a disk, or None."""
+    """What is wrong with the loss, or the files of these items, of a checkpoint, or None."""
     sums = directory / CHECKSUMS
-    if in_store(directory):
-        return None
     if not sums.exists():
         return f"{CHECKSUMS} is missing"
     if changed := changed_file(sums, [f"{item}/" for item in (*items, "metrics")]):
         return f"{changed} is missing or has changed"
     listed = {line.partition("  ")[2] for line in sums.read_text().splitlines()}
-    found = {path for item in items for path in (directory / item).rglob("*") if path.is_file()}
+    found = (path for item in items for path in files_below(directory / item))
     unlisted = {path.relative_to(directory).as_posix() for path in found} - listed
     return f"{min(unlisted)} has no checksum" if unlisted else None
 

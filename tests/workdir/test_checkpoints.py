@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import random
 import shutil
 
 import jax
@@ -16,6 +17,7 @@ from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.interop.export import export
 from adaptive_jax.text.load import load
 from adaptive_jax.training.finetuning import finetuned
+from adaptive_jax.workdir import checkpoints as module
 from adaptive_jax.workdir.checkpoints import CHECKSUMS, Checkpoints, steps_in
 from adaptive_jax.workdir.parameters import read_parameters
 from adaptive_jax.workdir.settings import read_config, to_json
@@ -225,6 +227,31 @@ def test_nobody_uses_a_damaged_checkpoint(trained, tmp_path):
     assert not (tmp_path / "exported").exists()
 
 
+def test_a_flipped_bit_anywhere(tmp_path):
+    """Of any file of any checkpoint that "best" chooses among: refused, or nothing that is read
+    changes. A loss with another digit would choose another checkpoint in silence.
+    """
+    items = saved_run(tmp_path / "run")
+    expected, bits = read_parameters(tmp_path / "run", "best", items["params"]), random.Random(0)
+
+    def read_with(path, at, bit, refused):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        with refused:
+            found = read_parameters(tmp_path / "run", "best", items["params"])
+            assert jax.tree.all(jax.tree.map(np.array_equal, found, expected)), path
+        path.write_bytes(whole)
+
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    for path in bits.choices(files, k=12):
+        at, bit = bits.randrange(path.stat().st_size), 1 << bits.randrange(8)
+        read_with(path, at, bit, contextlib.suppress(InputError))
+    for step, digit, bit in ("1", b"2", 2), ("2", b"1", 4):  # the best was 1.0, and is 0.0 and 2.0
+        loss = tmp_path / "run" / "checkpoints" / step / "metrics" / "metrics"
+        at = loss.read_bytes().index(digit)
+        read_with(loss, at, bit, pytest.raises(InputError, match=f"{step} cannot be read .metrics"))
+
+
 def test_a_list_of_checksums_that_lacks_a_file(tmp_path):
     """It hides no damage."""
     saved_run(tmp_path)
@@ -279,8 +306,24 @@ def test_a_loss_that_is_known_later(tmp_path):
     checkpoints.close()
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert (checkpoints.best(), checkpoints.latest(), checkpoints.evaluated(2)) == (1, 2, False)
-    checkpoints.record_loss(2, 1.5)  # no list of checksums changes, which a kill would leave wrong
+    with pytest.MonkeyPatch.context() as patch:  # a kill before the list of checksums has the loss
+        patch.setattr(module, "add_checksum", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.record_loss(2, 1.75)
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert (checkpoints.latest(), checkpoints.recorded_loss(2)) == (2, 1.75)
+    checkpoints.record_loss(2, 1.5)
     checkpoints.close()
     again = Checkpoints(tmp_path, keep=2)
     assert (again.best(), again.evaluated(2), again.latest()) == (2, True, 2)
     again.close()
+    damage(metrics / "metrics", "flip")
+    reader = Checkpoints(tmp_path, read_only=True)
+    with pytest.raises(InputError, match=r"2 cannot be read \(metrics/metrics has changed"):
+        reader.step("best")
+    reader.close()
+
+
+def killed(*_):
+    raise KeyboardInterrupt

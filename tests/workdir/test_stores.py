@@ -125,8 +125,19 @@ def ours_at(workdir, step):
     )
 
 
-def test_s3_with_prepared_ids(store, config):
-    """On s3://: prepared ids; a run that goes on; reading changes nothing."""
+def damage(store, such):
+    """Flips a bit of objects by name."""
+    for (bucket, name), (generation, content) in list(store.objects.items()):
+        if such(name):
+            middle = len(content) // 2
+            flipped = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+            store.objects[bucket, name] = generation, flipped
+
+
+def test_s3_with_prepared_ids(store, config, tmp_path):
+    """On s3://: prepared ids; a run that goes on; reading changes nothing, and compares checksums,
+    as a store may hold what was damaged on the way there.
+    """
     data = config()["data"]
     copy(load(data), "s3://words/ids")
     settings = config(
@@ -152,6 +163,13 @@ def test_s3_with_prepared_ids(store, config):
     assert reading.latest() == 6
     reading.close()
     assert store.names("runs") == before
+    for name in before:  # a copy on a disk is whole, too
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(store.objects["runs", name][1])
+    assert evaluate(tmp_path / "b", Request(checkpoint="latest"))["nll"] == result["nll"]
+    damage(store, lambda name: "6/params/" in name and "/d/" in name)
+    with pytest.raises(InputError, match=r"b/checkpoints/6 cannot be read \(params/.* has changed"):
+        evaluate(run, Request(checkpoint="latest"))
     with pytest.raises(
         InputError, match="s3://runs/b holds a run of another config: seed was 0 and is now 1"
     ):
