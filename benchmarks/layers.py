@@ -5,6 +5,7 @@ run.
         [--dtype=bfloat16] [--peers=chunked,torch] [--json=FILE]
     python -m benchmarks.layers lstm [--sizes=20x70x400x1150x1150x400]
     python -m benchmarks.layers convolution [--sizes=4x256x6x850x1700]
+    python -m benchmarks.layers input [--sizes=8x512x1024x267735x20000x60000]
 
 Sizes begin with rows x tokens of a row. Then follow for
 
@@ -18,6 +19,9 @@ Sizes begin with rows x tokens of a row. Then follow for
 - `convolution`: kernel x inputs x outputs; a gated layer has twice as many outputs as units. Peers
   are `product`, one product of the last k inputs side by side, as adaptive_jax.bodies.gated_conv
   has it; `sum`, a product for each of the k shifts; `xla`, jax.lax.conv_general_dilated.
+- `input`: features x words x cutoffs of an adaptive input; tokens follow Zipf's law. Peers are
+  `distinct`, every word once in its own band, as adaptive_jax.inputs.distinct has it, and `dense`,
+  every token in every band. GFLOP/s count every token in its own band.
 
 `torch`, where it is installed, uses the same device; its outputs are compared with the first
 peer's, unless there is dropout. Each peer computes outputs and the gradients of all arguments. They
@@ -42,6 +46,8 @@ from adaptive_jax.bodies import attention, lstm
 from adaptive_jax.bodies.gated_conv import Convolution
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least, check_known
+from adaptive_jax.inputs import distinct
+from adaptive_jax.numerics.bands import Band, band_sizes, band_widths
 from adaptive_jax.numerics.dropout import row_seeds
 from adaptive_jax.numerics.products import product
 from benchmarks.outputs import machine
@@ -179,6 +185,52 @@ def convolution_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
     yield Case("", peers, (v, bias, x), in_torch, 6.0 * rows * time * v.size)
 
 
+def input_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
+    """Tables and projections of float32 whatever the dtype, as in training."""
+    rows, time, features, words, *cutoffs = sizes
+    random, share = np.random.default_rng(0), 1 / np.arange(1, words + 1)
+    tokens = random.choice(words, (rows, time), p=share / share.sum())
+    counts = band_sizes(words, cutoffs)
+    shapes = list(zip(counts, band_widths(features, 4, len(counts)), strict=True))
+    keys = jax.random.split(jax.random.key(0), (len(shapes), 2))
+    bands = [
+        Band(
+            jax.random.normal(key[0], shape) * shape[1] ** -0.5,
+            jax.random.normal(key[1], (shape[1], features)) * features**-0.5,
+        )
+        for key, shape in zip(keys, shapes, strict=True)
+    ]
+    firsts = [0, *itertools.accumulate(counts)]
+    ids = jnp.asarray(tokens, jnp.float32)  # an argument with a gradient as the others
+
+    def look_up(bands, ids):
+        return distinct.vectors(ids.astype(jnp.int32), bands, dtype)
+
+    def dense(bands, ids):
+        ids, vectors = ids.astype(jnp.int32), 0.0
+        for first, (table, projection, _) in zip(firsts, bands, strict=False):
+            place = jnp.where(ids < first, len(table), ids - first)
+            rows = table.at[place].get(mode="fill", fill_value=0.0)
+            vectors += product(rows.astype(dtype), projection)
+        return vectors
+
+    def in_torch(bands, ids):
+        import torch
+
+        ids, vectors, kind = ids.long(), 0, getattr(torch, dtype)
+        for first, (table, projection, _) in zip(firsts, bands, strict=False):
+            here = (ids >= first) & (ids < first + len(table))
+            rows = torch.nn.functional.embedding(ids[here] - first, table)
+            own = rows.to(kind) @ projection.to(kind)
+            zeros = own.new_zeros(*ids.shape, features)
+            vectors = vectors + zeros.masked_scatter(here[..., None], own)
+        return vectors
+
+    widths = np.array([width for _, width in shapes])
+    flops = 6.0 * features * widths[np.searchsorted(cutoffs, tokens, side="right")].sum()
+    yield Case("", {"distinct": look_up, "dense": dense}, (bands, ids), in_torch, flops)
+
+
 class Layer(NamedTuple):
     """cases: of a size and a dtype. numbers: how many a size has, at least. sizes: the default."""
 
@@ -207,6 +259,8 @@ LAYERS = {
             )
         ),
     ),
+    # Of adp_t
+    "input": Layer(input_cases, 4, ("8x512x1024x267735x20000x60000",)),
 }
 
 
@@ -232,7 +286,7 @@ def torch_peer(case: Case, pull: jax.Array, device: str) -> Callable:
     def run():
         for _ in range(launches()):
             outputs = case.torch(*arguments)
-            torch.autograd.grad(outputs, leaves, gradient)
+            torch.autograd.grad(outputs, leaves, gradient, allow_unused=True)  # of ids
         if device == "cuda":
             torch.cuda.synchronize()
         return outputs.detach()

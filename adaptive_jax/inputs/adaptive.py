@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from adaptive_jax.errors import check_rates
+from adaptive_jax.inputs import distinct
 from adaptive_jax.numerics.arrays import check_dtype, exists, ids
 from adaptive_jax.numerics.bands import Band, band_shapes, make_tables
 from adaptive_jax.numerics.layers import WordDropout
-from adaptive_jax.numerics.meshes import by_token
-from adaptive_jax.numerics.products import product
 
 
 def normal_by_width(key: jax.Array, shape: Sequence[int], dtype=jnp.float32) -> jax.Array:
@@ -77,23 +76,11 @@ class AdaptiveInput(nn.Module):
     def __call__(self, tokens: jax.Array, batch=None, *, train: bool = False) -> jax.Array:
         """Token ids `[...]` to vectors `[..., features]`."""
         tokens = ids("tokens", tokens, self.vocabulary_size, ...)
-        vectors = by_token(self._vectors, tokens, self.own)
+        vectors = distinct.vectors(tokens, self.own, self.dtype)
         vectors = vectors * self.features**0.5 if self.scaled else vectors
         vectors = self.drop(vectors, tokens, train=train)
         # Adding -0.0 changes no bit, and the backward pass has nothing to select.
         return vectors + jnp.where(exists(tokens, self.vocabulary_size), -0.0, jnp.nan)[..., None]
-
-    def _vectors(self, tokens, bands):
-        vectors, first = 0.0, 0
-        for table, projection, _ in bands:
-            # A word of another band reads behind the table: it gets zeros, and the gradient's
-            # scatter leaves it out. If it read row 0, the gradients of most tokens of a batch would
-            # be added to that one row, one after another.
-            place = jnp.where(tokens < first, len(table), tokens - first)
-            rows = table.at[place].get(mode="fill", fill_value=0.0)
-            vectors += product(rows.astype(self.dtype), projection)
-            first += len(table)
-        return vectors
 
     def bands(self, *, train: bool = False) -> list[Band]:
         """Every band, `table [words_i, width_i]` and `projection [width_i, features]`, frequent

@@ -9,7 +9,12 @@ import pytest
 from adaptive_jax.errors import InputError
 from benchmarks import layers
 
-CASES = {"attention": [2, 12, 2, 8], "lstm": [3, 5, 4, 6, 4], "convolution": [2, 7, 3, 4, 6]}
+CASES = {
+    "attention": [2, 12, 2, 8],
+    "lstm": [3, 5, 4, 6, 4],
+    "convolution": [2, 7, 3, 4, 6],
+    "input": [2, 9, 16, 40, 8, 20],
+}
 
 
 @pytest.mark.parametrize("name", layers.LAYERS)

@@ -2,11 +2,14 @@
 rows they touch.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from adaptive_jax.inputs import distinct
 from adaptive_jax.inputs.adaptive import AdaptiveInput
 from adaptive_jax.inputs.lookup import Lookup
 
@@ -69,3 +72,68 @@ def test_vectors_and_gradients_against_a_table_of_all_words(cutoffs):
     tables = [fast[1]["params"][f"table_{i}"] for i in range(len(cutoffs) + 1)]
     touched = np.concatenate([np.any(np.asarray(table) != 0, axis=1) for table in tables])
     np.testing.assert_array_equal(np.flatnonzero(touched), edges)
+
+
+def dense(params, tokens, dtype):
+    """The slow twin: every token in every band, the gradients added token by token."""
+    vectors, first = 0.0, 0
+    for i in range(3):
+        table, projection = (params["params"][f"{name}_{i}"] for name in ("table", "projection"))
+        place = jnp.where(tokens < first, len(table), tokens - first)
+        rows = table.at[place].get(mode="fill", fill_value=0.0)
+        vectors += rows.astype(dtype) @ projection.astype(dtype)
+        first += len(table)
+    return vectors + jnp.where((tokens >= 0) & (tokens < first), 0, jnp.nan)[..., None]
+
+
+def alone(model, params, tokens, pull):
+    vectors, back = jax.vjp(lambda params: model(params, tokens), params)
+    return vectors, back(pull)[0]
+
+
+def rematerialised(model, params, tokens, pull):
+    return alone(jax.checkpoint(model), params, tokens, pull)
+
+
+def mapped(model, params, tokens, pull):
+    """Rows are mapped, and tables are not."""
+    vectors, gradients = jax.vmap(lambda *row: alone(model, params, *row))(tokens, pull)
+    return vectors, jax.tree.map(lambda a: a.sum(0), gradients)
+
+
+def accumulated(model, params, tokens, pull):
+    """A row at a time, its gradients added to those before."""
+
+    def add(total, row):
+        vectors, gradients = alone(model, params, *row)
+        return jax.tree.map(jnp.add, total, gradients), vectors
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (tokens, pull))[::-1]
+
+
+@pytest.mark.parametrize("way", [alone, rematerialised, mapped, accumulated])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_word_once_is_every_token_in_every_band(way, dtype, monkeypatch):
+    """Words that come often, chunks that a band fills, overfills and leaves empty, and ids that do
+    not exist, which have vectors of NaN and no gradient. A band's last chunk would give its
+    vectors to the words of the next one.
+    """
+    monkeypatch.setattr(distinct, "CHUNK", 4)
+    model = AdaptiveInput(40, 8, (4, 9), factor=2, dtype=jnp.dtype(dtype))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 40, (3, 24)) // rng.integers(1, 9, (3, 24))
+    tokens[1] = np.arange(24) % 6
+    tokens[2, 3:6] = -1, 40, -(2**31)
+    tokens = jnp.asarray(tokens, jnp.int32)
+    params = model.init(jax.random.key(0), tokens[:1])
+    pull = jnp.asarray(rng.standard_normal((3, 24, 8)), dtype)
+    found = jax.jit(lambda *a: way(model.apply, *a))(params, tokens, pull)
+    slow = functools.partial(dense, dtype=dtype)
+    want = jax.jit(lambda *a: alone(slow, *a))(params, tokens, pull)
+    far = 1e-5 if dtype == "float32" else 0.05
+
+    def check(a, b):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, atol=far * np.nanmax(abs(b)), rtol=0)
+
+    jax.tree.map(check, found, want)
