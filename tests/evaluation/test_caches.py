@@ -42,26 +42,6 @@ def log_softmax(logits):
     return logits - most - np.log(np.exp(logits - most).sum(axis=-1, keepdims=True))
 
 
-@pytest.mark.parametrize("case", cases("awd_lstm/pointer_cache"))
-def test_pointer_cache(case):
-    """Wherever the public code uses its cache. It leaves out one that is not full, and the
-    first word of a later chunk.
-    """
-    about, arrays = reference("awd_lstm/pointer_cache")
-    settings, used = about["cases"][case], arrays[f"{case}/cache_used"] == 1
-    targets = arrays["source"][1:].astype(np.int32)
-    nll = -log_softmax(arrays["logits"])[np.arange(len(targets)), targets]
-    cache = Cache(theta=(settings["theta"],), cache_size=settings["window"])
-    [chances] = log_probs(cache, arrays["hidden"], targets, 23, quiet)
-    ours = np.exp(-interpolate(nll, chances, 1 - settings["lambdah"]))
-    np.testing.assert_allclose(np.where(used, ours, np.exp(-nll)), arrays[f"{case}/p"], rtol=2e-5)
-    begins = np.cumsum([0, *settings["chunks"][:-1]])
-    full = np.arange(len(targets)) > settings["window"]
-    np.testing.assert_array_equal(used[full], ~np.isin(np.flatnonzero(full), begins))
-    assert not used[~full].any()
-    assert (np.abs(ours - np.exp(-nll))[1:] > 0).all()  # ours counts from its first entry on
-
-
 @pytest.mark.parametrize(
     "case", [case for case in cases("groc/cross_domain") if "global" not in case]
 )
