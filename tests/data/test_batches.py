@@ -2,9 +2,7 @@
 context.
 """
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +16,6 @@ from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError
 
 EOS = 99
-TOY = json.loads((Path(__file__).parents[1] / "fixtures" / "context_window.json").read_text())[
-    "toy"
-]
 CHOICES = [
     ("none", "packed"),
     *((mode, layout) for mode in BREAK_MODES[1:] for layout in ("packed", "similar")),
@@ -159,29 +154,6 @@ def test_a_batch_does_not_depend_on_the_batches_before_it(choice):
         not np.array_equal(batches[0].targets, other.targets)
         for other in (walked.batch(3, 0), batches[20])
     )
-
-
-@pytest.mark.parametrize("toy", TOY, ids=lambda toy: toy["name"])
-def test_windows_score_what_the_reference_scores_with_the_same_context(toy):
-    context = toy["context_window"]
-    window = toy["tokens_per_sample_after_reduction"] + context
-    ids = np.array(toy["stream"], np.int32)
-    _, batches = windows(
-        ids, toy["eos"], Windows(window, context, "none", "packed", toy["batch_size"])
-    )
-    rows = [
-        row
-        for (batch, first), _ in batches
-        for row in zip(*batch[:3], first, strict=True)
-        if row[2].any()
-    ]
-    assert len(rows) == len(toy["blocks"])
-    for (inputs, targets, weights, first), block in zip(rows, toy["blocks"], strict=True):
-        columns = np.flatnonzero(weights)
-        assert targets[columns].tolist() == block["scored_targets"]
-        assert (columns + 1).tolist() == block["n_real_source_tokens_visible_to_each"]
-        assert first == columns[0] == block["start_index"]
-        assert inputs[1:][: columns[-1]].tolist() == targets[: columns[-1]].tolist()
 
 
 @thorough

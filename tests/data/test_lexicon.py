@@ -3,7 +3,6 @@ GroC's public code.
 """
 
 import collections
-import hashlib
 import json
 import lzma
 import os
@@ -22,12 +21,11 @@ from adaptive_jax.data.vocabulary.lexicon import (
     relations,
     write_entries,
 )
-from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
-SHARED = Path(__file__).parents[3] / "shared"
+REAL = Path(__file__).parents[3] / "shared" / "data"
 
 # (part of speech, words, the synset above it by its number here, gloss)
 SYNSETS = [
@@ -276,84 +274,35 @@ def test_files_that_are_not_wordnets(wordnet, tmp_path):
         read_entries(VOCABULARY, str(tmp_path))
 
 
-class Reference(NamedTuple):
-    """The reference file `vocabulary`, the words of two corpora, and a lexicon of both, as
-    WordNet is read once.
-    """
+class Words(NamedTuple):
+    """The words of two corpora, and a lexicon of both, as WordNet is read once."""
 
-    facts: dict
-    arrays: dict
     treebank: Vocabulary
     wikitext: Vocabulary
     lexicon: str
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory, real_wordnet):
-    path = SHARED / "reference" / "groc" / "vocabulary"
+def two_corpora(tmp_path_factory, real_wordnet):
     lexicon = tmp_path_factory.mktemp("lexicon") / "both.jsonl"
-    arrays = np.load(path.with_suffix(".npz"))
-    treebank = arrays["words"].tobytes().decode().removesuffix("\n").split("\n")
-    with lzma.open(SHARED / "data" / "wikitext-2" / "train.txt.xz", "rt", encoding="utf-8") as file:
-        wikitext = sorted({*file.read().split(), "<eos>"})
-    words = tuple({*treebank, *wikitext})
-    both = Vocabulary(words, np.ones(len(words), np.int64))
-    write_entries(lexicon, read_entries(both, str(real_wordnet)))
-    facts = json.loads(path.with_suffix(".json").read_text())["facts"]
-    vocabularies = (
-        Vocabulary(tuple(words), np.arange(len(words), 0, -1)) for words in (treebank, wikitext)
-    )
-    return Reference(facts, arrays, *vocabularies, str(lexicon))
+    treebank = [(REAL / "ptb" / f"{name}.txt").read_text() for name in ("train", "valid", "test")]
+    with lzma.open(REAL / "wikitext-2" / "train.txt.xz", "rt", encoding="utf-8") as file:
+        texts = " ".join(treebank), file.read()
+    words = [sorted({*text.split(), "<eos>"}) for text in texts]
+    both = tuple({word for each in words for word in each})
+    write_entries(lexicon, read_entries(Vocabulary(both, np.ones(len(both))), str(real_wordnet)))
+    return Words(*(Vocabulary(tuple(w), np.arange(len(w), 0, -1)) for w in words), str(lexicon))
 
 
-def test_vocabulary(reference):
-    """All of the reference file `vocabulary`, exactly: order, letters, relations and
-    definitions of the words of Penn Treebank.
-    """
-    vocabulary, facts, arrays = reference.treebank, reference.facts, reference.arrays
-    splits = [
-        (SHARED / "data" / "ptb" / f"{name}.txt").read_text() for name in ("train", "valid", "test")
-    ]
-    tokens = [
-        word for text in splits for line in text.splitlines() for word in (*line.split(), "<eos>")
-    ]
-    counts = collections.Counter(tokens)  # in order of first appearance
-    assert tuple(sorted(reversed(counts), key=counts.__getitem__, reverse=True)) == vocabulary.words
-    assert [vocabulary.index[word] for word in tokens[: len(arrays["train_ids_head"])]] == arrays[
-        "train_ids_head"
-    ].tolist()
-    spelt = spelling(vocabulary, facts["max_charlen"], True)
-    empty = [259, 260] + [261] * (facts["max_charlen"] - 2)
-    assert (
-        digest(np.concatenate([spelt["letters"][spelt["row_of_word"]], [empty]]))
-        == facts["sha256_char_ids_int32"]
-    )
-    for name, source, most in (
-        ("relations", relations, facts["max_rellen"]),
-        ("definitions", definitions, facts["max_deflen"]),
-    ):
-        ids = source(vocabulary, reference.lexicon, most, "code")["words"]
-        table = np.concatenate(
-            [np.where(ids < 0, len(vocabulary), ids), np.full((1, most), len(vocabulary))]
-        )
-        np.testing.assert_array_equal(table[arrays["rows"]], arrays[name])
-        assert digest(table) == facts[f"sha256_{name}_int32"]
-        assert (ids[:, 0] >= 0).sum() == facts[f"words_with_a_{name.removesuffix('s')}"]
-
-
-def digest(table):
-    return hashlib.sha256(np.ascontiguousarray(table, "<i4").tobytes()).hexdigest()
-
-
-def test_coverage_of_table_1(reference):
+def test_coverage_of_table_1(two_corpora):
     """78 and 86 % of the Penn Treebank, 73 and 76 % of WikiText-2, as the public code counts
     them, an empty word among them.
     """
     measured = {}
-    for vocabulary in reference.treebank, reference.wikitext:
+    for vocabulary in two_corpora.treebank, two_corpora.wikitext:
         for form in ("code", "paper"):
             wants = {
-                kind: {"path": reference.lexicon, "most": 1, "form": form}
+                kind: {"path": two_corpora.lexicon, "most": 1, "form": form}
                 for kind in ("relations", "definitions")
             }
             counted = len(vocabulary) / (len(vocabulary) + (form == "code"))

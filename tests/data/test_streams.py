@@ -1,8 +1,5 @@
 """Streams: rows that continue from update to update, for training and for evaluation."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,9 +11,6 @@ from adaptive_jax.data.batches.windows import Windows, windows
 from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "awd_lstm"
-REFERENCE = np.load(FIXTURES / "batching.npz")
-CASES = json.loads((FIXTURES / "batching.json").read_text())["cases"]
 EOS = 99
 thorough = settings(deadline=None, max_examples=40, derandomize=True)
 
@@ -135,70 +129,6 @@ def test_few_lengths_are_compiled(base):
     assert lengths.min() >= min(5, base)
     assert len(set(lengths)) <= 14
     np.testing.assert_array_equal(streams.round_lengths(base, np.array([base])), [base])
-
-
-@pytest.mark.parametrize("case", ["bptt70", "bptt70_other_seed", "bptt10"])
-def test_batching_lengths(case):
-    """The public code's lengths from its own random numbers, before rounding."""
-    settings, source = CASES[case], np.random.RandomState(CASES[case]["numpy_seed"])
-    drawn = [(source.random_sample(), source.standard_normal()) for _ in range(settings["n"])]
-    np.testing.assert_array_equal(
-        streams.bptt_lengths(settings["bptt"], *np.array(drawn).T), REFERENCE[f"{case}/seq_len"]
-    )
-
-
-@pytest.mark.parametrize("case", ["batchify_23_4", "batchify_20_4", "batchify_7_1"])
-def test_batching_rows(case):
-    """The public code's rows; there the first token of each is not predicted, here it follows
-    the one before it in the split.
-    """
-    [[targets, _]], _ = together(batches_of(CASES[case]["tokens"], 50, CASES[case]["bsz"]), 0, 1)
-    np.testing.assert_array_equal(targets, REFERENCE[f"{case}/result"].T)
-
-
-def test_batching_epoch_walk(monkeypatch):
-    """The public code's windows of one epoch, given its lengths. It predicts all but the first
-    of 1,500 tokens a row.
-    """
-    drawn, case = REFERENCE["epoch_walk/drawn"], CASES["epoch_walk"]
-    monkeypatch.setattr(streams, "draw", lambda base, source, count: drawn)
-    columns = case["rows"] - 1
-    _, [epoch, *_] = together(
-        batches_of(columns * case["batch_size"], case["bptt"], case["batch_size"]),
-        0,
-        case["updates"] + 1,
-    )
-    np.testing.assert_array_equal(
-        [targets[0, 0] - 100 for targets, *_ in epoch], REFERENCE["epoch_walk/i"]
-    )
-    np.testing.assert_array_equal(
-        [targets.shape[1] for targets, *_ in epoch], REFERENCE["epoch_walk/rows"]
-    )
-    lengths = np.array([time for *_, time in epoch])
-    np.testing.assert_allclose(
-        case["base_lr"] * lengths / case["bptt"], REFERENCE["epoch_walk/lr"], rtol=1e-12
-    )
-
-
-@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("get_batch")])
-def test_batching_windows(case):
-    """A window of the public code is one of evaluation here: its inputs, its targets, and where
-    it is cut short.
-    """
-    settings, source = CASES[case], np.arange(100, 144).reshape(4, 11)
-    length = settings["seq_len"] or settings["bptt"]
-    begin, rows = settings["i"], [source[row, settings["i"] :] for row in range(4)]
-    parts = []
-    for row in rows:  # each as a split of its own, whose first token is only read
-        _, batches = windows(
-            row[1:].astype(np.int32), int(row[0]), Windows(length, 0, "none", "streams", 1)
-        )
-        window, at = next(batches)
-        parts.append((window.batch.inputs[0, : len(at)], window.batch.targets[0, : len(at)]))
-    inputs, targets = (np.stack(part) for part in zip(*parts, strict=True))
-    assert begin + len(inputs[0]) <= 10
-    np.testing.assert_array_equal(inputs.T, REFERENCE[f"{case}/data"])
-    np.testing.assert_array_equal(targets.T.ravel(), REFERENCE[f"{case}/target"])
 
 
 @thorough

@@ -2,10 +2,7 @@
 of them.
 """
 
-import functools
-import json
 import math
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,21 +12,6 @@ from adaptive_jax.evaluation import cache as caches
 from adaptive_jax.evaluation import nearest
 from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs, occurrences
 from adaptive_jax.evaluation.evaluate import Request, evaluate
-from adaptive_jax.evaluation.scoring import with_uniform
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
-@functools.cache
-def reference(file):
-    with np.load(FIXTURES / f"{file}.npz") as arrays:
-        return json.loads((FIXTURES / f"{file}.json").read_text()), dict(arrays)
-
-
-def cases(file):
-    return [
-        case for case, about in reference(file)[0]["cases"].items() if not case.startswith("model_")
-    ]
 
 
 def quiet(batches, count):
@@ -40,59 +22,6 @@ def log_softmax(logits):
     logits = logits.astype(np.float64)
     most = logits.max(axis=-1, keepdims=True)
     return logits - most - np.log(np.exp(logits - most).sum(axis=-1, keepdims=True))
-
-
-@pytest.mark.parametrize("case", cases("awd_lstm/pointer_cache"))
-def test_pointer_cache(case):
-    """Wherever the public code uses its cache. It leaves out one that is not full, and the
-    first word of a later chunk.
-    """
-    about, arrays = reference("awd_lstm/pointer_cache")
-    settings, used = about["cases"][case], arrays[f"{case}/cache_used"] == 1
-    targets = arrays["source"][1:].astype(np.int32)
-    nll = -log_softmax(arrays["logits"])[np.arange(len(targets)), targets]
-    cache = Cache(theta=(settings["theta"],), cache_size=settings["window"])
-    [chances] = log_probs(cache, arrays["hidden"], targets, 23, quiet)
-    ours = np.exp(-interpolate(nll, chances, 1 - settings["lambdah"]))
-    np.testing.assert_allclose(np.where(used, ours, np.exp(-nll)), arrays[f"{case}/p"], rtol=2e-5)
-    begins = np.cumsum([0, *settings["chunks"][:-1]])
-    full = np.arange(len(targets)) > settings["window"]
-    np.testing.assert_array_equal(used[full], ~np.isin(np.flatnonzero(full), begins))
-    assert not used[~full].any()
-    assert (np.abs(ours - np.exp(-nll))[1:] > 0).all()  # ours counts from its first entry on
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in cases("groc/cross_domain") if "global" not in case]
-)
-def test_cross_domain(case):
-    """Uniform mixing, both caches and down-weighting of GroC's public code; each stream has a
-    cache of its own.
-    """
-    about, arrays = reference("groc/cross_domain")
-    settings, model = about["cases"][case], f"adapted_{about['cases'][case]['model']}"
-    hidden = arrays[f"{model}/output"].reshape(28, 2, -1)
-    bias = arrays[f"{model}/bias"].copy()
-    words = len(bias)
-    if settings["downweight_oov"] > 0:
-        bias[arrays[f"{model}/new_words"]] += math.log(settings["downweight_oov"])
-    logits = hidden.astype(np.float64) @ arrays[f"{model}/E_out"].T + bias
-    kind = {"interpolate_unigram": "unigram_softmax", "interpolate_neural": "local"}.get(
-        settings["method"]
-    )
-    for stream in range(2):
-        targets = arrays[f"{case}/target"][:, stream]
-        nll = with_uniform(
-            -log_softmax(logits[:, stream])[np.arange(28), targets], 1 - settings["lamu"], words
-        )
-        if kind:
-            options = {"theta": (settings["theta"],)} if kind == "local" else {}
-            cache = Cache(kind, cache_size=settings["cache_size"], **options)
-            [chances] = log_probs(cache, hidden[:, stream], targets, words, quiet)
-            nll = interpolate(nll, chances, settings["lam"])
-        np.testing.assert_allclose(
-            -nll, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5
-        )
 
 
 @pytest.fixture

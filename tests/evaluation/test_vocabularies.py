@@ -7,18 +7,15 @@ import math
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from adaptive_jax.config.keys import complete
-from adaptive_jax.data.batches.windows import WindowBatch, Windows
+from adaptive_jax.data.batches.windows import Windows
 from adaptive_jax.data.corpora.load import load
-from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.subwords import Subwords
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.cache import Cache, interpolate, log_probs
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.evaluation.open_words import (
     extended,
@@ -28,21 +25,14 @@ from adaptive_jax.evaluation.runs import Run, SavedRun, fits_any_vocabulary, put
 from adaptive_jax.evaluation.scoring import (
     PLAIN,
     ScoreOptions,
-    make_scorer,
     score_split,
     with_uniform,
 )
-from adaptive_jax.interop.awd_lstm import parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
-from tests.inputs import test_groc
 from tests.toys import random_params
 from tests.training.test_finetuning import saved_run
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "groc"
-SHARED = Path(__file__).parents[3] / "shared"
-as_the_code = test_groc.as_the_code
 CNN = {
     "input.name": "char_cnn",
     "input.width": 4,
@@ -71,175 +61,6 @@ def layers(changes):
     """The groups `input` and `output` of a config with these changes."""
     whole = complete(changes)
     return {group: whole[group] for group in ("input", "output")}
-
-
-def test_cross_domain_of_a_tied_model():
-    """Hidden states after new words, whose vectors are zeros, and scores of new words, which
-    have the uniform share only.
-    """
-    about = json.loads((FIXTURES / "cross_domain.json").read_text())["vocabularies"]
-    with np.load(FIXTURES / "cross_domain.npz") as arrays:
-        arrays = dict(arrays)
-    tensors = {
-        key.removeprefix("model_tied/param/"): a
-        for key, a in arrays.items()
-        if key.startswith("model_tied/param/")
-    }
-    renamed = {
-        key.replace("_prefix_network", "rnns")
-        .replace("_lookup", "encoder")
-        .replace("_decoder", "decoder"): a
-        for key, a in tensors.items()
-    }
-    own, words = about["d_src"], list(dict.fromkeys([*about["d_src"], *about["d_eval"]]))
-    assert len(words) == len(about["d_eval"]) == 47
-    ids = np.array([words.index(word) for word in about["d_eval"]], np.int32)
-    model = build(
-        complete(
-            {
-                "input.name": "lookup",
-                "body.name": "lstm",
-                "body.features": 12,
-                "body.widths": (14, 12),
-                "body.biases": 2,
-                "output.name": "softmax",
-                "output.table.name": "tied",
-                "output.table.bias": True,
-            }
-        ),
-        len(own),
-    )
-    params = jax.tree.map(jnp.asarray, parameters_of(renamed))
-    inputs, targets = ids[arrays["adapted_tied/input"].T], ids[arrays["tied_uniform/target"].T]
-    assert (inputs >= len(own)).any()
-    assert (targets >= len(own)).any()
-    batch = Batch(
-        np.where(inputs < len(own), inputs, -1).astype(np.int32),
-        targets,
-        np.ones(inputs.shape, np.float32),
-        np.arange(2, dtype=np.int32),
-        reset=np.ones(2, bool),
-    )
-    scorer = make_scorer(
-        model, sharding.device_mesh(), 0, (len(own), 47, ScoreOptions(hidden=True))
-    )
-    carry = model.body.initial_carry(2)
-    (nll, hidden), _ = scorer(params, {}, {}, WindowBatch(batch, np.zeros(2, np.int32)), carry)
-    expected = arrays["adapted_tied/output"].reshape(28, 2, 12).swapaxes(0, 1)
-    np.testing.assert_allclose(hidden, expected, atol=2e-5)
-    mixed = with_uniform(np.asarray(nll), 0.01, 47)
-    np.testing.assert_allclose(-mixed, arrays["tied_uniform/logprob_target"].T, rtol=2e-5)
-    np.testing.assert_allclose(mixed[targets >= len(own)], -math.log(0.01 / 47))
-
-
-@pytest.mark.parametrize("name", ["groc", "groc_word_bias"])
-def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
-    """From the letters and WordNet's words of a union vocabulary to scores of new words,
-    down-weighted or not.
-
-    The public code sets the biases of words to 0 in another vocabulary.
-    """
-    about = json.loads((FIXTURES / "cross_domain.json").read_text())
-    with np.load(SHARED / "reference" / "groc" / "cross_domain.npz") as arrays:
-        arrays = dict(arrays)
-    tensors = {
-        key.split("/", 2)[2]: a
-        for of in ("groc", name)
-        for key, a in arrays.items()
-        if key.startswith(f"model_{of}/param")
-    }
-    new, words = arrays[f"adapted_{name}/new_words"], about["vocabularies"]["d_eval"]
-    order = [*(i for i in range(47) if i not in new), *new]  # new words last
-    places, vocabulary = (
-        np.argsort(order).astype(np.int32),
-        Vocabulary(tuple(words[i] for i in order), np.ones(47, np.int64)),
-    )
-    whole = name == "groc"
-    model = build(
-        complete(
-            {
-                "input.name": "groc",
-                "input.lexicon": str(real_wordnet),
-                "input.form": "code",
-                "input.combine": "add",
-                "input.mean": "most",
-                "input.filters": test_groc.FILTERS,
-                "body.name": "lstm",
-                "body.features": 12,
-                "body.widths": (14, 12),
-                "body.biases": 2,
-                "output.name": "softmax",
-                "output.table.name": "mapped",
-                "output.table.depth": int(whole),
-                "output.table.activation": "relu",
-                "output.table.bias": "predicted" if whole else "none",
-            }
-        ),
-        47,
-    )
-    body = parameters_of(
-        {
-            key.replace("_prefix_network", "rnns"): a
-            for key, a in tensors.items()
-            if "_prefix" in key
-        }
-        | {"encoder.weight": np.zeros((1, 12)), "decoder.bias": np.zeros(1)}
-    )["body"]
-    params = {
-        "input": test_groc.of_code(
-            {key: a for key, a in tensors.items() if key.startswith("_char")}
-        ),
-        "body": body,
-    }
-    if whole:
-        kernel, bias = (tensors[f"_output_network.0.{kind}"].T for kind in ("weight", "bias"))
-        predicted = {"bias_weights": tensors["_bias.weight"].T, "bias": tensors["_bias.bias"][0]}
-        params |= {"output": {"table": predicted | {"kernel_0": kernel, "kernel_bias_0": bias}}}
-    known = lexicon(vocabulary, model.lexicon_spec())
-
-    def compose(params):
-        return model.apply(
-            {"params": params, "lexicon": known},
-            jnp.arange(47),
-            method="compose",
-            mutable=["tables"],
-        )[1]["tables"]
-
-    tables = jax.jit(compose)(params)
-    np.testing.assert_allclose(
-        tables["output"]["table"]["vectors"], arrays[f"adapted_{name}/E_out"][order], atol=2e-5
-    )
-    inputs = places[arrays[f"adapted_{name}/input"].T]
-    for case, weight in (
-        (("groc_uniform", 1.0), ("groc_neural_dw", 0.1))
-        if whole
-        else (("groc_word_bias_uniform", 1.0),)
-    ):
-        targets = places[arrays[f"{case}/target"].T]
-        batch = Batch(
-            inputs,
-            targets,
-            np.ones(inputs.shape, np.float32),
-            np.arange(2, dtype=np.int32),
-            reset=np.ones(2, bool),
-        )
-        scorer = make_scorer(
-            model, sharding.device_mesh(), 0, (47 - len(new), 47, ScoreOptions(True, weight))
-        )
-        carry = model.body.initial_carry(2)
-        (nll, hidden), _ = scorer(
-            params, known, tables, WindowBatch(batch, np.zeros(2, np.int32)), carry
-        )
-        settings = about["cases"][case]
-        for stream in range(2):
-            scored = with_uniform(np.asarray(nll[stream]), 0.01, 47)
-            if "neural" in case:
-                cache = Cache(theta=(settings["theta"],), cache_size=settings["cache_size"])
-                [chances] = log_probs(cache, np.asarray(hidden[stream]), targets[stream], 47, quiet)
-                scored = interpolate(scored, chances, settings["lam"])
-            np.testing.assert_allclose(
-                -scored, arrays[f"{case}/logprob_target"][:, stream], rtol=2e-5, atol=2e-5
-            )
 
 
 @pytest.fixture(scope="module")

@@ -171,34 +171,6 @@ def test_model_lstm(case, dropped, tmp_path):
         np.testing.assert_allclose(found[..., ours], expected.swapaxes(0, 1), rtol=2e-5, atol=2e-5)
 
 
-def test_corpus(tmp_path):
-    """Words get ids as they appear in train, valid and test; empty lines end too; the same text
-    gives the same tokens.
-    """
-    [case] = json.loads((FIXTURES / "corpus.json").read_text())["cases"].values()
-    for split, text in case["texts"].items():
-        (tmp_path / f"{split}.txt").write_text(text)
-    counts = read_corpus(tmp_path)
-    assert (
-        list(counts) == case["idx2word"]
-        and counts == case["counts"]
-        and sum(counts.values()) == case["total"]
-    )
-    table = np.arange(10.0)[:, None]
-    vocabulary, state = awd_lstm_words(
-        tmp_path, {"encoder.weight": table, "rnns.0.bias": table, "decoder.bias": table[:, 0]}
-    )
-    theirs = state["encoder.weight"][:, 0].astype(int)
-    np.testing.assert_array_equal(state["decoder.bias"], theirs)
-    np.testing.assert_array_equal(state["rnns.0.bias"], table)
-    for split, text in case["texts"].items():
-        ids = vocabulary.encode_lines(text.splitlines())
-        assert theirs[ids].tolist() == case[split]
-        np.testing.assert_array_equal(
-            vocabulary.counts, [case["counts"][case["idx2word"][i]] for i in theirs]
-        )
-
-
 def nll_of(weights, ids):
     """Mean nats of ids after the first one, by the equations of an LSTM that begins with zeros,
     in float64.

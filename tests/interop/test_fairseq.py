@@ -1,13 +1,11 @@
 """Converted models of fairseq give the numbers that fairseq computed with the same weights.
 
-`tests/fixtures/fairseq` has enough to test everywhere. Where shared/reference/fairseq lies beside
-the project, all of its files are tested.
+tests/reference/test_fairseq.py compares all the rest that fairseq computed.
 """
 
 import dataclasses
 import functools
 import json
-import math
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -21,70 +19,25 @@ from adaptive_jax.bodies.positions import sinusoids
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.errors import InputError
-from adaptive_jax.evaluation.evaluate import Request, evaluate_contexts
 from adaptive_jax.interop.convert import read_checkpoint
 from adaptive_jax.interop.converter import Checkpoint, completed
 from adaptive_jax.interop.fairseq import config_of, parameters_of
 from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import LanguageModel, build, parameter_shapes
 from adaptive_jax.numerics.batch import Batch
-from adaptive_jax.optimizers import optim
-from adaptive_jax.outputs.softmax import Loss, Softmax
-from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import make_plan
-from adaptive_jax.training.state import State, shape_of_state
-from adaptive_jax.training.update import make_update
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config, to_json
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
-SHARED = Path(__file__).parents[3] / "shared" / "reference" / "fairseq"
 LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"  # args, fused attention, the stream format
 CURRENT = FIXTURES / "lm_post_norm.pt"  # cfg, the zip format
 DICT = FIXTURES / "dict.txt"
-MODELS = (
-    "tied_adaptive",
-    "tied_adaptive_legacy",
-    "untied_adaptive",
-    "full_softmax_tied",
-    "fixed_input_adaptive_softmax",
-    "char_cnn",
-    "post_norm",
-)
+KEYS = "src_tokens", "target", "token_log_prob"
 
 
 def close(ours, theirs, rtol=2e-5, atol=2e-5):
     np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
-
-
-def close_gradient(ours, theirs):
-    """1e-4, relative to each entry or to the largest of its array."""
-    close(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
-
-
-class ReleasedSoftmax(Softmax):
-    """The released criterion with its fault: of word cutoff + 1 of every tail, only the head's term
-    counts.
-
-    It compares its padding id, 1, with ids that are counted within each cluster.
-    """
-
-    def loss(self, hidden, targets, weights, row_ids=None, *, train=False):
-        if not self.clusters:
-            return super().loss(hidden, targets, weights, row_ids, train=train)
-        bands = self.table.bands()
-        starts = np.cumsum([len(band.table) for band in bands[:-1]])
-        hit = jnp.stack([targets == start + 1 for start in starts], axis=-1)
-        total, _ = super().loss(
-            hidden, targets, jnp.where(hit.any(axis=-1), 0.0, weights), row_ids, train=train
-        )
-        head = jax.nn.log_softmax(hidden @ jnp.concatenate([bands[0].table, self.clusters.table]).T)
-        of_head = jnp.sum(hit * head[..., starts[0] :], axis=-1)
-        return Loss(total - jnp.sum(weights * of_head), self.nll(hidden, targets))
-
-
-def released(model):
-    return LanguageModel(model.input, model.body, ReleasedSoftmax(model.output.table))
 
 
 class Converted(NamedTuple):
@@ -110,117 +63,18 @@ def converted(path):
     )
 
 
-def inner_states(model, variables, batch):
-    """`[layers + 1, rows, time, features]`: the input of the blocks, and the output of each."""
-    vectors = model.apply(variables, batch.inputs, method=lambda m, tokens: m.input(tokens))
-    time, features = vectors.shape[1:]
-    states, params = (
-        [vectors * features**0.5 + sinusoids(jnp.arange(time), features)[None]],
-        variables["params"],
-    )
-    for layers in range(1, model.body.layers + 1):
-        first = LanguageModel(
-            model.input, model.body.clone(layers=layers, final_norm=False), model.output
-        )
-        blocks = jax.tree.map(lambda a, n=layers: a[:n], params["body"]["blocks"])
-        states.append(
-            first.apply(
-                variables | {"params": params | {"body": {"blocks": blocks}}},
-                batch,
-                method="hidden",
-            )[0]
-        )
-    return jnp.stack(states)
-
-
-@functools.cache
-def numbers_of(model):
-    """A compiled function of variables and a batch: by fairseq's names, what it recorded."""
-
-    # Optimising the programs would take longer than it saves: each runs twice.
-    @jax.jit
-    def numbers(variables, batch):
-        def criterion(params):
-            return released(model).apply(variables | {"params": params}, batch)[0]
-
-        (total, nll), gradient = jax.value_and_grad(criterion, has_aux=True)(variables["params"])
-        positions = jnp.broadcast_to(jnp.arange(batch.inputs.shape[1])[None], batch.inputs.shape)
-        return {
-            "inner_states": inner_states(model, variables, batch),
-            "log_prob": model.apply(variables, batch, positions, method="log_probs"),
-            "token_log_prob": -nll,
-            "criterion_loss_sum": total,
-            "gradients": gradient,
-        }
-
-    return numbers
-
-
-def recorded(name):
-    """The path of a checkpoint and fairseq's arrays for each batch."""
-    case = f"lm_{name.removesuffix('_legacy')}"
-    if SHARED.is_dir():
-        path, arrays = (
-            SHARED / f"lm_{name}.pt",
-            {f"{case}/{key}": a for key, a in np.load(SHARED / f"{case}.npz").items()},
-        )
-    elif (path := FIXTURES / f"lm_{name}.pt").exists():
-        arrays = np.load(FIXTURES / "expected.npz")
-    else:
-        pytest.skip("the complete reference files are not beside the project")
-    batches = [
-        {
-            key.removeprefix(f"{case}/batch{i}/"): arrays[key]
-            for key in arrays
-            if key.startswith(f"{case}/batch{i}")
-        }
-        for i in range(2)
-    ]
-    assert (batches[1]["target"] == 1).sum() == 5
-    return path, [batch for batch in batches if batch]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients(name):
-    """Hidden states, log-probabilities, losses and gradients of batches with padding and with
-    words that the fault concerns.
-    """
-    path, batches = recorded(name)
-    checkpoint, config, model, variables = converted(path)
-    for data in batches:
-        tokens, targets = (jnp.asarray(data[name], jnp.int32) for name in ("src_tokens", "target"))
-        real = data["target"] != 1
-        batch = Batch(tokens, targets, jnp.asarray(real, jnp.float32), jnp.arange(len(tokens)))
-        ours = numbers_of(model)(variables, batch)
-        close(ours["inner_states"][:, real], data["inner_states"][:, real])
-        close(ours["token_log_prob"][real], data["token_log_prob"][real])
-        close(-ours["token_log_prob"][real].mean() / np.log(2), data["eval_loss_base2"])
-        np.testing.assert_allclose(
-            ours["criterion_loss_sum"], data["criterion_loss_sum"], rtol=2e-5
-        )
-        if "log_prob" in data:
-            close(ours["log_prob"][real], data["log_prob"][real])
-        if gradients := {
-            key.removeprefix("grad/"): data[key] for key in data if key.startswith("grad/")
-        }:
-            if name == "char_cnn":
-                move_empty_character(gradients, checkpoint.state)
-            jax.tree.map(close_gradient, ours["gradients"], parameters_of(gradients, config))
-
-
 def test_learned_positions():
     """A model whose table of positions holds the sinusoids gives the numbers of the model with
     sinusoids.
 
     fairseq's table begins with two rows that no token reads.
     """
-    path, batches = recorded("tied_adaptive_legacy")
-    tokens, targets = (
-        jnp.asarray(batches[0][name], jnp.int32) for name in ("src_tokens", "target")
-    )
+    recorded = np.load(FIXTURES / "expected.npz")
+    data = {name: recorded[f"lm_tied_adaptive/batch1/{name}"] for name in KEYS}
+    tokens, targets = (jnp.asarray(data[name], jnp.int32) for name in KEYS[:2])
     time = tokens.shape[1]
     table = np.concatenate([np.full((2, 64), np.nan), sinusoids(jnp.arange(time), 64)])
-    checkpoint = converted(path).checkpoint
+    checkpoint = converted(LEGACY).checkpoint
     state = checkpoint.state | {"decoder.embed_positions.weight": table}
     config = config_of(checkpoint.options | {"decoder_learned_pos": True}, state, 1000)
     assert (config["body"]["positions"], config["body"]["max_positions"]) == ("learned", time)
@@ -228,10 +82,10 @@ def test_learned_positions():
     np.testing.assert_array_equal(
         params["body"]["learned_positions"]["table"], table[2:].astype(np.float32)
     )
-    real = batches[0]["target"] != 1
+    real = data["target"] != 1
     batch = Batch(tokens, targets, jnp.asarray(real, jnp.float32), jnp.arange(len(tokens)))
     (_, nll), _ = jax.jit(lambda params: model.apply({"params": params}, batch))(params)
-    close(-nll[real], batches[0]["token_log_prob"][real])
+    close(-nll[real], data["token_log_prob"][real])
     with pytest.raises(InputError, match="missing in it: decoder.embed_positions.weight"):
         parameters_of(checkpoint.state, config)
     options = checkpoint.options | {"no_token_positional_embeddings": True}
@@ -262,86 +116,6 @@ def test_vectors_that_are_not_scaled():
         model, params = build(config, 20), parameters_of(tensors, config)
         nll.append(jax.jit(model.apply)({"params": params}, batch)[1])
     np.testing.assert_allclose(*nll, rtol=1e-6)
-
-
-def move_empty_character(gradients, state):
-    """Row 0 of these characters is not zero, so a filter's bias here holds its response to it:
-    db' = db, dw' = dw - db x row.
-    """
-    source = "decoder.embed_tokens"
-    empty = state[f"{source}.char_embeddings.weight"][0]
-    assert empty.all()
-    for i in range(4):
-        weight, bias = (
-            gradients[f"{source}.convolutions.{i}.{kind}"] for kind in ("weight", "bias")
-        )
-        gradients[f"{source}.convolutions.{i}.weight"] = (
-            weight - bias[:, None, None] * empty[None, :, None]
-        )
-
-
-def with_training(config, case):
-    """The config with the optimizer and the schedule of a trajectory."""
-    rates = case["lr_scheduler"]
-    steps = rates["warmup_updates"], rates["lr_period_updates"]
-    optimizer = {"name": "nag", "momentum": case["momentum"], "clip_norm": case["clip_norm"]}
-    schedule = {
-        "name": "cosine_cycles",
-        "warmup_from": rates["warmup_init_lr"],
-        "warmup_steps": steps[0],
-        "cycle_steps": int(steps[1]),
-        "cycles": math.ceil(math.log2((30 - steps[0]) / steps[1] + 1)),
-        "shrink": rates["lr_shrink"],
-    }
-    [optimizer["learning_rate"]], schedule["min_learning_rate"] = rates["lr"], rates["min_lr"]
-    return resolve(config | {"steps": 30, "optimizer": optimizer, "schedule": schedule})
-
-
-@pytest.mark.skipif(
-    not SHARED.is_dir(), reason="the complete reference files are not beside the project"
-)
-def test_training():
-    """Twelve updates from the same weights and batches, with the fault: losses, gradient norms,
-    rates and the last parameters.
-    """
-    data = np.load(SHARED / "train_trajectory.npz")
-    case = json.loads((SHARED / "train_trajectory.json").read_text())["cases"]["train"]
-    options = case["model_options"] | {"arch": "transformer_lm_wiki103"}
-    version = {"decoder.adaptive_softmax.version": np.ones(1)}
-    config = with_training(config_of(options, version, case["vocab_size"]), case)
-
-    def parameters(when):
-        return parameters_of(
-            {n.removeprefix(f"{when}/"): data[n] for n in data.files if n.startswith(f"{when}/")},
-            config,
-        )
-
-    model = released(build(config, case["vocab_size"]))
-    optimizer, mesh = optim.from_config(config), sharding.device_mesh()
-    params = jax.tree.map(jnp.asarray, parameters("init"))
-    state = State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
-    update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh))
-    log = []
-    for step in range(case["steps"]):
-        parts = [
-            [data[f"step{step}/micro{i}/{name}"] for i in range(case["update_freq"])]
-            for name in ("src_tokens", "target")
-        ]
-        inputs, targets = (np.stack(part).astype(np.int32) for part in parts)
-        row_ids = np.arange(np.prod(inputs.shape[:2]), dtype=np.int32).reshape(inputs.shape[:2])
-        batch = Batch(inputs, targets, (targets != 1).astype(np.float32), row_ids)
-        state, metrics = update(state, {}, sharding.put_batch(mesh, batch, axis=1))
-        log.append([metrics[name] for name in ("loss", "gradient_norm", "learning_rate")])
-    losses, norms, rates = np.array(log).T
-    np.testing.assert_allclose(losses / np.log(2), data["log/loss_base2"], rtol=1e-5)
-    np.testing.assert_allclose(norms, data["log/gnorm"], rtol=1e-4)
-    np.testing.assert_allclose(
-        rates, data["log/lr_used"], atol=1.2e-7
-    )  # float32 at the highest rate, 1
-    for ours, theirs in zip(
-        jax.tree.leaves(state.params), jax.tree.leaves(parameters("final")), strict=True
-    ):
-        assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
 
 
 @pytest.fixture(scope="module")
@@ -377,23 +151,6 @@ def test_the_commands(conversion, quick_command, home):
         "vocabulary.sha256",
         "vocabulary.txt",
     ]
-
-
-CASES = {
-    case["context_window"]: case for case in json.loads((FIXTURES / "eval_lm.json").read_text())
-}
-
-
-def test_context_windows(conversion, home):
-    """The losses that fairseq's own evaluation gave on a text with each context; its own of 0
-    is in `test_the_commands`, too.
-    """
-    request = Request(window=CASES[0]["tokens_per_sample_option"], data_path=str(FIXTURES))
-    results = evaluate_contexts(conversion[1], request, tuple(CASES))
-    assert [result["settings"]["context"] for result in results] == [0, 16, 24, 31, 8]
-    for result, case in zip(results, CASES.values(), strict=True):
-        assert result["words"] == case["n_tokens_scored"]
-        close(result["nll"] / np.log(2), case["loss_base2"])
 
 
 def test_a_converted_run(conversion):

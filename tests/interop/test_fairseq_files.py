@@ -144,35 +144,6 @@ def test_names_of_2018():
     )
 
 
-@pytest.mark.parametrize(
-    "case",
-    json.loads((FIXTURES / "dictionary.json").read_text())["cases"],
-    ids=lambda case: f"threshold {case['threshold']}, words {case['nwords']}",
-)
-def test_dictionary(case, tmp_path):
-    """Ids, counts and encoded lines equal fairseq's; a vocabulary that is built here has the
-    words in the same order.
-    """
-    (tmp_path / "dict.txt").write_text(case["dict_txt"])
-    vocabulary = read_dictionary(tmp_path / "dict.txt")
-    vocabulary.write(tmp_path / "vocabulary.txt")
-    vocabulary = Vocabulary.read(tmp_path / "vocabulary.txt")
-    symbols = ["<eos>" if word == "</s>" else word for word in case["symbols"]]
-    assert list(vocabulary.words) == symbols
-    assert vocabulary.counts[4:].tolist() == case["counts"][4:]
-    assert set(vocabulary.counts[:4]) == {max(case["counts"][4:])}
-    lines = json.loads((FIXTURES / "dictionary.json").read_text())["text_lines"]
-    assert len(lines) == len(case["encoded"]) > 30
-    assert list(map(vocabulary.encode, lines)) == case["encoded"]
-
-    counts = {"<eos>": len(lines)}
-    for word in (word for line in lines for word in line.split()):
-        counts[word] = counts.get(word, 0) + 1
-    built = Vocabulary.build(counts, max(1, case["threshold"]), max(0, case["nwords"] - 2))
-    ours = [word for word in built.words if word not in ("<eos>", "<unk>")]
-    assert ours == [word for word in symbols[4:] if not word.startswith("madeupword")]
-
-
 def test_a_word_that_is_overwritten(tmp_path):
     """The word gets the later line's id, and the earlier id stays without a word; `</s>` in a
     text becomes an ordinary word.

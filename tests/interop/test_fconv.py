@@ -1,7 +1,7 @@
 """Converted gated convolutional networks of fairseq score as fairseq scored them:
 tests/fixtures/gcnn, whose files name the cases.
 
-`tests/bodies/test_gated_conv_reference.py` compares all else that the files have.
+`tests/reference/test_gcnn.py` compares all else that the files have.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""Equality with numbers that fairseq's gated convolutional model computed: tests/fixtures/gcnn,
-whose files name the cases.
+"""Equality with numbers that fairseq's gated convolutional model computed.
 
 The settings of each case stand in its JSON file; `parameters_of` maps fairseq's tensors, and
 gradients under their names, to ours.
@@ -7,9 +6,7 @@ gradients under their names, to ours.
 
 import functools
 import itertools
-import json
 import math
-from pathlib import Path
 from unittest import mock
 
 import jax
@@ -21,23 +18,27 @@ from flax import linen as nn
 
 from adaptive_jax.bodies.gated_conv import Convolution
 from adaptive_jax.interop import torch_files
+from adaptive_jax.interop.convert import read_checkpoint
 from adaptive_jax.interop.fairseq import cutoffs_of
 from adaptive_jax.interop.fconv import blocks_of, layers_of, parameters_of
+from adaptive_jax.interop.words import read_dictionary
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.numerics import dropout
 from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout
-from adaptive_jax.optimizers import optim
+from adaptive_jax.optimizers import optim, schedules
+from tests.reference import sets
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
-CASES = ["plain_full", "plain_adaptive", "wiki_adaptive", "bottleneck_adaptive", "bottleneck_full"]
+GCNN = sets.code("gcnn")
+LEGACY = GCNN.named("*_legacy.pt")
+CASES = [name for name in GCNN.named("*.pt") if name not in LEGACY]
 PAD = 1  # fairseq's id of padding; here it is a word like others
 
 
 def settings_of(name):
     """The one case of a JSON file."""
-    [case] = json.loads((FIXTURES / f"{name}.json").read_text())["cases"].values()
-    return case
+    [case] = GCNN.cases(name)
+    return GCNN.settings(name, case)
 
 
 def config_of(options, vocabulary_size, blocks):
@@ -189,13 +190,13 @@ def loss_with_masks(model, params, hidden, targets, masks):
 @functools.cache
 def computed(name):
     """All that a file has, from our model: one compiled program."""
-    case, arrays = settings_of(name), dict(np.load(FIXTURES / f"{name}.npz"))
+    case, arrays = settings_of(name), GCNN.arrays(name)
     options, layers = case["model_options"], case["layers_expanded"]
     assert layers_of(options["decoder_layers"]) == [tuple(layer) for layer in layers]
     config = config_of(options, case["vocab_size"], blocks_of(layers))
     single = config_of(options, case["vocab_size"], blocks_single(blocks_of(layers)))
     model, unrepeated = build(config, case["vocab_size"]), build(single, case["vocab_size"])
-    state = torch_files.read(FIXTURES / f"{name}.pt")["model"]
+    state = torch_files.read(GCNN.path(f"{name}.pt"))["model"]
     both = batch_of(
         *(
             np.concatenate([arrays[f"batch{i}/{what}"] for i in range(2)])
@@ -272,12 +273,9 @@ def test_outputs(name):
     _, model, arrays, found = computed(name)
     count, log_probs = len(arrays["batch0/target"]), np.asarray(found["log_probs"])
     for i, rows in enumerate((slice(count), slice(count, None))):
-        expected = {
-            key.removeprefix(f"batch{i}/"): value
-            for key, value in arrays.items()
-            if key.startswith(f"batch{i}/")
-        }
+        expected = arrays.under(f"batch{i}/")
         real = expected["target"] != PAD
+        assert real.sum() == expected["sample_size"]
         close(found["hidden"][rows], expected["fc2" if "fc2" in expected else "final_hidden"])
         token = np.take_along_axis(log_probs[rows], expected["target"][..., None], axis=-1)[..., 0]
         close(token[real], expected["token_log_prob"][real])
@@ -304,14 +302,7 @@ def test_gradients(name):
     of an adaptive softmax.
     """
     config, model, arrays, found = computed(name)
-    first, second = (
-        {
-            key.split("/")[2]: value
-            for key, value in arrays.items()
-            if key.startswith(f"batch{i}/grad/")
-        }
-        for i in (0, 1)
-    )
+    first, second = (dict(arrays.under(f"batch{i}/grad/")) for i in (0, 1))
     ours = [
         without_padding_row(jax.tree.map(lambda a, i=i: np.asarray(a[i]), found["gradients"]))
         for i in (0, 1)
@@ -326,14 +317,16 @@ def test_gradients(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_token_at_a_time(name):
-    """Hidden states, and the memory after 8 tokens; fairseq's also holds the current input."""
+    """Hidden states, and the memory after some tokens; fairseq's also holds the current input."""
     _, model, arrays, found = computed(name)
+    buffers = arrays.under("incremental/buffer_after_")
+    [tokens] = {key.split("/")[0] for key in buffers}
     hidden, carries = found["steps"]
     if model.body.output_width:
         close(hidden, arrays["batch0/fc2"])
     else:
         close(hidden, arrays["incremental/final_hidden"])
-    after = jax.tree.map(lambda a: a[7], carries)
+    after = jax.tree.map(lambda a: a[int(tokens) - 1], carries)
     layers = [
         (state if run.count == 1 else jax.tree.map(lambda a, number=number: a[:, number], state))
         for run, state in zip(model.body.stages, after, strict=True)
@@ -341,47 +334,68 @@ def test_one_token_at_a_time(name):
     ]
     memories = [memory for layer in layers for memory in layer]
     for i, memory in enumerate(memories):
-        assert (memory is None) == (f"incremental/buffer_after_8/{i}" not in arrays)
+        assert (memory is None) == (f"{tokens}/{i}" not in buffers)
         if memory is not None:
-            close(memory, arrays[f"incremental/buffer_after_8/{i}"][:, 1:])
+            close(memory, buffers[f"{tokens}/{i}"][:, 1:])
+    assert len(buffers) == sum(memory is not None for memory in memories)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_dropout(name):
     """Training with fairseq's masks: of the embedding, of the input of each convolution, after
-    `fc2`, in an adaptive softmax.
+    `fc2`, in an adaptive softmax. Deep models amplify rounding.
     """
     _, model, arrays, found = computed(name)
-    tolerance = 5e-5 if name == "bottleneck_adaptive" else 2e-5
+    tolerance = 5e-5 if len(settings_of(name)["layers_expanded"]) > 12 else 2e-5
     if not model.body.output_width:
         close(found["dropped"], arrays["dropout/final_hidden"], tolerance)
     np.testing.assert_allclose(found["loss_dropped"], arrays["dropout/loss_sum"], rtol=tolerance)
 
 
-def arrays_under(arrays, prefix):
-    return {
-        key.removeprefix(f"{prefix}/"): value
-        for key, value in arrays.items()
-        if key.startswith(f"{prefix}/")
+@pytest.mark.parametrize("name", LEGACY)
+def test_legacy(name):
+    """The same weights in the older layout are the same tensors, options and updates."""
+    (_, old), (_, new) = (
+        read_checkpoint(GCNN.path(f"{each}.pt")) for each in (name, name.removesuffix("_legacy"))
+    )
+    assert old.updates == new.updates and old.state.keys() == new.state.keys()
+    jax.tree.map(np.testing.assert_array_equal, old.state, new.state)
+    used = settings_of(name.removesuffix("_legacy"))["model_options"]
+    assert {key: old.options.get(key) for key in used} == {
+        key: new.options.get(key) for key in used
     }
 
 
-@pytest.mark.parametrize("name", ["train_plain_full", "train_bottleneck_adaptive"])
+@pytest.mark.parametrize("name", CASES)
+def test_checkpoint(name):
+    """Its words are those of the dictionary; it has the count of parameters and of updates."""
+    case = settings_of(name)
+    _, found = read_checkpoint(GCNN.path(f"{name}.pt"))
+    words = read_dictionary(GCNN.path("dict.txt"))
+    assert len(words) == case["vocab_size"]
+    config = config_of(case["model_options"], len(words), blocks_of(case["layers_expanded"]))
+    params = parameters_of(found.state, config)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == case["parameters"]
+    assert found.updates == case["updates_done_before_saving"]
+
+
+@pytest.mark.parametrize("name", GCNN.named("train_*.npz"))
 def test_training(name):
-    """Ten updates by `nag`: losses, norms, parameters and momentum."""
-    case, arrays = settings_of(name), dict(np.load(FIXTURES / f"{name}.npz"))
+    """Updates by `nag`: losses, norms, parameters and momentum."""
+    case, arrays = settings_of(name), GCNN.arrays(name)
     config = config_of(
         case["model_options"], case["vocab_size"], blocks_of(case["layers_expanded"])
     )
     model, start = (
         build(config, case["vocab_size"]),
-        parameters_of(arrays_under(arrays, "start"), config),
+        parameters_of(dict(arrays.under("start/")), config),
     )
     settings = {
         "momentum": case["momentum"],
         "clip_norm": case["clip_norm"],
         "decoupled_decay": case["weight_decay"],
     }
+    assert set(arrays["lr"]) == {case["lr"]} and len(arrays["lr"]) == case["steps"]
     optimizer = optim.nag(jnp.float32(case["lr"]), **settings)
     inputs, targets = (
         arrays[key].reshape(case["steps"], -1, arrays[key].shape[-1])
@@ -409,18 +423,19 @@ def test_training(name):
 
     (end, optimizer_state), (losses, gradient_norms, norms) = hurried(program, start)
     np.testing.assert_allclose(losses, arrays["loss_sum"], rtol=1e-5)
+    counts = np.sum(targets != PAD, axis=(1, 2))
+    np.testing.assert_array_equal(counts, arrays["sample_size"])
+    np.testing.assert_allclose(losses / counts / np.log(2), arrays["loss_base2"], rtol=1e-5)
     np.testing.assert_allclose(gradient_norms, arrays["grad_norm"], rtol=1e-4)
     np.testing.assert_allclose(norms, arrays["param_norm"], rtol=1e-5)
     jax.tree.map(
         functools.partial(close, tolerance=1e-5),
         end,
-        parameters_of(arrays_under(arrays, "end"), config),
+        parameters_of(dict(arrays.under("end/")), config),
     )
     # fairseq's momentum holds the rate and the sign; the file has a part of the arrays.
-    unknown = {
-        key: np.full_like(value, np.nan) for key, value in arrays_under(arrays, "end").items()
-    }
-    kept = arrays_under(arrays, "end_momentum")
+    unknown = {key: np.full_like(value, np.nan) for key, value in arrays.under("end/").items()}
+    kept = dict(arrays.under("end_momentum/"))
     expected = parameters_of(unknown | kept, config)
     trace = optax.tree_utils.tree_get(optimizer_state, "trace")
     found = jax.tree.map(lambda a, b: np.where(np.isnan(b), b, -case["lr"] * a), trace, expected)
@@ -430,14 +445,14 @@ def test_training(name):
     )
 
 
-@pytest.mark.parametrize("name", json.loads((FIXTURES / "init_stats.json").read_text())["cases"])
+@pytest.mark.parametrize("name", GCNN.cases("init_stats"))
 def test_init_stats(name):
     """Mean squares of initial parameters, g among them; of biases they are 0.
 
     Two differ: the matrix of a full softmax, Xavier-uniform here, and rows of clusters, which
         fairseq draws with the head's.
     """
-    case = json.loads((FIXTURES / "init_stats.json").read_text())["cases"][name]
+    case = GCNN.settings("init_stats", name)
     config = config_of(case, case["vocab_size"], blocks_of(layers_of(case["decoder_layers"])))
     squares = {
         key: np.full(stat["shape"], stat["mean"] ** 2 + stat["std"] ** 2)
@@ -456,23 +471,18 @@ def test_init_stats(name):
     )
 
 
-def counts():
-    table = json.loads((FIXTURES / "parameter_counts.json").read_text())
-    others = [
-        row for row in table["counts"] if row["vocab_size"] in (267744, 793480)
-    ]  # more of them differ in words only
-    for row in (*others, *table["paper_table_1_written_as_fairseq_layers"].values()):
-        yield pytest.param(
-            row,
-            id="-".join(map(str, (row["arch"], row["vocab_size"], row["criterion"], row["total"]))),
-        )
+PAPER = "paper_table_1_written_as_fairseq_layers"
+COUNTS = [
+    (entry, case) for entry in ("counts", PAPER) for case in GCNN.cases("parameter_counts", entry)
+]
 
 
-@pytest.mark.parametrize("row", counts())
-def test_parameter_counts(row):
+@pytest.mark.parametrize("entry, case", COUNTS)
+def test_parameter_counts(entry, case):
     """Of fairseq's three architectures, and of the paper's Table 1 as its layers, with either
     softmax; and how far they see.
     """
+    row = GCNN.settings("parameter_counts", case, entry)
     options = {
         "adaptive_softmax_cutoff": ",".join(map(str, (row["cutoffs"] or [])[:-1])),
         "dropout": 0.1,
@@ -487,3 +497,47 @@ def test_parameter_counts(row):
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes["body"]))
     assert count == sum(row["parts"][part] for part in body)
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == row["total"]
+
+
+@pytest.mark.parametrize("case", GCNN.cases("plateau_lr"))
+def test_plateau_lr(case):
+    """The rate of every update, to 1e-12 in float64; fairseq's patience counts one less."""
+    settings = GCNN.settings("plateau_lr", case)
+    with jax.enable_x64(True):
+        schedule = schedules.Plateau(
+            learning_rate=settings["lr"],
+            warmup_from=max(settings["warmup_init_lr"], 0.0),
+            warmup_steps=settings["warmup_updates"],
+            factor=1 / settings["lr_shrink"],
+            patience=settings["lr_patience"] + 1,
+            threshold=settings["lr_threshold"],
+        )
+        optimizer, nothing = schedules.scheduled(optax.sgd, schedule), jnp.zeros(1)
+        state, update = optimizer.init(nothing), jax.jit(optimizer.update)
+
+        def following(state):
+            return float(optim.learning_rate(update(nothing, state)[1]))
+
+        rates, at_ends = [], [following(state)]
+        for nll in settings["valid_loss"]:
+            for _ in range(settings["updates_per_epoch"]):
+                _, state = update(nothing, state)
+                rates.append(following(state))
+            state = optim.after_evaluation(state, nll)
+            at_ends.append(following(state))
+    assert rates == pytest.approx(settings["lr_after_each_update"], rel=1e-12)
+    assert at_ends == pytest.approx(settings["lr_at_start_then_after_each_epoch"], rel=1e-12)
+
+
+LEFT_OUT = {
+    "*/embed": "rows of the table that it names",
+    "*/layer_in/*": "made of the convolution before it, which is compared; the first is, too",
+    "*/final_hidden": "before `fc2`, what `fc2` makes of it is compared",
+}
+
+
+def test_all_is_read(request):
+    """A case, an array or a file that no test reads would be a number that nothing checks."""
+    sets.assert_all_is_read(
+        GCNN, request, LEFT_OUT, [f"parameter_counts/{e}" for e in ("counts", PAPER)]
+    )

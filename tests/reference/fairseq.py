@@ -1,0 +1,223 @@
+"""Softmaxes, models and training as fairseq has them, whose reference numbers are compared."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from adaptive_jax import AdaptiveInput, OwnTable, Softmax, TiedTable
+from adaptive_jax.bodies.positions import sinusoids
+from adaptive_jax.config.keys import resolve
+from adaptive_jax.data.vocabulary.lexicon import lexicon
+from adaptive_jax.interop.convert import read_checkpoint
+from adaptive_jax.interop.converter import Checkpoint
+from adaptive_jax.interop.fairseq import config_of, parameters_of
+from adaptive_jax.interop.words import read_dictionary
+from adaptive_jax.model.language_model import LanguageModel, build
+from adaptive_jax.outputs.softmax import Loss
+from tests.reference import sets
+
+FAIRSEQ = sets.code("fairseq")
+PAD = 1  # fairseq's id of padding; here it is a word like others
+
+
+class ReleasedSoftmax(Softmax):
+    """The released criterion with its fault: of word cutoff + 1 of every tail, only the head's term
+    counts.
+
+    It compares its padding id, 1, with ids that are counted within each cluster.
+    """
+
+    def loss(self, hidden, targets, weights, row_ids=None, *, train=False):
+        if not self.clusters:
+            return super().loss(hidden, targets, weights, row_ids, train=train)
+        bands = self.table.bands()
+        starts = np.cumsum([len(band.table) for band in bands[:-1]])
+        hit = jnp.stack([targets == start + 1 for start in starts], axis=-1)
+        total, _ = super().loss(
+            hidden, targets, jnp.where(hit.any(axis=-1), 0.0, weights), row_ids, train=train
+        )
+        head = jax.nn.log_softmax(hidden @ jnp.concatenate([bands[0].table, self.clusters.table]).T)
+        of_head = jnp.sum(hit * head[..., starts[0] :], axis=-1)
+        return Loss(total - jnp.sum(weights * of_head), self.nll(hidden, targets))
+
+
+def released(model):
+    return LanguageModel(model.input, model.body, ReleasedSoftmax(model.output.table))
+
+
+class Tied(nn.Module):
+    """An adaptive input and an adaptive softmax on its table."""
+
+    input: nn.Module
+    share_projections: bool
+    kind: type = Softmax
+
+    def setup(self):
+        table = TiedTable(self.input, self.input.features, self.share_projections)
+        self.softmax = self.kind(table)
+
+
+def softmax_of(settings, kind=Softmax):
+    """The module, a function that calls its softmax, and where each reference weight goes: name
+    to (path, transposed).
+    """
+    cutoffs = tuple(cut for cut in settings["cutoff"] if cut < settings["vocab_size"])
+    shape = {
+        "vocabulary_size": settings["vocab_size"],
+        "features": settings["input_dim"],
+        "cutoffs": cutoffs,
+        "factor": settings["factor"],
+    }
+    bands = range(len(cutoffs) + 1)
+    places = {}
+    if settings["tied_embedding"]:
+        places["softmax.head.class_proj.weight"] = (("softmax", "clusters"), False)
+        for i in bands:
+            places[f"input.embeddings.{i}.0.weight"] = (("input", f"table_{i}"), False)
+            places[f"input.embeddings.{i}.1.weight"] = (("input", f"projection_{i}"), True)
+            if i and not settings["tie_proj"]:
+                places[f"softmax.tail.{i - 1}.0.weight"] = (
+                    ("softmax", "table", f"projection_{i}"),
+                    False,
+                )
+        tied = Tied(AdaptiveInput(**shape), settings["tie_proj"], kind)
+        return tied, lambda m: m.softmax, places
+    for i in bands[1:]:
+        places[f"softmax.tail.{i - 1}.0.weight"] = (("table", f"projection_{i}"), False)
+        places[f"softmax.tail.{i - 1}.2.weight"] = (("table", f"table_{i}"), False)
+    return kind(OwnTable(**shape)), lambda m: m, places
+
+
+def placed(weights, places):
+    """Reference arrays as a tree of our parameters."""
+    tree = {}
+    for name, (path, transposed) in places.items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = jnp.asarray(weights[name].T if transposed else weights[name])
+    return tree
+
+
+def head_split(weights, cutoff):
+    """An untied reference head holds the words of band 0 and then the clusters; here they are
+    two arrays.
+    """
+    return {
+        "table": {"table_0": jnp.asarray(weights[:cutoff])},
+        "clusters": jnp.asarray(weights[cutoff:]),
+    }
+
+
+class Converted(NamedTuple):
+    """A checkpoint of fairseq and what it is here."""
+
+    checkpoint: Checkpoint
+    config: dict
+    model: LanguageModel
+    variables: dict
+
+
+@functools.cache
+def converted(path):
+    (_, checkpoint), vocabulary = read_checkpoint(path), read_dictionary(FAIRSEQ.path("dict.txt"))
+    config = config_of(checkpoint.options, checkpoint.state, len(vocabulary))
+    model = build(config, len(vocabulary))
+    params = jax.tree.map(jnp.asarray, parameters_of(checkpoint.state, config))
+    return Converted(
+        checkpoint,
+        config,
+        model,
+        {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())},
+    )
+
+
+def inner_states(model, variables, batch):
+    """`[layers + 1, rows, time, features]`: the input of the blocks, and the output of each."""
+    vectors = model.apply(variables, batch.inputs, method=lambda m, tokens: m.input(tokens))
+    time, features = vectors.shape[1:]
+    states, params = (
+        [vectors * features**0.5 + sinusoids(jnp.arange(time), features)[None]],
+        variables["params"],
+    )
+    for layers in range(1, model.body.layers + 1):
+        first = LanguageModel(
+            model.input, model.body.clone(layers=layers, final_norm=False), model.output
+        )
+        blocks = jax.tree.map(lambda a, n=layers: a[:n], params["body"]["blocks"])
+        states.append(
+            first.apply(
+                variables | {"params": params | {"body": {"blocks": blocks}}},
+                batch,
+                method="hidden",
+            )[0]
+        )
+    return jnp.stack(states)
+
+
+@functools.cache
+def numbers_of(model):
+    """A compiled function of variables and a batch: by fairseq's names, what it recorded."""
+
+    # Optimising the programs would take longer than it saves: each runs twice.
+    @jax.jit
+    def numbers(variables, batch):
+        def criterion(params):
+            return released(model).apply(variables | {"params": params}, batch)[0]
+
+        (total, nll), gradient = jax.value_and_grad(criterion, has_aux=True)(variables["params"])
+        positions = jnp.broadcast_to(jnp.arange(batch.inputs.shape[1])[None], batch.inputs.shape)
+        return {
+            "inner_states": inner_states(model, variables, batch),
+            "log_prob": model.apply(variables, batch, positions, method="log_probs"),
+            "token_log_prob": -nll,
+            "criterion_loss_sum": total,
+            "gradients": gradient,
+        }
+
+    return numbers
+
+
+def move_empty_character(gradients, state):
+    """Row 0 of these characters is not zero, so a filter's bias here holds its response to it:
+    db' = db, dw' = dw - db x row.
+    """
+    source = "decoder.embed_tokens"
+    empty = state[f"{source}.char_embeddings.weight"][0]
+    assert empty.all()
+    for i in range(sum("convolutions" in name and "bias" in name for name in gradients)):
+        weight, bias = (
+            gradients[f"{source}.convolutions.{i}.{kind}"] for kind in ("weight", "bias")
+        )
+        gradients[f"{source}.convolutions.{i}.weight"] = (
+            weight - bias[:, None, None] * empty[None, :, None]
+        )
+
+
+def cycles_until(steps, warmup, period):
+    """How many cycles, each twice as long as the one before it, so many updates need."""
+    return max(1, math.ceil(math.log2(max(0, steps - warmup) / period + 1)))
+
+
+def with_training(config, case):
+    """The config with the optimizer and the schedule of a trajectory."""
+    rates = case["lr_scheduler"]
+    warmup, period = rates["warmup_updates"], int(rates["lr_period_updates"])
+    cycles = cycles_until(case["steps"], warmup, period)
+    optimizer = {"name": "nag", "momentum": case["momentum"], "clip_norm": case["clip_norm"]}
+    schedule = {
+        "name": "cosine_cycles",
+        "warmup_from": rates["warmup_init_lr"],
+        "warmup_steps": warmup,
+        "cycle_steps": period,
+        "cycles": cycles,
+        "shrink": rates["lr_shrink"],
+    }
+    [optimizer["learning_rate"]], schedule["min_learning_rate"] = rates["lr"], rates["min_lr"]
+    steps = warmup + period * (2**cycles - 1)
+    return resolve(config | {"steps": steps, "optimizer": optimizer, "schedule": schedule})

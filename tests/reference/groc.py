@@ -1,0 +1,307 @@
+"""GroC's public code as its reference numbers give it: words, parameters, dropout and tables."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from adaptive_jax.bodies.lstm import State, Weights, lstm
+from adaptive_jax.inputs import groc, letters
+from adaptive_jax.inputs.adaptive import AdaptiveInput
+from adaptive_jax.inputs.char_cnn import CharacterCNN
+from adaptive_jax.inputs.groc import GroC, sum_of_rows
+from adaptive_jax.inputs.lookup import Lookup
+from adaptive_jax.numerics import dropout
+from adaptive_jax.numerics.layers import ACTIVATIONS
+from adaptive_jax.outputs.computed import AssembledTable, ComposedTable, MappedTable
+from tests.reference import sets
+
+GROC = sets.code("groc")
+STRIDES = (1, 1, 2, 3, 4, 5)
+
+
+def cases(file, keep=lambda case: True):
+    """Names of the cases of a file whose settings `keep` keeps."""
+    return [name for name, case in GROC.about(file)["cases"].items() if keep(case)]
+
+
+def hurried(function, *arguments):
+    """Each of these programs runs once."""
+    return jax.jit(function).lower(*arguments).compile()(*arguments)
+
+
+def of_code(arrays):
+    """Parameters of the public code's encoder, or their gradients, by our names."""
+    plain = {"char_emb": "characters", "char_linear": "projection", "comb_lin": "map"}
+    ours = {}
+    for name, array in arrays.items():
+        parts = name.strip("_").split(".")
+        matrix = parts[-1] == "weight"
+        if parts[0] == "char_network":
+            ours[f"filter_{'' if matrix else 'bias_'}{parts[1]}"] = array.T
+        elif parts[0] == "char_highways":
+            ours[f"highway_{'' if matrix else 'bias_'}{parts[2]}"] = array.T
+        elif parts[0] in plain:
+            same = plain[parts[0]] + ("" if matrix else "_bias")
+            ours[same] = array if same == "characters" else array.T
+    return ours
+
+
+def params_of(file, case):
+    """The parameters of a case by the public code's names, which cases share."""
+    homes, stored = GROC.settings(file, case)["param_from"], GROC.arrays(file)
+    return {name: stored[f"{home}/param/{name}"] for name, home in homes.items()}
+
+
+def filters_of(settings):
+    """Filters, of which the files name the widths where they are not 1, 2, 3 …"""
+    counts = settings["conv_counts"]
+    widths = settings.get("conv_widths", range(1, len(counts) + 1))
+    return tuple(zip(widths, counts, strict=True))
+
+
+def encoder_of(words, settings):
+    """The layer with the settings of a case."""
+    highways = 0 if settings.get("char_nohighways") else settings["hdepth"]
+    return GroC(
+        words,
+        settings["emsize"],
+        lexicon="given",
+        mean="most",
+        width=settings["char_emsize"],
+        filters=filters_of(settings),
+        strides=tuple(settings.get("conv_strides", STRIDES)),
+        length=settings["max_charlen"],
+        activation=settings["char_activation"],
+        highway_layers=highways,
+        combine="concat" if settings["combine"] == "concat" else "add",
+        relations=settings.get("max_rellen", 3) if settings["rel_emb"] else 0,
+        definition=settings.get("max_deflen", 10) if settings["def_emb"] else 0,
+    )
+
+
+def rows(table, chunk):
+    """A table of word ids as ours: -1 for no word; the last of each chunk of words has none, as
+    in the public code.
+    """
+    ids = np.where(table == len(table) - 1, -1, table).astype(np.int32)
+    ids[[*range(chunk - 1, len(ids), chunk), -1]] = -1
+    return {"words": ids[:-1]}
+
+
+def misread(characters, read):
+    """What the public code's convolutions see, `[words, columns, width]`, in the place of
+    `letters.letter_vectors`: it takes the numbers `[columns, width]` of a word's letters for
+    `[width, columns]` ones, without transposing them.
+    """
+    words, columns, width = *read.shape, characters.shape[1]
+    return characters[read].reshape(words, width, columns).transpose(0, 2, 1)
+
+
+@pytest.fixture
+def as_the_code(monkeypatch):
+    """Filters see letters as in the public code, which puts padding in the middle."""
+    monkeypatch.setattr(letters, "letter_vectors", misread)
+    monkeypatch.setattr(groc, "SHORT", ())
+    monkeypatch.setattr(CharacterCNN._encode, "__defaults__", ((),))
+
+
+def spelt(ids):
+    """Letters in the public code's order of words."""
+    return {
+        "letters": ids.astype(np.int16),
+        "lengths": np.full(len(ids), ids.shape[1], np.int32),
+        "row_of_word": np.arange(len(ids), dtype=np.int32),
+    }
+
+
+def lexicon_of(settings):
+    """The words of `encoder`, spelt, and their lists, as a layer reads them."""
+    tables = GROC.arrays("encoder", "tables/")
+    lists = {name: rows(tables[name], settings["div"]) for name in ("relations", "definitions")}
+    return {"spelling": spelt(tables["char_ids"][:-1])} | lists
+
+
+def needed(given, model):
+    """What the layer reads of a lexicon."""
+    return {name: given[name] for name in model.lexicon_spec}
+
+
+def highway(x, weight, bias, activation):
+    """allennlp's highway layer: the first half of the map is the candidate, the second the gate."""
+    candidate, gate = jnp.split(x @ weight.T + bias[None], 2, axis=-1)
+    gate = jax.nn.sigmoid(gate)
+    return gate * x + (1 - gate) * ACTIVATIONS[activation](candidate)
+
+
+def sequence(x, weights, start=None):
+    """torch's LSTM on `x [time, rows, features]`: what it gives, and its last state."""
+    recurrent = weights["weight_hh_l0"].T
+    if start is None:
+        start = [jnp.zeros((x.shape[1], len(recurrent)), x.dtype)] * 2
+    bias = weights["bias_ih_l0"] + weights["bias_hh_l0"]
+    given = Weights(weights["weight_ih_l0"].T, recurrent, bias)
+    hidden, after = lstm(x.swapaxes(0, 1), given, State(*start))
+    return hidden.swapaxes(0, 1), after
+
+
+def forms(params, settings, tables, asked=None, part=None):
+    """Word vectors from surface vectors of ours and, where this project has no such layer, plain
+    sums: they are multiplied, or a network runs over the words of definitions, or only a part of
+    the vocabulary or of a batch is asked for.
+
+    asked: ids of a batch of tokens. part: first word and end of a range. Either spells the empty
+        word by its letters, and a range gives its last word a surface of zeros; without them, the
+        empty word is zeros, and so are forms of the last word of each chunk.
+    """
+    words, whole = len(tables["char_ids"]), asked is None and part is None
+    plain = settings | {"rel_emb": False, "def_emb": False}
+    encoder = encoder_of(words, plain)
+    given = {"params": of_code(params), "lexicon": {"spelling": spelt(tables["char_ids"])}}
+    surfaces = encoder.apply(given, method="bands")[0].table
+    ids = np.arange(words) if asked is None else np.asarray(asked).ravel()
+    ids = ids if part is None else ids[slice(*part)]
+    if whole:
+        surfaces = surfaces.at[-1].set(0)
+    own = surfaces[ids]
+    parts = [own.at[-1].set(0) if part else own]
+    for name, wanted in ("relations", "rel_emb"), ("definitions", "def_emb"):
+        if settings[wanted]:
+            parts.append(listed(params, settings, surfaces, tables[name][ids]))
+            if whole:
+                ends = [*range(settings["div"] - 1, words, settings["div"]), words - 1]
+                parts[-1] = parts[-1].at[np.array(ends)].set(0)
+    if settings["combine"] == "concat":
+        kernel, bias = (params[f"_comb_lin.{kind}"] for kind in ("weight", "bias"))
+        made = jnp.concatenate(parts, axis=1) @ kernel.T + bias[None]
+    else:
+        made = functools.reduce(
+            jnp.multiply if settings["combine"] == "multiply" else jnp.add, parts
+        )
+    return made[:-1] if whole else made
+
+
+def listed(params, settings, surfaces, places):
+    """The mean of the vectors of words in lists, over as many as a list can have."""
+    most, network = places.shape[1], "_definition_network."
+    if settings["defenc"] == "highway":
+        layer = [params[f"{network}_layers.0.{kind}"] for kind in ("weight", "bias")]
+        surfaces = highway(surfaces, *layer, settings["char_activation"])
+    if settings["defenc"] == "lstm":
+        inner = {n.removeprefix(network): a for n, a in params.items() if n.startswith(network)}
+        return sequence(surfaces[places], inner)[0].sum(axis=1) / most
+    return sum_of_rows(surfaces, jnp.asarray(places, jnp.int32)) / most
+
+
+def asked_of(settings, arrays):
+    """The tokens or the range of words that a case asks for."""
+    part = re.match(r"rows \((\d+), (\d+)\)", settings["call"])
+    return arrays.get("tokens"), tuple(map(int, part.groups())) if part else None
+
+
+def is_ours(settings):
+    """Whether a layer of this project makes the vectors of a case."""
+    whole = settings["call"].startswith("whole")
+    return whole and not settings["defenc"] and settings["combine"] in ("add", "concat")
+
+
+def masks_in(settings, arrays):
+    """Masks in the order that a table asks for them, chunk by chunk of words; that of what predicts
+    biases, or None. The public code draws those of its LSTM between.
+    """
+    kinds = [each["kind"] for each in settings["masks_in_call_order"]]
+    masks = [arrays[f"mask_{i}"].squeeze() > 0 for i in range(len(kinds))]
+    of_bias = masks.pop() if kinds and kinds[-1] == "bias_drop" else None
+    first = int(bool(masks) and settings["output_dropout"] > 0)
+    inner = settings["nlayers"] - 1
+    between = sum(settings[name] > 0 for name in ("dropouti", "dropout"))
+    between += inner * (settings["dropouth"] > 0)
+    maps = masks[first + between :]
+    depth = layers_of(settings)
+    assert len(maps) % depth == 0 if depth else not maps
+    chunks = [maps[i : i + depth] for i in range(0, len(maps), depth or 1)] or [[]]
+    return [masks[:first] + chunk for chunk in chunks], of_bias
+
+
+def layers_of(settings):
+    """How many maps the output network has."""
+    if settings["bilinear"]:
+        return 1
+    return settings["joint_emb_depth"] if settings["joint_emb"] else 0
+
+
+def table_of(settings, params, vectors):
+    """Our table with the settings of a case, its parameters, and what it reads; `vectors` are those
+    that the input makes of words.
+    """
+    train, width, words = settings["mode"] == "train", settings["emsize"], settings["vocabulary"]
+    rate = settings["output_dropout"] if train else 0.0
+    how = {"bias": "predicted" if settings["predict_bias"] else "own"}
+    own = [name for name in params if name.startswith("_decoder.") and name != "_decoder.bias"]
+    home = "_decoder" if own else "_lookup"
+    if settings["adaptiveoutputs"] or settings["adaptiveoutputs_tied"]:
+        cuts = tuple(map(int, re.findall(r"\d+", settings["adaptivecutoffs"])))
+        table = AssembledTable(AdaptiveInput(words, width, cuts), width, dropout=rate, **how)
+        ours = {"source": adaptive_of(params, home)}
+    elif settings["cnnsoftmax"]:
+        shape = settings["char_emsize"], filters_of(settings), settings["hdepth"]
+        letters = settings["max_charlen"], STRIDES, settings["char_activation"], "elmo"
+        cnn = CharacterCNN(words, width, *shape, *letters)
+        table = ComposedTable(cnn, width, correction=settings["cnncorr"] or 0, **how)
+        ours = corrections_of(params)
+    else:
+        how |= {"form": "bilinear" if settings["bilinear"] else "residual", "dropout": rate}
+        how |= {"depth": layers_of(settings)} if not settings["bilinear"] else {}
+        how |= {"layer_dropout": settings["joint_dropout"] if train else 0.0}
+        table = MappedTable(
+            Lookup(words, width), width, activation=settings["joint_emb_activation"].lower(), **how
+        )
+        plain = params.get(f"{home}.weight") if vectors is None else vectors
+        ours = {"source": {"table": plain}}
+    return table, ours | outer_of(params)
+
+
+def adaptive_of(params, home):
+    """Bands of an adaptive embedding as `AdaptiveInput` has them."""
+    ours = {}
+    for name, array in params.items():
+        if name.startswith(f"{home}.emb"):
+            _, kind, band, *_ = name.split(".")
+            ours[f"{'table' if kind == 'emb_layers' else 'projection'}_{band}"] = (
+                array if kind == "emb_layers" else array.T
+            )
+    return ours
+
+
+def corrections_of(params):
+    """The CNN of a `ComposedTable`, and the corrections where there are any."""
+    ours = {"cnn": of_code({name: a for name, a in params.items() if name.startswith("_char")})}
+    if "_cnnsoftmax_M.weight" in params:
+        ours["corrections"] = params["_cnnsoftmax_correction.weight"]
+        ours["correction_map"] = params["_cnnsoftmax_M.weight"].T
+    return ours
+
+
+def outer_of(params):
+    """Biases, and the maps of an output network."""
+    ours = {}
+    if "_bias.bias" in params:
+        ours |= {"bias": params["_bias.bias"][0], "bias_weights": params["_bias.weight"].T}
+    elif "_bias.weight" in params:
+        ours |= {"bias": params["_bias.weight"][0]}
+    elif "_decoder.bias" in params:
+        ours |= {"bias": params["_decoder.bias"]}
+    for name, array in params.items():
+        if name.startswith("_output_network"):
+            _, layer, kind = name.split(".")
+            ours[f"kernel_{'' if kind == 'weight' else 'bias_'}{layer}"] = array.T
+    return ours
+
+
+def in_order(monkeypatch, chunks):
+    """Dropout keeps what these masks say, in the order of the calls."""
+    masks = iter([mask for chunk in chunks for mask in chunk])
+    monkeypatch.setattr(dropout, "keep_mask", lambda *_: next(masks))

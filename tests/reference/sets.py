@@ -1,0 +1,133 @@
+"""The reference numbers that the papers' public code computed, and which of them a test has read.
+
+The environment variable REFERENCE names their folder; without it, it is `../shared/reference`. It
+has a folder for each public code, in which `X.json` has the settings of the cases of `X`, and
+`X.npz` their arrays, as its README says. Another set of the same format runs unchanged: tests take
+names of cases and sizes from the files.
+"""
+
+import fnmatch
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BESIDE = Path(__file__).parents[3] / "shared" / "reference"
+RAN = set()  # the tests of tests/reference that this process has begun
+
+
+class Arrays(Mapping):
+    """The arrays whose names begin with `start`, by the rest of their names; those that are taken
+    count as read.
+    """
+
+    def __init__(self, stored, read, start=""):
+        self.stored, self.read, self.start = stored, read, start
+
+    def __getitem__(self, name):
+        array = self.stored[self.start + name]
+        self.read.add(self.start + name)
+        return array
+
+    def __contains__(self, name):
+        return self.start + name in self.stored
+
+    def __iter__(self):
+        return (key[len(self.start) :] for key in self.stored if key.startswith(self.start))
+
+    def __len__(self):
+        return sum(1 for _ in self)
+
+    def under(self, start):
+        """Of these, the arrays whose names begin with `start`."""
+        return Arrays(self.stored, self.read, self.start + start)
+
+
+class Code:
+    """The files of one public code."""
+
+    def __init__(self, folder):
+        self.folder, self.stored = folder, {}
+        self.files, self.taken, self.read = set(), set(), {}
+
+    def about(self, file):
+        """All that `file.json` says."""
+        name = f"{file}.json"
+        self.files.add(name)
+        if name not in self.stored:
+            self.stored[name] = json.loads((self.folder / name).read_text())
+        return self.stored[name]
+
+    def cases(self, file, entry="cases"):
+        """Names of the cases of a file, or their numbers where it lists them."""
+        cases = self.about(file).get(entry, [])
+        return list(cases) if isinstance(cases, dict) else list(range(len(cases)))
+
+    def settings(self, file, case, entry="cases"):
+        """The settings of a case, which count as read."""
+        self.taken.add((file, entry, case))
+        return self.about(file)[entry][case]
+
+    def arrays(self, file, start=""):
+        """The arrays of `file.npz` whose names begin with `start`, as `Arrays`."""
+        return Arrays(self._stored(file), self.read.setdefault(file, set()), start)
+
+    def _stored(self, file):
+        name = f"{file}.npz"
+        self.files.add(name)
+        if name not in self.stored:
+            with np.load(self.folder / name) as stored:
+                self.stored[name] = dict(stored)
+        return self.stored[name]
+
+    def path(self, name):
+        """The path of another file, which counts as read."""
+        self.files.add(name)
+        return self.folder / name
+
+    def named(self, pattern):
+        """Names without their ending of the files that the pattern matches."""
+        return sorted(path.stem for path in self.folder.glob(pattern))
+
+    def unread(self, left_out=(), lists=()):
+        """What no test has read, by name: files, cases, arrays.
+
+        left_out: patterns of names that no test reads, and why. lists: entries `file/entry` that
+            are cases too.
+        """
+        files = {path.name for path in self.folder.iterdir()} - {"README.md"} - self.files
+        names = sorted(files)
+        entries = [(f"{path.stem}", "cases") for path in self.folder.glob("*.json")]
+        for file, entry in entries + [tuple(each.split("/")) for each in lists]:
+            for case in self.cases(file, entry):
+                if (file, entry, case) not in self.taken:
+                    names.append(f"{file}/{case}" if entry == "cases" else f"{file}/{entry}/{case}")
+        for file in self.named("*.npz"):
+            read = self.read.get(file, set())
+            names += [f"{file}/{key}" for key in self._stored(file) if key not in read]
+        return [n for n in names if not any(fnmatch.fnmatchcase(n, each) for each in left_out)]
+
+
+def code(name):
+    """The files of a public code; skips the module that asks where there are none."""
+    given = os.environ.get("REFERENCE")
+    folder = Path(given) if given else BESIDE
+    if not given and not folder.is_dir():
+        pytest.skip("needs the reference numbers: REFERENCE=FOLDER", allow_module_level=True)
+    if not (folder / name).is_dir():
+        raise NotADirectoryError(f"REFERENCE must name a folder that has {name!r}, got {folder}")
+    return Code(folder / name)
+
+
+def assert_all_is_read(code, request, left_out, lists=()):
+    """Fails with the names of what no test of the module has read, if all its tests have run."""
+    others = [item for item in request.session.items if item.path == request.path]
+    ran = {item.nodeid for item in others} - {request.node.nodeid} <= RAN
+    defined = {name for name in vars(request.module) if name.startswith("test_")}
+    if not ran or defined - {item.function.__name__ for item in others}:
+        pytest.skip("needs all tests of its file, in one process")
+    unread = code.unread(left_out, lists)
+    assert not unread, f"{len(unread)} read by no test: " + ", ".join(unread)
