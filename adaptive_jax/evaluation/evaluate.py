@@ -21,7 +21,7 @@ from adaptive_jax.evaluation.open_words import TRAIN, UNIFORM, extended, seen_an
 from adaptive_jax.evaluation.options import Option, check_options
 from adaptive_jax.evaluation.results import MEASURED, print_result, write
 from adaptive_jax.evaluation.runs import Run, SavedRun
-from adaptive_jax.evaluation.scoring import Evaluation, summary
+from adaptive_jax.evaluation.scoring import Evaluation, composed, summary
 from adaptive_jax.evaluation.unseen import describe_words
 from adaptive_jax.parallel import hosts
 from adaptive_jax.parallel.progress import Bar
@@ -125,13 +125,16 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         except InputError as error:
             raise InputError(f"--method={request.method} reads a train text: {error}") from error
 
+    tables = functools.cache(functools.partial(composed, run, ids))
     results = []
     for each, cut in zip(requests, windows, strict=True):
         one_row = cut.layout == "streams" or METHODS[request.method].one_row
         rows = request.rows or (1 if one_row else rows_to_score(config, cut.window) * run.mesh.size)
         cut = cut._replace(rows=rows)
         progress = functools.partial(_bar, each.context)
-        job = Evaluation(workdir, run, ids, cut, uniform, request.down_weight, train, progress)
+        job = Evaluation(
+            workdir, run, ids, cut, uniform, request.down_weight, train, progress, tables
+        )
         start = time.perf_counter()
         with _memory_errors(cut):
             chosen, found, nll = _best(score, job)

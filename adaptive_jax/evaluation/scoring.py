@@ -59,6 +59,7 @@ def scores(
     settings: Windows,
     options: ScoreOptions = PLAIN,
     progress: Progress = lambda batches, count: batches,
+    composed_once: tuple | None = None,
 ) -> Iterator[Scored]:
     """Scores every token of a split once, a batch of windows at a time.
 
@@ -74,6 +75,7 @@ def scores(
     Args:
         ids: int32 `[tokens]`.
         settings: see `Windows`; `multiple` is set to the number of devices.
+        composed_once: what `composed(run, ids)` returned, where a split is scored several times.
 
     Yields:
         Batches in order. Where the model gives no number, the nll is infinite, as is that of words
@@ -85,7 +87,7 @@ def scores(
     check_windows(settings)
     settings = as_stream(run.model, settings._replace(multiple=run.mesh.size), len(ids))
     count, batches = windows(ids, run.vocabulary.eos, settings)
-    tables, rows = composed(run, ids)
+    tables, rows = composed_once or composed(run, ids)
 
     def given(batch):
         inputs = batch.batch.inputs
@@ -179,15 +181,16 @@ def score_split(
     settings: Windows,
     progress: Progress,
     options: ScoreOptions = PLAIN,
+    composed_once: tuple | None = None,
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """What `scores` yields, in the order of the split.
+    """What `scores` yields, in the order of the split; arguments as there.
 
     Returns:
         The nll, float32 `[tokens]` in nats, NaN for tokens of no example, the empty lines of
         "complete_doc"; and, if asked for, hidden states `[tokens, features]`, zeros for those.
     """
     nll, hidden = np.full(len(ids), np.nan, np.float32), None
-    for scored in scores(run, ids, settings, options, progress):
+    for scored in scores(run, ids, settings, options, progress, composed_once):
         nll[scored.at] = scored.nll
         if options.hidden:
             hidden = (
@@ -209,6 +212,7 @@ class Evaluation(NamedTuple):
         train: `train(None)` gives the ids of the train split, `train(directory)` those of another
             train.txt.
         progress: `progress(what)` shows how far something is.
+        tables: `tables()` is what `composed(run, ids)` returns, computed once.
     """
 
     workdir: Path
@@ -219,6 +223,7 @@ class Evaluation(NamedTuple):
     down_weight: float
     train: Callable[[str | None], np.ndarray]
     progress: Callable[[str], Progress]
+    tables: Callable[[], tuple]
 
     def score(self, hidden: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """The model's own scores as `with_uniform` returns them, and hidden states if asked for,
@@ -226,7 +231,8 @@ class Evaluation(NamedTuple):
         """
         options = ScoreOptions(hidden, self.down_weight)
         progress = self.progress("scoring")
-        nll, states = score_split(self.run, self.ids, self.windows, progress, options)
+        tables = self.tables()
+        nll, states = score_split(self.run, self.ids, self.windows, progress, options, tables)
         return self.with_uniform(nll), states
 
     def with_uniform(self, nll: np.ndarray) -> np.ndarray:

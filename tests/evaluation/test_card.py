@@ -144,7 +144,8 @@ def test_scores_that_are_not_finite():
     probability 0.
     """
     run = Run(None, {}, {}, None, WORDS, {"dtype": "bfloat16"}, 40, num_new_words=1)
-    job = Evaluation(Path(), run, np.array([0, 5, 1, 2, 3], np.int32), None, 0.0, 1.0, None, None)
+    ids = np.array([0, 5, 1, 2, 3], np.int32)
+    job = Evaluation(Path(), run, ids, None, 0.0, 1.0, None, None, None)
     with pytest.raises(
         InputError,
         match=(
@@ -174,10 +175,17 @@ def test_a_run_of_damaged_parameters(workdir, monkeypatch):
     assert not list(workdir.glob("eval/test-10-*"))
 
 
-def test_several_contexts(workdir):
-    """Each is what it is alone; the losses of its tokens lie beside it."""
+def test_several_contexts(workdir, monkeypatch):
+    """Each is what it is alone; the losses of its tokens lie beside it. Word vectors are composed
+    once for all, which takes most of the time of a model that composes them.
+    """
     request = Request("validation", checkpoint="latest", context=12)
-    one, results = evaluate(workdir, request), evaluate_contexts(workdir, request, (0, 12, 0))
+    one, times, compose = evaluate(workdir, request), [], evaluation.composed
+    monkeypatch.setattr(
+        evaluation, "composed", lambda run, ids: times.append(0) or compose(run, ids)
+    )
+    results = evaluate_contexts(workdir, request, (0, 12, 0))
+    assert len(times) == 1
     assert [result["settings"]["context"] for result in results] == [0, 12]
     assert {**results[1], "seconds": 0} == {**one, "seconds": 0}
     nll = np.load(workdir / "eval" / "validation-16-12-240.npy")
