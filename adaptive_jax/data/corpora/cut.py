@@ -68,7 +68,7 @@ def cut(
     counts = {}
     with new_directory(output) as directory:
         for split, stream, most in zip(SPLITS, streams, lines or words, strict=True):
-            part = list(itertools.islice(stream, most) if lines else _first(stream, most))
+            part = list(itertools.islice(stream, most) if lines else first_words(stream, most))
             if not part:
                 raise InputError(
                     f"{source} has no text left for the {split} split: give a longer text, or"
@@ -89,7 +89,7 @@ def _check_new(output: Path) -> None:
         raise InputError(f"--output={output} exists already: give a new directory, or remove it")
 
 
-def _first(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
+def first_words(stream: Iterator[bytes], words: int) -> Iterator[bytes]:
     """Whole lines from the stream until they have `words` words, `<eos>` included."""
     for line in stream:
         words -= len(line.split()) + 1

@@ -6,7 +6,7 @@ To add a corpus, add an entry here and a file to configs/.
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -76,6 +76,10 @@ class Published:
             raise InputError(f"data.corpus={name} {self.absent}")
         downloads = folder / "downloads"
         files = [download(address, downloads, digest) for address, digest in self.addresses.items()]
+        return self.splits(files)
+
+    def splits(self, files: Sequence[Path]) -> dict[str, Text]:
+        """The splits of the files at `addresses`, downloaded."""
         if len(files) == 1:
             return archived_texts(files[0], self.patterns)
         return {split: Text((file,)) for split, file in zip(SPLITS, files, strict=True)}

@@ -1,0 +1,170 @@
+"""Corpora as data sets of tensorflow-datasets, for programs of other people.
+
+    import adaptive_jax.data.corpora.tfds_builders
+    source = tfds.data_source(
+        "wikitext2", split="train", builder_kwargs={"file_format": "array_record"}
+    )
+    source[1]["text"]  # b" = Valkyria Chronicles III = "
+
+Importing this module registers `penn_treebank`, `wikitext2`, `wikitext103` and `billion_word`,
+which are downloaded from the addresses of `known.CORPORA` and checked against their SHA-256, and
+`europarl` and `news_crawl2007`, whose files lie in the `manual_dir` of tensorflow-datasets. A
+record is a line, in the order of the text but for `europarl`. `tfds.data_source` with array_record
+needs no TensorFlow; `tfds.load` does. Training in this project reads no records of these: it makes
+ids from text, which is many times as fast.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from adaptive_jax.data.corpora.corpus import SPLITS
+from adaptive_jax.data.corpora.cut import WORDS, first_words
+from adaptive_jax.data.corpora.known import CORPORA
+from adaptive_jax.data.corpora.text import Text
+from adaptive_jax.errors import InputError, of_extra_train
+
+with of_extra_train():
+    import tensorflow_datasets as tfds
+
+HELD_OUT = 0.01  # of Europarl's lines, half to validate and half to test
+
+
+class _Lines(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    """A data set of lines; `CITATION` and `HOMEPAGE` are shown in its info."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    CITATION = HOMEPAGE = ""
+    SHUFFLED = False  # whether tensorflow-datasets shuffles the lines, always alike
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=self.__doc__,
+            features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+            homepage=self.HOMEPAGE,
+            citation=self.CITATION,
+            disable_shuffling=not self.SHUFFLED,
+        )
+
+    def _split_generators(self, dl_manager):
+        lines = self._lines(dl_manager)
+        return {split: self._generate_examples(lines[split]) for split in SPLITS}
+
+    def _generate_examples(self, lines):
+        for number, line in enumerate(lines):
+            yield number, {"text": line.removesuffix(b"\n")}
+
+    def _lines(self, dl_manager) -> Mapping[str, Iterable[bytes]]:
+        known = CORPORA[self.name]
+        files = [*map(Path, dl_manager.download(list(known.addresses)))]
+        for file, (address, digest) in zip(files, known.addresses.items(), strict=True):
+            with file.open("rb") as data:
+                found = hashlib.file_digest(data, "sha256").hexdigest()
+            if found != digest:
+                raise InputError(
+                    f"{address} must have the SHA-256 {digest}, got {found}: delete {file} and"
+                    f" {file.name}.INFO, and try again"
+                )
+        return {split: text.lines() for split, text in known.splits(files).items()}
+
+
+class PennTreebank(_Lines):
+    """Penn Treebank as language models read it: 0.93M words of the Wall Street Journal, 10,000
+    distinct, lower-cased, without punctuation, numbers as N.
+    """
+
+    HOMEPAGE = "https://catalog.ldc.upenn.edu/LDC99T42"
+    CITATION = """@inproceedings{mikolov2010recurrent,
+  title = {Recurrent neural network based language model},
+  author = {Mikolov, Tom{\\'a}{\\v{s}} and Karafi{\\'a}t, Martin and Burget, Luk{\\'a}{\\v{s}} and
+    {\\v{C}}ernock{\\'y}, Jan and Khudanpur, Sanjeev},
+  booktitle = {Interspeech}, year = {2010}
+}"""
+
+
+class Wikitext2(_Lines):
+    """WikiText-2: 2.1M words of Wikipedia's good articles, 33,278 distinct; a blank line is a
+    line.
+    """
+
+    HOMEPAGE = "https://arxiv.org/abs/1609.07843"
+    CITATION = """@inproceedings{merity2017pointer,
+  title = {Pointer sentinel mixture models},
+  author = {Merity, Stephen and Xiong, Caiming and Bradbury, James and Socher, Richard},
+  booktitle = {International Conference on Learning Representations}, year = {2017}
+}"""
+
+
+class Wikitext103(_Lines):
+    """WikiText-103: 103M words of Wikipedia's good articles, 267,735 distinct."""
+
+    HOMEPAGE, CITATION = Wikitext2.HOMEPAGE, Wikitext2.CITATION
+
+
+class BillionWord(_Lines):
+    """One Billion Word Benchmark, held-out shards 1 (validation) and 0 (test), by which published
+    results are measured. `lm1b` of tensorflow-datasets has other held-out text.
+    """
+
+    HOMEPAGE = "http://www.statmt.org/lm-benchmark/"
+    CITATION = """@inproceedings{chelba2014one,
+  title = {One billion word benchmark for measuring progress in statistical language modeling},
+  author = {Chelba, Ciprian and Mikolov, Tomas and Schuster, Mike and Ge, Qi and Brants, Thorsten
+    and Koehn, Phillipp and Robinson, Tony},
+  booktitle = {Interspeech}, year = {2014}
+}"""
+
+
+class Europarl(_Lines):
+    """English lines of Europarl v7, shuffled, of which a random 1 % is validation and test text in
+    equal parts (Apostoae 2019, section 4.1); cased and not tokenised.
+    """
+
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "one file of English lines, europarl-v7.*en, plain, .gz or .xz"
+    SHUFFLED = True
+    HOMEPAGE = "https://www.statmt.org/europarl/"
+    CITATION = """@inproceedings{koehn2005europarl,
+  title = {Europarl: A parallel corpus for statistical machine translation},
+  author = {Koehn, Philipp}, booktitle = {MT Summit}, year = {2005}
+}"""
+
+    def _lines(self, dl_manager):
+        text = _manual(dl_manager, "europarl-v7.*en*")
+        return {split: _drawn(text, split) for split in SPLITS}
+
+
+class NewsCrawl2007(_Lines):
+    """News Crawl 2007: the first 2 million words to train, the next 2 to validate and 10 to test
+    (Grave et al. 2017; Pappas et al. 2020); cased and not tokenised.
+    """
+
+    MANUAL_DOWNLOAD_INSTRUCTIONS = "news.2007.en.shuffled, plain, .gz or .xz"
+    HOMEPAGE = "https://www.statmt.org/wmt14/translation-task.html"
+
+    def _lines(self, dl_manager):
+        stream = _manual(dl_manager, "news.2007.en.shuffled*").lines()
+        return {
+            split: list(first_words(stream, words))
+            for split, words in zip(SPLITS, WORDS, strict=True)
+        }
+
+
+def _manual(dl_manager, pattern) -> Text:
+    files = sorted(Path(dl_manager.manual_dir).glob(pattern))
+    if len(files) != 1:
+        raise InputError(
+            f"{dl_manager.manual_dir} must have one file {pattern}, got {len(files)}: put it there,"
+            " or give tfds.download.DownloadConfig(manual_dir=DIR)"
+        )
+    return Text((files[0],))
+
+
+def _drawn(text: Text, split: str) -> Iterator[bytes]:
+    draw = random.Random(0)
+    for line in text.lines():
+        place = draw.random() / HELD_OUT
+        drawn = "train" if place >= 1 else "validation" if place < 0.5 else "test"
+        if drawn == split:
+            yield line

@@ -1,0 +1,148 @@
+"""Corpora as data sets of tensorflow-datasets, which download from a server of the test's own."""
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import itertools
+import re
+import sys
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from adaptive_jax.data.corpora import cut, known
+from adaptive_jax.errors import InputError
+
+tfds = pytest.importorskip("tensorflow_datasets")
+tfds_builders = pytest.importorskip("adaptive_jax.data.corpora.tfds_builders")
+
+TEXTS = {"train": b" the cat \n\n sat \xc3\xa9 .", "valid": b"b\nc\n", "test": b"d\n"}
+LINES = {
+    "train": [b" the cat ", b"", " sat \u00e9 .".encode()],
+    "validation": [b"b", b"c"],
+    "test": [b"d"],
+}
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A folder and its address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{httpd.server_port}"
+        httpd.shutdown()
+
+
+def published(name, folder):
+    """Files of the names that the corpus has, with these texts."""
+    files, known_ = [], known.CORPORA[name]
+    if name == "penn_treebank":
+        for pattern, text in zip(known_.patterns, TEXTS.values(), strict=True):
+            files.append(folder / pattern)
+            files[-1].write_bytes(text)
+        return files
+    address = next(iter(known_.addresses))
+    files = [folder / address.rsplit("/", 1)[-1]]
+    members = {
+        f"corpus/{pattern.replace('*', '00001')}": text
+        for pattern, text in zip(known_.patterns, TEXTS.values(), strict=True)
+    }
+    if files[0].suffix == ".zip":
+        with zipfile.ZipFile(files[0], "w") as archive:
+            for member, text in members.items():
+                archive.writestr(member, text)
+    else:
+        with tarfile.open(files[0], "w:gz") as archive:
+            for member, text in members.items():
+                info = tarfile.TarInfo(member)
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text))
+    return files
+
+
+def read(name, folder, split, **config):
+    """The lines of a split; the data set is downloaded into the folder."""
+    source = tfds.data_source(
+        name,
+        data_dir=folder,
+        split=split,
+        builder_kwargs={"file_format": "array_record"},
+        download_and_prepare_kwargs={"download_config": tfds.download.DownloadConfig(**config)},
+    )
+    return [record["text"] for record in source]
+
+
+@pytest.mark.parametrize("name", ["penn_treebank", "wikitext2", "billion_word"])
+def test_lines_are_those_of_the_published_files(name, served, tmp_path, monkeypatch):
+    """Every line in order, blank ones and spaces too, by tensorflow-datasets' public interface
+    and without TensorFlow; a shuffled text would be no text. A damaged file is refused; the
+    message says what to delete.
+    """
+    folder, address = served
+    files = published(name, folder)
+    hashes = {f"{address}/{f.name}": hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+    entry = dataclasses.replace(known.CORPORA[name], addresses=hashes)
+    monkeypatch.setitem(known.CORPORA, name, entry)
+    whole = files[-1].read_bytes()
+    files[-1].write_bytes(whole + b" ")
+    with pytest.raises(InputError, match=r"127.*must have the SHA-256 .*, got .*delete") as error:
+        read(name, tmp_path, "train")
+    damaged = Path(re.search(r"delete (\S+)", str(error.value))[1])
+    for file in damaged, damaged.with_name(f"{damaged.name}.INFO"):
+        file.unlink()
+    files[-1].write_bytes(whole)
+    assert {split: read(name, tmp_path, split) for split in LINES} == LINES
+    assert "tensorflow" not in sys.modules
+    info = tfds.builder(name, data_dir=tmp_path).info
+    assert info.disable_shuffling and info.citation and info.homepage and info.description
+
+
+def test_europarl_from_a_local_file(tmp_path):
+    """Of 4,000 lines some 20 validate and 20 test, no line is in two splits or in none, and
+    another run draws the same ones.
+    """
+    lines = [f"Line {i} ." for i in range(4_000)]
+    manual = tmp_path / "manual"
+    manual.mkdir()
+    (manual / "another").touch()  # or tensorflow-datasets says that it is empty
+    with pytest.raises(InputError, match=r"manual must have one file europarl-v7.\*en\*, got 0"):
+        read("europarl", tmp_path / "a", "train", manual_dir=manual)
+    (manual / "europarl-v7.fr-en.en.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    found = [
+        {split: read("europarl", tmp_path / run, split, manual_dir=manual) for split in LINES}
+        for run in "ab"
+    ]
+    assert found[0] == found[1]
+    drawn = {split: [line.decode() for line in texts] for split, texts in found[0].items()}
+    assert sorted(itertools.chain(*drawn.values())) == sorted(lines)
+    assert drawn["train"] != sorted(drawn["train"], key=lines.index)  # shuffled
+    assert all(10 <= len(drawn[split]) <= 30 for split in ("validation", "test"))
+
+
+def test_news_crawl_is_cut_as_the_command_cuts_it(tmp_path, monkeypatch):
+    """The splits follow each other, whole lines each, as `adaptive_jax cut` writes them."""
+    monkeypatch.setattr(tfds_builders, "WORDS", (4, 3, 5))
+    manual = tmp_path / "manual"
+    manual.mkdir()
+    text = manual / "news.2007.en.shuffled"
+    text.write_text("".join(f"w{i} x\n" for i in range(9)))
+    counts = cut.cut(text, tmp_path / "cut", (4, 3, 5))
+    assert counts == {"train": 6, "validation": 3, "test": 6}
+    for split, name in zip(LINES, TEXTS, strict=True):
+        want = (tmp_path / "cut" / f"{name}.txt").read_bytes().splitlines()
+        assert read("news_crawl2007", tmp_path / "data", split, manual_dir=manual) == want
