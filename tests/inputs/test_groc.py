@@ -1,6 +1,6 @@
 """GroC's word vectors, and a plain twin that reads words one by one.
 
-The numbers of its public code are compared in tests/reference/test_groc.py.
+The numbers of its public code are compared in tests/reference/test_groc_code.py.
 """
 
 import json

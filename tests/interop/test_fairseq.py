@@ -1,6 +1,6 @@
 """Converted models of fairseq give the numbers that fairseq computed with the same weights.
 
-tests/reference/test_fairseq.py compares all the rest that fairseq computed.
+tests/reference/test_fairseq_code.py compares all the rest that fairseq computed.
 """
 
 import dataclasses

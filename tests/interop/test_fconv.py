@@ -1,7 +1,7 @@
 """Converted gated convolutional networks of fairseq score as fairseq scored them:
 tests/fixtures/gcnn, whose files name the cases.
 
-`tests/reference/test_gcnn.py` compares all else that the files have.
+`tests/reference/test_gcnn_code.py` compares all else that the files have.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Tables whose vectors are computed: dropout that an update shares.
 
-The numbers of GroC's public code are compared in tests/reference/test_groc.py.
+The numbers of GroC's public code are compared in tests/reference/test_groc_code.py.
 """
 
 import jax
