@@ -79,10 +79,9 @@ def make_clusters(
                 f"--{flag} does not fit --method={options.method}: leave it out, or use"
                 f" {', '.join(fits)}"
             )
-    if options.cutoffs and options.clusters != defaults["clusters"]:
-        raise InputError(
-            f"--clusters={options.clusters} and --cutoffs are both given: give one of them"
-        )
+    for flag in ("clusters", "factor"):
+        if options.cutoffs and (value := getattr(options, flag)) != defaults[flag]:
+            raise InputError(f"--{flag}={value} and --cutoffs are both given: give one of them")
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
         raise InputError(
@@ -192,6 +191,10 @@ def main() -> None:
     )
     if not output:
         raise InputError("--output is missing: give --output=FILE")
+    if given.config and given.vocabulary and given.output:
+        raise InputError(
+            "--config has no effect with --vocabulary and --output: leave it, or one of these, out"
+        )
     path = Path(output).expanduser()
     if path.exists():
         raise InputError(f"--output={output} exists already: give another file, or remove it")
