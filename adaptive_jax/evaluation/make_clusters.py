@@ -59,7 +59,8 @@ def make_clusters(
     """
     check_known(f"--method={options.method}", options.method, WAYS)
     check_at_least(1, clusters=options.clusters, factor=options.factor)
-    check_at_least(0, seed=options.seed)
+    if not 0 <= options.seed < 1 << 32:
+        raise InputError(f"--seed={options.seed} must be from 0 to 4,294,967,295")
     if options.clusters > len(vocabulary):
         raise InputError(
             f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
