@@ -318,6 +318,8 @@ OTHERS = [
             "--factor does not fit --method=kmeans",
         ),
         ("--clusters=4 --cutoffs=10,20", "--clusters=4 and --cutoffs"),
+        ("--factor=4 --cutoffs=10,20", "--factor=4 and --cutoffs"),
+        ("--config=configs/quickstart.py", "--config has no effect with --vocabulary and --output"),
     ),
     *rows(
         "-m adaptive_jax plan",

@@ -59,7 +59,8 @@ def make_clusters(
     """
     check_known(f"--method={options.method}", options.method, WAYS)
     check_at_least(1, clusters=options.clusters, factor=options.factor)
-    check_at_least(0, seed=options.seed)
+    if not 0 <= options.seed < 1 << 32:
+        raise InputError(f"--seed={options.seed} must be from 0 to 4,294,967,295")
     if options.clusters > len(vocabulary):
         raise InputError(
             f"--clusters={options.clusters} must be at most the {len(vocabulary):,} words of the"
@@ -79,10 +80,9 @@ def make_clusters(
                 f"--{flag} does not fit --method={options.method}: leave it out, or use"
                 f" {', '.join(fits)}"
             )
-    if options.cutoffs and options.clusters != defaults["clusters"]:
-        raise InputError(
-            f"--clusters={options.clusters} and --cutoffs are both given: give one of them"
-        )
+    for flag in ("clusters", "factor"):
+        if options.cutoffs and (value := getattr(options, flag)) != defaults[flag]:
+            raise InputError(f"--{flag}={value} and --cutoffs are both given: give one of them")
     lines, ids, counts = [], np.arange(len(vocabulary)), vocabulary.counts
     if not np.array_equal(vocabulary.ranks, ids):
         raise InputError(
@@ -192,6 +192,10 @@ def main() -> None:
     )
     if not output:
         raise InputError("--output is missing: give --output=FILE")
+    if given.config and given.vocabulary and given.output:
+        raise InputError(
+            "--config has no effect with --vocabulary and --output: leave it, or one of these, out"
+        )
     path = Path(output).expanduser()
     if path.exists():
         raise InputError(f"--output={output} exists already: give another file, or remove it")

@@ -256,6 +256,8 @@ def test_commands_that_lack_something(flags, says, tmp_path, quick_command):
         (Clustering("kmeans", cutoffs=(9,)), "--cutoffs does not fit --method=kmeans"),
         (Clustering("frequency", "runs/a"), "--embeddings does not fit --method=frequency"),
         (Clustering("frequency", clusters=0), "clusters=0"),
+        (Clustering("kmeans", seed=-1), "--seed=-1 must be from 0"),
+        (Clustering("kmeans", seed=1 << 32), "--seed=4294967296 must be from 0 to 4,294,967,295"),
         (Clustering("frequency", clusters=241), "--clusters=241 must be at most the 240 words"),
         (Clustering("frequency", clusters=10**9), "must be at most the 240 words"),
         (Clustering("frequency", cutoffs=(9, 3)), "do not increase"),

@@ -401,6 +401,7 @@ def test_bad_input(made, tmp_path):
             "cannot write /proc/report_files",
         ),
         ([one], usual._replace(edges=(100, 10)), "bins=100,10 must be growing frequencies"),
+        ([one], usual._replace(passage=Passage(3, 0)), "sample_from=3 has no effect with sample_w"),
         ([one], usual._replace(names=("a", "b")), "names=a,b must be one name for each of 1 runs"),
         ([one], usual._replace(request=Request(window=10_000)), "window=10000 is longer than"),
         ([one], usual._replace(passage=Passage(426)), "must lie in the text of 426 words"),

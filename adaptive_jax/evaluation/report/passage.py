@@ -29,6 +29,13 @@ class Passage(NamedTuple):
     begin: int = 0
     words: int = 150
 
+    def check(self) -> None:
+        """Raises InputError for a beginning of no words."""
+        if self.begin and not self.words:
+            raise InputError(
+                f"sample_from={self.begin} has no effect with sample_words=0: leave one out"
+            )
+
 
 class Token(NamedTuple):
     """A token of the passage.

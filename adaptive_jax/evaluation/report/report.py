@@ -57,6 +57,7 @@ def report(workdirs: Sequence[Path], job: Job) -> tuple[list[RunReport], dict[st
     """
     check_matplotlib()
     check_edges(job.edges)
+    job.passage.check()
     files, names = _files(job.output), names_of(workdirs, job.names)
     pairs = zip(workdirs, names, strict=True)
     runs = [read_run(workdir, name, job.request) for workdir, name in pairs]
