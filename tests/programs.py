@@ -13,12 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# Most programs of the tests run once, so all are compiled in haste. Read when JAX first runs.
+# Most programs of the tests run once, so all are compiled in haste, but for those that
+# tests/test_as_users_compile.py runs again. Read when JAX first runs.
 HASTE = "--xla_backend_optimization_level=0"
 if jax.__version_info__ < (0, 11):
     # Later versions have no other way to compile fused loops; here it halves the time.
     HASTE += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}"
+HASTE = os.environ.get("HASTE", HASTE)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {HASTE}".strip()
 
 # A shape that is broadcast by accident is a mistake that no test would see.
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,0 +1,57 @@
+"""What users run: some reference numbers, slow twins and a training run, compiled with the settings
+of XLA that users have. All other tests compile in haste, see tests/programs.py.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs import HASTE, ROOT
+
+# Names of tests by their files; those of reference numbers are skipped where there are none.
+QUICK = {
+    "losses/test_banded.py": ["test_loss_and_every_gradient"],
+    "bodies/test_lstm.py": ["test_the_layer_equals_its_slow_twin"],
+    "bodies/test_attention.py": ["test_chunks_equal_the_slow_twin"],
+    "reference/test_fairseq.py": ["test_adaptive_input", "test_train_trajectory"],
+    "reference/test_awd_lstm.py": ["test_torch_lstm", "test_splitcross"],
+}
+SLOW = {
+    "reference/test_fairseq.py": ["test_adaptive_softmax"],
+    "reference/test_gcnn.py": ["test_training"],
+    "reference/test_groc.py": ["test_train_sparse"],
+    "training/test_runs.py": ["test_bfloat16_trains_on_float32_parameters"],
+}
+CODE = """
+import os, sys, pytest
+from tests import programs
+assert "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "chosen", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["quick", "slow"]
+)
+def test_numbers_as_users_compile(chosen, compiled):
+    """A pass of XLA that changes a number, or fuses what must not be, shows only where it runs."""
+    names = [name for tests in chosen.values() for name in tests]
+    each = [f"{Path(file).stem} and ({' or '.join(tests)})" for file, tests in chosen.items()]
+    flags = os.environ["XLA_FLAGS"].replace(HASTE, "")
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, "-v", "-rs", "-p", "no:cacheprovider", "-k", " or ".join(each)]
+        + [f"tests/{file}" for file in chosen],
+        cwd=ROOT,
+        env=os.environ | compiled | {"HASTE": "", "XLA_FLAGS": flags},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    ran = set(re.findall(r"::(\w+).* PASSED", done.stdout))
+    needed = [n for file, tests in chosen.items() for n in tests if "reference" not in file]
+    assert ran >= set(names if "needs the reference" not in done.stdout else needed)
