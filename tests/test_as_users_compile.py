@@ -17,13 +17,13 @@ QUICK = {
     "losses/test_banded.py": ["test_loss_and_every_gradient"],
     "bodies/test_lstm.py": ["test_the_layer_equals_its_slow_twin"],
     "bodies/test_attention.py": ["test_chunks_equal_the_slow_twin"],
-    "reference/test_fairseq.py": ["test_adaptive_input", "test_train_trajectory"],
-    "reference/test_awd_lstm.py": ["test_torch_lstm", "test_splitcross"],
+    "reference/test_fairseq_code.py": ["test_adaptive_input", "test_train_trajectory"],
+    "reference/test_awd_lstm_code.py": ["test_torch_lstm", "test_splitcross"],
 }
 SLOW = {
-    "reference/test_fairseq.py": ["test_adaptive_softmax"],
-    "reference/test_gcnn.py": ["test_training"],
-    "reference/test_groc.py": ["test_train_sparse"],
+    "reference/test_fairseq_code.py": ["test_adaptive_softmax"],
+    "reference/test_gcnn_code.py": ["test_training"],
+    "reference/test_groc_code.py": ["test_train_sparse"],
     "training/test_runs.py": ["test_bfloat16_trains_on_float32_parameters"],
 }
 CODE = """
