@@ -97,8 +97,7 @@ def _add_up(static, axis_name, tokens, bands):
     of_words = of_words.at[place].add(gradient)
 
     def visit(sums, band, at, rows):
-        own = lax.dynamic_slice_in_dim(of_words, at, len(rows))
-        own = jnp.where((rows < len(band.table))[:, None], own, 0).astype(dtype)
+        own = lax.dynamic_slice_in_dim(of_words, at, len(rows)).astype(dtype)
         _, pull = jax.vjp(product, _rows(band.table, rows, dtype), band.projection)
         of_rows, of_projection = pull(own)
         table = sums.table.at[rows].set(

@@ -115,8 +115,8 @@ def accumulated(model, params, tokens, pull):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_each_word_once_is_every_token_in_every_band(way, dtype, monkeypatch):
     """Words that come often, chunks that a band fills, overfills and leaves empty, and ids that do
-    not exist, which have vectors of NaN and no gradient. A band's last chunk would give its
-    vectors to the words of the next one.
+    not exist, which have vectors of NaN and no gradient. The gradients of a word's tokens would
+    replace each other, or a chunk that ends behind all words would clear the gradient of one.
     """
     monkeypatch.setattr(distinct, "CHUNK", 4)
     model = AdaptiveInput(40, 8, (4, 9), factor=2, dtype=jnp.dtype(dtype))
@@ -124,9 +124,10 @@ def test_each_word_once_is_every_token_in_every_band(way, dtype, monkeypatch):
     tokens = rng.integers(0, 40, (3, 24)) // rng.integers(1, 9, (3, 24))
     tokens[1] = np.arange(24) % 6
     tokens[2, 3:6] = -1, 40, -(2**31)
-    tokens = jnp.asarray(tokens, jnp.int32)
+    every = np.arange(24), np.arange(16, 40)  # so that the last band's last chunk ends behind all
+    tokens = jnp.asarray([*tokens, *every], jnp.int32)
     params = model.init(jax.random.key(0), tokens[:1])
-    pull = jnp.asarray(rng.standard_normal((3, 24, 8)), dtype)
+    pull = jnp.asarray(rng.standard_normal((5, 24, 8)), dtype)
     found = jax.jit(lambda *a: way(model.apply, *a))(params, tokens, pull)
     slow = functools.partial(dense, dtype=dtype)
     want = jax.jit(lambda *a: alone(slow, *a))(params, tokens, pull)
