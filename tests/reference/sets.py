@@ -1,7 +1,8 @@
 """The reference numbers that the papers' public code computed, and which of them a test has read.
 
-The environment variable REFERENCE names their folder; without it, it is `../shared/reference`. It
-has a folder for each public code, in which `X.json` has the settings of the cases of `X`, and
+The environment variable REFERENCE names their folder; without it, it is `../shared/reference`, or
+where that is not either, `tests/fixtures`, which has the smaller ones. It has a folder for each
+public code, in which `X.json` has the settings of the cases of `X`, and
 `X.npz` their arrays, as its README says. Another set of the same format runs unchanged: tests take
 names of cases and sizes from the files.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 BESIDE = Path(__file__).parents[3] / "shared" / "reference"
 RAN = set()  # the tests of tests/reference that this process has begun
 
@@ -112,11 +114,9 @@ class Code:
 
 
 def code(name):
-    """The files of a public code; skips the module that asks where there are none."""
+    """The files of a public code."""
     given = os.environ.get("REFERENCE")
-    folder = Path(given) if given else BESIDE
-    if not given and not folder.is_dir():
-        pytest.skip("needs the reference numbers: REFERENCE=FOLDER", allow_module_level=True)
+    folder = Path(given) if given else BESIDE if BESIDE.is_dir() else FIXTURES
     if not (folder / name).is_dir():
         raise NotADirectoryError(f"REFERENCE must name a folder that has {name!r}, got {folder}")
     return Code(folder / name)
@@ -124,6 +124,8 @@ def code(name):
 
 def assert_all_is_read(code, request, left_out, lists=()):
     """Fails with the names of what no test of the module has read, if all its tests have run."""
+    if code.folder.parent == FIXTURES:
+        pytest.skip("the fixtures have files of other tests, too")
     others = [item for item in request.session.items if item.path == request.path]
     ran = {item.nodeid for item in others} - {request.node.nodeid} <= RAN
     defined = {name for name in vars(request.module) if name.startswith("test_")}
