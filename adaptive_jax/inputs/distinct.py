@@ -3,8 +3,7 @@
 Among 4,096 tokens that follow Zipf's law in a vocabulary of 267,735 there are some 2,200 words. In
 rising order of their ids the words of a band are neighbours, so a loop visits each band's words a
 chunk at a time; its trip count is read off the data. The backward pass sums the gradients of a
-word's tokens first, so every row of a table is written once, and no sum depends on the order in
-which devices add.
+word's tokens first, so every row of a table is written once.
 """
 
 import functools
