@@ -30,7 +30,7 @@ from adaptive_jax.workdir.checkpoints import Checkpoints
 from adaptive_jax.workdir.settings import read_config, to_json
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
-LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"  # args, fused attention, the stream format
+LEGACY = FIXTURES / "legacy.pt"  # args, fused attention, the stream format
 CURRENT = FIXTURES / "lm_post_norm.pt"  # cfg, the zip format
 DICT = FIXTURES / "dict.txt"
 KEYS = "src_tokens", "target", "token_log_prob"

@@ -26,7 +26,7 @@ from adaptive_jax.model.language_model import build, parameter_shapes
 from tests.interop.test_awd_lstm import save
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "fairseq"
-LEGACY = FIXTURES / "lm_tied_adaptive_legacy.pt"
+LEGACY = FIXTURES / "legacy.pt"
 CURRENT = FIXTURES / "lm_post_norm.pt"
 
 
