@@ -34,7 +34,7 @@ test-slow: .venv/tested
 # An environment of its own: JAX finds the plugin for GPUs in it and complains in other runs.
 test-targets: .venv-targets/installed
 	.venv-targets/bin/python -m pytest -q -n 2 tests/planning/test_targets.py tests/training/test_compiled_for.py \
-		tests/planning/test_kernels.py tests/benchmarks/test_compiled.py
+		tests/planning/test_kernels.py
 
 lint: .venv/tested
 	$(BIN)/ruff check .

@@ -22,7 +22,6 @@ For each vocabulary and layout it prints a line for each loss:
 """
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -38,9 +37,9 @@ from jax.sharding import PartitionSpec as P
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
-from benchmarks.outputs import machine
-from benchmarks.programs import report
-from benchmarks.timing import interleaved
+from adaptive_jax.training.compiled import memory_of
+from benchmarks.collectives import collectives
+from benchmarks.timing import machine, timed, write_json
 
 DEVICES = 8
 ROWS, LENGTH = 16, 64
@@ -146,22 +145,17 @@ def measure(nanodo: Nanodo, words: int, by_width: bool, mesh: Mesh, repeats: int
         name: lambda program=program: jax.block_until_ready(program(*arguments))
         for name, program in compiled.items()
     }
-    rows = []
-    for name, (median, least) in interleaved(runs, repeats).items():
-        counted = report(compiled[name])
-        rows.append(
-            {
-                "words": words,
-                "table": "by width" if by_width else "replicated",
-                "name": name,
-                "loss": float(results[name][0]),
-                "gradients": largest_difference(results[OTHERS][1], results[name][1]),
-                "seconds": median,
-                "fastest": least,
-                "temp_bytes": counted["temp_bytes"],
-                "collectives": counted["collectives"],
-            }
-        )
+    rows = timed(runs, repeats)
+    for row in rows:
+        name = row["peer"]
+        row |= {
+            "words": words,
+            "table": "by width" if by_width else "replicated",
+            "loss": float(results[name][0]),
+            "gradients": largest_difference(results[OTHERS][1], results[name][1]),
+            "temp_bytes": memory_of(compiled[name]).temporary,
+            "collectives": collectives(compiled[name]),
+        }
     return rows
 
 
@@ -171,7 +165,7 @@ def line(row: dict) -> str:
         f"{one['count']} {one['kind']} ({one['bytes'] / 1e6:,.1f} MB)" for one in row["collectives"]
     )
     return (
-        f"{row['words']:>8,} {row['table']:10} {row['name']:21} {row['loss']:9.6f}"
+        f"{row['words']:>8,} {row['table']:10} {row['peer']:21} {row['loss']:9.6f}"
         f" {row['gradients']:9.0e} {row['seconds'] * 1e3:7.0f} {row['temp_bytes'] / 1e6:8,.1f}"
         f"   {moved}"
     )
@@ -198,18 +192,12 @@ def main(settings):
             for row in measure(nanodo, words, by_width, mesh, settings.repeats):
                 print(line(row), flush=True)
                 rows.append(row)
-    if settings.json:
-        Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
+    write_json(settings.json, rows)
 
 
-def _define() -> flags.FlagValues:
+if __name__ == "__main__":
     flags.DEFINE_string("source", None, "A checkout of github.com/google-deepmind/nanodo.")
     flags.DEFINE_list("vocabularies", ["4096", "131072"], "Numbers of words.")
     flags.DEFINE_integer("repeats", 5, "Timed runs of each loss.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    return flags.FLAGS
-
-
-if __name__ == "__main__":
-    defined = _define()
-    commands.run(lambda: main(defined))
+    commands.run(lambda: main(flags.FLAGS))

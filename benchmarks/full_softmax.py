@@ -21,19 +21,14 @@ For each dtype, width and vocabulary it prints a line for each peer, beneath `TI
 
 - seconds: median and least of loss and gradients of hidden states and table; peers take turns.
 - `temp MB`: what that needs beside its arguments and results.
-- `step MB`: the whole of one AdamW update of the table, donated: table, moments, hidden states,
-  gradients and temporaries. Moments have the dtype of the table.
+- `/ ours`: the ratio of its median to that of `linear_cross_entropy`.
 - `nats`, `gradient`: how far loss and gradients (relative, in norm) are from float64, for 8 tokens
-  of width 64 and the words of the size; WRONG beyond `BOUNDS`, also where that holds only for
-  `UNEVEN` words, which no block divides.
-
-Then a line compares `linear_cross_entropy` with the peers that are not wrong.
+  of width 64 and the words of the size; WRONG beyond `BOUNDS`.
 """
 
 import functools
 import importlib
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -48,20 +43,23 @@ from absl import flags
 from adaptive_jax.config import commands
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
-from benchmarks.outputs import machine
-from benchmarks.timing import first_line, interleaved, torch_device, torch_memory
+from benchmarks.timing import (
+    first_line,
+    machine,
+    timed,
+    torch_device,
+    torch_memory,
+    write_json,
+)
 
 CHUNK = 512
-UNEVEN = 4_100
-BOUNDS = {
-    "float32": (1e-4, 1e-3),
-    "bfloat16": (1e-2, 3e-2),
-}  # nats of the loss, relative error of a gradient
+# Nats of the loss, relative error of a gradient
+BOUNDS = {"float32": (1e-4, 1e-3), "bfloat16": (1e-2, 3e-2)}
 
 
-def arguments(tokens: int, width: int, words: int, dtype: str, seed: int = 0):
+def arguments(tokens: int, width: int, words: int, dtype: str):
     """Hidden states, table and Zipf targets as numpy arrays; logits have variance 1."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     targets = np.minimum(words ** rng.random(tokens), words - 1).astype(np.int32)
     hidden = rng.standard_normal((tokens, width), np.float32)
     table = rng.standard_normal((words, width), np.float32)
@@ -153,49 +151,14 @@ def prepared(name: str, values) -> tuple[Callable, int | None]:
     return run, None if peak is None else max(0, peak - sum(a.nbytes for a in values[:2]))
 
 
-def step_bytes(name: str, values) -> int | None:
-    """Bytes of one donated AdamW update of the table: all that is alive at its peak, by the
-    compiler for JAX, which runs nothing. None where torch cannot count it.
-    """
-    if name in JAX:
-        optimizer = optax.adamw(1e-3)
-
-        def step(table, state, hidden, targets):
-            loss, grads = jax.value_and_grad(JAX[name], (0, 1))(hidden, table, targets)
-            updates, state = optimizer.update(grads[1], state, table)
-            return optax.apply_updates(table, updates), state, loss, grads[0]
-
-        hidden, table, targets = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in values)
-        state = jax.eval_shape(optimizer.init, table)
-        lowered = jax.jit(step, donate_argnums=(0, 1)).lower(table, state, hidden, targets)
-        memory = lowered.compile().memory_analysis()
-        results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        return memory.argument_size_in_bytes + results + memory.temp_size_in_bytes
-    import torch
-
-    hidden, table, targets = _torch_arguments(values, more=4)
-    table = table.detach().clone().requires_grad_()  # an update is in place
-    optimizer = torch.optim.AdamW([table], 1e-3, fused=True)
-
-    def run():
-        TORCH[name](hidden, table, targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        hidden.grad = None
-
-    run()
-    peak = torch_memory(run)
-    return None if peak is None else peak + values[0].nbytes + 3 * values[1].nbytes
-
-
-def _torch_arguments(values, more: int = 2):
-    """The same memory as tensors of torch. more: copies of the table that are to fit."""
+def _torch_arguments(values):
+    """The same memory as tensors of torch."""
     device = torch_device()
     if device is None:
         raise ImportError("torch is not installed for this device")
     import torch
 
-    _check_free(3 * 4 * len(values[0]) * len(values[1]) + more * values[1].nbytes)
+    _check_free(3 * 4 * len(values[0]) * len(values[1]) + 2 * values[1].nbytes)
     hidden, table = (torch.from_dlpack(jnp.asarray(a)).requires_grad_() for a in values[:2])
     return hidden, table, torch.tensor(np.asarray(values[2]), dtype=torch.long, device=device)
 
@@ -220,14 +183,10 @@ def exact(words: int, dtype: str):
     places = np.arange(len(hidden)), values[2]
     loss = -np.log(probabilities[places]).mean()
     probabilities[places] -= 1
-    return (
-        values,
-        loss,
-        (probabilities @ table / len(hidden), probabilities.T @ hidden / len(hidden)),
-    )
+    gradients = probabilities @ table / len(hidden), probabilities.T @ hidden / len(hidden)
+    return values, loss, gradients
 
 
-@functools.cache
 def errors(name: str, words: int, dtype: str) -> tuple[float, float]:
     """How far the loss of a peer is from float64, in nats, and its gradients, relative."""
     values, loss, gradients = exact(words, dtype)
@@ -237,52 +196,21 @@ def errors(name: str, words: int, dtype: str) -> tuple[float, float]:
     return abs(float(ours) - loss), max(off)
 
 
-def wrong(found: tuple[float, float], dtype: str) -> bool:
-    """Whether errors are beyond `BOUNDS`."""
-    return not all(error <= bound for error, bound in zip(found, BOUNDS[dtype], strict=True))
-
-
 TITLE = (
-    f"{'peer':21} {'seconds':>9} {'least':>9} {'temp MB':>8} {'step MB':>8} {'nats':>7}"
+    f"{'peer':21} {'seconds':>9} {'least':>9} {'/ ours':>7} {'temp MB':>8} {'nats':>7}"
     f" {'gradient':>8}"
 )
 
 
 def line(row: dict) -> str:
     """A row for the eye, beneath `TITLE`."""
-    size = "".join(
-        f"{'' if row[key] is None else f'{row[key] / 1e6:,.0f}':>9}"
-        for key in ("temp_bytes", "step_bytes")
-    )
-    nats, gradient = row["errors"][str(row["words"])]
-    at = ", ".join(
-        f"WRONG with {int(words):,} words: {row['errors'][words][0]:.4f} nats"
-        for words in row["wrong"]
-    )
+    temp = "" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 1e6:,.0f}"
+    ratio = "" if row["times_ours"] is None else f"{row['times_ours']:.2f}"
+    nats, gradient = row["errors"]
+    wrong = "   WRONG" if row["wrong"] else ""
     return (
-        f"{row['peer']:21} {row['seconds']:9.3f} {row['fastest']:9.3f}{size} {nats:7.0e}"
-        f" {gradient:8.0e}   {at}"
-    ).rstrip()
-
-
-def verdict(rows: list[dict]) -> str:
-    """How `linear_cross_entropy` stands beside the peers that are not wrong."""
-    by_name = {row["peer"]: row for row in rows if not row["wrong"]}
-    ours = by_name.pop(OURS, None)
-    if ours is None or not by_name:
-        return "nothing to compare with"
-    fastest = min(by_name.values(), key=lambda row: row["seconds"])
-    better = [
-        name
-        for name, row in by_name.items()
-        if row["seconds"] < ours["seconds"]
-        and row["temp_bytes"] is not None
-        and row["temp_bytes"] < ours["temp_bytes"]
-    ]
-    return (
-        f"{OURS} takes {ours['seconds'] / fastest['seconds']:.2f} of the time of the fastest exact"
-        f" peer, {fastest['peer']}; better in both time and temporaries:"
-        f" {', '.join(better) or 'none'}"
+        f"{row['peer']:21} {row['seconds']:9.3f} {row['fastest']:9.3f} {ratio:>7} {temp:>8}"
+        f" {nats:7.0e} {gradient:8.0e}{wrong}"
     )
 
 
@@ -290,33 +218,25 @@ def measure(tokens: int, width: int, words: int, dtype: str, repeats: int, skip=
     """Prints and returns a row for each peer."""
     values = jax.tree.map(jnp.asarray, arguments(tokens, width, words, dtype))
     print(f"\n{words:,} words, d {width:,}, {tokens:,} tokens, {dtype}\n{TITLE}")
-    runs, rows = {}, {}
+    size = {"words": words, "tokens": tokens, "width": width, "dtype": dtype}
+    runs, about = {}, {}
     for name in [name for name in (*JAX, *TORCH) if name not in skip]:
         try:
-            found = {str(size): errors(name, size, dtype) for size in (UNEVEN, words)}
+            found = errors(name, words, dtype)
             run, temp = prepared(name, values)
             run()
-            step = step_bytes(name, values)
         except Exception as error:  # whatever a package of others raises
             print(f"{name} is passed over: {first_line(error)}", flush=True)
             continue
         runs[name] = run
-        rows[name] = {
-            "peer": name,
-            "words": words,
-            "tokens": tokens,
-            "width": width,
-            "dtype": dtype,
-            "temp_bytes": temp,
-            "step_bytes": step,
-            "errors": found,
-            "wrong": [size for size, pair in found.items() if wrong(pair, dtype)],
-        }
-    for name, (median, least) in interleaved(runs, repeats).items():
-        rows[name] |= {"seconds": median, "fastest": least}
-        print(line(rows[name]), flush=True)
-    print(verdict(list(rows.values())), flush=True)
-    return list(rows.values())
+        wrong = not all(error <= bound for error, bound in zip(found, BOUNDS[dtype], strict=True))
+        about[name] = size | {"temp_bytes": temp, "errors": found, "wrong": wrong}
+    rows = timed(runs, repeats)
+    ours = next((row["seconds"] for row in rows if row["peer"] == OURS), None)
+    for row in rows:
+        row |= about[row["peer"]] | {"times_ours": ours and row["seconds"] / ours}
+        print(line(row), flush=True)
+    return rows
 
 
 def main(settings):
@@ -331,11 +251,10 @@ def main(settings):
     for dtype, width, words in itertools.product(settings.dtypes, settings.widths, settings.words):
         size = settings.tokens, int(width), int(words)
         rows += measure(*size, dtype, settings.repeats, settings.skip)
-    if settings.json:
-        Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
+    write_json(settings.json, rows)
 
 
-def _define() -> flags.FlagValues:
+if __name__ == "__main__":
     flags.DEFINE_integer("tokens", 1024, "Tokens of a run.")
     flags.DEFINE_list("widths", ["512", "2048"], "Widths of hidden states and table.")
     flags.DEFINE_list("words", ["32000", "131072", "262144"], "Numbers of words.")
@@ -343,9 +262,4 @@ def _define() -> flags.FlagValues:
     flags.DEFINE_integer("repeats", 3, "Timed runs of each peer.")
     flags.DEFINE_list("skip", [], "Peers to leave out.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    return flags.FLAGS
-
-
-if __name__ == "__main__":
-    defined = _define()
-    commands.run(lambda: main(defined))
+    commands.run(lambda: main(flags.FLAGS))

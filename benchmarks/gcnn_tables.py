@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from adaptive_jax.config.rows import Row
-from benchmarks.lines import Line, Table
+from benchmarks.lines import Line, Table, one_cycle
 from configs import billion_word, penn_treebank, wikitext2, wikitext103
 
 FILES = {"wikitext103": wikitext103, "billion_word": billion_word}
@@ -20,17 +20,7 @@ GATED = "glu", "gtu", "bilinear"
 UNITS, LAYERS, KERNEL = 200, 6, 4  # of gcnn_small
 FULL = {"wikitext103": "gcnn_8", "billion_word": "gcnn_13"}
 # Two to three epochs of the Penn Treebank, one of WikiText-2; the rate falls once.
-CPU = {
-    "steps": 2_000,
-    "evaluate_every": 500,
-    "checkpoint_every": 500,
-    "tokens_per_update": 1_024,
-    "tokens_per_device": 1_024,
-    "schedule.name": "cosine_cycles",
-    "schedule.warmup_steps": 100,
-    "schedule.cycle_steps": 1_900,
-    "schedule.cycles": 1,
-}
+CPU = one_cycle(steps=2_000, every=500, tokens=1_024, warmup=100)
 DEPTHS = (2, 2), (1, 3), (4, 2), (2, 3), (8, 2), (4, 3), (8, 3), (4, 5), (8, 5)  # and kernels
 # The tokens that a prediction sees, itself among them, by row
 CONTEXTS = {f"{layers}_layers_of_{kernel}": layers * (kernel - 1) + 1 for layers, kernel in DEPTHS}

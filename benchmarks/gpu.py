@@ -13,7 +13,7 @@ those that were passed over last, so half an hour is three times the same comman
     0  versions; is attention right, the output layer, the sums into tables              4
     1  an update of wikitext103:adp_t, 64 rows of 512, with its profile; nothing         4
        recomputed
-    2  penn_treebank:awd_sm trained to its published perplexity, with --data             9
+    2  penn_treebank:awd_sm trained and scored on the test split, with --data            9
     3  adp beside torch and torch.compile                                                3
     4  attention at 512 and 3,072 tokens, beside torch                                   2
     5  train.py killed and resumed                                                       3
@@ -30,6 +30,7 @@ may lack. `--tiny` runs models of a few thousand parameters, as a test: it takes
 import contextlib
 import ctypes
 import datetime
+import importlib
 import json
 import os
 import re
@@ -58,6 +59,15 @@ SMALL = (
     "--repeats=1",
     "--updates=1",
 )
+TINY_TRAINING = (
+    "--config.steps=4",
+    "--config.evaluate_every=2",
+    "--config.checkpoint_every=2",
+    "--config.tokens_per_update=140",
+    "--config.tokens_per_device=140",
+    "--config.body.features=20",
+    "--config.body.widths=(20,20)",
+)
 MILLION = ("--config.data.vocabulary_size=1000000", "--config.input.cutoffs=(20000,60000,260000)")
 NO_DROPOUT = tuple(
     f"--config.body.{name}=0.0" for name in ("dropout", "attention_dropout", "activation_dropout")
@@ -74,11 +84,19 @@ PASSED_OVER = {  # by what a variant printed: JAX's, torch's, and what our comma
 
 
 class Variant(NamedTuple):
-    """One process: its name, its command, and further flags of XLA."""
+    """Commands that run one after the other, each in a process of its own.
+
+    Attributes:
+        name: shown in the table of results.
+        commands: modules and their flags.
+        xla: further flags of XLA.
+        takes_json: whether commands take --json, the file for their numbers.
+    """
 
     name: str
-    command: list[str]
+    commands: list[list[str]]
     xla: str = ""
+    takes_json: bool = True
 
 
 class Step(NamedTuple):
@@ -102,23 +120,26 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
             small += ("--config.output.table.cutoffs=(100,300)",)
         config = f"--config=configs/wikitext103.py:{row}", "--config.dtype=bfloat16"
         command = ["benchmarks.throughput", *config, *size, *small, *more]
-        return Variant(f"{row}, {name}", command, xla)
+        return Variant(f"{row}, {name}", [command], xla)
 
     def part(name):
-        return Variant(name, ["benchmarks.gpu_parts", name, *["--tiny"] * tiny])
+        return Variant(name, [["benchmarks.gpu_parts", name, *["--tiny"] * tiny]])
 
-    def trained(*rows):
-        found = []
-        for row in rows if data else ():
-            text = Path(data).absolute() / TEXTS[row.partition(":")[0]]
-            where = [f"--row={row}", f"--data={text}", f"--workdir={out / row.replace(':', '-')}"]
-            command = ["benchmarks.gpu_training", *where, *["--tiny"] * tiny]
-            found.append(Variant(f"train {row}", command))
-        return found
+    def trained(file, row):
+        if not data:
+            return []
+        paper = importlib.import_module(f"configs.{file}").ROWS[row].paper
+        workdir = f"--workdir={out / f'{file}-{row}'}"
+        train = ["adaptive_jax", "train", f"--config=configs/{file}.py:{row}", workdir]
+        train += [f"--config.data.path={Path(data).absolute() / TEXTS[file]}"]
+        train += ["--config.metrics.tensorboard=False", *TINY_TRAINING * tiny]
+        evaluate = ["adaptive_jax", "evaluate", workdir, "--split=test"]
+        name = f"train {file}:{row}, published perplexity {paper.test}"
+        return [Variant(name, [train, evaluate], takes_json=False)]
 
     def attention(size, peer):
         how = [f"--sizes={size}", f"--peers={peer}", f"--repeats={1 if tiny else 7}"]
-        return Variant(f"attention {peer}, {size}", ["benchmarks.layers", "attention", *how])
+        return Variant(f"attention {peer}, {size}", [["benchmarks.layers", "attention", *how]])
 
     sizes = ("2x12x2x8", "2x20x2x8") if tiny else ("64x512x16x64", "10x3072x16x64")
     paths = "triton", "torch", "chunked"
@@ -131,7 +152,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
                 update("nothing recomputed", "--config.body.remat=none"),
             ],
         ),
-        Step(9, trained("penn_treebank:awd_sm")),
+        Step(9, trained("penn_treebank", "awd_sm")),
         Step(
             3,
             [
@@ -141,7 +162,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         ),
         Step(2, [attention(size, path) for size in sizes for path in paths]),
         Step(3, [part("restart")]),
-        Step(9, trained("penn_treebank:groc_tied", "wikitext2:awd_asm")),
+        Step(9, trained("penn_treebank", "groc_tied") + trained("wikitext2", "awd_asm")),
         Step(3, [part("output"), part("torch_output")]),
         Step(
             3,
@@ -172,14 +193,13 @@ def _dies_with_its_parent():
 def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
     """Runs a variant for so many seconds at most, and shows its output as it comes.
 
-    Returns how it `ended` ("ok", or why it was passed over), its seconds, command, output and
+    Returns how it `ended` ("ok", or why it was passed over), its seconds, commands, output and
     numbers.
     """
     file = out / f"{re.sub(r'[^a-z0-9.]+', '_', variant.name.lower())}.json"
     file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", *variant.command, f"--json={file}"]
-    print(f"## {variant.name}\n   {variant.xla} {' '.join(command[1:])}", flush=True)
-    torch = any(word.startswith(("--peers=torch", "torch_")) for word in variant.command)
+    words = [word for command in variant.commands for word in command]
+    torch = any(word.startswith(("--peers=torch", "torch_")) for word in words)
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {variant.xla}".strip(),
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -187,11 +207,34 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
         "XLA_PYTHON_CLIENT_MEM_FRACTION": ".92",
         "JAX_COMPILATION_CACHE_DIR": str(out / "programs"),
     }
-    start, printed, late = time.monotonic(), [], threading.Event()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    start, printed, ended, shown = time.monotonic(), [], "ok", []
+    print(f"## {variant.name}", flush=True)
+    for command in variant.commands:
+        command = ["-m", *command, *[f"--json={file}"] * variant.takes_json]
+        shown.append(f"{variant.xla} {' '.join(command)}".strip())
+        print(f"   {shown[-1]}", flush=True)
+        left = start + seconds - time.monotonic()
+        ended = run_process([sys.executable, *command], environment, left, printed)
+        if ended != "ok":
+            print(f"passed over: {ended}", flush=True)
+            break
+    return {
+        "ended": ended,
+        "seconds": round(time.monotonic() - start, 1),
+        "command": "; ".join(shown),
+        "printed": "".join(printed),
+        "numbers": json.loads(file.read_text()) if file.exists() else None,
+    }
+
+
+def run_process(command: list[str], environment: dict, seconds: float, printed: list[str]) -> str:
+    """Runs a command, shows its lines and adds them to `printed`; "ok", or why it failed."""
+    late = threading.Event()
     with subprocess.Popen(
         command,
-        **pipes,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         errors="replace",
         env=environment,
         start_new_session=True,
@@ -216,20 +259,14 @@ def run_variant(variant: Variant, out: Path, seconds: float) -> dict:
         finally:  # a variant that outlives this process would keep the memory of the GPU
             timer.cancel()
             kill()
-    ended, text = "ok" if status == 0 else f"status {status}", "".join(printed)
-    if status:
-        for pattern, reason in reversed(PASSED_OVER.items()):
-            if found := re.search(pattern, text):
-                ended = found.expand(reason)
-        ended = "out of time" if late.is_set() else ended
-        print(f"passed over: {ended}", flush=True)
-    return {
-        "ended": ended,
-        "seconds": round(time.monotonic() - start, 1),
-        "command": " ".join([variant.xla, *command[1:]]).strip(),
-        "printed": text,
-        "numbers": json.loads(file.read_text()) if file.exists() else None,
-    }
+    if status == 0:
+        return "ok"
+    if late.is_set():
+        return "out of time"
+    for pattern, reason in PASSED_OVER.items():
+        if found := re.search(pattern, "".join(printed)):
+            return found.expand(reason)
+    return f"status {status}"
 
 
 def due(all_steps: list[Step], settings, parts: dict) -> list[tuple[float, Variant]]:

@@ -41,7 +41,7 @@ from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks import layers
 from benchmarks.outputs import Case, arguments, masked_dense
-from benchmarks.timing import first_line, interleaved, launched, launches, torch_device
+from benchmarks.timing import first_line, launched, launches, timed, torch_device, write_json
 
 CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
 TINY = Case(64, 700, (100, 300), 256)
@@ -117,7 +117,7 @@ def _check_output(found, case):
     )
     weights = jnp.ones(len(targets))
     with jax.default_matmul_precision("highest"):
-        exact = _loss_of(lambda h, b, c: masked_dense(h, targets, b, c))(hidden, bands, clusters)
+        exact = _loss_of(lambda h, b, c: masked_dense(h, b, c, targets))(hidden, bands, clusters)
     ours = _loss_of(lambda h, b, c: banded.loss(h, targets, weights, b, c)[0])
     for dtype in "float32", "bfloat16":
         _compare(
@@ -200,12 +200,12 @@ def blocks(found: list, case: Case) -> None:
 
 def _timed(found, name, loss, *values):
     compiled = loss.lower(*values).compile()
-    seconds, least = interleaved({name: launched(compiled, *values)}, REPEATS)[name]
+    [row] = timed({name: launched(compiled, *values)}, REPEATS, calls=launches())
     note(
         found,
         name,
-        milliseconds=1e3 * seconds / launches(),
-        least=1e3 * least / launches(),
+        milliseconds=1e3 * row["seconds"],
+        least=1e3 * row["fastest"],
         peak_MB=compiled.memory_analysis().temp_size_in_bytes / 1e6,
     )
 
@@ -241,8 +241,9 @@ def torch_output(found: list, case: Case) -> None:
             return loss.item()
 
         try:
-            seconds, least = interleaved({name: run}, REPEATS)[name]
-            note(found, f"torch, {name}", milliseconds=1e3 * seconds, least=1e3 * least)
+            [row] = timed({name: run}, REPEATS)
+            times = {"milliseconds": 1e3 * row["seconds"], "least": 1e3 * row["fastest"]}
+            note(found, f"torch, {name}", **times)
         except RuntimeError as error:  # the layer does not support autocast in all versions
             note(found, f"torch, {name}", passed_over=first_line(error))
 
@@ -307,8 +308,7 @@ def main(part: str, settings) -> None:
     try:
         PARTS[part](found, TINY if settings.tiny else CASE)
     finally:
-        if settings.json:
-            Path(settings.json).write_text(json.dumps(found, indent=2) + "\n")
+        write_json(settings.json, found)
     if any(each.get("verdict") == "WRONG" for each in found):
         raise InputError(f"{part} found wrong numbers, see above")
 

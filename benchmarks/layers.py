@@ -4,8 +4,6 @@ run.
     python -m benchmarks.layers attention [--sizes=4x512x16x64,1x3072x16x64] [--repeats=9]
         [--dtype=bfloat16] [--peers=chunked,torch] [--json=FILE]
     python -m benchmarks.layers lstm [--sizes=20x70x400x1150x1150x400]
-    python -m benchmarks.layers convolution [--sizes=4x256x6x850x1700]
-    python -m benchmarks.layers input [--sizes=8x512x1024x267735x20000x60000]
 
 Sizes begin with rows x tokens of a row. Then follow for
 
@@ -13,15 +11,8 @@ Sizes begin with rows x tokens of a row. Then follow for
   after the bias, as the model calls them, with dropout 0.1 on the weights and without. GFLOP/s
   count what causal attention needs: for every pair of tokens two products forward and four
   backward.
-- `lstm`: the width of the input, then of each layer. Peers are `scan` and, on
-  NVIDIA GPUs, `cudnn` of adaptive_jax.bodies.lstm, and `loop`, the same with its loop
-  differentiated by JAX, which adds to the gradient of the recurrent matrix at every step.
-- `convolution`: kernel x inputs x outputs; a gated layer has twice as many outputs as units. Peers
-  are `product`, one product of the last k inputs side by side, as adaptive_jax.bodies.gated_conv
-  has it; `sum`, a product for each of the k shifts; `xla`, jax.lax.conv_general_dilated.
-- `input`: features x words x cutoffs of an adaptive input; tokens follow Zipf's law. Peers are
-  `distinct`, every word once in its own band, as adaptive_jax.inputs.distinct has it, and `dense`,
-  every token in every band. GFLOP/s count every token in its own band.
+- `lstm`: the width of the input, then of each layer. Peers are `scan` and, on NVIDIA GPUs, `cudnn`
+  of adaptive_jax.bodies.lstm.
 
 `torch`, where it is installed, uses the same device; its outputs are compared with the first
 peer's, unless there is dropout. Each peer computes outputs and the gradients of all arguments. They
@@ -32,9 +23,7 @@ for torch.
 
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -43,15 +32,18 @@ import numpy as np
 from absl import flags
 
 from adaptive_jax.bodies import attention, lstm
-from adaptive_jax.bodies.gated_conv import Convolution
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.inputs import distinct
-from adaptive_jax.numerics.bands import Band, band_sizes, band_widths
 from adaptive_jax.numerics.dropout import row_seeds
-from adaptive_jax.numerics.products import product
-from benchmarks.outputs import machine
-from benchmarks.timing import interleaved, launched, launches, torch_device, torch_memory
+from benchmarks.timing import (
+    launched,
+    launches,
+    machine,
+    timed,
+    torch_device,
+    torch_memory,
+    write_json,
+)
 
 
 class Case(NamedTuple):
@@ -131,104 +123,12 @@ def lstm_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
             x, *_ = torch.lstm(x, (zeros, zeros), parameters, *options)
         return x
 
-    ways = {"scan": lstm.scan, "loop": _looped}
+    ways = {"scan": lstm.scan}
     if jax.default_backend() == "gpu" and dtype == "float32":
         ways["cudnn"] = lstm.cudnn
     peers = {name: functools.partial(stack, layer=layer) for name, layer in ways.items()}
     matrices = sum(weights.input.size + weights.recurrent.size for weights in layers)
     yield Case("", peers, arguments, in_torch, 6.0 * matrices * rows * time)
-
-
-def _looped(x, weights, state):
-    """A layer as a loop that JAX differentiates; the products of the inputs are one."""
-
-    def step(state, pushed):
-        i, f, g, o = jnp.split(pushed + state.hidden @ weights.recurrent, 4, axis=1)
-        cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-        state = lstm.State(jax.nn.sigmoid(o) * jnp.tanh(cell), cell)
-        return state, state.hidden
-
-    pushed = jnp.swapaxes(x, 0, 1) @ weights.input + weights.bias[None, None]
-    state, hidden = jax.lax.scan(step, state, pushed)
-    return jnp.swapaxes(hidden, 0, 1), state
-
-
-def convolution_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
-    """Causal convolutions."""
-    rows, time, kernel, inputs, outputs = sizes
-    keys = jax.random.split(jax.random.key(0), 3)
-    v = jax.random.normal(keys[0], (kernel, inputs, outputs), dtype) / (kernel * inputs) ** 0.5
-    bias = jax.random.normal(keys[1], (outputs,), dtype)
-    x = jax.random.normal(keys[2], (rows, time, inputs), dtype)
-
-    def one_product(v, bias, x):
-        layer, before = Convolution(kernel, outputs, 1.0, x.dtype), x[:, : kernel - 1] * 0
-        return layer.apply({"params": {"v": v, "bias": bias}}, x, before)
-
-    def shifts(v, bias, x):
-        long = jnp.pad(x, ((0, 0), (kernel - 1, 0), (0, 0)))
-        shifted = (product(long[:, at : at + time], matrix) for at, matrix in enumerate(v))
-        return sum(shifted) + bias[None, None]
-
-    def xla(v, bias, x):
-        names, padding = ("NWC", "WIO", "NWC"), [(kernel - 1, 0)]
-        convolve = jax.lax.conv_general_dilated
-        return convolve(x, v, (1,), padding, dimension_numbers=names) + bias[None, None]
-
-    def in_torch(v, bias, x):
-        from torch.nn import functional
-
-        x = functional.pad(x.transpose(1, 2), (kernel - 1, 0))
-        return functional.conv1d(x, v.permute(2, 1, 0), bias).transpose(1, 2)
-
-    peers = {"product": one_product, "sum": shifts, "xla": xla}
-    yield Case("", peers, (v, bias, x), in_torch, 6.0 * rows * time * v.size)
-
-
-def input_cases(sizes: list[int], dtype: str) -> Iterator[Case]:
-    """Tables and projections of float32 whatever the dtype, as in training."""
-    rows, time, features, words, *cutoffs = sizes
-    random, share = np.random.default_rng(0), 1 / np.arange(1, words + 1)
-    tokens = random.choice(words, (rows, time), p=share / share.sum())
-    counts = band_sizes(words, cutoffs)
-    shapes = list(zip(counts, band_widths(features, 4, len(counts)), strict=True))
-    keys = jax.random.split(jax.random.key(0), (len(shapes), 2))
-    bands = [
-        Band(
-            jax.random.normal(key[0], shape) * shape[1] ** -0.5,
-            jax.random.normal(key[1], (shape[1], features)) * features**-0.5,
-        )
-        for key, shape in zip(keys, shapes, strict=True)
-    ]
-    firsts = [0, *itertools.accumulate(counts)]
-    ids = jnp.asarray(tokens, jnp.float32)  # an argument with a gradient as the others
-
-    def look_up(bands, ids):
-        return distinct.vectors(ids.astype(jnp.int32), bands, dtype)
-
-    def dense(bands, ids):
-        ids, vectors = ids.astype(jnp.int32), 0.0
-        for first, (table, projection, _) in zip(firsts, bands, strict=False):
-            place = jnp.where(ids < first, len(table), ids - first)
-            rows = table.at[place].get(mode="fill", fill_value=0.0)
-            vectors += product(rows.astype(dtype), projection)
-        return vectors
-
-    def in_torch(bands, ids):
-        import torch
-
-        ids, vectors, kind = ids.long(), 0, getattr(torch, dtype)
-        for first, (table, projection, _) in zip(firsts, bands, strict=False):
-            here = (ids >= first) & (ids < first + len(table))
-            rows = torch.nn.functional.embedding(ids[here] - first, table)
-            own = rows.to(kind) @ projection.to(kind)
-            zeros = own.new_zeros(*ids.shape, features)
-            vectors = vectors + zeros.masked_scatter(here[..., None], own)
-        return vectors
-
-    widths = np.array([width for _, width in shapes])
-    flops = 6.0 * features * widths[np.searchsorted(cutoffs, tokens, side="right")].sum()
-    yield Case("", {"distinct": look_up, "dense": dense}, (bands, ids), in_torch, flops)
 
 
 class Layer(NamedTuple):
@@ -243,24 +143,6 @@ LAYERS = {
     "attention": Layer(attention_cases, 4, ("4x512x16x64", "1x3072x16x64")),
     # AWD-LSTM's
     "lstm": Layer(lstm_cases, 4, ("20x70x400x1150x1150x400", "80x70x400x1150x1150x400")),
-    # Of GCNN-14 and of GCNN-8B, the kernels that are wider than 1
-    "convolution": Layer(
-        convolution_cases,
-        5,
-        tuple(
-            f"4x256x{layer}"
-            for layer in (
-                "6x850x1700",
-                "5x850x1700",
-                "4x850x1700",
-                "4x1024x4096",
-                "5x128x256",
-                "5x256x512",
-            )
-        ),
-    ),
-    # Of adp_t
-    "input": Layer(input_cases, 4, ("8x512x1024x267735x20000x60000",)),
 }
 
 
@@ -314,16 +196,11 @@ def measure(case: Case, names: list[str], repeats: int) -> list[dict]:
             differ = np.abs(outputs - ours).max() / np.abs(ours).max()
             assert differ < bound, f"torch computes other outputs, by {differ:.1e} of the largest"
         runs["torch"], memory["torch"] = run, torch_memory(run)
-    return [
-        {
-            "peer": name,
-            "seconds": median / launches(),
-            "fastest": least / launches(),
-            "gflops_per_second": 1e-9 * case.flops * launches() / median,
-            "peak_bytes": memory[name],
-        }
-        for name, (median, least) in interleaved(runs, repeats).items()
-    ]
+    rows = timed(runs, repeats, calls=launches())
+    for row in rows:
+        row["gflops_per_second"] = 1e-9 * case.flops / row["seconds"]
+        row["peak_bytes"] = memory[row["peer"]]
+    return rows
 
 
 def main(name: str, settings) -> None:
@@ -347,8 +224,7 @@ def main(name: str, settings) -> None:
                     f" {row['fastest'] * 1e3:9,.1f} {row['gflops_per_second']:9,.1f} {peak:>9}",
                     flush=True,
                 )
-    if settings.json:
-        Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
+    write_json(settings.json, rows)
 
 
 if __name__ == "__main__":

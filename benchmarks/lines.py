@@ -112,6 +112,23 @@ class Table(NamedTuple):
     contexts: Mapping[str, int] = {}
 
 
+def one_cycle(steps: int, every: int, tokens: int, warmup: int) -> dict:
+    """Settings of a run of `steps` updates of `tokens`, evaluated and saved after `every` updates,
+    whose rate rises for `warmup` updates and then falls once.
+    """
+    return {
+        "steps": steps,
+        "evaluate_every": every,
+        "checkpoint_every": every,
+        "tokens_per_update": tokens,
+        "tokens_per_device": tokens,
+        "schedule.name": "cosine_cycles",
+        "schedule.warmup_steps": warmup,
+        "schedule.cycle_steps": steps - warmup,
+        "schedule.cycles": 1,
+    }
+
+
 # What a size decides rather than a row.
 BUDGET = {
     "steps",

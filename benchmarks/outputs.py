@@ -11,8 +11,7 @@ and all weights:
 - `masked dense`: every band evaluated for every token, then masked: the usual way to write an
   adaptive softmax with static shapes. Differentiated by JAX.
 - `full softmax`: one table [vocabulary, d], logits of all tokens at once. Differentiated by JAX.
-- the layers of `benchmarks.output_peers`: hierarchical and differentiated softmaxes, and losses of
-  sampled candidates.
+- hierarchical and differentiated softmaxes, and losses of sampled candidates, as they train.
 - `torch`: torch.nn.AdaptiveLogSoftmaxWithLoss where torch is installed, on the same device.
 - `product`: a large float32 matrix product, the speed of the machine at that moment. The last line
   counts the work that the targets need, and says at what share of that speed `banded` does it.
@@ -33,8 +32,7 @@ minute.
 
 import importlib.util
 import itertools
-import json
-import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,8 +45,12 @@ from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_at_least, check_known
 from adaptive_jax.losses import banded
 from adaptive_jax.numerics.bands import Band, softmax_flops
-from benchmarks import output_peers
-from benchmarks.timing import interleaved, torch_device, torch_memory
+from adaptive_jax.outputs.differentiated import Differentiated
+from adaptive_jax.outputs.sampled import NCE, Sampled
+from adaptive_jax.outputs.softmax import Hierarchical
+from adaptive_jax.outputs.tables import OwnTable
+from adaptive_jax.planning.cutoffs import Workload, equal_products
+from benchmarks.timing import machine, timed, torch_device, torch_memory, write_json
 
 
 class Case(NamedTuple):
@@ -68,6 +70,7 @@ SIZES = {
 }
 # Rows and columns of the matrices of `product`, which is to take about as long as banded
 PRODUCT = {"small": 2048, "large": 4096}
+FACTOR = 4  # by which the vectors of each band are shorter than those of the band before
 VOCABULARIES = [267_735 * 2**k // 8 for k in range(6)]  # that of WikiText-103 is the fourth
 WIDTH, HEAD, TAIL = 256, 10_000, 4  # of `growth`
 DENSE = "masked dense", "full softmax"
@@ -79,10 +82,10 @@ LABELS = {
 BYTES, FLOP = 8e9, 60 * 100e9  # in a minute, at the speed of a small machine
 
 
-def arguments(case, seed=0):
+def arguments(case):
     """Hidden states `[tokens, width]`, Zipf targets, bands and clusters, as numpy arrays."""
     width, vocabulary, cutoffs, tokens = case
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shares = 1 / np.arange(1, vocabulary + 1)
     targets = rng.choice(vocabulary, tokens, p=shares / shares.sum()).astype(np.int32)
 
@@ -90,7 +93,7 @@ def arguments(case, seed=0):
         return (rng.standard_normal(shape) * width**-0.5).astype(np.float32)
 
     shapes = [
-        (after - before, width // 4**i)
+        (after - before, width // FACTOR**i)
         for i, (before, after) in enumerate(itertools.pairwise((0, *cutoffs, vocabulary)))
     ]
     bands = [
@@ -100,7 +103,7 @@ def arguments(case, seed=0):
     return normal(tokens, width) * width**0.5, targets, bands, Band(normal(len(cutoffs), width))
 
 
-def masked_dense(hidden, targets, bands, clusters):
+def masked_dense(hidden, bands, clusters, targets):
     """The summed loss, every band evaluated for every token."""
     first, loss = 0, 0.0
     for i, (table, projection, _) in enumerate(bands):
@@ -123,42 +126,82 @@ def masked_dense(hidden, targets, bands, clusters):
     return loss
 
 
-def gflop(case):
-    """Work of an adaptive softmax that sees these targets, forward and backward."""
-    _, targets, bands, _ = arguments(case)
-    visits = np.histogram(targets, [0, *case.cutoffs, case.vocabulary])[0]
-    return 3e-9 * softmax_flops(bands, [case.tokens, *visits[1:]])
+def full_softmax(hidden, table, targets):
+    """The summed loss of all logits at once."""
+    log_probs = jax.nn.log_softmax(hidden @ table.T)
+    return -jnp.take_along_axis(log_probs, targets[:, None], axis=1).sum()
 
 
-def jax_peers(case, skip=(), more=None):
-    """Name to (compiled function, arguments). `more(case, hidden, targets)` gives further
-    losses and their arguments.
+def banded_loss(hidden, bands, clusters, targets):
+    """The summed loss of the core of this library."""
+    return banded.loss(hidden, targets, jnp.ones(len(targets)), bands, clusters)[0]
+
+
+def in_bfloat16(hidden, bands, clusters, targets):
+    """The same with products in bfloat16."""
+    return banded_loss(hidden.astype(jnp.bfloat16), bands, clusters, targets)
+
+
+def layers(width: int, vocabulary: int, cutoffs: tuple[int, ...]) -> dict:
+    """The other output layers by name, for hidden states of `width`."""
+    full, samples = OwnTable(vocabulary, width), 8_192 if vocabulary > 100_000 else 1_024
+    equal = equal_products(vocabulary, 3, Workload(width, FACTOR))
+    # So that three slices fit the hidden states
+    first = width * FACTOR**2 // (FACTOR**2 + FACTOR + 1)
+    return {
+        "hierarchical 3 clusters": Hierarchical(OwnTable(vocabulary, width, equal, FACTOR)),
+        "hierarchical sqrt(V) classes": Hierarchical(full),
+        f"sampled {samples}": Sampled(full, samples),
+        f"nce {samples}": NCE(full, samples),
+        "D-softmax": Differentiated(
+            OwnTable(vocabulary, width, cutoffs, FACTOR, first, projected=False), "slices"
+        ),
+        "D-softmax*": Differentiated(OwnTable(vocabulary, width, cutoffs, FACTOR)),
+    }
+
+
+def of_layer(layer, hidden: jax.Array, table: jax.Array) -> tuple[Callable, dict]:
+    """The summed training loss of an output layer, and its parameters: `table`, to save memory,
+    where it has one band.
+    """
+
+    def loss(hidden, params, targets):
+        given = {"train": True, "rngs": {"dropout": jax.random.key(0)}, "method": "loss"}
+        return layer.apply({"params": params}, hidden, targets, **given).total
+
+    def init():
+        return layer.init(jax.random.key(0), hidden[:1], method="log_probs")["params"]
+
+    shapes = jax.eval_shape(init)
+    if shapes["table"].keys() != {"table_0"}:
+        return loss, jax.jit(init)()
+    params = {"table": {"table_0": table}}
+    if "clusters" in shapes:
+        params["clusters"] = table[: shapes["clusters"].shape[0]]
+    return loss, params
+
+
+def jax_peers(case, skip=(), more=False):
+    """Name to (compiled function of loss and gradients, its arguments).
+
+    more: whether `in_bfloat16` and the other output layers are among them.
     """
     hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
-    weights = jnp.ones(case.tokens)
-
-    def full(hidden, table, targets):
-        return -jnp.take_along_axis(
-            jax.nn.log_softmax(hidden @ table.T), targets[:, None], axis=1
-        ).sum()
-
-    peers = {
-        "banded": (
-            lambda h, b, c, t: banded.loss(h, t, weights, b, c)[0],
-            (hidden, bands, clusters, targets),
-        ),
-        "masked dense": (
-            lambda h, b, c, t: masked_dense(h, t, b, c),
-            (hidden, bands, clusters, targets),
-        ),
-    }
-    if "full softmax" not in skip:
-        table = (
-            jax.random.normal(jax.random.key(0), (case.vocabulary, case.width)) * case.width**-0.5
-        )
-        peers["full softmax"] = full, (hidden, table, targets)
+    of_bands = hidden, bands, clusters, targets
+    peers = {"banded": (banded_loss, of_bands), "masked dense": (masked_dense, of_bands)}
+    table = jnp.zeros(())
+    if more or "full softmax" not in skip:
+        table = jax.random.normal(jax.random.key(0), (case.vocabulary, case.width))
+        table *= case.width**-0.5
+    peers["full softmax"] = full_softmax, (hidden, table, targets)
+    if more:
+        peers["bfloat16"] = in_bfloat16, of_bands
+        for name, layer in layers(*case[:3]).items():
+            if name not in skip:
+                loss, params = of_layer(layer, hidden, table)
+                peers[name] = loss, (hidden, params, targets)
     compiled = {}
-    for name, (loss, values) in (peers | (more(case, hidden, targets) if more else {})).items():
+    for name, (loss, values) in peers.items():
         if name not in skip:
             differentiated = jax.value_and_grad(loss, argnums=tuple(range(len(values) - 1)))
             compiled[name] = jax.jit(differentiated).lower(*values).compile(), values
@@ -174,7 +217,7 @@ def torch_peer(case):
 
     hidden, targets, *_ = arguments(case)
     layer = torch.nn.AdaptiveLogSoftmaxWithLoss(
-        case.width, case.vocabulary, list(case.cutoffs), div_value=4.0
+        case.width, case.vocabulary, list(case.cutoffs), div_value=float(FACTOR)
     ).to(device)
     hidden = torch.tensor(hidden, device=device, requires_grad=True)
     targets = torch.tensor(targets, dtype=torch.long, device=device)
@@ -196,7 +239,7 @@ def product_peer(n):
     return lambda: product(square, square).block_until_ready()
 
 
-def measure(case, repeats, skip=(), beside=None, more=None):
+def measure(case, repeats, skip=(), beside=None, more=False):
     """A row for each peer: name, median and least seconds, tokens a second, peak bytes, ratio of
     its time to that of banded.
 
@@ -215,19 +258,13 @@ def measure(case, repeats, skip=(), beside=None, more=None):
         memory["torch"] = torch_memory(run_torch)
         peers["torch"] = run_torch
     beside = {name: run for name, run in (beside or {}).items() if name not in skip}
-    peers |= beside
-    times = interleaved(peers, repeats)
-    return [
-        {
-            "peer": name,
-            "seconds": median,
-            "fastest": least,
-            "peak_bytes": memory.get(name),
-            "tokens_per_second": None if name in beside else case.tokens / median,
-            "times_banded": median / times["banded"][0],
-        }
-        for name, (median, least) in times.items()
-    ]
+    rows = timed(peers | beside, repeats)
+    for row in rows:
+        of_tokens = row["peer"] in peers
+        row["peak_bytes"] = memory.get(row["peer"])
+        row["tokens_per_second"] = case.tokens / row["seconds"] if of_tokens else None
+        row["times_banded"] = row["seconds"] / rows[0]["seconds"]
+    return rows
 
 
 def line(label, row):
@@ -248,42 +285,19 @@ TITLE = (
 )
 
 
-def machine():
-    """What runs here, in a line."""
-    device, python = jax.devices()[0], platform.python_version()
-    return (
-        f"{device.platform} {device.device_kind}, {platform.machine()}, python {python}, jax"
-        f" {jax.__version__}"
-    )
-
-
-def in_bfloat16(case, hidden, targets):
-    """The core with products in bfloat16, as `more` of `jax_peers`."""
-    bands, clusters = jax.tree.map(jnp.asarray, arguments(case)[2:])
-
-    def half(hidden, bands, clusters, targets):
-        return banded.loss(hidden.astype(jnp.bfloat16), targets, None, bands, clusters)[0]
-
-    return {"bfloat16": (half, (hidden, bands, clusters, targets))}
-
-
 def peers_at(size, settings):
     """Prints and returns a row for each peer at a size, and tells how far the core is from the
     speed of the machine.
     """
-    case, rows, beside = SIZES[size], [], {"product": product_peer(PRODUCT[size])}
-    for row in measure(
-        case,
-        settings.repeats,
-        settings.skip,
-        beside,
-        lambda *of: in_bfloat16(*of) | output_peers.peers(*of),
-    ):
+    case, beside = SIZES[size], {"product": product_peer(PRODUCT[size])}
+    rows = measure(case, settings.repeats, settings.skip, beside, more=True)
+    for row in rows:
         print(line(size, row), flush=True)
-        rows.append({"size": size} | row)
+    rows = [{"size": size} | row for row in rows]
     seconds = {row["peer"]: row["seconds"] for row in rows}
     if "product" in seconds:
-        work = gflop(case)
+        _, targets, bands, _ = arguments(case)
+        work = gflop(case, targets, bands)
         speed, top = work / seconds["banded"], 2e-9 * PRODUCT[size] ** 3 / seconds["product"]
         rows[-1] |= {"gflop": work, "banded_gflops": speed, "product_gflops": top}
         print(
@@ -291,6 +305,12 @@ def peers_at(size, settings):
             f" product's {top:,.0f}"
         )
     return rows
+
+
+def gflop(case, targets, bands):
+    """Work of an adaptive softmax that sees these targets, forward and backward."""
+    visits = np.histogram(targets, [0, *case.cutoffs, case.vocabulary])[0]
+    return 3e-9 * softmax_flops(bands, [case.tokens, *visits[1:]])
 
 
 def cutoffs_of(vocabulary: int) -> tuple[int, ...]:
@@ -362,8 +382,6 @@ def check(settings) -> None:
     check_at_least(10, vocabularies=min(map(int, settings.vocabularies)))
     for size in settings.sizes:
         check_known(f"--sizes={size}", size, [*SIZES, "growth"])
-    if settings.plot and not Path(settings.plot).absolute().parent.is_dir():
-        raise InputError(f"--plot={settings.plot}: its directory does not exist; make it first")
     if settings.plot and not importlib.util.find_spec("matplotlib"):
         raise InputError("--plot needs matplotlib: pip install -r requirements-bench.txt")
 
@@ -376,11 +394,10 @@ def main(settings):
     rows = []
     for size in settings.sizes:
         rows += growth(settings) if size == "growth" else peers_at(size, settings)
-    if settings.json:
-        Path(settings.json).write_text(json.dumps(rows, indent=2) + "\n")
+    write_json(settings.json, rows)
 
 
-def _define() -> flags.FlagValues:
+if __name__ == "__main__":
     flags.DEFINE_list("sizes", list(SIZES), "Which of small, large and growth.")
     flags.DEFINE_integer("repeats", 15, "Timed runs of each peer.")
     flags.DEFINE_list("vocabularies", VOCABULARIES, "Of the size growth, in words.")
@@ -388,9 +405,4 @@ def _define() -> flags.FlagValues:
     flags.DEFINE_string("plot", None, "File for a plot of the size growth, .png.")
     flags.DEFINE_list("skip", [], "Peers to leave out, of all but banded.")
     flags.DEFINE_string("json", None, "File for the numbers.")
-    return flags.FLAGS
-
-
-if __name__ == "__main__":
-    defined = _define()
-    commands.run(lambda: main(defined))
+    commands.run(lambda: main(flags.FLAGS))

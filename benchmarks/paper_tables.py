@@ -4,16 +4,11 @@ and what differs in small.
 
 from adaptive_jax.config.rows import Paper, Row, streams
 from benchmarks import gcnn_tables, groc_tables
-from benchmarks.lines import CORPORA, WORDS, Line, Table
+from benchmarks.lines import CORPORA, WORDS, Line, Table, one_cycle
 from configs import papers, wikitext2, wikitext103
 
 # Half an epoch is too little to overfit, so dropout is low, and momentum forgets within 10 updates.
-TRANSFORMER_CPU = {
-    "steps": 500,
-    "evaluate_every": 500,
-    "checkpoint_every": 500,
-    "tokens_per_update": 2_048,
-    "tokens_per_device": 2_048,
+TRANSFORMER_CPU = one_cycle(steps=500, every=500, tokens=2_048, warmup=50) | {
     "batches.sequence_length": 128,
     "body.layers": 3,
     "body.features": 128,
@@ -22,20 +17,12 @@ TRANSFORMER_CPU = {
     "body.dropout": 0.1,
     "body.attention_dropout": 0.0,
     "body.activation_dropout": 0.0,
-    "schedule.warmup_steps": 50,
-    "schedule.cycle_steps": 450,
-    "schedule.cycles": 1,
     "optimizer.learning_rate": 1.0,
     "optimizer.momentum": 0.9,
     "optimizer.clip_norm": 0.5,
 }
-# Two epochs of the Penn Treebank, or one of WikiText-2: little dropout, and the rate falls once.
-AWD_CPU = {
-    "steps": 1_500,
-    "evaluate_every": 500,
-    "checkpoint_every": 500,
-    "tokens_per_update": 1_400,
-    "tokens_per_device": 1_400,
+# Two epochs of the Penn Treebank, or one of WikiText-2: little dropout.
+AWD_CPU = one_cycle(steps=1_500, every=500, tokens=1_400, warmup=100) | {
     "body.features": 200,
     "body.widths": (400, 200),
     "body.input_dropout": 0.2,
@@ -43,26 +30,13 @@ AWD_CPU = {
     "body.dropout": 0.2,
     "body.weight_drop": 0.2,
     "optimizer.learning_rate": 0.003,
-    "schedule.name": "cosine_cycles",
-    "schedule.warmup_steps": 100,
-    "schedule.cycle_steps": 1_400,
-    "schedule.cycles": 1,
 }
-LSTM_CPU = {
-    "steps": 1_500,
-    "evaluate_every": 300,
-    "checkpoint_every": 300,
-    "tokens_per_update": 1_400,
-    "tokens_per_device": 1_400,
+LSTM_CPU = one_cycle(steps=1_500, every=300, tokens=1_400, warmup=100) | {
     "batches.sequence_length": 70,
     "body.features": 256,
     "body.widths": (256,),
     "body.dropout": 0.2,
     "optimizer.learning_rate": 0.003,
-    "schedule.name": "cosine_cycles",
-    "schedule.warmup_steps": 100,
-    "schedule.cycle_steps": 1_400,
-    "schedule.cycles": 1,
 }
 SHORT = {"steps": 10, "evaluate_every": 10, "checkpoint_every": 10}
 
@@ -119,30 +93,21 @@ def _transformers(title, table, rows=(), tail_dropout=0.0):
 
 def _contexts():
     """Table 5: blocks of several lengths in training, with and without context in evaluation."""
-    blocks = {
-        512: (128, 120),
-        2048: (256, 192),
-        3072: (384, 320),
-    }  # the paper's, ours and our context
-    paper = {
-        512: (480, (19.79, 20.51), (18.35, 19.03)),
-        2048: (1536, (18.96, 19.53), (18.23, 18.88)),
+    blocks = {  # the paper's: ours, our context; the paper's context, its numbers without and with
+        512: (128, 120, 480, Paper(19.79, 20.51), Paper(18.35, 19.03)),
+        2048: (256, 192, 1536, Paper(18.96, 19.53), Paper(18.23, 18.88)),
+        3072: (384, 320, 2560, Paper(18.63, 19.34), Paper(17.97, 18.70)),
     }
-    paper[3072] = 2560, (18.63, 19.34), (17.97, 18.70)
     lines = {"wikitext2": (), "wikitext103": ()}
     rows = {corpus: {} for corpus in lines}
-    for block, (short, context) in blocks.items():
+    for block, (short, short_context, context, without, within) in blocks.items():
         for corpus, length, given in (
-            ("wikitext2", short, context),
-            ("wikitext103", block, paper[block][0]),
+            ("wikitext2", short, short_context),
+            ("wikitext103", block, context),
         ):
             name = f"adp_t_{length}"
             rows[corpus][name] = Row("adp_t", {"batches.sequence_length": length})
-            numbers = [Paper(*pair) for pair in paper[block][1:]]
-            lines[corpus] += (
-                Line(corpus, name, numbers[0]),
-                Line(corpus, name, numbers[1], context=given),
-            )
+            lines[corpus] += Line(corpus, name, without), Line(corpus, name, within, context=given)
     return Table(
         "Context in training and in evaluation (Baevski & Auli 2019, Table 5)",
         {"cpu": lines["wikitext2"], "full": lines["wikitext103"]},
@@ -223,46 +188,40 @@ def _grave():
     """Every output over the same LSTM. The published numbers are those of Text8, which is not
     among the corpora here.
     """
+    outputs = {  # settings; Text8's perplexity and hours; samples are a fifth of the vocabulary
+        "full": ({"output.name": "softmax"}, Paper(test=144, hours=1.38)),
+        "sampled": (
+            {"output.name": "sampled", "output.samples": 1_024},
+            Paper(test=166, hours=0.68),
+        ),
+        "nce": ({"output.name": "nce", "output.samples": 1_024}, Paper()),
+        "hierarchical": ({"output.name": "hierarchical"}, Paper(test=166, hours=0.57)),
+        "d_softmax": (
+            {
+                "output.name": "differentiated",
+                "output.form": "slices",
+                "output.table.projected": False,
+            },
+            Paper(test=195, hours=0.88),
+        ),
+        "d_softmax_star": (
+            {"output.name": "differentiated", "output.form": "projections"},
+            Paper(test=147, hours=0.9),
+        ),
+        "adaptive": ({"output.name": "adaptive"}, Paper(test=147, hours=0.5)),
+    }
+    in_bands = "d_softmax", "d_softmax_star", "adaptive"
     lines, rows = (), {}
-    text8 = {  # perplexity and minutes; samples are a fifth of the vocabulary
-        "full": (144, 83),
-        "sampled": (166, 41),
-        "hierarchical": (166, 34),
-        "d_softmax": (195, 53),
-        "d_softmax_star": (147, 54),
-        "adaptive": (147, 30),
-    }
-    published = {
-        name: Paper(test=ppl, hours=round(minutes / 60, 2))
-        for name, (ppl, minutes) in text8.items()
-    }
     for corpus, cutoffs in ("penn_treebank", (1_000, 4_000)), ("wikitext2", (2_500, 10_000)):
-        bands = {"output.table.cutoffs": cutoffs}
-        outputs = {
-            "full": {"output.name": "softmax"},
-            "sampled": {"output.name": "sampled", "output.samples": 1_024},
-            "nce": {"output.name": "nce", "output.samples": 1_024},
-            "hierarchical": {"output.name": "hierarchical"},
-            "d_softmax": (
-                {
-                    "output.name": "differentiated",
-                    "output.form": "slices",
-                    "output.table.projected": False,
-                }
-                | bands
-            ),
-            "d_softmax_star": (
-                {"output.name": "differentiated", "output.form": "projections"} | bands
-            ),
-            "adaptive": {"output.name": "adaptive"} | bands,
-        }
         epochs = streams(20, WORDS[corpus], epochs=5, window=20)
+        layers = {name: papers.LSTM | epochs | changes for name, (changes, _) in outputs.items()}
+        for name in in_bands:
+            layers[name] |= {"output.table.cutoffs": cutoffs}
         # Slices of width, width / 4 and / 16 fill the hidden state.
         for size, width in ("cpu", 195), ("full", 390):
-            layers = {name: papers.LSTM | epochs | changes for name, changes in outputs.items()}
-            layers["d_softmax"] |= {"output.table.width": width}
-            rows[size, corpus] = {name: Row(name) for name in outputs}, layers
-        lines += tuple(Line(corpus, name, published.get(name, Paper())) for name in outputs)
+            slices = {"d_softmax": layers["d_softmax"] | {"output.table.width": width}}
+            rows[size, corpus] = {name: Row(name) for name in outputs}, layers | slices
+        lines += tuple(Line(corpus, name, paper) for name, (_, paper) in outputs.items())
     full = {"body.features": 512, "body.widths": (512,)}
     return Table(
         "Approximations of the softmax over one LSTM (Grave et al. 2017; published: Table 1, on"

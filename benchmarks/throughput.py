@@ -50,9 +50,8 @@ from adaptive_jax.parallel import sharding
 from adaptive_jax.planning.plan import make_plan
 from adaptive_jax.training.state import initial_state, shape_of_state
 from adaptive_jax.training.update import make_update
-from benchmarks.outputs import machine
 from benchmarks.reading_and_writing import evaluate_peers, generate_peers
-from benchmarks.timing import first_line, interleaved, torch_device
+from benchmarks.timing import first_line, machine, timed, torch_device, write_json
 from configs import wikitext2
 
 OURS, OUTPUT = "adaptive_jax", "its output alone"
@@ -276,19 +275,11 @@ def main(settings) -> None:
             about = f"; an update takes {work / 1e12:,.2f} TFLOP" + (
                 f" and {memory / 1e9:,.2f} GB" if memory else ""
             )
-    measured = interleaved(peers, settings.repeats, runs)
-    first = next(iter(measured.values()))[0]
-    result["rows"] = [
-        {
-            "peer": name,
-            "seconds": median,
-            "fastest": least,
-            "words_per_second": words / median,
-            "utilisation": speed and work / median / speed,
-            "times_first": median / first,
-        }
-        for name, (median, least) in measured.items()
-    ]
+    result["rows"] = timed(peers, settings.repeats, runs)
+    for row in result["rows"]:
+        row["words_per_second"] = words / row["seconds"]
+        row["utilisation"] = speed and work / row["seconds"] / speed
+        row["times_first"] = row["seconds"] / result["rows"][0]["seconds"]
     print(f"{result['machine']}; median of {settings.repeats}{about}")
     if speed:
         print(f"a large product runs at {speed / 1e12:,.2f} TFLOP/s")
@@ -299,18 +290,13 @@ def main(settings) -> None:
             f"{row['peer']:18} {row['seconds'] * 1e3:9.1f} {row['fastest'] * 1e3:9.1f}"
             f" {row['words_per_second']:10,.0f} {share:>10} {row['times_first']:8.2f}"
         )
-    _write(settings.json, result)  # now: a profile can fail, and take what was measured with it
+    write_json(settings.json, result)  # now: a profile can fail, and take what was measured with it
     if settings.profile and OURS in peers:
         sys.stdout.flush()
         result["longest"] = profile(peers[OURS], settings.profile)
         for name, seconds in result["longest"]:
             print(f"{seconds * 1e3:9.2f} ms  {name[:110]}")
-        _write(settings.json, result)
-
-
-def _write(file, result):
-    if file:
-        Path(file).write_text(json.dumps(result, indent=2) + "\n")
+        write_json(settings.json, result)
 
 
 COUNTS = {  # flags of whole numbers: default and meaning

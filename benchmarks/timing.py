@@ -1,8 +1,10 @@
-"""What the benchmarks share: times of several peers in one process and their errors, torch's
-name of JAX's device, its memory.
+"""What the benchmarks share: times of several peers in one process and their errors, the machine,
+torch's name of JAX's device, its memory, the file of numbers.
 """
 
 import importlib.util
+import json
+import platform
 import re
 import statistics
 import time
@@ -55,6 +57,32 @@ def interleaved(
     return {name: (statistics.median(times), min(times)) for name, times in seconds.items()}
 
 
+def timed(peers: dict[str, Callable], repeats: int, runs: int = 1, calls: int = 1) -> list[dict]:
+    """A row for each peer: its name, median and least seconds. See `interleaved`.
+
+    calls: how many calls each function makes; the seconds are those of one.
+    """
+    return [
+        {"peer": name, "seconds": median / calls, "fastest": least / calls}
+        for name, (median, least) in interleaved(peers, repeats, runs).items()
+    ]
+
+
+def write_json(file: str | None, numbers: object) -> None:
+    """Writes what `--json` asks for, if it does."""
+    if file:
+        Path(file).write_text(json.dumps(numbers, indent=2) + "\n")
+
+
+def machine() -> str:
+    """The device and the versions of Python and JAX, in a line."""
+    device, python = jax.devices()[0], platform.python_version()
+    return (
+        f"{device.platform} {device.device_kind}, {platform.machine()}, python {python}, jax"
+        f" {jax.__version__}"
+    )
+
+
 def first_line(error: Exception) -> str:
     """What an error of somebody else's package says, in a line; its type if it says nothing."""
     return next(iter(str(error).splitlines()), "")[:120] or type(error).__name__
@@ -88,9 +116,8 @@ def torch_memory(run):
         return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
     try:
-        Path("/proc/self/clear_refs").write_text(
-            "5"
-        )  # the peak starts again from what is resident now
+        # The peak starts again from what is resident now.
+        Path("/proc/self/clear_refs").write_text("5")
         before = kilobytes("VmRSS")
     except OSError:
         return None

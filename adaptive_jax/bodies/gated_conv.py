@@ -11,8 +11,8 @@ token t depends on tokens t-2, t-1 and t:
 
 The last three lines side by side, `[rows, time, 3 * width]`, times one matrix `[3 * width,
 outputs]` are the convolution. On two CPU cores this product is about as fast as XLA's convolution,
-forward and backward, and faster than a sum of three products (`python -m benchmarks.layers
-convolution`); and it can stop at the start of a segment.
+forward and backward, and faster than a sum of three products (benchmarks/RESULTS.md); and it can
+stop at the start of a segment.
 """
 
 import functools

@@ -2,10 +2,10 @@
 
 import importlib.util
 import json
+import math
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,17 +24,31 @@ def test_the_output_layer_against_its_peers():
         results["banded"],
         results["masked dense"],
     )
-    targets = outputs.arguments(case)[1]
+    _, targets, bands, _ = outputs.arguments(case)
     first, second = ((targets >= 11) & (targets < 40)).sum(), (targets >= 40).sum()
     products = 30 * 13 * 16 + first * (29 * 4 + 4 * 16) + second * (61 * 1 + 1 * 16)
-    assert outputs.gflop(case) == pytest.approx(6e-9 * products)
+    assert outputs.gflop(case, targets, bands) == pytest.approx(6e-9 * products)
     rows = outputs.measure(case, 1, ["torch", "full softmax"], {"product": outputs.product_peer(8)})
     assert [row["peer"] for row in rows] == ["banded", "masked dense", "product"]
     assert rows[0]["times_banded"] == 1 and rows[-1]["tokens_per_second"] is None
-    loss, values = outputs.in_bfloat16(case, *map(jnp.asarray, outputs.arguments(case)[:2]))[
-        "bfloat16"
+
+
+def test_more_outputs_are_peers():
+    """The core in bfloat16 computes nearly the same; every other output is a loss of hidden states
+    and parameters: of random vectors near log V, but for nce, which sums over its noise.
+    """
+    case = outputs.Case(64, 210, (40, 90), tokens=16)
+    losses = {
+        name: float(compiled(*values)[0]) / 16
+        for name, (compiled, values) in outputs.jax_peers(case, outputs.DENSE, more=True).items()
+    }
+    assert [name.split()[0] for name in losses] == [
+        *("banded", "bfloat16", "hierarchical", "hierarchical", "sampled", "nce"),
+        *("D-softmax", "D-softmax*"),
     ]
-    np.testing.assert_allclose(jax.jit(loss)(*values), results["banded"][0], rtol=2**-7)
+    assert losses["bfloat16"] == pytest.approx(losses["banded"], rel=2**-7)
+    assert all(4 < loss < 8 for name, loss in losses.items() if not name.startswith("nce")), losses
+    assert all(0 < loss < math.inf for loss in losses.values()), losses
 
 
 def flags(**given):

@@ -32,16 +32,13 @@ def test_peers(monkeypatch, capsys):
     monkeypatch.setattr(
         full_softmax, "JAX", peers | {"blocks": blocks, "absent": absent, "broken": broken}
     )
-    rows = full_softmax.measure(16, 8, 2_048, "float32", 1, ["torch", "apple"])
-    assert {row["peer"]: row["wrong"] for row in rows} == {name: [] for name in peers} | {
-        "blocks": ["4100"]
+    rows = full_softmax.measure(16, 8, 2_100, "float32", 1, ["torch", "apple"])
+    assert {row["peer"]: row["wrong"] for row in rows} == dict.fromkeys(peers, False) | {
+        "blocks": True
     }
-    for row in rows:
-        assert row["seconds"] > 0
-        # Table, both moments and the gradient of the table are alive in an update.
-        assert row["step_bytes"] > max(row["temp_bytes"], 4 * 4 * 2_048 * 8)
+    assert all(row["seconds"] > 0 for row in rows) and rows[0]["times_ours"] == 1
     printed = capsys.readouterr().out
     assert (
         "absent is passed over: no such package\nbroken is passed over: no such kernel\n" in printed
     )
-    assert printed.count("WRONG with 4,100 words") == 1 and "exact peer, blocks" not in printed
+    assert printed.count("WRONG") == 1

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from adaptive_jax.errors import InputError
-from benchmarks import gpu, gpu_parts, gpu_training
+from benchmarks import gpu, gpu_parts
 from tests.pages import ROOT
 
 
@@ -49,7 +49,7 @@ def test_variants_that_fail_are_told_and_passed_over(tmp_path, monkeypatch, capf
     for name, text in scripts.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    variants = [gpu.Variant(name, [name]) for name in scripts]
+    variants = [gpu.Variant(name, [[name]]) for name in scripts]
     monkeypatch.setattr(gpu, "steps", lambda *_: [gpu.Step(5, [each]) for each in variants])
     timed = gpu.run_variant
     monkeypatch.setattr(
@@ -85,14 +85,15 @@ def test_what_is_due(tmp_path):
         "check",
         "adp_t, whole",
         "adp_t, nothing recomputed",
-        "train penn_treebank:awd_sm",
+        "train penn_treebank:awd_sm, published perplexity 67.21",
     ]
     tried = {"check": {"ended": "ok"}, "adp_t, whole": {"ended": "out of time"}}
     left = gpu.due(everything, settings(tmp_path, steps=["0", "1", "2"]), tried)
     assert [variant.name for _, variant in left] == [*names[2:4], "adp_t, whole"]
     assert not [name for name in _names(tmp_path, None) if "train " in name]
     [(_, only)] = gpu.due(everything, settings(tmp_path, steps=[], variants="wikitext2"), {})
-    assert only.name == "train wikitext2:awd_asm" and "--data=" in " ".join(only.command)
+    assert only.name.startswith("train wikitext2:awd_asm, ")
+    assert "/kit/wikitext-2" in " ".join(only.commands[0])
     with pytest.raises(InputError, match="--variants=lstm must be part of a variant's name"):
         gpu.due(everything, settings(tmp_path, steps=[], variants="lstm"), {})
 
@@ -106,7 +107,7 @@ def test_a_driver_that_ends_takes_its_variant_along(tmp_path):
     (tmp_path / "slow.py").write_text("print('begun', flush=True)\nimport time; time.sleep(60)")
     driver = (
         "import sys; from benchmarks import gpu; gpu.steps = lambda *_: [gpu.Step(5,"
-        " [gpu.Variant('slow', ['slow'])])]; from tests.benchmarks.test_gpu import settings;"
+        " [gpu.Variant('slow', [['slow']])])]; from tests.benchmarks.test_gpu import settings;"
         " gpu.main(settings(sys.argv[1]))"
     )
     for number in signal.SIGTERM, signal.SIGKILL:
@@ -127,16 +128,15 @@ def test_a_driver_that_ends_takes_its_variant_along(tmp_path):
         process.stdout.close()
 
 
-def test_a_row_is_trained_and_judged(text, tmp_path, capfd, monkeypatch):
-    """Beside its published perplexity: four updates of a small model miss it."""
+def test_a_row_is_trained_and_scored(text, tmp_path, capfd, monkeypatch):
+    """With --data, in one variant: four updates of a small model, then its test perplexity."""
     monkeypatch.setenv("HOME", str(tmp_path))  # whose ~/.cache gets the text
-    given = {"row": "penn_treebank:awd_sm", "data": str(text), "tiny": True}
-    files = {"workdir": str(tmp_path / "run"), "json": str(tmp_path / "numbers.json")}
-    gpu_training.main(SimpleNamespace(**given, **files))
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
-    assert (numbers["updates"], numbers["verdict"]) == (4, "missed")
-    assert (numbers["published_test"], numbers["published_valid"]) == (67.21, 69.41)
-    assert "awd_sm: missed: test perplexity" in capfd.readouterr().out
+    (tmp_path / "ptb").symlink_to(text)
+    given = {"data": str(tmp_path), "variants": "awd_sm", "steps": ["2"]}
+    gpu.main(settings(tmp_path / "out", **given))
+    [part] = json.loads((tmp_path / "out/gpu.json").read_text())["parts"].values()
+    assert part["ended"] == "ok", part["printed"]
+    assert "perplexity" in part["printed"].splitlines()[-1]
 
 
 def test_checks_and_output(tmp_path):

@@ -58,12 +58,12 @@ import json, sys
 import jax
 from adaptive_jax.model.language_model import build, parameter_shapes
 from adaptive_jax.training.compiled import compile_for
-from benchmarks.programs import report
+from benchmarks.collectives import collectives
 
 config = json.load(open(sys.argv[1]))
 _, plan, compiled = compile_for(sys.argv[2], config)
 sizes = [a.size for a in jax.tree.leaves(parameter_shapes(build(config, plan.vocabulary_size)))]
-print(json.dumps({"parameters": sum(sizes), "crossing": report(compiled)["collectives"]}))
+print(json.dumps({"parameters": sum(sizes), "crossing": collectives(compiled)}))
 """
 
 
