@@ -4,6 +4,8 @@ two scripts as commands.
 
 import contextlib
 import gc
+import importlib
+import io
 import json
 import lzma
 import os
@@ -16,7 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from absl import flags as absl_flags
 
+from adaptive_jax.__main__ import COMMANDS
+from adaptive_jax.config import commands
 from adaptive_jax.config.keys import complete, resolve
 from adaptive_jax.training.loop import train
 from configs import quickstart
@@ -284,6 +289,73 @@ def quick_command(server, tmp_path_factory):
         return subprocess.CompletedProcess(arguments, status, out, err)
 
     return quick_command
+
+
+class _BadInput(BaseException):
+    """Raised in place of ending this process; its message is the line without `error: `."""
+
+
+@contextlib.contextmanager
+def _own_flags():
+    """Empties absl's flags, and puts them back."""
+    flags = vars(absl_flags.FLAGS)
+    before = dict(flags)
+    flags.clear()
+    absl_flags.FLAGS.__init__()
+    try:
+        yield
+    finally:
+        flags.clear()
+        flags.update(before)
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """`in_process("train.py", *flags)`, or "-m", "adaptive_jax", "score": as `quick_command`, but
+    in this process, where JAX has started. Warnings are not in its stderr.
+    """
+
+    def in_process(script, *arguments, given=""):
+        argv = [script, *map(str, arguments)]
+        name = script.removesuffix(".py")
+        if script == "-m":
+            name, argv = argv[2], argv[2:]
+        if name == "train":
+            argv.insert(1, "--notune_cpu")  # on a CPU it would start anew
+        out, err, status = io.StringIO(), io.StringIO(), 0
+
+        def run():
+            module = f"adaptive_jax.{COMMANDS[name][0]}"
+            loaded = module in sys.modules
+            command = importlib.import_module(module)
+            if hasattr(command, "define_flags"):
+                command.define_flags()
+            elif loaded:
+                importlib.reload(command)  # it defines its flags when it is imported
+            command.main(*commands._parse(argv, getattr(command, "POSITIONAL", ()))[1:])
+
+        def fail(message):
+            raise _BadInput(message)
+
+        with (
+            _own_flags(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            monkeypatch.context() as patch,
+        ):
+            patch.setattr(commands, "fail", fail)
+            patch.setattr(sys, "argv", argv)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+            try:
+                commands._guarded(run, "stopped")
+            except _BadInput as bad:
+                status = 2
+                print(f"error: {bad}", file=err)
+            except SystemExit as end:
+                status = end.code or 0
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+    return in_process
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from adaptive_jax.__main__ import COMMANDS
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
@@ -60,113 +59,30 @@ def test_a_dry_run_needs_no_corpus(quick_command, flags, config, tmp_path):
     assert "1,024 tokens = 4 x 16 rows x 1 device(s)" in done.stdout and "122 words" in done.stdout
 
 
-HELP = {  # flags of each command, among others
-    "train": ["--config", "--workdir", "--[no]dry_run"],
-    "evaluate": ["--workdir", "--split", "--window", "--context", "--checkpoint", "--data_path"],
-    "score": ["--workdir", "--[no]words"],
-    "generate": ["--workdir", "--prompt"],
-    "report": ["--output", "--bins"],
-    "convert": [],
-    "export": ["--workdir", "--output"],
-    "prepare": ["--config", "--to"],
-    "cut": ["--output"],
-    "clusters": ["--config", "--method"],
-    "plan": ["--width"],
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_lists_the_flags(quick_command, command):
-    """--help shows the module's words and, below the command's name, each flag; status 0."""
-    done = quick_command("-m", "adaptive_jax", command, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    head, _, listed = done.stdout.partition(f"\npython -m adaptive_jax {command}:\n")
-    assert f"{command} " in head or f"{command}.py " in head
-    assert all(f"  {name}" in listed for name in HELP[command])
-
-
-@pytest.mark.parametrize(
-    "flag, says",
-    [
-        ("--config.body.layrs=3", ["layrs", 'Did you mean "layers"']),
-        ("--config.body.layers=three", ["three", "layers"]),
-        ("--config.data.block=3", ["config.data.block is not one of corpus, path"]),
-        ("--config.steps", ["config.steps=True", "a whole number"]),
-        ("--noworkdir", ["noworkdir"]),
-        ("--workdir=", ["--workdir is missing"]),
-        (
-            "--workdir=gs://",
-            ["gs:// must be a directory, gs://BUCKET/NAME or s3://BUCKET/NAME"],
-        ),
-        ("--config=", ["--config is empty"]),
-        ("--stpes=3", ["stpes"]),
-        ("steps=3", ["steps=3", "--flag=value"]),
-        (
-            "--config.body.name=transfromer",
-            ["config.body.name='transfromer'", 'Did you mean "transformer"'],
-        ),
-    ],
-)
-def test_a_wrong_flag(quick_command, flags, tmp_path, flag, says):
-    """One line with the value and the cure, and no workdir."""
-    line = the_error(quick_command("train.py", *flags(tmp_path / "run"), flag))
-    assert all(part in line for part in says), line
-    assert "\\n" not in line  # a newline that was quoted instead of printed
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     "changes, says",
     [
         ({"input.cutoffs": (20, 122)}, ["122", "cutoff", "leave at least one word"]),
-        ({"input.cutoffs": (60, 20)}, ["(60, 20)", "increase"]),
         ({"body.heads": 5}, ["5 heads", "32 features", "choose body.heads"]),
         ({"tokens_per_update": 500}, ["tokens_per_update=500", "sequence_length=16", "take 496"]),
         ({"tokens_per_device": 8}, ["tokens_per_device=8", "take 16 or more"]),
-        ({"batches.sequence_length": 0}, ["sequence_length", "0"]),
         ({"dtype": "float23"}, ["float23", "float32"]),
-        ({"steps": -5}, ["steps", "-5"]),
-        ({"keep": 0}, ["keep", "0"]),
-        ({"data.corpus": "wikitex2"}, ["data.corpus='wikitex2'", 'Did you mean "wikitext2"']),
-        ({"body.layers": 0}, ["layers", "0"]),
-        ({"body.dropout": 1.5}, ["dropout", "1.5"]),
         ({"data.corpus": "ptb"}, ["data.corpus='ptb'", 'Did you mean "penn_treebank"']),
         ({"data.corpus": "WikiText-103"}, ['Did you mean "wikitext103"']),
-        ({"data.corpus": "wt2"}, ['Did you mean "wikitext2"']),
-        ({"data.corpus": "lm1b"}, ['Did you mean "billion_word"']),
-        ({"data.tokeniser": "mosse"}, ["data.tokeniser='mosse'", 'Did you mean "moses"']),
-        ({"data.threshold": 0}, ["data.threshold=0"]),
-        ({"data.vocabulary_size": -1}, ["data.vocabulary_size=-1"]),
-        ({"seed": -1}, ["seed=-1", "from 0"]),
         ({"seed": 2**40}, ["seed=1099511627776", "4,294,967,295"]),
-        ({"fsdp": -1}, ["fsdp=-1", "0 or more"]),
-        ({"log_every": -1}, ["log_every=-1", "0 or more"]),
-        ({"evaluate_every": -1}, ["evaluate_every=-1", "0 or more"]),
-        ({"checkpoint_every": -1}, ["checkpoint_every=-1", "0 or more"]),
-        ({"early_stopping": -1}, ["early_stopping=-1", "0 or more"]),
         ({"divergence": "skp"}, ["divergence='skp'", 'Did you mean "skip"']),
-        ({"optimizer.learning_rate": -0.1}, ["optimizer.learning_rate=-0.1", "above 0"]),
         ({"optimizer.learning_rate": math.inf}, ["optimizer.learning_rate=inf", "finite"]),
         ({"optimizer.momentum": 1.0}, ["optimizer.momentum=1.0", "less than 1"]),
-        ({"optimizer.momentum": -0.1}, ["optimizer.momentum=-0.1", "from 0"]),
-        (
-            {"optimizer.clip_norm": 0.0},
-            ["optimizer.clip_norm=0.0", "above 0", "none does not clip"],
-        ),
+        ({"optimizer.clip_norm": 0.0}, ["clip_norm=0.0", "above 0", "none does not clip"]),
         (
             {"schedule.min_learning_rate": 0.5},
             ["schedule.min_learning_rate=0.5", "optimizer.learning_rate=0.3"],
         ),
-        ({"schedule.min_learning_rate": -1.0}, ["schedule.min_learning_rate=-1.0", "from 0"]),
-        ({"schedule.warmup_from": -1.0}, ["schedule.warmup_from=-1.0"]),
-        ({"schedule.warmup_steps": -1}, ["schedule.warmup_steps=-1"]),
         (
             {"schedule.warmup_steps": 241},
             ["schedule.warmup_steps=241", "steps=240", "take schedule.warmup_steps=24"],
         ),
         ({"schedule.shrink": 1.5}, ["schedule.shrink=1.5", "at most 1"]),
-        ({"schedule.shrink": 0.0}, ["schedule.shrink=0.0", "above 0"]),
-        ({"schedule.cycles": 0}, ["schedule.cycles=0"]),
         ({"schedule.cycles": 40}, ["schedule.cycles=40", "2,147,483,647"]),
     ],
 )
@@ -176,48 +92,6 @@ def test_a_wrong_setting(config, tmp_path, changes, says):
     for line in refusal(dry_run, wrong, run), refusal(train, wrong, run):
         assert all(part in line for part in says), line
     assert not run.exists()
-
-
-@pytest.mark.parametrize(
-    "config, says",
-    [
-        ("configs/quickstart.py:adp_s", ["'adp_s'", 'Did you mean "adp_t"']),
-        ("configs/quikstart.py", ["configs/quikstart.py", "--config=configs/NAME.py"]),
-    ],
-)
-def test_a_wrong_config(quick_command, tmp_path, config, says):
-    """A misspelt row and a file that is not there."""
-    line = the_error(
-        quick_command(
-            "train.py", f"--config={config}", f"--workdir={tmp_path / 'run'}", "--dry_run"
-        )
-    )
-    assert all(part in line for part in says), line
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "line, says",
-    [
-        ("config.steps = 1 + 'a'", "TypeError: unsupported operand"),
-        ("config.stepz += 1", 'AttributeError: .*Did you mean "steps"'),
-        ("config.data.cache = Path('/none').read_text()", "NameError: .*Path"),
-        ("import nonesuch", "ModuleNotFoundError: .*nonesuch"),
-        ("open('/none')", "FileNotFoundError: .*/none"),
-        ("if", "SyntaxError: invalid syntax"),
-    ],
-)
-def test_an_error_in_a_config_file(quick_command, tmp_path, line, says):
-    """One line with the file, the number of the line and what Python says."""
-    path = tmp_path / "mine.py"
-    path.write_text(
-        "from configs import quickstart\ndef get_config():\n    config = quickstart.get_config()\n"
-        f"    {line}\n"
-    )
-    found = the_error(
-        quick_command("train.py", f"--config={path}", f"--workdir={tmp_path / 'run'}", "--dry_run")
-    )
-    assert re.fullmatch(rf"{path}, line 4: {says}.*", found), found
 
 
 PERMISSIONS = """
@@ -255,31 +129,6 @@ def test_what_may_not_be_read_or_written(quick_command, name, mode, says):
         place.chmod(0o755)
         (place / "closed").chmod(0o755)
     assert re.match(says, line), line
-
-
-@pytest.mark.parametrize(
-    "name, content, says",
-    [
-        ("valid.txt", None, "no validation split.*valid.txt"),
-        ("train.txt", b"", "train.txt.*no words"),
-        ("train.txt", b"one\ntwo\n\xff\xfe\n", "train.txt.*line 3.*UTF-8"),
-        ("test.txt", b"the zebra\n", "zebra.*data.threshold"),
-    ],
-    ids=["no split", "empty", "not UTF-8", "unknown word"],
-)
-def test_a_wrong_corpus(config, text, tmp_path, name, content, says):
-    """The line names what is wrong with which file, and no run is begun."""
-    bad = shutil.copytree(text, tmp_path / "bad")
-    (bad / name).unlink()
-    if content is not None:
-        (bad / name).write_bytes(content)
-    line = refusal(
-        train,
-        config(**{"data.path": str(bad), "data.cache": str(tmp_path / "cache")}),
-        tmp_path / "run",
-    )
-    assert re.search(says, line), line
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_workdir_of_another_config(config, trained):
@@ -334,34 +183,6 @@ def test_a_damaged_checkpoint(config, trained, tmp_path, capsys, caplog):
     assert (workdir / "checkpoints" / "240.damaged").is_dir()
 
 
-def test_a_damaged_run(config, trained, tmp_path):
-    """Half a config.json and half a vocabulary.txt are named, each in one line."""
-    for name in "config.json", "vocabulary.txt":
-        workdir = shutil.copytree(trained, tmp_path / name)
-        (workdir / name).write_text((workdir / name).read_text()[:301])
-        assert str(workdir / name) in refusal(evaluate, workdir, Request())
-    assert "config.json" in refusal(train, config(), tmp_path / "config.json")
-
-
-@pytest.mark.parametrize("content", ["[]", "3", "null", '"text"', "{}"])
-def test_a_config_that_is_none(quick_command, tmp_path, content):
-    """Evaluating and training both name the file."""
-    (tmp_path / "config.json").write_text(content)
-    for script, config in ("evaluate.py", []), ("train.py", ["--config=configs/quickstart.py"]):
-        line = the_error(quick_command(script, *config, f"--workdir={tmp_path}"))
-        assert str(tmp_path / "config.json") in line, line
-
-
-@pytest.mark.parametrize("place", ["/proc/run", "/dev/null", "/dev/null/run"])
-@pytest.mark.parametrize("flag", ["workdir", "config.data.cache"])
-def test_a_place_that_takes_no_files(quick_command, flags, tmp_path, place, flag):
-    """One line with the place."""
-    line = the_error(
-        quick_command("train.py", *flags(tmp_path / "run", steps=1), f"--{flag}={place}")
-    )
-    assert place in line and "Traceback" not in line
-
-
 def test_a_full_disk(quick_command, config, flags, small_disk):
     """A checkpoint that does not fit, the first or the second, is an error in one line; what was
     saved before is there, and the same command resumes the run once there is room.
@@ -384,7 +205,7 @@ def test_a_full_disk(quick_command, config, flags, small_disk):
     # than the first one, as its arrays are compressed.
     first = [path for path in run.glob("checkpoints/2/**/*") if path.is_file()]
     needed = 512 * sum(path.stat().st_blocks for path in first)
-    resize(shutil.disk_usage(small_disk).used + needed * 9 // 10)
+    resize(shutil.disk_usage(small_disk).used + needed * 7 // 10)
     check_full(4)
     assert steps_in(run / "checkpoints") == [2] and not list(run.glob("**/*.damaged"))
     resize("5m")

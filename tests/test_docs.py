@@ -97,7 +97,7 @@ def place(tmp_path_factory):
     return place
 
 
-def shell(line, quick_command, place):
+def shell(line, in_process, place):
     """Runs a line, which may have pipes, `< FILE`, `> FILE` and `>> FILE`, and returns what it
     prints.
     """
@@ -110,7 +110,7 @@ def shell(line, quick_command, place):
         words = words[: min([len(words), *(words.index(sign) for sign in files)])]
         printed = files["<"].read_text() if "<" in files else printed
         if words[0] == "python":
-            done = quick_command(*words[1:], cwd=place, given=printed)
+            done = in_process(*words[1:], given=printed)
             assert done.returncode == (
                 3 if "--target_perplexity" in line and "above" in done.stderr else 0
             ), done.stderr
@@ -126,7 +126,7 @@ def shell(line, quick_command, place):
 
 
 @pytest.mark.parametrize("page", TO_RUN)
-def test_a_page_runs(page, quick_command, place, monkeypatch):
+def test_a_page_runs(page, in_process, place, monkeypatch):
     """Its commands about runs/quickstart end well, and so does its Python, in the order of the
     page.
     """
@@ -136,7 +136,7 @@ def test_a_page_runs(page, quick_command, place, monkeypatch):
         if kind == "python":
             exec(block, names)
         elif block not in DONE:
-            shell(block, quick_command, place)
+            shell(block, in_process, place)
             DONE.add(block)
 
 

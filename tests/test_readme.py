@@ -60,7 +60,7 @@ def test_the_first_steps_run_as_they_are_printed():
 
 
 @pytest.mark.parametrize("given", arguments_of("train.py"), ids=" ".join)
-def test_commands_that_train(given, quick_command, text, tmp_path):
+def test_commands_that_train(given, in_process, text, tmp_path):
     """Their configs, rows, keys and values are accepted; those that make a plan print it, and
     --explain its keys.
     """
@@ -72,7 +72,7 @@ def test_commands_that_train(given, quick_command, text, tmp_path):
     arguments = [re.sub(r"=DIR$|(?<=data\.path)=.*", f"={text}", word) for word in arguments]
     planned = "--dry_run" in arguments or "--config=configs/own_text.py" in given
     more = () if "--explain" in arguments else ("--dry_run",) if planned else ("--explain",)
-    done = quick_command(
+    done = in_process(
         "train.py",
         *arguments,
         *more,
@@ -84,10 +84,10 @@ def test_commands_that_train(given, quick_command, text, tmp_path):
 
 
 @pytest.mark.parametrize("given", arguments_of("evaluate.py"), ids=" ".join)
-def test_commands_that_evaluate(given, quick_command, tmp_path):
+def test_commands_that_evaluate(given, in_process, tmp_path):
     """Their flags are accepted: all that is missing is the run."""
     arguments = [word for word in given if not word.startswith("--workdir")]
-    done = quick_command("evaluate.py", *arguments, f"--workdir={tmp_path}")
+    done = in_process("evaluate.py", *arguments, f"--workdir={tmp_path}")
     assert done.returncode == 2
     assert (
         done.stderr
@@ -104,7 +104,9 @@ def test_flags(quick_command):
     for program in {tuple(programs(words)) for _, words in PYTHON if words[1] != "-c"} - {
         ("-m", "venv")
     }:
-        helps[program] = quick_command(*program, "--help").stdout
+        done = quick_command(*program, "--help")
+        assert (done.returncode, done.stderr) == (0, ""), program
+        helps[program] = done.stdout
         # Of absl; of a list of commands; of an example, which reads them by argparse
         assert re.search("flags:|python -m|^usage:", helps[program]), program
     for page, words in PYTHON:

@@ -1,12 +1,9 @@
-"""Command lines with a mistake in them, run as a user runs them: one line `error: …` with the
-value, status 2, within bounds.
+"""Command lines with a mistake in them: one line `error: …` with the value and status 2.
 
-300 rows are written out in `tests/wrong_inputs.py`; 130 more follow from the keys of
-`adaptive_jax.config.keys`. With the 134 calls of the public layers in
-`tests/test_wrong_layers.py` they make more than 550 wrong inputs. `tests/forks.py` bounds memory.
+Most run in this process; one of each kind, and those that might take any memory, run as a user runs
+them, see `tests/forks.py`.
 """
 
-import itertools
 import re
 import shlex
 import shutil
@@ -20,7 +17,6 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
 from adaptive_jax.training.loop import train
 from tests.conftest import ROOT
-from tests.test_wrong_layers import WRONG
 from tests.wrong_inputs import ACCEPTED, DIRECTORY, GENERATED, LINES, LINK, NOTHING, TABLE
 
 SECONDS = 60
@@ -70,14 +66,14 @@ def places(text, trained, flags, tmp_path):
 
 
 @pytest.mark.parametrize("row", [*TABLE, *GENERATED], ids=lambda row: row.name[:120])
-def test_a_wrong_input(quick_command, places, row, text, trained, tmp_path):
+def test_a_wrong_input(in_process, quick_command, places, row, text, trained, tmp_path):
     """One line that says what is wrong and what helps, soon, and nothing written but below
     {tmp}, without a new workdir.
     """
-    names = places(row)
+    words = shlex.split(row.line.format(**places(row)))
     before, began = stamps(text, trained), (set(ROOT.iterdir()), (tmp_path / "run").exists())
     start = time.monotonic()
-    done = quick_command(*shlex.split(row.line.format(**names)))
+    done = (quick_command if row.by_process else in_process)(*words)
     assert time.monotonic() - start < SECONDS
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert re.fullmatch(r"(warning: .+\n)*error: .{20,}\n", done.stderr), done.stderr
@@ -90,15 +86,13 @@ def test_a_wrong_input(quick_command, places, row, text, trained, tmp_path):
 
 
 @pytest.mark.parametrize("key, value", sorted(ACCEPTED))
-def test_what_is_no_mistake(quick_command, flags, tmp_path, key, value):
+def test_what_is_no_mistake(in_process, flags, tmp_path, key, value):
     """Numbers that look like one."""
-    done = quick_command(
-        "train.py", *flags(tmp_path / "run"), "--dry_run", f"--config.{key}={value}"
-    )
+    done = in_process("train.py", *flags(tmp_path / "run"), "--dry_run", f"--config.{key}={value}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_own_text_of_few_words(quick_command, tmp_path):
+def test_own_text_of_few_words(in_process, tmp_path):
     """It gives fewer merges than are chosen for its length; those that it gives are taken."""
     text = tmp_path / "all.txt"
     text.write_text("the cat sat\n" * 2000)
@@ -107,17 +101,16 @@ def test_own_text_of_few_words(quick_command, tmp_path):
         f"--config.data.path={text}",
         f"--config.data.cache={tmp_path / 'cache'}",
     )
-    done = quick_command("train.py", "--config=configs/own_text.py", "--dry_run", *places)
+    done = in_process("train.py", "--config=configs/own_text.py", "--dry_run", *places)
     assert done.returncode == 0 and "merges       only 7: " in done.stdout, (
         done.stdout,
         done.stderr,
     )
 
 
-@pytest.mark.parametrize("name", ["a b", "ü 中", "a?b", "a%41b", "#|{}$*"])
-def test_names_of_workdirs(config, tmp_path, name):
+def test_names_of_workdirs(config, tmp_path):
     """Whatever a directory may be called, its checkpoints are found again."""
-    workdir = tmp_path / name
+    workdir = tmp_path / "a b" / "ü 中?%41" / "#|{}$*"
     train(config(steps=1), workdir)
     assert evaluate(workdir, Request())["step"] == 1
 
@@ -140,17 +133,3 @@ def test_closed_streams():
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_how_many():
-    """Of the rows, no two are alike."""
-    assert (
-        len(TABLE) >= 290
-        and len(GENERATED) >= 130
-        and len(TABLE) + len(GENERATED) + len(WRONG) >= 550
-    )
-    assert not [
-        name
-        for name, rows in itertools.groupby(sorted(row.name for row in [*TABLE, *GENERATED]))
-        if len(list(rows)) > 1
-    ]

@@ -20,12 +20,14 @@ class Row(NamedTuple):
     says: parts of the printed line.
     damage: a file below {tmp} and its content, or a function from what it was; in text/, that is a
         copy of {text}, and {train} reads it.
+    by_process: whether the command runs as a user runs it, in a process of bounded memory.
     """
 
     name: str
     line: str
     says: tuple[str, ...]
     damage: tuple[str, object] | None = None
+    by_process: bool = False
 
 
 LINES = {
@@ -46,9 +48,12 @@ LINES = {
 }
 
 
-def rows(line, *cases):
-    """Rows of one command: what is added to it, and what it says."""
-    return [Row(f"{line} {added}".strip(), f"{line} {added}", says) for added, *says in cases]
+def rows(line, *cases, by_process=False):
+    """Rows of one command: what is added to it, and what it says. The first runs by process."""
+    return [
+        Row(f"{line} {added}".strip(), f"{line} {added}", says, None, by_process or number == 0)
+        for number, (added, *says) in enumerate(cases)
+    ]
 
 
 TRAIN_FLAGS = rows(
@@ -58,56 +63,33 @@ TRAIN_FLAGS = rows(
     ("--hours", "--hours has no value"),
     ("--wrkdir=x", "--wrkdir", "Did you mean --workdir?"),
     ("--dry-run", "--dry-run", "Did you mean --dry_run?"),
-    ("--dryrun", "--dryrun", "Did you mean --dry_run?"),
-    ("--Dry_run", "--Dry_run", "Did you mean --dry_run?"),
     ("dry_run", "'dry_run'", "--flag=value"),
     ("--dry_run=maybe", "--dry_run=maybe", "true or false"),
-    ("-dry_run=2", "--dry_run=2", "true or false"),
-    ("--explain=3", "--explain=3", "true or false"),
-    ("--explian", "--explian", "Did you mean --explain?"),
-    ("--help=3", "--help=3", "true or false"),
     ("--hours=-1", "hours=-1.0", "0 (no limit)"),
     ("--hours=1h", "--hours=1h", "a number"),
-    ("--hours=0,5", "--hours=0,5", "a number"),
     ("--split=test", "--split", "--help"),
-    ("--window=3", "--window", "--help"),
-    ("--steps=5", "--steps", "--help"),
     ("--config.steps 5", "'5'", "--flag=value"),
     ("--config-steps=4", "--config-steps"),
-    ("--config.steps==5", "config.steps='=5'", "a whole number"),
     ("--conf.steps=4", "--conf.steps"),
     ("--nodry_run=3", "--nodry_run=3", "argument"),
     ("--config.data.path='\"a\\0b\"'", "data.path=", "NUL"),
     ("--init_checkpoint=best", "--init_checkpoint=best", "give --init_from=RUN"),
     ("--config..steps=5", "config."),
     ("--config.steps.=5", "config.steps of --config.steps.", "is not one of metrics"),
-    ("--config.Steps=4", "config.Steps", 'Did you mean "steps"'),
     ("--config.body/layers=4", "config.body/layers"),
     ("--config.body.layers=4=5", "config.body.layers='4=5'"),
     ("—dry_run", "'—dry_run' is not a flag"),
     ("''", "'' is not a flag"),
-    ("--config.steps=10k", "config.steps='10k'", "a whole number"),
-    ("--config.steps=1e3", "config.steps=1000.0"),
-    ("--config.steps=0,5", "config.steps=(0, 5)"),
-    ("--config.optimizer.learning_rate=0,5", "config.optimizer.learning_rate=(0, 5)", "a number"),
-    ("--config.input.cutoffs=5:9", "config.input.cutoffs='5:9'"),
     ("--config.input.cutoffs=none", "config.input.cutoffs=None"),
     ("--config.input.cutoffs=-5 --dry_run", "-5", "increase"),
     ("--config.input.cutoffs=5,5 --dry_run", "(5, 5)", "increase"),
-    ("--config.input.cutoffs=10**5", "'10**5'", "whole numbers"),
-    ("--config.input.cutoffs=True", "cutoffs=True", "whole numbers"),
-    ("--config.input.cutoffs=1e5", "100000.0", "whole numbers"),
     ("--flagfile=/nowhere", "/nowhere"),
     (f"--config.input.cutoffs={HUGE}", f"input.cutoffs={HUGE}", "2,147,483,647"),
     ("--coordinator=localhost:1234", "--hosts=None", "all three"),
-    ("--hosts=0", "--hosts=0", "all three"),
-    ("--hosts=2", "--hosts=2", "all three"),
     ("--host=0", "--host=0", "all three"),
     ("--hosts=two", "--hosts=two", "a whole number"),
     ("--hosts=2 --host=2 --coordinator=a:1", "--host=2", "0 … 1"),
-    ("--hosts=2 --host=-1 --coordinator=a:1", "--host=-1"),
     ("--hosts=2 --host=0 --coordinator=", "--coordinator= must be HOST:PORT"),
-    ("--hosts=2 --host=0 --coordinator=a", "HOST:PORT"),
     ("--hosts=2 --host=0 --coordinator=a:b", "--coordinator=a:b", "HOST:PORT"),
     ("--hosts=2 --host=0 --coordinator=a:99999", "--coordinator=a:99999", "65,535"),
 )
@@ -121,16 +103,10 @@ CONFIGS = rows(
     ("'--config=configs/wikitext103.py adp_t'", "configs/wikitext103.py adp_t", "no such file"),
     ("--config configs/quickstart.py adp_t", "'adp_t'", "--flag=value"),
     ("--config=configs/", "configs/", "Is a directory"),
-    ("--config=.", "--config=.", "Is a directory"),
     ("--config=/dev/null", "/dev/null must have a function get_config"),
     ("--config=README.md", "README.md, line ", "Error: "),
-    ("--config=configs/quickstart", "no such file"),
     ("--config=quickstart", "no such file", "--config=configs/NAME.py"),
-    ("--config=configs.quickstart", "no such file"),
     ("--config='configs\\quickstart.py'", "configs\\quickstart.py", "no such file"),
-    ("--config='C:\\q.py'", "C:\\q.py"),
-    ("--config=~/nosuchconfig.py", "/nosuchconfig.py", "no such file"),
-    ("--config=https://x.y/z.py", "no such file"),
     ("--config={text}/train.txt", "train.txt, line 1: SyntaxError"),
     ("--config={tmp}/{tmp}", "no such file"),
 )
@@ -138,7 +114,6 @@ CONFIGS = rows(
 OWN = rows(
     "{own}",
     ("", "--config.data.path=DIR"),
-    ("--config.data.path=", "--config.data.path=DIR"),
     ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
     ("--config.data.path=~nosuchuser/x", "~nosuchuser/x", "must be a directory"),
     (
@@ -146,8 +121,6 @@ OWN = rows(
         "~nosuchuser",
         "must be a directory",
     ),
-    ("--config.data.path=/dev/null", "/dev/null"),
-    ("--config.data.path=/proc/self", "/proc/self"),
 )
 
 # Much too much: refused before anything large is made.
@@ -181,14 +154,12 @@ PLACES = rows(  # found before the text is looked for
     "{train} --config.data.path={tmp}/none",
     ("--workdir=", "--workdir is missing"),
     ("--workdir=/proc/x", "/proc/x", "another place"),
-    ("--workdir=/dev/null", "/dev/null", "another place"),
     ("--workdir=/dev/null/x", "/dev/null/x", "another place"),
     ("--workdir={text}/train.txt", "train.txt", "another place"),
     ("--init_from={tmp}", "holds no run"),
     ("--workdir=~nosuchuser/x", "~nosuchuser/x", "another directory"),
     (f"--workdir={300 * 'x'}", 300 * "x", "another place"),
     ("--workdir=foo://b/x", "foo://b/x", "a directory"),
-    ("--workdir=memory://b/x", "memory://b/x", "a directory"),
     ("--workdir='{tmp}/[x]'", "[x]", "another name"),
     ("--workdir='runs\\x'", "runs\\x", "another name"),
     ("--workdir=/proc/x --dry_run", "/proc/x", "another place"),
@@ -200,13 +171,9 @@ PLACES = rows(  # found before the text is looked for
     ("--config.data.cache=~nosuchuser", "~nosuchuser", "give the path"),
     ("--config.data.cache=foo://b", "foo://b", "a directory"),
     ("--config.data.path=/nowhere", "/nowhere", "not a directory"),
-    ("--config.data.path=/dev/zero", "/dev/zero"),
     ("--config.data.path=/proc", "/proc", "no train split"),
     ("--config.data.path={text}/train.txt", "not a directory"),
-    ("--config.data.path=~/nosuchtext", "/nosuchtext", "not a directory"),
-    ("--config.data.path=' '", "not a directory"),
     ("--config.data.path=~nosuchuser", "~nosuchuser", "give the path"),
-    ("--config.data.path='C:\\text'", "C:\\text"),
     (f"--config.data.path={5000 * 'x'}", "xxx", "give a directory"),
     ("--config.data.path=gs://", "gs://", "give a URL"),
     ("--config.data.path=foo://x", "foo://x", "give a URL"),
@@ -218,20 +185,13 @@ PLACES = rows(  # found before the text is looked for
 EVALUATE = rows(
     "{evaluate}",
     ("--checkpoint=foo", "'foo'", "it has steps"),
-    ("--checkpoint=-1", "'-1'", "it has steps"),
-    ("--checkpoint=999", "'999'"),
     ("--checkpoint=", "''", "it has steps"),
-    ("--checkpoint=../240", "'../240'", "it has steps"),
     ("--checkpoint", "no value"),
     ("--split=dev", "--split=dev", "train, validation, test"),
-    ("--split=", "--split=", "train, validation, test"),
     ("'--context=\"1'", '--context="1', "Unable to parse"),
-    ("--split=Test", "--split=Test", "train, validation, test"),
     ("--split", "--split has no value"),
     ("test", "'test' is not a flag"),
     ("--window=-5", "window=-5"),
-    ("--window=1000000000", "window=1000000000", "give that or less"),
-    ("--window=1e9", "--window=1e9"),
     (f"--window={HUGE}", HUGE, "give that or less"),
     ("--wndow=3", "--wndow", "Did you mean --window?"),
     ("--context=-1", "context=-1"),
@@ -239,70 +199,49 @@ EVALUATE = rows(
     ("--window=8 --context=9", "window=8", "context=9"),
     ("--data_path=/nowhere", "/nowhere", "not a directory"),
     ("--data_path=", "give --data_path=DIR"),
-    ("--data_path=/dev/null", "/dev/null", "not a directory"),
-    ("--data_path={text}/test.txt", "test.txt", "not a directory"),
     ("--data_path={tmp}", "no test split"),
     ("--data_path=~nosuchuser", "~nosuchuser", "give the path"),
     ("--break_mode=foo", "'foo'", "complete"),
     ("--break_mode=eos --context=3", "context=3", "give context 0"),
-    ("--dry_run", "--dry_run", "--help"),
     ("--config=configs/quickstart.py", "--config is not a flag"),
-    ("--config.steps=3", "--config.steps"),
-    ("--hosts=2", "--hosts=2", "all three"),
     ("--workdir=" + str(ROOT), "holds no run"),
     ("--workdir=/dev/null", "/dev/null"),
     ("--workdir={text}/train.txt", "train.txt", "another place"),
     ("--workdir=~nosuchuser", "~nosuchuser"),
-    ("--workdir=~/nosuchrun", "/nosuchrun holds no run"),
-    ("--workdir={tmp}/none", "none holds no run", "--workdir"),
 )
 
 PREPARE = rows(
     "{prepare}",
-    ("--workdir=x", "--workdir is not a flag"),
     ("--dry_run", "--dry_run is not a flag"),
     ("--to", "--to has no value"),
     ("x", "'x' is not a flag"),
     ("--to=/tmp/x --config.data.path={tmp}/none", "/tmp/x", "give a URL"),
     ("--to=foo://x --config.data.path={tmp}/none", "foo://x", "give a URL"),
-    ("--to=gs:// --config.data.path={tmp}/none", "gs://", "give a URL"),
     ("--to=file:///proc/x --config.data.path={tmp}/none", "file:///proc/x"),
     ("--config.data.threshold=0", "data.threshold=0", "or more"),
     ("--config.data.limit=2", "data.limit=2", "3 or more"),
-    ("--config.data.limit=-5", "data.limit=-5", "3 or more"),
     ("--config.data.codes=-1", "data.codes=-1", "or more"),
     ("--config.data.codes=100000", "data.codes=100000", "or less"),
     ("--config.data.codes=9 --config.data.limit=50", "data.codes=9", "data.limit=0"),
     ("--config.data.cache=/proc/x", "/proc/x"),
-    ("--config.data.cache=", "data.cache=''"),
     ("--config.data.tokeniser=x", "data.tokeniser='x'", "moses"),
-    ("--config.data.path=/nowhere", "/nowhere"),
     ("--config=configs/own_text.py", "run train.py"),
-    ("--config=nope.py", "nope.py"),
 )
 
 VOCABULARY = rows(
     "{vocabulary}",
     ("extra", "'extra' is not a flag"),
     ("--threshold=0", "threshold=0"),
-    ("--threshold=two", "--threshold=two", "a whole number"),
     ("--limit=1", "limit=1", "3 or more"),
     ("--width=0", "--width=0", "from 1"),
-    ("--width=10k", "--width=10k"),
     (f"--width={HUGE}", f"--width={HUGE}", "2,147,483,647"),
     ("--bands=-1", "--bands=-1"),
-    ("--bands=99", "99 bands", "give fewer"),
     ("--bands=1000000000", "--bands=1000000000", "1,000"),
     ("--smallest=-1", "--smallest=-1"),
-    ("--factor=0", "--factor=0"),
     (f"--factor={HUGE}", f"--factor={HUGE}"),
     ("--tokeniser=spacy", "'spacy'", "moses"),
-    ("--lower=maybe", "--lower=maybe"),
-    ("--vocab=3", "--vocab is not a flag"),
     ("--path=/nowhere", "/nowhere"),
-    ("--path=", "data.path=DIR"),
     ("--cache=/proc/x", "/proc/x"),
-    ("--cache=foo://x/y", "foo://x/y"),
 )
 
 OTHERS = [
@@ -341,12 +280,13 @@ OTHERS = [
         ("trian", "'trian'", 'Did you mean "train"?'),
         ("--workdir=x", "'--workdir=x'", "train, evaluate"),
         ("train --config=configs/quickstart.py", "--workdir is missing"),
+        by_process=True,
     ),
     *rows(
         "-m benchmarks.throughput",
         ("--rows=two", "--rows=two"),
-        ("--config=nope.py", "nope.py"),
         ("x", "'x' is not a flag"),
+        by_process=True,
     ),
     *rows(
         "-m benchmarks.layers",
@@ -354,18 +294,21 @@ OTHERS = [
         ("rnn", "LAYER=rnn", "lstm"),
         ("lstm --sizes=20x0x8x8", "--sizes=20x0x8x8", "20x70x400"),
         ("lstm --repeats=0", "--repeats=0", "1 or more"),
+        by_process=True,
     ),
     *rows(
         "-m benchmarks.gpu",
         ("--nonsense=3", "--nonsense"),
         ("--minutes=x", "--minutes=x", "a number"),
         ("x", "'x' is not a flag"),
+        by_process=True,
     ),
     *rows(
         "-m benchmarks.tables",
         ("", "TABLE is missing"),
         ("thesis --size=x", "--size=x", "cpu"),
         ("thesis", "TABLE=thesis", "thesis_4_3"),
+        by_process=True,
     ),
     *rows(
         "{convert}",
@@ -382,17 +325,14 @@ OTHERS = [
         ("{awd_lstm} {trained} {run}", "train.txt", "No such file", "give the directory"),
         ("{fconv_lm} {dict} {run}", "1,000 words", "the checkpoint 240", "give the dict.txt"),
         ("{checkpoint} /dev/null {run}", "/dev/null has no words"),
-        ("/dev/null {dict} {run}", "/dev/null", "truncated"),
         ("/dev/zero {dict} {run}", "/dev/zero", "copy or download"),
         ("{text} {dict} {run}", "Is a directory"),
-        ("{text}/train.txt {dict} {run}", "train.txt", "not a file of torch.save"),
         ("{checkpoint} {dict} {text}", "already exists", "give a new directory"),
         ("{checkpoint} {dict} ''", "OUT_WORKDIR=''"),
         ("{checkpoint} {dict} /proc/x", "/proc/", "another place"),
         ("{checkpoint} {dict} gs://b/x", "gs://b/x", "a disk"),
         ("{checkpoint} {dict} ~nosuchuser/x", "~nosuchuser/x"),
         ("{checkpoint} {dict} 'a\\b'", "a\\b", "another name"),
-        ("{checkpoint} {dict} --workdir=x", "--workdir is not a flag"),
     ),
 ]
 
@@ -400,7 +340,7 @@ OTHERS = [
 def damaged(line, file, *cases):
     """Rows of one file of a run or a text: what stands in its place, and what the command says."""
     return [
-        Row(f"{line}, {file} {number}", line, says, (file, content))
+        Row(f"{line}, {file} {number}", line, says, (file, content), number == 0)
         for number, (content, *says) in enumerate(cases)
     ]
 
@@ -496,7 +436,6 @@ TEXTS = [
         ("the cat\n".encode("utf-16"), "not UTF-8"),
         (b"one word", "'the'", "data.threshold=2"),
         (DIRECTORY, "train.txt"),
-        (NOTHING, "no train split"),
         (LINK, "no train split"),
     ),
     *damaged(
@@ -505,6 +444,7 @@ TEXTS = [
         (b"", "valid.txt has no words"),
         (b"\n\n", "valid.txt has no words"),
         (b"zebra\n", "'zebra'"),
+        (NOTHING, "no validation split"),
     ),
     *damaged("{train}", "text/train.txt.gz", (b"x", "both train.txt", "keep one")),
     *damaged(
