@@ -154,7 +154,7 @@ def layers(width: int, vocabulary: int, cutoffs: tuple[int, ...]) -> dict:
         f"sampled {samples}": Sampled(full, samples),
         f"nce {samples}": NCE(full, samples),
         "D-softmax": Differentiated(
-            OwnTable(vocabulary, width, cutoffs, FACTOR, first, projected=False), "slices"
+            OwnTable(vocabulary, width, cutoffs, FACTOR, first, projected=False)
         ),
         "D-softmax*": Differentiated(OwnTable(vocabulary, width, cutoffs, FACTOR)),
     }

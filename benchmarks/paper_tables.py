@@ -199,13 +199,12 @@ def _grave():
         "d_softmax": (
             {
                 "output.name": "differentiated",
-                "output.form": "slices",
                 "output.table.projected": False,
             },
             Paper(test=195, hours=0.88),
         ),
         "d_softmax_star": (
-            {"output.name": "differentiated", "output.form": "projections"},
+            {"output.name": "differentiated"},
             Paper(test=147, hours=0.9),
         ),
         "adaptive": ({"output.name": "adaptive"}, Paper(test=147, hours=0.5)),

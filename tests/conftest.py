@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -297,11 +298,15 @@ class _BadInput(BaseException):
 
 @contextlib.contextmanager
 def _own_flags():
-    """Empties absl's flags, and puts them back."""
+    """Removes the flags of commands, and puts them back; absl's own flags stay."""
     flags = vars(absl_flags.FLAGS)
     before = dict(flags)
+    of_modules = absl_flags.FLAGS.flags_by_module_dict().items()
+    of_absl = [flag for module, found in of_modules if module.startswith("absl") for flag in found]
     flags.clear()
     absl_flags.FLAGS.__init__()
+    for flag in of_absl:
+        absl_flags.FLAGS[flag.name] = flag
     try:
         yield
     finally:
@@ -339,13 +344,16 @@ def in_process(monkeypatch):
 
         with (
             _own_flags(),
+            tempfile.TemporaryFile("w+") as stdin,
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             monkeypatch.context() as patch,
         ):
             patch.setattr(commands, "fail", fail)
             patch.setattr(sys, "argv", argv)
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+            stdin.write(given)
+            stdin.seek(0)
+            patch.setattr(sys, "stdin", stdin)
             try:
                 commands._guarded(run, "stopped")
             except _BadInput as bad:

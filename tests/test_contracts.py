@@ -144,7 +144,7 @@ OUTPUT = {
     "hierarchical": [{}, {"classes": 5}],
     "sampled": [{"samples": 9}, {"samples": 9, "proposal": "unigram"}],
     "nce": [{"samples": 9}],
-    "differentiated": [{}, {"form": "slices"}],
+    "differentiated": [{}],
 }
 
 
@@ -203,11 +203,13 @@ def whole_models():
                         kind = (
                             table,
                             source[0],
-                            repr(table_fields) if output in ("softmax", "adaptive") else "",
+                            repr(table_fields)
+                            if output in ("softmax", "adaptive", "differentiated")
+                            else "",
                         )
                         kind = (output, repr(fields), kind if fields is fields_list[0] else "")
-                        sliced = (fields.get("form") == "slices") == ("projected" in table_fields)
-                        if sliced and takes(output, fields, cut) and kind not in seen:
+                        readable = output == "differentiated" or "projected" not in table_fields
+                        if readable and takes(output, fields, cut) and kind not in seen:
                             seen.add(kind)
                             yield (source, (output, fields), (table, table_fields))
 

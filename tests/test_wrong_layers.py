@@ -181,7 +181,6 @@ WRONG = {
     "groc, negative relations": (lambda: groc(relations=-1), "relations=-1"),
     "groc, fractional definition": (lambda: groc(definition=2.5), "definition=2.5"),
     "groc, sum": (lambda: groc(combine="sum"), "combine='sum'"),
-    "groc, mean": (lambda: groc(mean="all"), "mean='all'"),
     "groc, form": (lambda: groc(form="papers"), "form='papers'"),
     "groc, share above 1": (lambda: groc(share=16), "share=16"),
     "groc, lexicon None": (lambda: groc(lexicon=None), "lexicon=None"),
@@ -268,22 +267,9 @@ WRONG = {
         lambda: made(NCE(own(), 9), HIDDEN[..., :6], IDS, train=True, method="loss"),
         "[2, 3, 6]",
     ),
-    "differentiated, form": (lambda: Differentiated(own(), "slice"), "form='slice'"),
-    "differentiated, slices of a projected table": (
-        lambda: made(Differentiated(own((5,)), "slices"), HIDDEN, IDS, method="nll"),
-        "projected=False",
-    ),
     "differentiated, wide slices": (
-        lambda: made(
-            Differentiated(own((5,), projected=False), "slices"), HIDDEN, IDS, method="nll"
-        ),
+        lambda: made(Differentiated(own((5,), projected=False)), HIDDEN, IDS, method="nll"),
         "slices of 8, 2",
-    ),
-    "differentiated, no projections": (
-        lambda: made(
-            Differentiated(own((5,), width=4, projected=False)), HIDDEN, IDS, method="nll"
-        ),
-        "bands of width 4, 1",
     ),
     "differentiated, target -1": (
         lambda: made(Differentiated(own()), HIDDEN, ids_at(0, 1, -1), W, method="loss"),

@@ -30,8 +30,8 @@ class GroC(CharacterCNN):
         vector       a linear map of the three, side by side
 
     A word that the lexicon does not have, or whose words are not in the vocabulary, has relation
-    and definition 0. The mean is over the words that there are. The public code always divides by
-    `relations` or `definition`: `mean="most"`.
+    and definition 0. The mean is over the words that there are; the public code always divides by
+    `relations` or `definition`.
 
     The spelling, relations and definitions of words are the collection "lexicon", see
     `adaptive_jax.data.vocabulary.lexicon`.
@@ -48,15 +48,14 @@ class GroC(CharacterCNN):
             definitions; see docs/words.md.
         relations: most related words that are read; 0: no relations.
         definition: most words of a definition that are read; 0: no definitions.
-        form: how WordNet is read: "paper", synonyms and hyponyms, and definitions of all senses; or
-            "code", as the public code: synonyms, and the definition of the first sense. See
+        form: "paper": WordNet gives synonyms, hyponyms and the definitions of all senses, and means
+            are over the words that there are. "code", as the public code: synonyms and the
+            definition of the first sense, and means divide by `relations` or `definition`. See
             docs/words.md.
         share: of the vocabulary's words, those that may have relations, and those that may have a
             definition (the paper's Table 4).
         combine: "concat", the linear map of the paper, or "add", the sum of the three, as the
             public code does by default.
-        mean: "present", over the words that there are, or "most", over `relations` or `definition`
-            as in the public code.
         width: width of a letter's vector.
         filters: for each filter, the letters it spans and the features it gives: `((1, 32), (2,
             32), ...)`.
@@ -90,7 +89,6 @@ class GroC(CharacterCNN):
     form: str = "paper"
     share: float = 1.0
     combine: str = "concat"
-    mean: str = "present"
     init_range: float = 0.05
 
     def __post_init__(self):
@@ -98,7 +96,6 @@ class GroC(CharacterCNN):
         check_at_least(0, relations=self.relations, definition=self.definition)
         check_not_negative(init_range=self.init_range)
         check_known(f"combine={self.combine!r}", self.combine, ("concat", "add"))
-        check_known(f"mean={self.mean!r}", self.mean, ("present", "most"))
         check_known(f"form={self.form!r}", self.form, ("paper", "code"))
         if not isinstance(self.share, int | float) or not 0 <= self.share <= 1:
             raise InputError(f"share={self.share!r} must be a number from 0 to 1")
@@ -186,7 +183,7 @@ class GroC(CharacterCNN):
         parts = [look_up(surfaces, words)]
         for places in lists:
             count = places.shape[1]
-            if self.mean == "present":
+            if self.form == "paper":
                 count = jnp.sum(places >= 0, axis=1, keepdims=True)
             parts.append(sum_of_rows(surfaces, places) / jnp.maximum(count, 1))
         if not (self.combine == "concat" and lists):

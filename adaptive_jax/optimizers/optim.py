@@ -75,8 +75,6 @@ def sgd(
 def adam(
     learning_rate: float = 1e-3,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
     epsilon: float = 1e-8,
     clip_norm: float | None = 0.25,
     l2_decay: float = 0.0,
@@ -85,12 +83,11 @@ def adam(
     """Adam (Kingma & Ba 2015), with weight decay inside the gradient, as PyTorch's Adam has it, or
     apart from it, as AdamW.
 
-    Clipping and L2 decay are as those of `sgd`.
+    Its decay rates are 0.9 and 0.999; optax's "adamw" takes others, as `b1` and `b2`. Clipping and
+    L2 decay are as those of `sgd`.
 
     Args:
         learning_rate: the highest; the schedule says when.
-        beta1: share of the mean gradient that an update keeps.
-        beta2: share of the mean squared gradient that an update keeps.
         epsilon: added to the root of the mean squared gradient.
         decoupled_decay: an update shrinks every parameter by this share times the learning rate
             (Loshchilov & Hutter 2019).
@@ -98,10 +95,8 @@ def adam(
     Raises:
         InputError: a number out of range.
     """
-    _check_share("beta1", beta1, 0.9)
-    _check_share("beta2", beta2, 0.9)
     check(0 < epsilon < 1, "optimizer.epsilon", epsilon, "above 0 and less than 1, such as 1e-8")
-    scale = optax.scale_by_adam(beta1, beta2, epsilon)
+    scale = optax.scale_by_adam(eps=epsilon)
     return optax.chain(
         *_clipped(clip_norm, l2_decay), scale, *_descent(learning_rate, decoupled_decay)
     )

@@ -187,12 +187,12 @@ class AssembledTable(ComputedTable):
     """The bands of the input, each through its projection, as one table for a full softmax.
 
     So is the row "Adaptive" of GroC 2020, Table 2: an adaptive embedding (Baevski & Auli 2019)
-    without their adaptive softmax.
+    without their adaptive softmax. Vectors are multiplied by sqrt(features), as in GroC's public
+    code.
 
     Attributes:
         source: the module whose bands are assembled.
         features: width of the hidden states, and of what the bands' projections give.
-        scaled: multiply the vectors by sqrt(features), as GroC's public code does.
         dropout: rate of dropout on the table, as in `MappedTable`.
         bias: of every word: "none"; "own", a parameter; or "predicted", as in `MappedTable`.
 
@@ -203,7 +203,6 @@ class AssembledTable(ComputedTable):
 
     source: nn.Module
     features: int
-    scaled: bool = True
     dropout: float = 0.0
     bias: str = "none"
 
@@ -229,8 +228,7 @@ class AssembledTable(ComputedTable):
         table = jnp.concatenate(parts)
         if not self.source.has_variable("tables", "vectors"):  # else they are those of `words`
             table = look_up(table, words)
-        scale = self.features**0.5 if self.scaled else 1.0
-        return table * jnp.atleast_2d(self._mask(self.dropout, train) * scale)
+        return table * jnp.atleast_2d(self._mask(self.dropout, train) * self.features**0.5)
 
 
 class ComposedTable(ComputedTable):

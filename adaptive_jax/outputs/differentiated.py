@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from adaptive_jax.errors import InputError, check_known, check_rates
+from adaptive_jax.errors import InputError, check_rates
 from adaptive_jax.losses.chunks import chunk_size, project
 from adaptive_jax.numerics.arrays import floats
 from adaptive_jax.numerics.bands import Band, softmax_flops
@@ -17,8 +17,6 @@ from adaptive_jax.numerics.layers import Dropout
 from adaptive_jax.outputs import scanned
 from adaptive_jax.outputs.softmax import Loss
 from adaptive_jax.outputs.tables import check_table
-
-FORMS = ("slices", "projections")
 
 
 class Differentiated(nn.Module):
@@ -30,28 +28,25 @@ class Differentiated(nn.Module):
     normaliser.
 
     Attributes:
-        table: a module with `bands()`, see `adaptive_jax.outputs.tables`.
-        form: "slices": each band reads a slice of the hidden states as wide as its vectors, one
-            after the other (D-softmax; Chen et al. 2016), from a table with projected=False.
-            "projections": each band reads a linear projection of all of them, the D-softmax [*] of
-            Grave et al. 2017.
+        table: a module with `bands()`, see `adaptive_jax.outputs.tables`. Each band reads a linear
+            projection of the hidden states, the D-softmax [*] of Grave et al. 2017; of a table with
+            projected=False a slice as wide as its vectors, one after the other (D-softmax; Chen et
+            al. 2016).
         input_dropout: rate of dropout on the hidden states that reach the output.
 
     Raises:
-        InputError: a rate or a form out of range; slices of a table that has projections, or that
-            need more than the width of the hidden states; projections of a table that has none.
+        InputError: a rate out of range; slices that are wider than the hidden states.
     """
 
     table: nn.Module
-    form: str = "projections"
     input_dropout: float = 0.0
 
     many_bands: ClassVar[bool] = True
+    reads_slices: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()
         check_rates(self, "input_dropout")
-        check_known(f"form={self.form!r}", self.form, FORMS)
         check_table(self.table)
 
     def setup(self):
@@ -61,20 +56,10 @@ class Differentiated(nn.Module):
         """The bands of the softmax; `train` draws the table's dropout."""
         bands = self.table.bands(train=train)
         widths = [band.table.shape[1] for band in bands]
-        if self.form == "slices" and any(band.projection is not None for band in bands):
-            raise InputError(
-                "output.form='slices' takes a table without projections: use"
-                " output.table.name='own' with projected=False, or output.form='projections'"
-            )
-        bare = [band.table.shape[1] for band in bands if band.projection is None]
-        lacking = [str(width) for width in bare if width != self.table.features]
-        if self.form == "projections" and lacking:
-            raise InputError(
-                "output.form='projections' takes a table with projections, and bands of width"
-                f" {', '.join(lacking)} have none: use output.table.projected=True, or"
-                " output.form='slices'"
-            )
-        if self.form == "slices" and sum(widths) > self.table.features:
+        narrow = any(
+            band.projection is None and band.table.shape[1] != self.table.features for band in bands
+        )
+        if narrow and sum(widths) > self.table.features:
             most = widths[0] * self.table.features // sum(widths)
             raise InputError(
                 f"slices of {', '.join(map(str, widths))} do not fit hidden states of"

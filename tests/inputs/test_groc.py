@@ -158,7 +158,7 @@ def test_gradients_are_those_of_every_letter_of_every_chunk(grounded, monkeypatc
     """Short words by themselves, chunks and products kept change no gradient, whether all words
     are composed or some.
     """
-    model, params, given = grounded(mean="most")
+    model, params, given = grounded(form="code")
     some = jnp.array([3, 0, 9, 3, 5])
     pulls = (
         jax.random.normal(jax.random.key(1), (len(VOCABULARY), 5)),

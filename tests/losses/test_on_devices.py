@@ -24,11 +24,7 @@ OUTPUTS = {
     "hierarchical": {"name": "hierarchical", "table": cut},
     "sampled": {"name": "sampled", "table": one, "samples": 9, "proposal": "unigram"},
     "nce": {"name": "nce", "table": one, "samples": 9},
-    "differentiated": {
-        "name": "differentiated",
-        "table": cut | {"projected": False},
-        "form": "slices",
-    },
+    "differentiated": {"name": "differentiated", "table": cut | {"projected": False}},
     "mapped": {"name": "softmax", "table": mapped},
     "composed": {"name": "softmax", "table": composed},
     "groc": {

@@ -23,7 +23,6 @@ def setting(case):
     form, words, cutoffs, factor, width, bias, _ = CASES[case]
     model = Differentiated(
         OwnTable(words, FEATURES, cutoffs, factor, width, bias, projected=form == "projections"),
-        form,
     )
     shapes = jax.eval_shape(
         lambda: model.init(jax.random.key(0), jnp.zeros((1, FEATURES)), method="log_probs")

@@ -70,7 +70,7 @@ def encoder_of(words, settings):
         words,
         settings["emsize"],
         lexicon="given",
-        mean="most",
+        form="code",
         width=settings["char_emsize"],
         filters=filters_of(settings),
         strides=tuple(settings.get("conv_strides", STRIDES)),

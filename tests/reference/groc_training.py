@@ -70,7 +70,7 @@ class Settings:
 
 
 SCHEDULE = {"name": "constant", "warmup_steps": 0}
-GIVEN = {"name": "groc", "form": "code", "combine": "add", "mean": "most"}
+GIVEN = {"name": "groc", "form": "code", "combine": "add"}
 GROC_RUN = next(c for c in GROC.about("train")["cases"].values() if "conv_counts" in c)
 
 

@@ -159,7 +159,7 @@ def test_encoder_full_size(case, as_the_code):
         words,
         case["emsize"],
         lexicon="given",
-        mean="most",
+        form="code",
         filters=filters,
         strides=tuple(conv["strides"]),
         combine=case["combine"],

@@ -250,18 +250,6 @@ WRONG = [  # optimizer, schedule, changes, what is said
         {"optimizer__l2_decay": 1.0},
         "optimizer.l2_decay=1.0 must be from 0 to less than 1",
     ),
-    (
-        "adam",
-        "constant",
-        {"optimizer__beta1": 1.0},
-        "optimizer.beta1=1.0 must be from 0 to less than 1",
-    ),
-    (
-        "adam",
-        "constant",
-        {"optimizer__beta2": -0.1},
-        "optimizer.beta2=-0.1 must be from 0 to less than 1",
-    ),
     ("adam", "constant", {"optimizer__epsilon": 0.0}, "optimizer.epsilon=0.0 must be above 0"),
     (
         "adam",
