@@ -14,8 +14,9 @@ from adaptive_jax.config.keys import ALL_GROUPS, NAMES, home, keys_of, resolve
 from adaptive_jax.workdir.settings import FREE
 from tests.pages import PAGES, PYTHON, ROOT, commands, reads_quickstart
 
-# What commands make; metrics begin with train/.
+# What commands make, and files of a user; metrics begin with train/.
 MADE = "runs/", "eval/", "checkpoints/", "shards/", "train/", "clusters/", "docs/_build"
+MADE += "train.txt", "valid.txt", "test.txt", "dict.txt", "vocabulary.txt", "clusters.txt"
 
 
 def programs(words):
@@ -126,44 +127,27 @@ def test_flags(quick_command):
                 )
 
 
+def slugs(path):
+    """The headings of a page, as links name them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
 def test_paths_modules_and_links():
     """Files that pages name exist, or are what a command makes; links lead to pages and
     headings.
     """
     for page, content in PAGES.items():
         here = (ROOT / page).parent
-        for path in re.findall(
-            r"`((?:[\w.]+/)*[\w.-]+\.(?:py|md|txt|toml))`", content
-        ) + re.findall(r"`((?:\w+/)+\w*)`", content):
-            known = [
-                *(name for name in MADE if path.startswith(name)),
-                *(
-                    place
-                    for place in (ROOT, ROOT / "adaptive_jax", here)
-                    if (place / path).exists()
-                ),
-            ]
-            files = (
-                "train.txt",
-                "valid.txt",
-                "test.txt",
-                "dict.txt",
-                "vocabulary.txt",
-                "clusters.txt",
-            )
-            assert known or path in files, (page, path)
+        files = re.findall(r"`((?:[\w.]+/)*[\w.-]+\.(?:py|md|txt|toml))`", content)
+        for path in files + re.findall(r"`((?:\w+/)+\w*)`", content):
+            places = ROOT / path, ROOT / "adaptive_jax" / path, here / path
+            there = any(place.exists() for place in places)
+            assert there or path.startswith(MADE), (page, path)
         for target, heading in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", content):
             if "://" not in target:
                 assert (here / target).exists(), (page, target)
-                titles = (
-                    re.findall(r"^#+ (.*)$", (here / target).read_text(), re.MULTILINE)
-                    if heading
-                    else []
-                )
-                slugs = [
-                    re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
-                ]
-                assert not heading or heading in slugs, (page, heading)
+                assert not heading or heading in slugs(here / target), (page, heading)
     for page, words in PYTHON:
         if words[1] == "-m":
             assert words[2] == "venv" or importlib.util.find_spec(words[2]), (page, words)
@@ -178,17 +162,12 @@ def test_config_keys():
     """
     known, groups = keys(), ALL_GROUPS
     for page, content in PAGES.items():
-        named = re.findall(r"--config\.([a-z_.]+)=", content) + re.findall(
-            r"`config\.([a-z_.]+)`", content
-        )
-        named += [
-            key
-            for key in re.findall(r"`([a-z_]+\.[a-z_.]+?)(?:=[^`]*)?`", content)
-            if key.split(".")[0] in groups
-        ]
-        assert not [
-            key for key in named if key not in known and not key.endswith(("json", "jsonl"))
-        ], page
+        named = re.findall(r"--config\.([a-z_.]+)=", content)
+        named += re.findall(r"`config\.([a-z_.]+)`", content)
+        dotted = re.findall(r"`([a-z_]+\.[a-z_.]+?)(?:=[^`]*)?`", content)
+        named += [key for key in dotted if key.split(".")[0] in groups]
+        wrong = {key for key in named if not key.endswith(("json", "jsonl"))} - known
+        assert not wrong, page
 
 
 def test_settings_that_may_change_when_a_run_is_resumed():

@@ -2,7 +2,6 @@
 and classes that flags switch.
 """
 
-import itertools
 import os
 import re
 import sys
@@ -97,7 +96,6 @@ def test_flags_come_in_any_order(parsed, argv):
     "argv, says",
     [
         (["--config.stpes=5"], ["config.stpes", 'Did you mean "steps"']),
-        (["--config.body.layrs=5"], ["config.body.layrs", 'Did you mean "layers"']),
         (["--config.bdy.layers=5"], ["config.bdy", 'Did you mean "body"']),
         (
             ["--config.steps.more=5"],
@@ -107,15 +105,12 @@ def test_flags_come_in_any_order(parsed, argv):
         (["--config.steps"], ["config.steps=True", "a whole number"]),
         (["--config.steps=1.5"], ["config.steps=1.5", "a whole number"]),
         (["--config.steps=ten"], ["config.steps='ten'", "a whole number"]),
-        (["--config.steps=none"], ["config.steps=None", "a whole number"]),
         (["--config.hours=" + "9" * 400], ["config.hours=999", "too large"]),
         (["--config.body.dropout=high"], ["config.body.dropout='high'", "a number"]),
         (["--config.body.dropout=nan"], ["config.body.dropout='nan'", "a number"]),
         (["--config.data.lower=maybe"], ["config.data.lower='maybe'", "True or False"]),
-        (["--noconfig.data.lower=1"], ["--noconfig.data.lower=1", "argument"]),
         (["--config.data.path=1.50"], ["config.data.path=1.5", "text", "\"'1.5'\""]),
         (["--config.input.cutoffs=a,b"], ["config.input.cutoffs='a,b'", "whole numbers"]),
-        (["--config.input.cutoffs=10,20,x"], ["config.input.cutoffs='10,20,x'", "whole numbers"]),
         (["--config.input.cutoffs=(1.5,3)"], ["config.input.cutoffs=(1.5, 3)", "whole numbers"]),
         (["--config.input.cutoffs=" + "(" * 9999], ["config.input.cutoffs", "whole numbers"]),
         (
@@ -129,7 +124,6 @@ def test_flags_come_in_any_order(parsed, argv):
             ["config.input.cutoffs", "name, width"],
         ),
         (["--config.body.name=nowhere.layers:Body"], ["cannot be imported", "PYTHONPATH"]),
-        (["--config.body.name=os:nothing"], ["'os:nothing'", "nothing"]),
         (["--config.body.name=os:sep"], ["'os:sep'", "name a class"]),
     ],
 )
@@ -163,7 +157,12 @@ def test_a_full_softmax_loses_its_cutoffs(parsed):
     assert config["output"]["table"]["cutoffs"] == () and said.endswith("table.cutoffs")
 
 
-CHOICES = list(itertools.product(INPUTS, OUTPUTS, TABLES))
+# Every input with every output; tables take turns.
+CHOICES = [
+    (source, output, [*TABLES][(i + j) % len(TABLES)])
+    for i, source in enumerate(INPUTS)
+    for j, output in enumerate(OUTPUTS)
+]
 
 
 @pytest.mark.parametrize("source, output, table", CHOICES, ids=map("-".join, CHOICES))
@@ -202,16 +201,19 @@ FULL = "from configs import quickstart\ndef get_config():\n    config = quicksta
         ("def get_config(:\n", "", "{path}, line 1: SyntaxError: "),
         ("import nonesuch\n", "", "{path}, line 1: ModuleNotFoundError: No module .*nonesuch"),
         ("x = 1\n", "", "{path} must have a function get_config"),
-        ("get_config = 3\n", "", "{path} must have a function get_config"),
         ("def get_config():\n    raise SystemExit\n", "", "{path}, line 2: SystemExit"),
         ("def get_config():\n    return 1 / 0\n", "", "{path}, line 2: ZeroDivisionError: "),
+        (
+            "def get_config():\n    open('/none')\n",
+            "",
+            "{path}, line 2: FileNotFoundError: .*/none",
+        ),
         (
             "def get_config():\n    def f():\n        return f()\n    return f()\n",
             "",
             "{path}, line 3: RecursionError: ",
         ),
         ("def get_config():\n    return 3\n", "", "{path} must .* rows.config.*; got 3"),
-        ("def get_config():\n    pass\n", "", "{path} must .* rows.config.*; got None"),
         ("def get_config():\n    return {'stpes': 3}\n", "", "{path}: .*stpes.*mean .steps"),
         (FULL + "    config.stpes = 3\n    return config\n", "", "{path}: .*mean .steps"),
         (FULL + "    config.body.layrs = 3\n    return config\n", "", "{path}: .*mean .layers"),
@@ -219,11 +221,6 @@ FULL = "from configs import quickstart\ndef get_config():\n    config = quicksta
             FULL + "    config.steps = 'ten'\n    return config\n",
             "",
             "{path}: config.steps='ten' must be a whole number",
-        ),
-        (
-            FULL + "    config.steps = 1.5\n    return config\n",
-            "",
-            "{path}: config.steps=1.5 must be a whole number",
         ),
         (
             FULL + "    return config.to_dict() | {'body': 'big'}\n",

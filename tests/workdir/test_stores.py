@@ -20,10 +20,10 @@ from tests.object_server import serving
 from tests.training.test_metrics import metrics, scalars
 
 RUN = {
-    "steps": 60,
-    "log_every": 7,
-    "evaluate_every": 20,
-    "checkpoint_every": 20,
+    "steps": 6,
+    "log_every": 1,
+    "evaluate_every": 2,
+    "checkpoint_every": 2,
     "body.dropout": 0.2,
     "output.tail_dropout": 0.2,
 }
@@ -85,36 +85,36 @@ def test_a_run_killed_while_it_saves(store, flags, start, quick_command, config,
     """
     train(config(**RUN), tmp_path / "disk")
     url = "gs://bucket/runs/a"
-    store.stop_at = "checkpoints/40/commit_success.txt"
+    store.stop_at = "checkpoints/4/commit_success.txt"
     with start("train.py", *flags(url, **RUN)) as process:
         assert store.stopped.wait(120)
         process.send_signal(signal.SIGKILL)
     names = store.names("bucket")
-    assert any(name.startswith("runs/a/checkpoints/40/params/") for name in names)
-    assert "runs/a/checkpoints/20/commit_success.txt" in names and "runs/a/.training" in names
+    assert any(name.startswith("runs/a/checkpoints/4/params/") for name in names)
+    assert "runs/a/checkpoints/2/commit_success.txt" in names and "runs/a/.training" in names
     store.stop_at = None
     (path_of(url) / ".training").unlink()  # or the next training would wait for a sign of life
 
     done = quick_command("train.py", *flags(url, **RUN), env=store.variables)
     assert done.returncode == 0, done.stderr
     assert (
-        f"continuing {url} after 20 of 60 updates" in done.stdout
+        f"continuing {url} after 2 of 6 updates" in done.stdout
         and f"--workdir={url} --split=test" in done.stdout
     )
-    assert steps_in(path_of(url) / "checkpoints") == [60, 40]
+    assert steps_in(path_of(url) / "checkpoints") == [6, 4]
     assert ".training" not in [path.name for path in path_of(url).iterdir()]
     assert metrics(path_of(url), speeds=False) == metrics(tmp_path / "disk", speeds=False)
 
     done = quick_command("evaluate.py", f"--workdir={url}", env=store.variables)
     assert done.returncode == 0, done.stderr
-    ours = json.loads((path_of(url) / "eval" / "test-16-0-60.json").read_text())
+    ours = json.loads((path_of(url) / "eval" / "test-16-0-6.json").read_text())
     assert ours["nll"] == evaluate(tmp_path / "disk", Request())["nll"]
 
     logs = [path for path in path_of(url).iterdir() if path.name.startswith("events.out.tfevents.")]
     for path in logs:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     seen = scalars(*sorted(tmp_path.glob("events*"), key=lambda path: path.name))
-    assert seen["validation/nll", 60] == pytest.approx(ours_at(tmp_path / "disk", 60), abs=1e-6)
+    assert seen["validation/nll", 6] == pytest.approx(ours_at(tmp_path / "disk", 6), abs=1e-6)
 
 
 def ours_at(workdir, step):
@@ -141,15 +141,8 @@ def test_s3_with_prepared_ids(store, config, tmp_path):
     data = config()["data"]
     copy(load(data), "s3://words/ids")
     settings = config(
-        **RUN
-        | {
-            "steps": 6,
-            "checkpoint_every": 2,
-            "evaluate_every": 2,
-            "keep": 2,
-            "metrics.tensorboard": False,
-            "data.path": "s3://words/ids",
-        }
+        **RUN,
+        **{"metrics.tensorboard": False, "data.path": "s3://words/ids"},
     )
     run = path_of("s3://runs/b")
     train(settings | {"steps": 4}, run)
