@@ -43,13 +43,17 @@ def path_of(place: str | os.PathLike) -> Path:
     """The path that a text names, a ~ at its start expanded; a path stays as it is.
 
     Raises:
-        InputError: a URL of another kind, or a NUL byte.
-        RuntimeError: the home of an unknown user.
+        InputError: a URL of another kind, a NUL byte, or the home of an unknown user.
     """
     if "\0" in os.fspath(place):
         raise InputError(f"{os.fspath(place)!r} must be a path, which has no NUL byte")
     if not in_store(place):
-        return Path(place).expanduser()
+        try:
+            return Path(place).expanduser()
+        except RuntimeError:
+            raise InputError(
+                f"{place} must be a directory, and there is no such user: give the path of one"
+            ) from None
     if not isinstance(place, str):
         return place
     scheme, _, rest = place.partition("://")

@@ -54,12 +54,7 @@ def export(
 
 def _new(output):
     """The path of a directory that does not exist yet, or is empty."""
-    try:
-        path = path_of(output)
-    except RuntimeError:
-        raise InputError(
-            f"--output={output} is in the home of an unknown user: give another directory"
-        ) from None
+    path = path_of(output)
     if names_in(path) or (not in_store(path) and os.path.lexists(path) and not path.is_dir()):
         raise InputError(f"--output={output} already exists: give a new directory")
     check_name(path)

@@ -40,14 +40,9 @@ def keep_programs(cache: str | os.PathLike) -> None:
     Raises:
         InputError: there can be no such directory.
     """
-    try:
-        if not cache:
-            raise RuntimeError
-        place = path_of(cache)
-    except RuntimeError:  # no such user
-        raise InputError(
-            f"data.cache={cache!r} must be a directory: give the path of one on a disk"
-        ) from None
+    if not cache:
+        raise InputError("data.cache='' must be a directory: give the path of one on a disk")
+    place = path_of(cache)
     if jax.config.jax_compilation_cache_dir is None:
         place = (
             place

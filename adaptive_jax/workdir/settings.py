@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from flax import traverse_util
+
 from adaptive_jax.config.classes import ExternalClassError
 from adaptive_jax.config.keys import check_allowed, resolve
 from adaptive_jax.data.vocabulary.clusters import cut, cutoffs_of, with_cutoffs
@@ -169,7 +171,12 @@ def with_own_files(config: dict, workdir: Path, other_words: bool = False) -> di
     if not (workdir / "config.json").exists():
         return own
     if (lexicon := lexicon_of(config)) and not (other_words and path_of(lexicon).exists()):
-        own["input"] = config["input"] | {"lexicon": str(_own(workdir, "lexicon.jsonl"))}
+        path = workdir / "lexicon.jsonl"
+        if not path.exists():
+            raise InputError(
+                f"{path} is missing: restore the file of this run, or use another --workdir"
+            )
+        own["input"] = config["input"] | {"lexicon": str(path)}
     return own
 
 
@@ -181,14 +188,6 @@ def with_origin(config: dict, workdir: Path) -> dict:
         return config
     begun = read_config(workdir)
     return config | {key: begun[key] for key in ("init_from", "init_checkpoint", "init_words")}
-
-
-def _own(workdir, name):
-    if not (path := workdir / name).exists():
-        raise InputError(
-            f"{path} is missing: restore the file of this run, or use another --workdir"
-        )
-    return path
 
 
 def has_checkpoints(workdir: Path) -> bool:
@@ -331,11 +330,6 @@ def begin(workdir: Path, config: dict, plan: dict, vocabulary: Vocabulary) -> No
     check_same_run(workdir, config)
 
 
-def flat(config: dict, prefix: str = "") -> dict:
+def flat(config: dict) -> dict:
     """`{"body": {"layers": 8}}` as `{"body.layers": 8}`."""
-    items = {}
-    for key, value in config.items():
-        items |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return items
+    return traverse_util.flatten_dict(config, sep=".")

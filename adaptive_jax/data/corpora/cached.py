@@ -27,12 +27,9 @@ def home_of(path: str, key: str) -> Path:
     Raises:
         InputError: the path is empty, a URL, or an unknown user's.
     """
-    try:
-        if path and "://" not in path and "\0" not in path:
-            return Path(path).expanduser()
-    except RuntimeError:  # no such user
-        pass
-    raise InputError(f"{key}={path!r} must be a directory: give the path of one on a disk")
+    if not path or in_store(path):
+        raise InputError(f"{key}={path!r} must be a directory: give the path of one on a disk")
+    return path_of(path)
 
 
 def cache_of(cache: str) -> Path:
