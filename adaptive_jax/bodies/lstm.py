@@ -141,7 +141,7 @@ class LSTM(nn.Module):
         check_at_least(1, **{f"body.widths[{i}]": width for i, width in enumerate(self.widths)})
         check_rates(self, "dropout")
         if self.biases not in (1, 2):
-            raise InputError(f"biases={self.biases!r} of a layer: give 1 or 2")
+            raise InputError(f"biases={self.biases!r} must be 1 or 2")
         check_dtype(self.dtype)
 
     @property

@@ -87,12 +87,12 @@ class CharacterCNN(nn.Module):
         longest = max(span for span, _ in filters)
         if self.length < longest:
             raise InputError(
-                f"length={self.length} is shorter than a filter over {longest} characters: give"
-                f" {longest} or more"
+                f"length={self.length} must be {longest} or more, the characters of the longest"
+                " filter"
             )
         if not isinstance(strides, Sequence) or len(strides) not in (0, len(filters)):
             raise InputError(
-                f"strides={strides} do not fit {len(filters)} filters: give one for each, or none"
+                f"strides={strides} must be one for each of {len(filters)} filters, or none"
             )
         for stride in strides:
             check_at_least(1, strides=stride)
@@ -111,8 +111,7 @@ class CharacterCNN(nn.Module):
         self.spelling = self.variable("lexicon", "spelling", self._blank)
         if (words := len(self.spelling.value["lengths"])) != self.vocabulary_size:
             raise InputError(
-                f"a lexicon of {words} words does not fit vocabulary_size={self.vocabulary_size}:"
-                " give one of as many"
+                f"the lexicon must have vocabulary_size={self.vocabulary_size} words, got {words}"
             )
         init, pooled = nn.initializers, sum(out for _, out in self.filters)
         torch = self.letters == "elmo"

@@ -85,8 +85,7 @@ class Sampled(nn.Module):
             self.counts = self.variable("lexicon", "counts", jnp.ones, len(table))
             if (words := len(self.counts.value)) != len(table):
                 raise InputError(
-                    f"a lexicon of {words} words does not fit a table of {len(table)}: give one of"
-                    " as many"
+                    f"the lexicon must have the {len(table)} words of the table, got {words}"
                 )
 
     def bands(self, *, train: bool = False) -> list[Band]:

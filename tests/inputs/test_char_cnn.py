@@ -208,7 +208,7 @@ def test_bfloat16_is_near():
 @pytest.mark.parametrize(
     "fields, says",
     [
-        ({"length": 3}, "length=3 is shorter than a filter over 4 characters"),
+        ({"length": 3}, "length=3 must be 4 or more"),
         ({"filters": ()}, "must be pairs"),
         ({"filters": (3, 64)}, "must be pairs"),
         ({"filters": ((0, 64),)}, "must be pairs"),
