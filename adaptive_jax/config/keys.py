@@ -241,30 +241,31 @@ def _value(path, value, key):
     """`value` as the type of its key."""
     if value is inspect.Parameter.empty:
         raise InputError(f"{path} is missing, and it has no default")
+    if isinstance(value, str) and "\0" in value:
+        raise InputError(f"{path}={_short(value)} must be text without NUL characters")
     if isinstance(value, str) and value.lower() == "none" and key.kind is not str:
         value = None
+    if value in ("inf", "-inf") and key.kind is float:
+        value = float(value)
     if value is None and key.optional:
         return None
     if path != "config.seed" and key.kind is not str:
         _check_size(path, value)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if key.kind is bool and (isinstance(value, bool) or (whole and value in (0, 1))):
-        return bool(value)
-    if isinstance(value, str) and "\0" in value:
-        raise InputError(f"{path}={_short(value)} must be text without NUL characters")
-    if key.kind is str and (isinstance(value, str) or whole):
-        return str(value)  # a flag's value that is digits, such as a directory called 2007
-    if key.kind is float and value in ("inf", "-inf"):
-        value = float(value)
-    number = isinstance(value, float) and not math.isnan(value)
-    if key.kind in (int, float) and (whole or (key.kind is float and number)):
-        return key.kind(value)
-    if key.kind is tuple:
-        return _tuple(path, value, key.default)
     if key.kind is None:
         return value
-    kinds = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
-    what = kinds[key.kind]
+    if key.kind is tuple:
+        return _tuple(path, value, key.default)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    number = whole or (isinstance(value, float) and not math.isnan(value))
+    fits, what = {
+        bool: (isinstance(value, bool) or (whole and value in (0, 1)), "True or False"),
+        int: (whole, "a whole number"),
+        float: (number, "a number"),
+        # A flag's value that is digits is text, too, such as a directory called 2007.
+        str: (isinstance(value, str) or whole, "text"),
+    }[key.kind]
+    if fits:
+        return key.kind(value)
     if key.kind is str and isinstance(value, float | tuple | bool):
         what = f"text: write {path}=\"'{value}'\""  # a flag's text that Python reads otherwise
     raise InputError(f"{path}={_short(value)} must be {what}, such as {key.default!r}")
