@@ -474,23 +474,18 @@ def keys(group, prefix=""):
 
 # What is no mistake, although the rows below would have it.
 ACCEPTED = {("optimizer.clip_norm", "inf"), ("data.eos", "-1")}
-WRONG_VALUES = {
-    int: ("-1", HUGE),
-    float: ("-1", "nan", "inf", "1e30"),
-    bool: ("maybe",),
-    tuple: ("a",),
-    str: ("nonsense",),
-}
+# What a key's own check must find; tests/config/test_flags.py has values of another type.
+WRONG_VALUES = {int: ("-1",), float: ("-1", "inf"), str: ("nonsense",)}
 ANY_TEXT = {"data.path", "data.cache"}
 OWN_TABLE = "output.table."  # the small run has another table
 GENERATED = [
     Row(
         f"{key}={value}",
         f"{{train}} --dry_run --config.{key}={value}",
-        (f"{key.split('.')[-1]}=", value.removesuffix("e30")[:2]),
+        (f"{key.split('.')[-1]}=", value[:2]),
     )
     for key, default in keys(resolve({}))
-    for value in WRONG_VALUES[type(default)]
+    for value in WRONG_VALUES.get(type(default), ())
     if key not in ANY_TEXT and (key, value) not in ACCEPTED and not key.startswith(OWN_TABLE)
 ]
 TABLE = [
