@@ -12,7 +12,7 @@ import pytest
 from optax.tree_utils import tree_get
 
 from adaptive_jax.config import rows
-from adaptive_jax.config.keys import complete, resolve
+from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.vocabulary.clusters import cut
 from adaptive_jax.data.vocabulary.lexicon import lexicon
@@ -312,33 +312,6 @@ def test_rows_as_a_table():
     lines = rows.table(wikitext103.ROWS).splitlines()
     assert len(lines) == 2 + len(wikitext103.ROWS)
     assert "| `asm_256` | asm | input.width=256 | 23.39 |  | 314.7 |  | Table 7 |" in lines
-
-
-@pytest.mark.parametrize(
-    "make, says",
-    [
-        (
-            lambda: wikitext103.get_config("adp_s"),
-            ["row 'adp_s' of ", "wikitext103.py", 'Did you mean "adp_t"'],
-        ),
-        (lambda: complete({"body.layrs": 3}), ["config.body.layrs", 'Did you mean "layers"']),
-        (
-            lambda: complete({"input.name": "adaptve"}),
-            ["config.input.name='adaptve'", 'Did you mean "adaptive"'],
-        ),
-        (
-            lambda: complete({"input.name": "lookup", "input.cutoffs": (3,)}),
-            ["config.input.cutoffs", "name, width"],
-        ),
-    ],
-)
-def test_what_no_config_may_say(make, says):
-    """An unknown row, key or name, and a key of another class."""
-    with pytest.raises(InputError) as error:
-        make()
-    assert "\n" not in str(error.value) and all(part in str(error.value) for part in says), (
-        error.value
-    )
 
 
 def test_settings_agree_with_each_other():
