@@ -204,8 +204,8 @@ def whole_models():
                             table,
                             source[0],
                             repr(table_fields)
-                            if output in ("softmax", "adaptive", "differentiated")
-                            else "",
+                            if output in ("softmax", "adaptive")
+                            else "projected" in table_fields,
                         )
                         kind = (output, repr(fields), kind if fields is fields_list[0] else "")
                         readable = output == "differentiated" or "projected" not in table_fields
