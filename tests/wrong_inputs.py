@@ -288,10 +288,10 @@ OTHERS = [
 ]
 
 
-def damaged(line, file, *cases):
+def damaged(line, file, *cases, by_process=False):
     """Rows of one file of a run or a text: what stands in its place, and what the command says."""
     return [
-        Row(f"{line}, {file} {number}", line, says, (file, content), number == 0)
+        Row(f"{line}, {file} {number}", line, says, (file, content), by_process)
         for number, (content, *says) in enumerate(cases)
     ]
 
@@ -373,7 +373,12 @@ RUNS = [
         (b"x", "no checkpoint yet"),
         (DIRECTORY, "saved none yet"),
     ),
-    *damaged(EVAL, "run/eval", (b"x", "run/eval/test-16-0", "the result stands above")),
+    *damaged(
+        EVAL,
+        "run/eval",
+        (b"x", "run/eval/test-16-0", "the result stands above"),
+        by_process=True,
+    ),
 ]
 
 TEXTS = [
