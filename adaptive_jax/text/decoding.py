@@ -9,11 +9,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from adaptive_jax.evaluation.runs import Run
 from adaptive_jax.losses.groups import join
-from adaptive_jax.model.language_model import LanguageModel, parameter_shapes
+from adaptive_jax.model.language_model import parameter_shapes
 from adaptive_jax.numerics.products import full_precision
 from adaptive_jax.parallel import sharding
 from adaptive_jax.text.next_token import (
@@ -59,27 +59,36 @@ class Decoder:
         for a model that composes none.
         """
         self.run, self._tables = run, tables
-        self._sizes, self._bands = _softmax(run, tables)
+        self._programs: dict[tuple, Callable] = {}
+        self._sizes, self._bands = self._softmax()
         self.num_clusters = sum(map(len, self._sizes[1:]))
-        one, two = (
-            jax.eval_shape(functools.partial(run.model.body.cache, 1, length)) for length in (8, 16)
+        one, longer, two = (
+            jax.tree.map(jnp.shape, jax.eval_shape(functools.partial(run.model.body.cache, *size)))
+            for size in ((2, 8), (2, 16), (3, 8))
         )
-        self.limited = jax.tree.map(jnp.shape, one) != jax.tree.map(jnp.shape, two)
+        self.limited = one != longer
+        whole = sharding.replicated(run.mesh)
+        self._cache = jax.jit(run.model.body.cache, static_argnums=(0, 1), out_shardings=whole)
+        self._take = _taking(one, two)
 
     def cache(self, rows: int, length: int) -> object:
         """An empty cache of the body, on the run's devices."""
-        make = _cache(self.run.model, self.run.mesh, rows, length if self.limited else 1)
-        return make()
+        return self._cache(rows, length if self.limited else 1)
 
     def read(self, tokens: np.ndarray, carry: object) -> tuple[jax.Array, object]:
         """Reads tokens `[rows, n]` after `carry`, which is used up: the last hidden states
         `[rows, features]`, the next carry.
         """
+
+        def read(apply, tokens, carry):
+            hidden, carry = apply(tokens, carry, method="step")
+            return hidden[:, -1], carry
+
         at, hidden = 0, None
         while at < tokens.shape[1]:
             piece = next(length for length in PIECES if length <= tokens.shape[1] - at)
             part = np.ascontiguousarray(tokens[:, at : at + piece], np.int32)
-            hidden, carry = _reading(self.run.model, self.run.mesh)(*self._variables, part, carry)
+            hidden, carry = self._call(("read",), read, part, carry, carries=True)
             at += piece
         return hidden, carry
 
@@ -92,8 +101,28 @@ class Decoder:
         settings: a random key, the number of the token, 1 / temperature, and the share of the
             nucleus; see `next_token.draw`.
         """
-        program = _sampling(self.run.model, self.run.mesh, self._sizes, how)
-        return program(*self._variables, (self._bands, hidden, settings), carry)
+
+        def sample(apply, given, carry):
+            bands, hidden, (key, number, power, top_p) = given
+            rows = jnp.arange(len(hidden))
+            fold_in = jax.random.fold_in
+            keys = jax.vmap(lambda row: fold_in(fold_in(key, row), number))(rows)
+            if how.nucleus and not how.k:
+                token = NextToken(_log_probs(apply, hidden), how.banned)
+                every = top_k(token, token.log_probs.shape[1])
+                tails = jnp.int32(self.num_clusters)
+                found = draw_among(every._replace(clusters_computed=tails), keys, power, top_p)
+            else:
+                token = self._next_token(apply, bands, hidden, how.banned)
+                if how.k:
+                    found = draw_among(top_k(token, how.k), keys, power, top_p)
+                else:
+                    found = draw(token, keys, power)
+            hidden, carry = apply(found.id[:, None], carry, method="step")
+            return found, hidden[:, 0], carry
+
+        given = self._bands, hidden, settings
+        return self._call(("draw", how), sample, given, carry, carries=True)
 
     def top_k(
         self, hidden: jax.Array, k: int, scores: np.ndarray, banned: tuple[int, ...] = ()
@@ -104,49 +133,62 @@ class Decoder:
             the highest sums of score and log-probability are sure to be there.
         banned: ids of tokens whose log-probability becomes -inf.
         """
-        program = _ranking(self.run.model, self.run.mesh, self._sizes, k, banned)
-        return program(*self._variables, (self._bands, hidden, scores))
+
+        def rank(apply, given):
+            bands, hidden, scores = given
+
+            def least(values):
+                kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
+                return jnp.maximum(values[:, -1], kth - scores)
+
+            return top_k(self._next_token(apply, bands, hidden, banned), k, least)
+
+        return self._call(("rank", k, banned), rank, (self._bands, hidden, scores))
 
     def take(self, carry: object, rows: np.ndarray) -> object:
         """The carry of some rows, in this order; a row may be taken several times."""
-        return _taking(self.run.model)(carry, np.asarray(rows, np.int32))
+        return self._take(carry, np.asarray(rows, np.int32))
 
-    @property
-    def _variables(self):
-        return self.run.params, self.run.lexicon, self._tables
+    def _softmax(self):
+        """Words of each band by group, and their arrays `(groups, clusters)`: made once, since to
+        join bands copies them.
+
+        Without tails `((words,),)` and `()`.
+        """
+        sizes = ((self.run.model.input.vocabulary_size,),)
+
+        def lay_out(apply):
+            nonlocal sizes
+            bands, clusters = apply(
+                method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None))
+            )
+            if clusters is None:
+                return ()
+            sizes, groups = join(bands)
+            return groups, clusters
+
+        arrays = self._call(("lay out",), lay_out)
+        return sizes, arrays
+
+    def _next_token(self, apply, bands, hidden, banned):
+        if len(self._sizes) > 1:
+            return NextToken.banded(hidden, Grouped(self._sizes, *bands), banned)
+        return NextToken(_log_probs(apply, hidden), banned)
+
+    def _call(self, name, function, *arrays, carries=False):
+        """Calls `function(apply, *arrays)` on every device, where `apply` is the model's with its
+        variables. Devices all do the same: the work of a few rows cannot be shared.
+
+        name: one program is compiled for each.
+        carries: the last array is used up.
+        """
+        if name not in self._programs:
+            self._programs[name] = _program(function, self.run.model, self.run.mesh, carries)
+        run = self.run
+        return self._programs[name](run.params, run.lexicon, self._tables, *arrays)
 
 
-def _softmax(run, tables):
-    """Words of each band by group, and their arrays `(groups, clusters)`: made once, since to join
-    bands copies them.
-
-    Without tails `((words,),)` and `()`.
-    """
-    sizes = []
-
-    def lay_out(apply):
-        bands, clusters = apply(
-            method=lambda model: (model.output.bands(), getattr(model.output, "clusters", None))
-        )
-        if clusters is None:
-            sizes.append(((run.model.input.vocabulary_size,),))
-            return ()
-        joined, groups = join(bands)
-        sizes.append(joined)
-        return groups, clusters
-
-    arrays = _mapped(lay_out, run.model, run.mesh)(run.params, run.lexicon, tables)
-    return sizes[-1], arrays
-
-
-def _mapped(function, model, mesh, carries=False):
-    """A program that calls `function(apply, *arrays)` on every device, where `apply` is the model's
-    with its variables.
-
-    The program takes params, lexicon, tables and the arrays. Devices all do the same: the work of a
-    few rows cannot be shared.
-    carries: the last array is used up.
-    """
+def _program(function, model, mesh, carries):
     shapes, whole = parameter_shapes(model), PartitionSpec()
     local_model, gather = sharding.gathering(model, shapes, mesh)
 
@@ -170,85 +212,19 @@ def _mapped(function, model, mesh, carries=False):
     return jax.jit(program, donate_argnums=(4,) if carries else ())
 
 
-@functools.lru_cache(maxsize=8)
-def _reading(model: LanguageModel, mesh: Mesh) -> Callable:
-    def read(apply, tokens, carry):
-        hidden, carry = apply(tokens, carry, method="step")
-        return hidden[:, -1], carry
-
-    return _mapped(read, model, mesh, carries=True)
-
-
-@functools.lru_cache(maxsize=8)
-def _sampling(model: LanguageModel, mesh: Mesh, sizes: tuple, how: Sampling) -> Callable:
-    def sample(apply, given, carry):
-        bands, hidden, (key, number, power, top_p) = given
-        rows = jnp.arange(len(hidden))
-        keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), number))(rows)
-        if how.nucleus and not how.k:
-            token = NextToken(_log_probs(apply, hidden), how.banned)
-            every = top_k(token, token.log_probs.shape[1])
-            tails = jnp.int32(sum(map(len, sizes[1:])))
-            found = draw_among(every._replace(clusters_computed=tails), keys, power, top_p)
-        else:
-            token = _next_token(apply, sizes, bands, hidden, how.banned)
-            if how.k:
-                found = draw_among(top_k(token, how.k), keys, power, top_p)
-            else:
-                found = draw(token, keys, power)
-        hidden, carry = apply(found.id[:, None], carry, method="step")
-        return found, hidden[:, 0], carry
-
-    return _mapped(sample, model, mesh, carries=True)
-
-
-@functools.lru_cache(maxsize=8)
-def _ranking(
-    model: LanguageModel, mesh: Mesh, sizes: tuple, k: int, banned: tuple[int, ...]
-) -> Callable:
-    def rank(apply, given):
-        bands, hidden, scores = given
-
-        def least(values):
-            kth = jax.lax.top_k((values + scores[:, None]).ravel(), k)[0][-1]
-            return jnp.maximum(values[:, -1], kth - scores)
-
-        return top_k(_next_token(apply, sizes, bands, hidden, banned), k, least)
-
-    return _mapped(rank, model, mesh)
-
-
-@functools.lru_cache(maxsize=8)
-def _cache(model, mesh, rows, length):
-    return jax.jit(
-        functools.partial(model.body.cache, rows, length), out_shardings=sharding.replicated(mesh)
-    )
-
-
-@functools.lru_cache(maxsize=8)
-def _taking(model):
+def _taking(two, three):
     """A program that takes rows of a carry; each array's axis of rows is the one whose size
-    follows the number of rows.
+    differs between the shapes of a carry of `two` rows and of `three`.
     """
-    two, three = (
-        jax.tree.leaves(jax.eval_shape(functools.partial(model.body.cache, rows, 8)))
-        for rows in (2, 3)
-    )
-    pairs = [zip(a.shape, b.shape, strict=True) for a, b in zip(two, three, strict=True)]
-    axes = [[axis for axis, (a, b) in enumerate(pair) if a != b] for pair in pairs]
 
     def take(carry, rows):
-        leaves, tree = jax.tree.flatten(carry)
-        pairs = zip(leaves, axes, strict=True)
-        return tree.unflatten([jnp.take(a, rows, axis=axis[0]) if axis else a for a, axis in pairs])
+        def of(array, *shapes):
+            axes = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
+            return jnp.take(array, rows, axis=axes[0]) if axes else array
+
+        return jax.tree.map(of, carry, two, three)
 
     return jax.jit(take)
-
-
-def _next_token(apply, sizes, bands, hidden, banned):
-    if len(sizes) > 1:
-        return NextToken.banded(hidden, Grouped(sizes, *bands), banned)
-    return NextToken(_log_probs(apply, hidden), banned)
 
 
 def _log_probs(apply, hidden):

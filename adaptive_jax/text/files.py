@@ -1,7 +1,5 @@
 """Lines of text from files and standard input, one at a time."""
 
-import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +16,6 @@ class TextFiles:
     names: of files, also .gz, .xz, .bz2 and .zip; "-" is standard input, as is an empty list.
 
     Attributes:
-        size: bytes of the files; 0 if unknown, as of a pipe.
-        done: bytes read.
         terminal: whether they are typed.
 
     Raises:
@@ -28,29 +24,22 @@ class TextFiles:
     """
 
     def __init__(self, names: Sequence[str] = ()):
-        self.names, self.done = list(names) or [STDIN], 0
-        self._files = [_open(name) for name in self.names]
-        stats = [os.fstat(file.fileno()) for file in self._files]
-        regular = all(stat.S_ISREG(each.st_mode) for each in stats)
-        self.size = sum(each.st_size for each in stats) if regular else 0
-        self.terminal = any(file.isatty() for file in self._files)
+        self._files = [(name, _open(name)) for name in names or [STDIN]]
+        self.terminal = any(file.isatty() for _, file in self._files)
 
     def __iter__(self) -> Iterator[str]:
-        before = 0
-        for name, file in zip(self.names, self._files, strict=True):
-            for number, line in enumerate(_unpacked(name, file), start=1):
-                if self.size:
-                    self.done = before + file.tell()
-                yield _decoded(line, number, name)
-            before = self.done
+        return (line.removesuffix("\n") for line in self._lines())
 
     def read(self) -> str:
         """All of the text, with a line feed after each line that has one."""
-        return "".join(
-            _decoded(line, number, name, end="")
-            for name, file in zip(self.names, self._files, strict=True)
-            for number, line in enumerate(_unpacked(name, file), start=1)
-        )
+        return "".join(self._lines())
+
+    def _lines(self):
+        for name, file in self._files:
+            place = "standard input" if name == STDIN else name
+            for number, line in enumerate(_unpacked(name, file), start=1):
+                encoding = "utf-8-sig" if number == 1 else "utf-8"
+                yield _decoded(line, encoding, f"{place}, line {number}")
 
 
 def _open(name):
@@ -59,9 +48,7 @@ def _open(name):
             raise InputError("standard input is closed: give a file, or text through a pipe")
         return sys.stdin.buffer
     try:
-        file = Path(name).expanduser().open("rb")
-        os.fstat(file.fileno())
-        return file
+        return Path(name).expanduser().open("rb")
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise InputError(
@@ -82,14 +69,13 @@ def _unpacked(name, file):
         ) from None
 
 
-def _decoded(line, number, name, end="\n"):
-    where = f"{'standard input' if name == STDIN else name}, line {number}"
+def _decoded(line, encoding, place):
     try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        text = line.decode(encoding)
     except UnicodeDecodeError:
-        raise InputError(f"{where}: not UTF-8; convert the file to UTF-8") from None
+        raise InputError(f"{place}: not UTF-8; convert the file to UTF-8") from None
     if "\0" in text:
         raise InputError(
-            f"{where}: a NUL byte, which text never has; repair the file, or convert it to UTF-8"
+            f"{place}: a NUL byte, which text never has; repair the file, or convert it to UTF-8"
         )
-    return text.removesuffix(end)
+    return text

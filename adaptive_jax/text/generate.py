@@ -4,8 +4,8 @@ search finds.
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
+from os.path import commonprefix
 from typing import NamedTuple
 
 import jax
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
     Attributes:
         log_probs: float64, the sums of the tokens' log-probabilities in nats.
         lengths, num_words, num_lines: tokens, words and ends of lines.
-        ended: whether that is all.
+        ended: whether the text is complete.
     """
 
     log_probs: np.ndarray
@@ -64,9 +64,6 @@ class DecodeState:
     Attributes:
         tokens: `<eos>`, the prompt and the texts so far, int32 `[rows, n]`.
         progress: of each row.
-        steps, clusters_computed: how often the next tokens were predicted, and the tails that were
-            computed for it, each for all rows.
-        seconds: of these steps but the first, which may compile programs.
     """
 
     def __init__(self, decoder: Decoder, prompt: np.ndarray, options: Options, rows: int = 1):
@@ -93,15 +90,15 @@ class DecodeState:
         self.tokens = np.append(np.int32(self._vocabulary.eos), prompt)[None]
         self._begin = self.tokens.shape[1]
         self.progress = Progress(np.zeros(1), *np.zeros((3, 1), int), np.zeros(1, bool))
-        self.steps, self.clusters_computed, self.seconds, self._first = 0, 0, 0.0, 0.0
+        self._steps = self._clusters_computed = 0
         self._read_window()
         if rows > 1:
             self.take(np.zeros(rows, np.int32))
 
     @property
-    def num_clusters(self) -> int:
-        """Tails of the output."""
-        return self._decoder.num_clusters
+    def tails_computed(self) -> float:
+        """The share of the output's tails that a step computed, on average."""
+        return self._clusters_computed / max(1, self._steps * self._decoder.num_clusters)
 
     def text_of(self, row: int) -> np.ndarray:
         """The tokens of a row after the prompt, int32 `[n]`."""
@@ -178,10 +175,8 @@ class DecodeState:
     def _counted(self, found):
         """The result on the host, its computed tails counted."""
         found = jax.device_get(found)
-        self._first = self._first or time.perf_counter()
-        self.seconds = time.perf_counter() - self._first
-        self.steps += 1
-        self.clusters_computed += int(found.clusters_computed)
+        self._steps += 1
+        self._clusters_computed += int(found.clusters_computed)
         return found
 
     def _append(self, ids, log_probs):
@@ -198,24 +193,16 @@ class DecodeState:
         seen = self.tokens
         if self._decoder.limited and seen.shape[1] >= self._window:
             seen = seen[:, -(self._window // 2) :]
-        try:
-            cache = self._decoder.cache(len(seen), self._window)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise InputError(
-                f"window={self._window} takes more memory than there is: give a smaller one"
-            ) from None
+        cache = self._decoder.cache(len(seen), self._window)
         self._hidden, self._carry = self._decoder.read(seen, cache)
         self._used = seen.shape[1]
 
 
 class Text(NamedTuple):
-    """Tokens after a prompt, int32 `[n]`, the sum of their log-probabilities, and their words."""
+    """Tokens after a prompt, int32 `[n]`, and the sum of their log-probabilities in nats."""
 
     tokens: np.ndarray
     log_prob: float
-    num_words: int
 
 
 def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
@@ -245,7 +232,7 @@ def beam_search(state: DecodeState, banned: tuple[int, ...]) -> list[Text]:
         in_beam = np.cumsum(going) - going < beams  # fewer texts before it go on
         for i in np.flatnonzero(found.ended & in_beam):
             tokens = np.append(state.text_of(rows[i]), ids[i])
-            kept.append(Text(tokens, float(found.log_probs[i]), int(found.num_words[i])))
+            kept.append(Text(tokens, float(found.log_probs[i])))
         kept = sorted(kept, key=lambda text: -text.log_prob)[:beams]
         chosen = np.flatnonzero(going & in_beam)
         if not len(chosen):
@@ -266,7 +253,6 @@ class Writer:
 
     Attributes:
         state: the texts being written.
-        words: words written so far, in all texts; of a beam search, those of its results.
     """
 
     def __init__(self, decoder: Decoder, lines: Lines, prompt: str, options: Options):
@@ -277,7 +263,7 @@ class Writer:
                 the run does not know.
         """
         options.check()
-        self.words, self._options, self._lines = 0, options, lines
+        self._options, self._lines = options, lines
         known = lines.vocabulary.index
         if missing := [word for word in options.avoid if word not in (*known, UNKNOWN)]:
             raise InputError(
@@ -297,11 +283,9 @@ class Writer:
             texts = beam_search(state, self._banned)[:count]
         else:
             for _ in self._draws():
-                if state.progress.ended.all():
-                    break
-            sums, words = state.progress.log_probs.tolist(), state.progress.num_words.tolist()
-            texts = [Text(state.text_of(row), sums[row], words[row]) for row in range(count)]
-        self.words = sum(text.num_words for text in texts)
+                pass
+            sums = state.progress.log_probs.tolist()
+            texts = [Text(state.text_of(row), sums[row]) for row in range(count)]
         return [
             Continuation("".join(self._pieces(text.tokens)), text.tokens, text.log_prob)
             for text in texts
@@ -317,18 +301,19 @@ class Writer:
     def _first_sample(self):
         for ids in self._draws():
             yield ids[0]
-            self.words = int(self.state.progress.num_words[0])
             if self.state.progress.ended[0]:
                 return
 
     def _draws(self):
-        """Tokens of all rows, without end."""
+        """The next tokens of all rows, until all texts are complete."""
         given = self._options
         greedy, key = given.temperature == 0, jax.random.key(given.seed)
         how = Sampling(1 if greedy else given.top_k, given.top_p < 1, self._banned)
         power, top_p = np.float32(1 if greedy else 1 / given.temperature), np.float32(given.top_p)
         for number in itertools.count():
             yield self.state.draw(how, (key, np.int32(number), power, top_p))
+            if self.state.progress.ended.all():
+                return
 
     def _pieces(self, tokens):
         """The text of tokens after the prompt, word by word.
@@ -344,19 +329,18 @@ class Writer:
                 continue
             text = self._lines.decode(line)
             if text.startswith(shown) or token == vocabulary.eos:
-                yield text[_shared(text, shown) :]
+                yield _beyond(shown, text)
                 shown = text
             if token == vocabulary.eos:
                 line, shown = [], ""
         if line:
             text = self._lines.decode(line)
-            yield text[_shared(text, shown) :]
+            yield _beyond(shown, text)
 
 
-def _shared(text, other):
-    """How many characters two texts have in common at their beginnings."""
-    pairs = enumerate(zip(text, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
+def _beyond(shown, text):
+    """What follows the characters that both texts begin with."""
+    return text[len(commonprefix([text, shown])) :]  # noqa: RUF071, of characters, not of paths
 
 
 def next_words(decoder: Decoder, lines: Lines, text: str, k: int) -> list[tuple[str, float]]:

@@ -76,53 +76,31 @@ def main() -> None:
     if not prompts:
         asks = not PROMPTS.value and sys.stdin.isatty()
         prompts = typed() if asks else TextFiles([PROMPTS.value or STDIN])
-    model = adaptive_jax.load(workdir, CHECKPOINT.value)
-    states, words = [], 0
+    model, prompt = adaptive_jax.load(workdir, CHECKPOINT.value), None
     for prompt in prompts:
-        writer = Writer(model.decoder, model.lines, prompt, options)
-        show(writer, prompt, options.samples)
-        states, words = [*states, writer.state], words + writer.words
-    if not states:
+        show(Writer(model.decoder, model.lines, prompt, options), prompt, options.samples)
+    if prompt is None:
         raise InputError("there is no prompt: give --prompt=TEXT, or text on stdin")
-    if sys.stderr.isatty():
-        print(summary(states, words), file=sys.stderr)
-
-
-def summary(states: list, words: int) -> str:
-    """How many words were written, how fast after the first one, and the share of tails that it
-    took.
-    """
-    steps, seconds = sum(state.steps for state in states), sum(state.seconds for state in states)
-    speed = (steps - len(states)) / steps * words / seconds if seconds else 0
-    line = f"{words:,} words" + (f", {speed:,.0f} words/s" if speed else "")
-    if not states[0].num_clusters:
-        return line
-    computed = sum(state.clusters_computed for state in states)
-    share = computed / (steps * states[0].num_clusters)
-    return f"{line}; of {states[0].num_clusters} tails of the softmax, {share:.1%} computed a step"
 
 
 def show(writer, prompt: str, samples: int) -> None:
     """Prints what is written after a prompt; a single text word by word."""
     if FORMAT.value == "jsonl":
-        texts, state = writer.continuations(), writer.state
-        share = state.clusters_computed / max(1, state.steps * state.num_clusters)
-        for one in texts:
+        for one in writer.continuations():
             found = {
                 "prompt": prompt,
                 "text": one.text,
                 "log_prob": one.log_prob,
                 "tokens": len(one.tokens),
-                "tails_computed": share,
+                "tails_computed": writer.state.tails_computed,
             }
             print(json.dumps(found, ensure_ascii=False), flush=True)
     elif samples == 1:
         print(prompt, end="", flush=True)
-        ends = "\n"
+        piece = ""
         for piece in writer.stream():
             print(piece, end="", flush=True)
-            ends = "" if piece.endswith("\n") else "\n"
-        print(ends, end="", flush=True)
+        print("" if piece.endswith("\n") else "\n", end="", flush=True)
     else:
         for one in writer.continuations():
             print(prompt + one.text.removesuffix("\n"), end="\n\n", flush=True)

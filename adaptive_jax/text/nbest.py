@@ -94,41 +94,20 @@ def written(total: float, hypothesis: Hypothesis) -> str:
     )
 
 
-def references_of(lines: Iterable[str], groups: Sequence[Sequence[Hypothesis]]) -> list[str]:
-    """The reference of each list: `id ||| text`, or a line for each list in their order.
-
-    Raises:
-        InputError: a list without a reference, or another number of lines.
-    """
-    lines = list(lines)
-    if lines and all(SEPARATOR in line for line in lines):
-        known = {
-            name.strip(): text.strip()
-            for name, _, text in (line.partition(SEPARATOR) for line in lines)
-        }
-        for group in groups:
-            if group[0].id not in known:
-                raise InputError(
-                    f"the references have none of id {group[0].id!r}: give `id ||| text` for"
-                    " each id"
-                )
-        return [known[group[0].id] for group in groups]
-    if len(lines) != len(groups):
-        raise InputError(
-            f"there are {len(lines):,} references and {len(groups):,} n-best lists: give one line"
-            " for each"
-        )
-    return lines
-
-
 def fit(groups: Sequence[Sequence[Hypothesis]], references: Sequence[str], metric: str) -> Fitted:
     """The weight, 0 or more, and the word bonus that are best on lists with references.
 
     Both are searched together on a grid that is refined around the best point; of equally good
     points, the nearest to 0 is refined. metric: a name of `METRICS`.
+
+    Raises:
+        InputError: the references are not one for each list.
     """
-    if not groups:
-        raise InputError("there are no n-best lists to fit a weight on: give some")
+    if len(references) != len(groups):
+        raise InputError(
+            f"there are {len(references):,} references and {len(groups):,} n-best lists: give one"
+            " line for each"
+        )
     counts, value = METRICS[metric]
     statistics = [
         np.array([counts(each.text.split(), text.split()) for each in group])

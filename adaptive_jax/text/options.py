@@ -1,7 +1,6 @@
 """The options of scoring and of writing text, most of which are flags of their commands."""
 
 import math
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -56,11 +55,12 @@ class Options(NamedTuple):
         words: words to write at most; `<eos>`, the end of a line, is one.
         lines: stop after so many ends of lines; 0: do not.
         temperature: words are drawn in proportion to p^(1 / temperature). 0: always the most
-            probable word.
+            probable word, whatever top_k, top_p and seed.
         top_k: draw among the k most probable words; 0: among all.
         top_p: draw among the fewest words, the most probable first, that hold this share of what
             temperature and top_k leave.
-        beams: hypotheses of a beam search for the most probable text; 0: draw.
+        beams: hypotheses of a beam search for the most probable text, which ignores temperature,
+            top_k, top_p and seed; 0: draw.
         samples: texts to write; of a beam search, the best ones.
         seed: of the draws. Sample i is the same however many samples there are.
         window: tokens that a transformer sees at most; 0: as many as it was trained with. See
@@ -80,11 +80,8 @@ class Options(NamedTuple):
     avoid: Sequence[str] = (UNKNOWN,)
 
     def check(self) -> None:
-        """Checks the ranges.
-
-        Raises:
-            InputError: a number out of range, more samples than beams, or settings of draws where
-                nothing is drawn.
+        """Checks the ranges. Raises InputError: a number out of range, or more samples than
+        beams.
         """
         if isinstance(self.avoid, str) or not isinstance(self.avoid, Iterable):
             raise InputError(f"avoid={self.avoid!r} must be a list of words")
@@ -99,24 +96,13 @@ class Options(NamedTuple):
         )
         if self.seed >= 1 << 32:
             raise InputError(f"seed={self.seed} must be less than 2^32")
-        if not isinstance(self.temperature, numbers.Real) or not (
-            self.temperature == 0 or COLDEST <= self.temperature < math.inf
-        ):
+        if self.temperature != 0 and not COLDEST <= self.temperature < math.inf:
             raise InputError(
                 f"temperature={self.temperature!r} must be 0 (always the most probable word) or at"
                 f" least {COLDEST}"
             )
-        if not isinstance(self.top_p, numbers.Real) or not 0 < self.top_p <= 1:
+        if not 0 < self.top_p <= 1:
             raise InputError(f"top_p={self.top_p!r} must be in (0, 1]")
-        unused, cause = (), ""
-        if self.beams:
-            unused, cause = ("temperature", "top_k", "top_p", "seed"), f"beams={self.beams}"
-        elif not self.temperature:
-            unused, cause = ("samples", "top_k", "top_p", "seed"), "temperature=0"
-        for name in unused:
-            value = getattr(self, name)
-            if value != self._field_defaults[name]:
-                raise InputError(f"{name}={value} has no effect with {cause}: leave one out")
         if self.beams and self.beams < self.samples:
             raise InputError(
                 f"samples={self.samples} are more than beams={self.beams}: give more beams or fewer"

@@ -28,7 +28,9 @@ WORDS = flags.DEFINE_boolean(
     "words", False, "Print a line for each word instead of each line of text."
 )
 COLUMNS = flags.DEFINE_list(
-    "columns", None, "Of --words: surprisal, rank, entropy, frequency, unseen; default: all."
+    "columns",
+    None,
+    "Of each word: surprisal, rank, entropy, frequency, unseen; default: all. Implies --words.",
 )
 BITS = flags.DEFINE_boolean(
     "bits", False, "Log-probabilities, surprisal and entropy in bits instead of nats."
@@ -72,7 +74,8 @@ POSITIONAL = ["[FILE...]"]
 
 NAMES = ("surprisal", "rank", "entropy", "frequency", "unseen")
 BIT = math.log(2)  # in nats
-OFTEN = 64  # lines between two updates of the bar
+OF_LISTS = WEIGHT, WORD_BONUS, ONE_BEST, REFERENCES, METRIC  # flags for n-best lists only
+OF_TEXT = WORDS, COLUMNS, BITS, FORMAT  # flags that they do not take
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ def main(*files: str) -> None:
     from adaptive_jax.text.load import load  # after the flags: their errors do not wait for jax
 
     model = load(workdir, CHECKPOINT.value)
-    columns = columns_of(model)
+    columns = columns_of(model.run.vocabulary)
     options = {
         "context_from": CONTEXT_FROM.value if follows else "none",
         "given": given,
@@ -101,125 +104,77 @@ def main(*files: str) -> None:
         "rank_and_entropy": bool({"rank", "entropy"} & set(columns)),
         "eager": LINE_BUFFERED.value or source.terminal,
     }
-    out = sys.stdout  # before the bar, which takes sys.stdout for what stands above it
     if source.terminal:
         print("type lines of text; Ctrl-D ends", file=sys.stderr, flush=True)
-    tally = Tally(source)
 
     def scored(texts):
-        return tally.counted(model.score(texts, **options))
+        return checked(model.score(texts, **options))
 
-    try:
-        if NBEST.value:
-            lines = rescored(source, scored, references)
-        else:
-            lines = (
-                word_lines(scored(source), columns) if WORDS.value else text_lines(scored(source))
-            )
-        for line in lines:
-            out.write(line + "\n")
-            if options["eager"]:
-                out.flush()
-        out.flush()
-    finally:
-        tally.bar.close()
-    tally.finish()
+    if NBEST.value:
+        lines = rescored(source, scored, references)
+    elif columns:
+        lines = word_lines(scored(source), columns)
+    else:
+        lines = text_lines(scored(source))
+    for line in lines:
+        print(line, flush=options["eager"])
 
 
 def check_flags() -> None:
     """Checks what needs no run. Raises InputError."""
-    for column in COLUMNS.value or ():
-        check_known(f"--columns={column!r}", column, NAMES)
-    if COLUMNS.value is not None and not WORDS.value:
-        raise InputError(f"--columns={','.join(COLUMNS.value)} is of words: give --words, too")
-    for flag in WEIGHT, WORD_BONUS, ONE_BEST, REFERENCES, METRIC:
-        if flag.present and not NBEST.value:
-            raise InputError(f"--{flag.name} is for n-best lists: give --nbest, too")
-    for flag in WEIGHT, WORD_BONUS:
-        if flag.value is not None and not math.isfinite(flag.value):
-            raise InputError(f"--{flag.name}={flag.value} must be a finite number")
-    if not NBEST.value:
-        return
-    if WORDS.value or FORMAT.value != "tsv" or BITS.value:
-        raise InputError(
-            "--nbest prints n-best lists and weighs nats: leave out --words, --format and --bits"
-        )
-    if CONTEXT_FROM.value == "previous":
+    for flag in OF_TEXT if NBEST.value else OF_LISTS:
+        if flag.present:
+            cure = "not for n-best lists: leave it out" if NBEST.value else "for n-best lists only"
+            raise InputError(f"--{flag.name} is {cure}")
+    if NBEST.value and CONTEXT_FROM.value == "previous":
         raise InputError(
             "--context_from=previous is not for --nbest, whose texts are alternatives: give a FILE,"
             " or leave it out"
         )
-    if REFERENCES.value is None and WEIGHT.value is None:
+    if NBEST.value and REFERENCES.value is None and WEIGHT.value is None:
         raise InputError("--nbest needs --weight=W, or --references=FILE to choose it by")
-    if METRIC.present and REFERENCES.value is None:
-        raise InputError("--metric compares texts with --references: give these, too")
-    if REFERENCES.value is not None and (WEIGHT.present or WORD_BONUS.present or ONE_BEST.present):
-        raise InputError(
-            "--references chooses --weight and --word_bonus, and prints them only: leave --one_best"
-            " and these out"
-        )
 
 
-def columns_of(model) -> tuple[str, ...]:
-    """The columns to print of each word: those of --columns, or all that the run has."""
+def columns_of(vocabulary) -> tuple[str, ...]:
+    """The columns to print of each word: those of --columns, or all that the run has; none without
+    --words.
+    """
     from adaptive_jax.data.vocabulary.subwords import Subwords
 
-    if not WORDS.value:
+    if not WORDS.value and COLUMNS.value is None:
         return ()
-    if not isinstance(model.run.vocabulary, Subwords):
-        return NAMES if COLUMNS.value is None else tuple(COLUMNS.value)
+    known = NAMES[:1] if isinstance(vocabulary, Subwords) else NAMES
     for column in COLUMNS.value or ():
-        if column != "surprisal":
-            raise InputError(
-                f"--columns={column} is of words, and this run has units of sub-words: leave it out"
-            )
-    return ("surprisal",)
+        check_known(f"--columns={column!r}", column, known)
+    return tuple(COLUMNS.value or known)
 
 
-class Tally:
-    """Counts lines and words, shows the progress, and reports at the end what is wrong with them.
-
-    Attributes:
-        bar: the progress bar; the caller closes it.
+def checked(scored: Iterable) -> Iterator:
+    """The scored lines; at their end warns of many unseen words. Raises InputError there for no
+    lines, and for scores that are not finite.
     """
+    from adaptive_jax.evaluation.unseen import MANY
 
-    def __init__(self, source: TextFiles):
-        from adaptive_jax.parallel.progress import Bar
-
-        self.source, self.lines, self.words, self.unseen, self.infinite = source, 0, 0, 0, 0
-        self.bar = Bar(max(1, source.size), 0, shown=source.size > 0 and not sys.stdout.isatty())
-
-    def counted(self, scored: Iterable) -> Iterator:
-        """The scored lines, counted."""
-        for line in scored:
-            self.lines += 1
-            self.words += len(line.words)
-            self.unseen += 0 if line.unseen is None else int(line.unseen.sum())
-            self.infinite += int((~np.isfinite(line.log_probs)).sum())
-            if self.lines % OFTEN == 0:
-                self.bar.show(self.source.done, [f"{self.words:,} words"])
-            yield line
-        self.bar.show(self.source.done)
-
-    def finish(self) -> None:
-        """Warns of many unseen words. Raises InputError for no text, and for scores that are not
-        finite.
-        """
-        from adaptive_jax.evaluation.unseen import MANY
-
-        if not self.lines:
-            raise InputError("there is no text to score: give files, or lines through a pipe")
-        if self.infinite:
-            raise InputError(
-                f"{self.infinite:,} of {self.words:,} words have no finite score: the model has"
-                " diverged; give another --checkpoint"
-            )
-        if self.unseen > MANY * self.words:
-            logger.warning(
-                "%.1f%% of the words are unseen and scored as <unk>: is the text tokenised as in"
-                " training?",
-                100 * self.unseen / self.words,
-            )
+    lines = words = unseen = infinite = 0
+    for line in scored:
+        lines += 1
+        words += len(line.words)
+        unseen += 0 if line.unseen is None else int(line.unseen.sum())
+        infinite += int((~np.isfinite(line.log_probs)).sum())
+        yield line
+    if not lines:
+        raise InputError("there is no text to score: give files, or lines through a pipe")
+    if infinite:
+        raise InputError(
+            f"{infinite:,} of {words:,} words have no finite score: the model has diverged; give"
+            " another --checkpoint"
+        )
+    if unseen > MANY * words:
+        logger.warning(
+            "%.1f%% of the words are unseen and scored as <unk>: is the text tokenised as in"
+            " training?",
+            100 * unseen / words,
+        )
 
 
 def text_lines(scored: Iterable) -> Iterator[str]:
@@ -289,7 +244,7 @@ def rescored(source: TextFiles, scored, references: list[str] | None) -> Iterato
         for result, hypothesis in zip(results, parsed, strict=True)
     )
     if references is not None:
-        yield from fitted(list(groups), references)
+        yield fitted(list(groups), references)
         return
     for group in groups:
         ranked = nbest.rescored(group, WEIGHT.value, WORD_BONUS.value)
@@ -299,14 +254,12 @@ def rescored(source: TextFiles, scored, references: list[str] | None) -> Iterato
             yield from itertools.starmap(nbest.written, ranked)
 
 
-def fitted(groups: list, references: list[str]) -> Iterator[str]:
-    """The flags that fit n-best lists best; nothing for no lists."""
-    if not groups:
-        return
-    found = nbest.fit(groups, nbest.references_of(references, groups), METRIC.value)
+def fitted(groups: list, references: list[str]) -> str:
+    """The flags that fit n-best lists best."""
+    found = nbest.fit(groups, references, METRIC.value)
     best, before = (
         100 * (value if METRIC.value == "wer" else 1 - value)
         for value in (found.value, found.before)
     )
     chosen = f"--weight={found.weight:.6g} --word_bonus={found.word_bonus:.6g}"
-    yield f"{chosen}: {METRIC.value} {best:.2f} instead of {before:.2f} on {len(groups):,} lists"
+    return f"{chosen}: {METRIC.value} {best:.2f} instead of {before:.2f} on {len(groups):,} lists"

@@ -278,13 +278,9 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"temperature": float("nan")}, "temperature"),
         ({"top_p": 0}, "top_p=0"),
         ({"top_p": 1.5}, "top_p=1.5 must be in (0, 1]"),
-        ({"temperature": 0, "samples": 2}, "samples=2 has no effect with temperature=0"),
-        ({"temperature": 0, "seed": 2}, "seed=2 has no effect"),
         ({"avoid": "nonsense"}, "avoid='nonsense' must be a list of words"),
-        ({"window": 1 << 40}, "takes more memory than there is"),
         ({"prompt": None}, "text must be a string, got None"),
         ({"beams": 2, "samples": 3}, "samples=3"),
-        ({"beams": 2, "top_k": 5}, "top_k=5 has no effect with beams=2"),
         ({"wrods": 3}, 'Did you mean "words"'),
         ({"window": 1}, "window=1"),
         ({"avoid": ("nonsense",)}, "nonsense"),
@@ -323,9 +319,7 @@ def test_the_command(quick_command, trained, model, tmp_path):
     )
     for flags, says in [
         (["--prompt=a", "--prompts=b"], "give one"),
-        (["--prompts=/nowhere"], "/nowhere"),
-        (["--prompt=the \udcff"], "UTF-8"),
-        (["--prompt=the", "--top_p=2"], "top_p=2"),
+        (["--prompt=the \udcff", "--top_p=0.5"], "UTF-8"),
     ]:
         done = quick_command(*run, *flags)
         assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
