@@ -74,19 +74,20 @@ def assign(
             one line.
     """
     shapes = parameter_shapes(build(config, config["data"]["vocabulary_size"]))
-    shapes = {k: leaf.shape for k, leaf in traverse_util.flatten_dict(shapes, sep="/").items()}
+    shapes = traverse_util.flatten_dict(shapes, sep="/")
+    parameters = {path: np.empty(leaf.shape, np.float32) for path, leaf in shapes.items()}
     if targets is None:
-        targets = {path: Target(path) for path in shapes}
-    targets = {name: target for name, target in targets.items() if target.path in shapes}
-    parameters = {path: np.empty(shape, np.float32) for path, shape in shapes.items()}
-    # Views of the parameters.
-    parts = {name: parameters[target.path][target.part] for name, target in targets.items()}
-    parts = {name: part.T if targets[name].transposed else part for name, part in parts.items()}
-    filled, missing, other, unequal = [], [], [], []
+        targets = {path: Target(path) for path in parameters}
+    targets = {name: target for name, target in targets.items() if target.path in parameters}
+    parts = {}  # views of the parameters
+    for name, target in targets.items():
+        part = parameters[target.path][target.part]
+        parts[name] = part.T if target.transposed else part
+    filled, other, unequal = [], [], []
     for name, part in parts.items():
         if name not in tensors:
-            missing.append(name)
-        elif tensors[name].shape != part.shape:
+            continue
+        if tensors[name].shape != part.shape:
             other.append(f"{name} {list(tensors[name].shape)}, not {list(part.shape)}")
         elif targets[name] not in filled:
             part[...] = tensors[name]
@@ -95,10 +96,12 @@ def assign(
             unequal.append(name)
     wrong = {
         "left over in the checkpoint": [
-            f"{name} {list(tensors[name].shape)}" for name in tensors if name not in targets
+            f"{name} {list(tensor.shape)}" for name, tensor in tensors.items() if name not in parts
         ],
         "missing in it": [
-            f"{name} {list(parts[name].shape)}" for name in missing if targets[name] not in filled
+            f"{name} {list(part.shape)}"
+            for name, part in parts.items()
+            if name not in tensors and targets[name] not in filled
         ],
         "of another shape": other,
         "tied to another by its options, but different": unequal,

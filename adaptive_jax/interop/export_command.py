@@ -22,7 +22,7 @@ OUTPUT = flags.DEFINE_string("output", None, "New directory to write.")
 FORMAT = flags.DEFINE_enum("format", "safetensors", ["safetensors", "stablehlo"], "What to write.")
 CHECKPOINT = flags.DEFINE_string("checkpoint", "best", "best (by validation), latest, or a step.")
 ROWS = flags.DEFINE_integer(
-    "rows", None, "Of --format=stablehlo: rows that the program scores at once. Default 1."
+    "rows", 1, "Of --format=stablehlo: rows that the program scores at once."
 )
 WINDOW = flags.DEFINE_integer(
     "window", None, "Of --format=stablehlo: tokens of a row. Default: as in training."
@@ -41,13 +41,7 @@ def main():
 
     if not OUTPUT.value:
         raise InputError("--output is missing: give --output=DIRECTORY")
-    given = {flag.name: flag.value for flag in (ROWS, WINDOW) if flag.value is not None}
-    if given and FORMAT.value == "safetensors":
-        raise InputError(
-            f"--{min(given)} means nothing to --format=safetensors: leave it out, or use"
-            " --format=stablehlo"
-        )
-    shape = Shape(**given) if FORMAT.value == "stablehlo" else None
+    shape = Shape(ROWS.value, WINDOW.value) if FORMAT.value == "stablehlo" else None
     workdir, others = commands.workdir()
     hosts.initialize(*others)
     with hosts.fail_together():

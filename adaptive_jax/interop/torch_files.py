@@ -19,7 +19,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 
 # The unpickler passes types of storages on as these names: a str cannot be called or changed.
 DTYPES = {
@@ -58,18 +58,7 @@ KNOWN = {
     "builtins.set": lambda entries=(): set(map(_check_key, entries)),
     "__builtin__.set": lambda entries=(): set(map(_check_key, entries)),
     "collections.defaultdict": lambda *_: {},
-    "argparse.Namespace": types.SimpleNamespace,
-    # Checkpoints from before 2019 contain these counters of time and loss.
-    "fairseq.meters.AverageMeter": types.SimpleNamespace,
-    "fairseq.meters.StopwatchMeter": types.SimpleNamespace,
-    "fairseq.meters.TimeMeter": types.SimpleNamespace,
-    # AWD-LSTM saves its model, loss and optimizer as they are: classes, defaults of dicts, and
-    # methods as attributes.
-    **dict.fromkeys(
-        ("model.RNNModel", "weight_drop.WeightDrop", "locked_dropout.LockedDropout"),
-        types.SimpleNamespace,
-    ),
-    "splitcross.SplitCrossEntropyLoss": types.SimpleNamespace,
+    # AWD-LSTM saves its model as it is, with defaults of dicts and methods as attributes.
     "torch.nn.backends.thnn._get_thnn_function_backend": _nothing,  # until 2019
     **{
         f"{module}.{name}": _nothing
@@ -77,8 +66,18 @@ KNOWN = {
         for name in ("dict", "list", "getattr")
     },
 }
-# Classes of these modules, too, become a `types.SimpleNamespace` of their attributes.
-CLASSES = "torch.nn.modules.", "torch.optim."
+# Names that begin so become a `types.SimpleNamespace`, whatever they are: modules and optimizers of
+# torch, options and counters of fairseq, and the classes of AWD-LSTM.
+CLASSES = (
+    "argparse.Namespace",
+    "fairseq.meters.",
+    "locked_dropout.LockedDropout",
+    "model.RNNModel",
+    "splitcross.SplitCrossEntropyLoss",
+    "torch.nn.modules.",
+    "torch.optim.",
+    "weight_drop.WeightDrop",
+)
 
 # Opcodes that torch does not write: registered extensions, instances in the oldest form, sets,
 # buffers of a declared size.
@@ -123,15 +122,9 @@ def read(path: Path):
             f"cannot read {path}: {error.strerror or error}; give the path of a checkpoint"
         ) from None
     except Exception as error:  # wrong bytes make the unpickler and this module fail in many ways
-        broken = isinstance(error, IndexError)  # an empty stack
-        reason = (
-            "no whole pickle"
-            if broken
-            else " ".join(str(error).split())[:100] or type(error).__name__
-        )
         raise InputError(
-            f"cannot read {path} ({reason}): it is truncated, damaged or not a file of torch.save;"
-            " copy or download it again"
+            f"cannot read {path} ({one_line(error)[:100]}): it is truncated, damaged or not a file"
+            " of torch.save; copy or download it again"
         ) from None
 
 

@@ -33,7 +33,7 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
         InputError: tensors that are missing, left over or do not fit together, or tails whose
             widths are not those of a whole div_value.
     """
-    arrays = {name: _array(name, tensor) for name, tensor in state.items()}
+    arrays = {name: _float32(tensor) for name, tensor in state.items()}
     tails = sum(name.endswith(".1.weight") for name in arrays)
     known = [f"tail.{i}.{j}.weight" for i in range(tails) for j in (0, 1)]
     wrong = {*arrays} - {"head.bias"} ^ {"head.weight", *known}
@@ -46,12 +46,18 @@ def from_torch(state: Mapping[str, object], **settings) -> tuple[AdaptiveSoftmax
     projections, tables = ([arrays[name] for name in known[i::2]] for i in (0, 1))
     words, features = len(head) - tails, head.shape[-1]
     widths = [table.shape[-1] for table in tables]
-    _check_shape("head.weight", head, (max(words, 1) + tails, features))
-    for i, (projection, table) in enumerate(zip(projections, tables, strict=True)):
-        _check_shape(known[2 * i], projection, (widths[i], features))
-        _check_shape(known[2 * i + 1], table, (len(table), widths[i]))
-    if bias is not None:
-        _check_shape("head.bias", bias, (words + tails,))
+    shapes = {"head.weight": (max(words, 1) + tails, features), "head.bias": (words + tails,)}
+    for i, (table, width) in enumerate(zip(tables, widths, strict=True)):
+        shapes |= {
+            f"tail.{i}.0.weight": (width, features),
+            f"tail.{i}.1.weight": (len(table), width),
+        }
+    for name, shape in shapes.items():
+        if name in arrays and arrays[name].shape != shape:
+            raise InputError(
+                f"{name} of shape {list(arrays[name].shape)} must be {list(shape)} to fit the"
+                " others: give the state of one module"
+            )
     sizes = [words, *map(len, tables)]
     *cutoffs, vocabulary_size = itertools.accumulate(sizes)
     layer = AdaptiveSoftmax(
@@ -113,20 +119,10 @@ def to_torch(softmax) -> dict[str, np.ndarray]:
     return state
 
 
-def _array(name, tensor):
-    """A tensor of torch, or what numpy reads, as float32."""
-    if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu().float().numpy()
-    array = _float32(tensor)
-    if array.ndim != (1 if name.endswith("bias") else 2):
-        raise InputError(
-            f"{name} of shape {list(array.shape)} must be a matrix, a bias a vector: give the state"
-            " of one module"
-        )
-    return array
-
-
 def _float32(array):
+    """A tensor of torch, or what numpy reads, as an array of float32."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu().float().numpy()
     return np.array(array, np.float32)
 
 
@@ -139,14 +135,6 @@ def _factor(features, widths):
         f"tails of widths {_listed(widths)} must be those of a whole div_value for {features}"
         " features: give them as bands to adaptive_cross_entropy"
     )
-
-
-def _check_shape(name, array, shape):
-    if array.shape != shape:
-        raise InputError(
-            f"{name} of shape {list(array.shape)} must be {list(shape)} to fit the others: give the"
-            " state of one module"
-        )
 
 
 def _listed(values, most=2):

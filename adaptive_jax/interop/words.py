@@ -22,7 +22,8 @@ def read_dictionary(path: Path) -> Vocabulary:
     the words of the file.
 
     `</s>` is called `<eos>` here. The file has no counts for fairseq's four words; they get the
-    largest count in it, so the unigram perplexity of a converted model is only a rough number. A
+    largest count in it, and a count above the one before it is lowered to that, so the unigram
+    perplexity of a converted model is only a rough number. A
     word that a later line overwrites (`#fairseq:overwrite`) keeps its id under a name that cannot
     occur in a text.
 
@@ -35,29 +36,20 @@ def read_dictionary(path: Path) -> Vocabulary:
         line = line.rstrip()
         entry = line.removesuffix(" #fairseq:overwrite")
         word, _, count = entry.rpartition(" ")
-        try:
-            if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
-                raise InputError(f"must be a word, one space and its count; {DICTIONARY}")
-            if word == EOS:
-                raise InputError(
-                    "has the name of fairseq's </s> in this project; rename the word, also in the"
-                    " text"
-                )
-            if word in ids and entry == line:
-                raise InputError(f"repeats a word; {DICTIONARY}")
-            if counts and int(count) > counts[-1]:
-                raise InputError(
-                    f"follows a count of {counts[-1]}, and fairseq sorts by count; keep the order"
-                    " of the words and lower this count (counts are used for the unigram"
-                    " perplexity only)"
-                )
-        except InputError as error:
-            raise InputError(f"{path}, line {number}: {line!r} {error}") from None
+        problem = ""
+        if not word or not (count.isascii() and count.isdigit() and len(count) < 19):
+            problem = f"must be a word, one space and its count; {DICTIONARY}"
+        elif word == EOS:
+            problem = "has this project's name of fairseq's </s>; rename it, also in the text"
+        elif word in ids and entry == line:
+            problem = f"repeats a word; {DICTIONARY}"
+        if problem:
+            raise InputError(f"{path}, line {number}: {line!r} {problem}")
         if word in ids:
             words[ids[word]] = f"{word} (until line {number})"
         ids[word] = len(words)
         words.append(word)
-        counts.append(int(count))
+        counts.append(min([int(count), *counts[-1:]]))
     if not counts:
         raise InputError(f"{path} has no words; {DICTIONARY}")
     words[2] = EOS

@@ -21,14 +21,7 @@ from adaptive_jax.numerics.batch import Batch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gcnn"
 DICT, WORDS = FIXTURES / "dict.txt", 240
-FILES = (
-    "plain_full",
-    "plain_full_legacy",
-    "plain_adaptive",
-    "wiki_adaptive",
-    "bottleneck_adaptive",
-    "bottleneck_full",
-)
+FILES = "plain_full_legacy", "wiki_adaptive", "bottleneck_full"
 
 
 def arrays_of(name, batch):
@@ -85,37 +78,6 @@ def test_scores(name):
     assert found.updates == case["updates_done_before_saving"]
 
 
-def test_plain_full(quick_command, tmp_path):
-    """Through the commands, of a checkpoint in the older layout: the loss of a text that is a
-    row of the file.
-    """
-    tokens, targets, scores, _ = arrays_of("plain_full", 0)
-    assert tokens[0, 0] == 2 and np.array_equal(tokens[0, 1:], targets[0, :-1])
-    words = [
-        "<s>",
-        "<pad>",
-        "\n",
-        "<unk>",
-        *(line.split()[0] for line in DICT.read_text().splitlines()),
-    ]
-    (tmp_path / "test.txt").write_text(" ".join(words[i] for i in targets[0, :-1]) + "\n")
-    done = quick_command(
-        "-m", "adaptive_jax", "convert", FIXTURES / "plain_full_legacy.pt", DICT, tmp_path / "run"
-    )
-    assert (done.returncode, done.stderr) == (
-        0,
-        "",
-    ) and "13,016 parameters, 240 words, after 2 updates" in done.stdout
-    done = quick_command(
-        "evaluate.py", f"--workdir={tmp_path / 'run'}", f"--data_path={tmp_path}", "--window=14"
-    )
-    log_prob = np.load(FIXTURES / "plain_full.npz")["batch0/log_prob"][0]
-    nll = (
-        -(scores[0, :-1].sum() + log_prob[-1, 2]) / 14
-    )  # the text ends with a line, where the row has another word
-    assert f"({nll:.4f} nats a word) over 14 words" in done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     "changes, says",
     [
@@ -142,7 +104,7 @@ def test_plain_full(quick_command, tmp_path):
 )
 def test_an_option_that_cannot_be_converted(changes, says):
     """The message has the option with its value."""
-    found, _ = loaded("plain_full")
+    found, _ = loaded("plain_full_legacy")
     with pytest.raises(InputError) as error:
         config = config_of(found.options | changes, found.state, WORDS)
         build(config, WORDS)

@@ -20,11 +20,11 @@ from adaptive_jax.interop import torch_files
 from adaptive_jax.interop.convert import convert
 from adaptive_jax.interop.fconv import MAX_LAYERS, blocks_of, layers_of
 from adaptive_jax.interop.words import awd_lstm_words, read_corpus, read_dictionary
-from tests.interop.test_awd_lstm import Module, save
+from tests.interop.torch_writer import STORAGE, Module, as_stream, as_zip, reference, save
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ZIP, STREAM = FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"
-fuzz = settings(deadline=None, derandomize=True, max_examples=100)
+fuzz = settings(deadline=None, derandomize=True, max_examples=50)
 MEMORY, SECONDS = 16 << 20, 5
 
 
@@ -143,23 +143,13 @@ VALUE = st.recursive(
     max_leaves=6,
 )
 OPCODES = [bytes([code]) for code in pickle._Unpickler.dispatch]
-NAMES = [
-    f"c{name}\n".encode()
-    for name in (
-        "torch._utils\n_rebuild_tensor_v2",
-        "torch._utils\n_rebuild_parameter",
-        "torch\nFloatStorage",
-        "torch\nSize",
-        "collections\nOrderedDict",
-        "argparse\nNamespace",
-        "builtins\nset",
-        "builtins\nexec",
-        "torch.nn.modules.linear\nLinear",
-        "collections\ndefaultdict",
-        "__builtin__\ngetattr",
-        "__builtin__\ndict",
-    )
-]
+CALLED = (
+    "torch._utils _rebuild_tensor_v2, torch._utils _rebuild_parameter, torch FloatStorage,"
+    " torch Size, collections OrderedDict, argparse Namespace, builtins set, builtins exec,"
+    " torch.nn.modules.linear Linear, collections defaultdict, __builtin__ getattr,"
+    " __builtin__ dict"
+)
+NAMES = ["c{}\n{}\n".format(*name.split()).encode() for name in CALLED.split(",")]
 PART = (
     st.sampled_from(OPCODES)
     | st.sampled_from(NAMES)
@@ -168,26 +158,14 @@ PART = (
 )
 
 
-def written(pickled, zipped, path):
-    """A torch file of either format with a pickle in it, and one storage of 4 floats."""
-    numbers = np.arange(4, dtype="<f4").tobytes()
-    if zipped:
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("archive/data.pkl", pickled)
-            archive.writestr("archive/data/0", numbers)
-    else:
-        head = (torch_files.STREAM_MAGIC, torch_files.STREAM_PROTOCOL, {"little_endian": True})
-        tail = pickle.dumps(["0"], 2) + np.int64(4).tobytes() + numbers
-        path.write_bytes(b"".join(pickle.dumps(part, 2) for part in head) + pickled + tail)
-    return path
-
-
 @fuzz
 @given(parts=st.lists(PART, max_size=25), zipped=st.booleans())
 def test_pickles(parts, zipped, tmp_path_factory):
     """Any opcodes with any arguments."""
     path = tmp_path_factory.mktemp("torch") / "lm.pt"
-    bounded(torch_files.read, written(b"\x80\x02" + b"".join(parts) + b".", zipped, path))
+    write = as_zip if zipped else as_stream
+    write(b"\x80\x02" + b"".join(parts) + b".", path, storages=[STORAGE])
+    bounded(torch_files.read, path)
 
 
 KEYS = st.sampled_from(
@@ -258,22 +236,14 @@ def test_torch_files(data, path, tmp_path_factory):
     bounded(torch_files.read, copy)
 
 
-def storage(key, length):
-    """A pickled reference to a storage, as torch writes it."""
-    values = ("storage", None, str(key), "cpu", length)
-    parts = [
-        b"ctorch\nFloatStorage\n" if value is None else pickle.dumps(value, 2)[2:-1]
-        for value in values
-    ]
-    return b"(" + b"".join(parts) + b"tQ"
+MANY = b"".join(reference(str(key), 100_000) for key in range(500))
 
 
 def huge_member(path):
     """An archive whose list of members declares 2 GiB, where the file has 16 bytes."""
     size = (1 << 31) - 4
-    content = bytearray(
-        written(b"\x80\x02" + storage(0, size // 4) + b".", True, path).read_bytes()
-    )
+    as_zip(b"\x80\x02" + reference("0", size // 4) + b".", path)
+    content = bytearray(path.read_bytes())
     last = content.rindex(b"PK\x01\x02")
     content[last + 20 : last + 28] = struct.pack("<II", size, size)
     path.write_bytes(content)
@@ -284,10 +254,7 @@ def many_members(path):
     500 kB.
     """
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(
-            "archive/data.pkl",
-            b"\x80\x02](" + b"".join(storage(key, 100_000) for key in range(500)) + b"e.",
-        )
+        archive.writestr("archive/data.pkl", b"\x80\x02](" + MANY + b"e.")
         archive.writestr("archive/data/0", bytes(400_000))
         (first,) = [info for info in archive.infolist() if info.filename.endswith("data/0")]
         for key in range(1, 500):
@@ -300,12 +267,7 @@ def many_members(path):
 
 def many_storages(path):
     """A stream that declares 500 storages of as many bytes as the file has."""
-    padding = bytes(400_000)
-    head = (torch_files.STREAM_MAGIC, torch_files.STREAM_PROTOCOL, {"little_endian": True})
-    body = b"\x80\x02](" + b"".join(storage(key, 100_000) for key in range(500)) + b"e."
-    path.write_bytes(
-        b"".join(pickle.dumps(part, 2) for part in head) + body + pickle.dumps([], 2) + padding
-    )
+    as_stream(b"\x80\x02](" + MANY + b"e.", path, padding=bytes(400_000))
 
 
 @pytest.mark.parametrize("make", [huge_member, many_members, many_storages])

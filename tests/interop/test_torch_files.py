@@ -16,6 +16,7 @@ import pytest
 
 from adaptive_jax.errors import InputError
 from adaptive_jax.interop import torch_files
+from tests.interop.torch_writer import as_stream, as_zip, tensor, value
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ZIP, STREAM = FIXTURES / "torch_zip.pt", FIXTURES / "torch_stream.pt"
@@ -140,20 +141,6 @@ def test_a_missing_file(tmp_path):
         assert "give the path of a checkpoint" in refused(path)
 
 
-def as_zip(pickled, path, method=zipfile.ZIP_STORED):
-    with zipfile.ZipFile(path, "w", method) as archive:
-        archive.writestr("archive/data.pkl", pickled)
-        archive.writestr("archive/byteorder", "little")
-        archive.writestr("archive/data/0", np.arange(4, dtype=np.float32).tobytes())
-
-
-def as_stream(pickled, path):
-    head = (torch_files.STREAM_MAGIC, torch_files.STREAM_PROTOCOL, {"little_endian": True})
-    path.write_bytes(
-        b"".join(pickle.dumps(part, 2) for part in head) + pickled + pickle.dumps([], 2)
-    )
-
-
 class Call:
     """Pickles as a call of a function."""
 
@@ -199,28 +186,6 @@ def test_nothing_in_a_file_is_run(make, name, protocol, write, tmp_path):
     line = refused(tmp_path / "bad.pt")
     assert f".{name}'" in line and "which is not part of a checkpoint" in line
     assert not mark.exists()
-
-
-def value(content):
-    """The opcodes that push a value."""
-    return pickle.dumps(content, 2)[2:-1]
-
-
-def tensor(offset, shape, strides, key="0", length=4, storage="FloatStorage"):
-    """A pickled tensor, as torch writes it: a call of the function that rebuilds it from a
-    storage outside the pickle.
-    """
-    reference = (
-        b"("
-        + value("storage")
-        + f"ctorch\n{storage}\n".encode()
-        + value(key)
-        + value("cpu")
-        + value(length)
-        + b"tQ"
-    )
-    arguments = b"".join(map(value, (offset, shape, strides, False, None)))
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + reference + arguments + b"tR."
 
 
 def test_a_tensor_within_its_storage(tmp_path):
@@ -340,5 +305,5 @@ def test_a_hostile_file(says, number, tmp_path):
 
 def test_a_compressed_archive(tmp_path):
     """It could inflate to any size, and torch.save never compresses."""
-    as_zip(pickle.dumps("a" * 1_000_000, 2), tmp_path / "bad.pt", zipfile.ZIP_DEFLATED)
+    as_zip(pickle.dumps("a" * 10**6, 2), tmp_path / "bad.pt", method=zipfile.ZIP_DEFLATED)
     assert "archive is compressed" in refused(tmp_path / "bad.pt")
