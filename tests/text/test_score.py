@@ -8,15 +8,15 @@ import io
 import json
 import lzma
 import re
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
 import pytest
 
 import adaptive_jax
+from adaptive_jax.errors import InputError
 from adaptive_jax.evaluation.evaluate import Request, evaluate
+from adaptive_jax.text.files import TextFiles
 
 
 def zipped(content):
@@ -196,24 +196,8 @@ def test_nbest_lists(score, model, tmp_path):
     assert best.stdout == "the t1w1 the t1w2\nthe\n"
 
 
-def test_a_reader_that_has_read_enough(compiled, trained, start):
-    """`yes the | score | head -1` ends, without a traceback."""
-    with start(
-        "-m", "adaptive_jax", "score", f"--workdir={trained}", stdin=subprocess.PIPE
-    ) as process:
-        endless = [sys.executable, "-c", "while True: print('the t1w1')"]
-        feed = subprocess.Popen(endless, stdout=process.stdin, stderr=subprocess.DEVNULL)
-        line = process.stdout.readline()
-        process.stdout.close()
-        status = process.wait(timeout=120)
-        feed.kill()
-        feed.wait()
-        assert (status, process.stderr.read()) == (141, "") and line.endswith("\tthe t1w1\n")
-
-
 WRONG = [
     ([], "", "there is no text to score"),
-    ([], "the\n\0\n", "standard input, line 2: a NUL byte"),
     ([], "the unheard\n", "'unheard' is not one of the 122 words"),
     (["/nowhere.txt"], "", "cannot read /nowhere.txt: No such file"),
     (["--window=8", "--context=8"], "the\n", "window=8 must be greater than context=8"),
@@ -230,16 +214,20 @@ def test_bad_input_is_one_line(score):
         refuses(score(*flags, given=given), says)
 
 
-def test_bytes_that_are_no_text(score, tmp_path):
-    """A file that is not UTF-8, and compressed ones that are cut or changed."""
-    (tmp_path / "latin.txt").write_bytes(b"the\nt1w1\n\xff\n")
-    refuses(score(tmp_path / "latin.txt"), "latin.txt, line 3: not UTF-8")
-    (tmp_path / "half.gz").write_bytes(gzip.compress(b"the t1w1\n" * 20)[:-12])
-    refuses(score(tmp_path / "half.gz"), "half.gz: Compressed file ended")
-    whole = bytearray(gzip.compress(np.random.default_rng(0).bytes(500).hex().encode()))
-    whole[200] ^= 1  # a flipped bit
-    (tmp_path / "flipped.gz").write_bytes(whole)
-    refuses(score(tmp_path / "flipped.gz"), "cannot read")
+def test_bytes_that_are_no_text(tmp_path):
+    """Files that are not UTF-8 or have a NUL byte, and compressed ones that are cut or changed."""
+    flipped = bytearray(gzip.compress(np.random.default_rng(0).bytes(500).hex().encode()))
+    flipped[200] ^= 1
+    for name, content, says in (
+        ("latin.txt", b"the\nt1w1\n\xff\n", "latin.txt, line 3: not UTF-8"),
+        ("nul.txt", b"the\n\0\n", "nul.txt, line 2: a NUL byte"),
+        ("half.gz", gzip.compress(b"the t1w1\n" * 20)[:-12], "half.gz: Compressed file ended"),
+        ("flipped.gz", flipped, "cannot read"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match=says) as error:
+            list(TextFiles([tmp_path / name]))
+        assert "\n" not in str(error.value)
 
 
 def refuses(done, says):
