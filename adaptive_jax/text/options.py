@@ -30,7 +30,7 @@ class ScoreConfig(NamedTuple):
             streams carries its state, so a token sees all before it, whatever the window.
         context: tokens that a window repeats from the one before, where a text is longer than a
             window. None: half a window, but 0 where examples of the run's training saw nothing
-            before them, or the run carries its state.
+            before them. A run on streams has none.
         eager: score each line as it comes, instead of many together.
         rank_and_entropy: also compute these two, from the probabilities of all words.
     """
@@ -63,8 +63,8 @@ class Options(NamedTuple):
             top_k, top_p and seed; 0: draw.
         samples: texts to write; of a beam search, the best ones.
         seed: of the draws. Sample i is the same however many samples there are.
-        window: tokens that a transformer sees at most; 0: as many as it was trained with. See
-            `DecodeState`.
+        window: tokens that a transformer sees at most, no fewer than 2; 0: as many as it was
+            trained with. Other bodies have none. See `DecodeState`.
         avoid: words that are never written; `<unk>` may be among them though the run has none.
     """
 

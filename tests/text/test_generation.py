@@ -282,7 +282,6 @@ def test_options_that_mean_nothing_are_one_line(model):
         ({"prompt": None}, "text must be a string, got None"),
         ({"beams": 2, "samples": 3}, "samples=3"),
         ({"wrods": 3}, 'Did you mean "words"'),
-        ({"window": 1}, "window=1"),
         ({"avoid": ("nonsense",)}, "nonsense"),
         ({"avoid": model.run.vocabulary.words}, "no number"),
         ({"seed": -1}, "seed=-1"),
@@ -291,8 +290,6 @@ def test_options_that_mean_nothing_are_one_line(model):
         with pytest.raises(InputError) as error:
             model.generate(**{"prompt": "the"} | options)
         assert says in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(InputError, match="window=8 does not apply to lstm"):
-        fresh(**BODIES["lstm"]).generate("w1", window=8)
 
 
 def test_the_command(quick_command, trained, model, tmp_path):
