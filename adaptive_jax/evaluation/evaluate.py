@@ -141,8 +141,7 @@ def evaluate_contexts(workdir: Path, request: Request, contexts: Sequence[int]) 
         result = found | {"seconds": time.perf_counter() - start}
         result |= {"split": split, "settings": _settings(each, cut, config)}
         result |= {"unseen": corpus.unseen.get(split), "step": run.step}
-        result |= card.metadata(run, ids, nll) | {"published": None if corpus.note else paper}
-        result |= {"note": corpus.note} if corpus.note else {}
+        result |= card.metadata(run, ids, nll) | {"published": paper}
         result |= {"scored": card.fingerprint(workdir, run.step, vocabulary, ids)}
         if request.vocabulary != TRAIN:
             result |= {"open": seen_and_unseen(nll, ids, run.num_known_words)}

@@ -40,7 +40,7 @@ def print_result(result: dict, chosen: dict, words: str, settings: Windows) -> N
         f"{result['split']}: perplexity {result['perplexity']:.2f} ({result['nll']:.4f} nats a"
         f" {unit}) over {result['words']:,} {unit}s"
         + (f", unigram perplexity {unigram:.2f}" if math.isfinite(unigram) else ""),
-        *filter(None, (words, result.get("note"))),
+        *([words] if words else []),
         f"step {result['step']:,}, break_mode {settings.break_mode}, window {settings.window},"
         f" {context}",
     ]

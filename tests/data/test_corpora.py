@@ -105,19 +105,6 @@ def test_a_split_is_prepared_by_itself(text, tmp_path, load):
     }
 
 
-def test_a_vocabulary_of_hardly_any_words_is_reported(text, load, caplog):
-    """Where most of the train text becomes <unk>; not where the text itself has it."""
-    assert len(load("text_files", path=str(text), threshold=100).vocabulary) == 2
-    assert (
-        "data.threshold=100, data.limit=0 leave 2 of 5 words: <unk> is 100.0% of the text"
-        in caplog.text
-    )
-    caplog.clear()
-    (text / "train.txt").write_text("<unk> <unk> <unk> the\n<unk> cat the\n")
-    load("text_files", path=str(text), threshold=2)
-    assert not caplog.records
-
-
 def test_another_vocabulary_gives_other_ids(text, load):
     folded = load("text_files", path=str(text), threshold=2)
     assert words(folded, "test") == ["<unk>", "cat", "<eos>"]
@@ -241,7 +228,6 @@ def test_wrong_input_is_named_with_its_cure(text, tmp_path, load):
         return str(error.value)
 
     assert 'Did you mean "wikitext2"?' in message("wikitext-2")
-    assert "data.treshold is not one of" in message(treshold=3)
     assert "text_files needs data.path=DIR" in message(path="")
     assert "none is not a directory" in message(path=str(tmp_path / "none"))
     assert 'Did you mean "moses"' in message(tokeniser="mosses")

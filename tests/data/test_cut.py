@@ -28,9 +28,9 @@ def numbers(path):
 @pytest.mark.parametrize(
     "sizes, expected",
     [
-        ({"words": (20, 10, 1000)}, ([0, 1, 2, 3], [4, 5], list(range(6, 40)))),
-        ({"words": (21, 1, 5)}, ([0, 1, 2, 3, 4], [5], [6])),
-        ({"lines": (3, 1, 2)}, ([0, 1, 2], [3], [4, 5])),
+        ({"sizes": (20, 10, 1000)}, ([0, 1, 2, 3], [4, 5], list(range(6, 40)))),
+        ({"sizes": (21, 1, 5)}, ([0, 1, 2, 3, 4], [5], [6])),
+        ({"sizes": (3, 1, 2), "by_lines": True}, ([0, 1, 2], [3], [4, 5])),
     ],
 )
 def test_parts_follow_each_other(text, tmp_path, sizes, expected):
@@ -97,7 +97,7 @@ def test_files_of_a_directory_end_their_last_lines(tmp_path):
         for i in range(3):
             content = "\ufeff" * (i == 1) + f"{name} {i}"
             (tmp_path / "in" / name / f"{i}.txt").write_text(content)
-    cut(tmp_path / "in", tmp_path / "out", lines=(3, 2, 1))
+    cut(tmp_path / "in", tmp_path / "out", (3, 2, 1), by_lines=True)
     assert (tmp_path / "out" / "train.txt").read_text() == "train 0\ntrain 1\ntrain 2\n"
 
 
@@ -219,12 +219,14 @@ def test_a_year_is_downloaded_and_cut(site, quick_command, tmp_path):
     [
         (["news.gz", "--output=out"], "news.gz does not exist"),
         (["--output=out"], "TEXT"),
-        (["TEXT", "--output=out", "--words=3,5"], "--words=3,5 must be three numbers"),
-        (["TEXT", "--output=out", "--lines=3,x,5"], "--lines=3,x,5 must be three numbers"),
-        (["TEXT", "--output=out", "--words=3,5,0"], "--words=3,5,0 must be three numbers, 1 or"),
+        (
+            ["TEXT", "--output=out", "--words=3,5"],
+            "--words and --lines must be three numbers, 1 or more, got 3,5: give",
+        ),
+        (["TEXT", "--output=out", "--lines=3,x,5"], "must be three numbers, 1 or more, got 3,x,5"),
+        (["TEXT", "--output=out", "--words=3,5,0"], "must be three numbers, 1 or more, got 3,5,0"),
         (["TEXT", "--output=out", "--words=3,5,5", "--lines=3,5,5"], "are both given"),
         (["TEXT", "--output=."], "--output=. exists already"),
-        (["http://127.0.0.1:9/x", "--output=news.en.shuffled.gz"], "exists already"),
         (["binary", "--output=out"], "binary, line 2: not UTF-8"),
         (["zeros", "--output=out"], "zeros, line 1: a NUL byte"),
         (["TEXT", "--output=out", "--words=1000,5,5"], "no text left for the validation split"),

@@ -29,7 +29,7 @@ from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError
 
 fuzz = settings(
-    deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 PATTERNS = CORPORA["wikitext2"].patterns
 UNITS = Subwords.build({"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}, 10)
@@ -81,85 +81,6 @@ def saved(write):
     return stream.getvalue()
 
 
-TEXT = st.one_of(
-    damaged(b"the 5\n<eos> 3\ncat 2\n"),
-    st.lists(st.tuples(st.text(max_size=5), st.integers(-(10**30), 10**30)), max_size=9).map(
-        lambda lines: "".join(f"{word} {count}\n" for word, count in lines).encode(
-            "utf-8", "surrogatepass"
-        )
-    ),
-)
-
-
-@fuzz
-@given(content=TEXT)
-def test_vocabularies(content, tmp_path_factory):
-    """Of words. What is read has a digest, unigram probabilities and encodes a line."""
-    path = tmp_path_factory.mktemp("words") / "vocabulary.txt"
-    path.write_bytes(content)
-    with one_line_at_most(path.parent):
-        vocabulary = read_vocabulary(path)
-        assert len(vocabulary.digest) == 16 and len(vocabulary.unigram_probs) == len(vocabulary)
-        vocabulary.encode("the cat")
-
-
-@fuzz
-@given(
-    words=st.none() | damaged(UNITS._text.encode()),
-    model=damaged(UNITS.model),
-)
-def test_sub_words(words, model, tmp_path_factory):
-    """Units and their model; the checksums beside them are `read_with_checksums`'s to compare."""
-    path = tmp_path_factory.mktemp("units") / "vocabulary.txt"
-    path.write_bytes(UNITS._text.encode() if words is None else words)
-    path.with_name(FILE).write_bytes(model)
-    with one_line_at_most(path.parent):
-        read_vocabulary(path)
-
-
-IDS = saved(lambda stream: np.save(stream, np.arange(30, dtype=np.int32)))
-HEADER = st.builds(
-    lambda descr, shape, order: saved(
-        lambda stream: np.lib.format.write_array_header_1_0(
-            stream, {"descr": descr, "shape": shape, "fortran_order": order}
-        )
-    ),
-    st.sampled_from(["<i4", "<i8", "|O", "<U9", ">i4", "<f4"]),
-    st.lists(st.integers(-5, 10**18), max_size=3).map(tuple),
-    st.booleans(),
-)
-
-
-@fuzz
-@given(content=damaged(IDS) | HEADER.map(lambda header: header + bytes(120)))
-def test_ids(content, tmp_path_factory):
-    """Of a cache. A file that declares more than it has, or other numbers, is refused."""
-    path = tmp_path_factory.mktemp("ids") / "train.npy"
-    path.write_bytes(content)
-    with one_line_at_most(path.parent):
-        ids = read_ids(path, 30)
-        assert (ids.dtype, ids.ndim) == (np.int32, 1) and len(ids) <= len(content) // 4
-        assert not len(ids) or 0 <= ids.min() <= ids.max() < 30
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """The shards of a small text."""
-    directory = tmp_path_factory.mktemp("made")
-    (directory / "text.txt").write_text("the cat\nthe hat\n")
-    return Shards.make(Text((directory / "text.txt",)), directory / "shards").directory
-
-
-@fuzz
-@given(data=st.data(), name=st.sampled_from(["000000.npz", COMPLETE]))
-def test_shards(made, data, name, tmp_path_factory):
-    """An archive of arrays, and the file that says how many there are."""
-    directory = shutil.copytree(made, tmp_path_factory.mktemp("shards") / "made")
-    (directory / name).write_bytes(data.draw(damaged((made / name).read_bytes())))
-    with one_line_at_most(directory):
-        assert Shards(directory).counts() == {"the": 2, "cat": 1, "hat": 1, "<eos>": 2}
-
-
 def zipped(name, content=b"the cat\n"):
     def write(stream):
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -181,23 +102,103 @@ def tarred(name, content=b"the cat\n"):
     return saved(write)
 
 
-PLACES = {"text.zip": zipped("w/wiki.{}.tokens"), "text.tar.gz": tarred("w/wiki.{}.tokens")}
-FILES = {
-    "train.txt.xz": lzma.compress(b"the cat\n" * 9),
-    "train.txt.gz": gzip.compress(b"the cat\n" * 9),
+def write_shards(directory):
+    text = directory.with_name(f"{directory.name}.txt")
+    text.write_text("the cat\nthe hat\n")
+    Shards.make(Text((text,)), directory)
+
+
+def read_shards(directory):
+    assert Shards(directory).counts() == {"the": 2, "cat": 1, "hat": 1, "<eos>": 2}
+
+
+def write_copy(directory):
+    ids = {"train": np.arange(20, dtype=np.int32)}
+    stored.copy(Corpus(UNITS, ids, {"train": 0.25}), f"file://{directory}")
+
+
+def read_copy(directory):
+    found = stored.open(f"file://{directory}", ("train",))
+    assert np.array_equal(found.ids["train"][:], np.arange(20))
+    assert found.vocabulary.digest == UNITS.digest
+
+
+def read_words(directory):
+    vocabulary = read_vocabulary(directory / "vocabulary.txt")
+    assert len(vocabulary.digest) == 16 and len(vocabulary.unigram_probs) == len(vocabulary)
+    vocabulary.encode("the cat")
+
+
+def check_ids(directory):
+    ids = read_ids(directory / "train.npy", 30)
+    assert (ids.dtype, ids.ndim) == (np.int32, 1) and len(ids) <= 40
+    assert not len(ids) or 0 <= ids.min() <= ids.max() < 30
+
+
+def compressed(name, content):
+    """How to write and read compressed text, which is read as a stream."""
+
+    def read(directory):
+        place = directory / name if name.startswith("text") else directory
+        text = local_texts(place, (), PATTERNS)["train"]
+        assert sum(len(chunk.data) for chunk in text.chunks()) < 1_000
+
+    return lambda directory: (directory / name).write_bytes(content), read
+
+
+WORDS = Vocabulary.build({"the": 5, "<eos>": 3, "cat": 2})
+KINDS = {  # functions that write the files of a kind to a directory, and that read them
+    "words": (lambda directory: WORDS.write(directory / "vocabulary.txt"), read_words),
+    "sub-words": (lambda directory: UNITS.write(directory / "vocabulary.txt"), read_words),
+    "ids": (
+        lambda directory: np.save(directory / "train.npy", np.arange(30, dtype="i4")),
+        check_ids,
+    ),
+    "shards": (write_shards, read_shards),
+    "copy": (write_copy, read_copy),
+    "zip": compressed("text.zip", zipped("w/wiki.{}.tokens")),
+    "tar": compressed("text.tar.gz", tarred("w/wiki.{}.tokens")),
+    "xz": compressed("train.txt.xz", lzma.compress(b"the cat\n" * 9)),
+    "gz": compressed("train.txt.gz", gzip.compress(b"the cat\n" * 9)),
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A directory for each kind of files."""
+    directory = tmp_path_factory.mktemp("whole")
+    for kind, (write, read) in KINDS.items():
+        (directory / kind).mkdir()
+        write(directory / kind)
+        read(directory / kind)
+    return directory
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @fuzz
-@given(data=st.data(), name=st.sampled_from([*PLACES, *FILES]))
-def test_compressed_text(data, name, tmp_path_factory):
-    """Compressed files and archives are read as a stream."""
-    directory = tmp_path_factory.mktemp("text")
-    (directory / name).write_bytes(data.draw(damaged((PLACES | FILES)[name])))
-    place = directory / name if name in PLACES else directory
-    with one_line_at_most(directory):
-        text = local_texts(str(place), (), PATTERNS)["train"]
-        assert sum(len(chunk.data) for chunk in text.chunks()) < 1_000
+@given(data=st.data())
+def test_damaged_files(whole, kind, data, tmp_path_factory):
+    """What is read from files of which one is damaged is what was written, or an error."""
+    files = sorted(path.relative_to(whole) for path in (whole / kind).rglob("*") if path.is_file())
+    file = data.draw(st.sampled_from(files))
+    root = tmp_path_factory.mktemp("damaged")
+    shutil.copytree(whole / kind, root / kind)
+    (root / file).write_bytes(data.draw(damaged((whole / file).read_bytes())))
+    with one_line_at_most(root):
+        KINDS[kind][1](root / kind)
+
+
+@pytest.mark.parametrize(
+    "descr, shape",
+    [("<i4", (10**18,)), ("<i8", (3,)), ("|O", (3,)), ("<i4", (-5,)), ("<i4", (3, 3))],
+)
+def test_headers_of_ids(descr, shape, tmp_path):
+    """A file that declares more than it has, or other numbers, is refused."""
+    header = {"descr": descr, "shape": shape, "fortran_order": False}
+    content = saved(lambda stream: np.lib.format.write_array_header_1_0(stream, header))
+    (tmp_path / "train.npy").write_bytes(content + bytes(120))
+    with one_line_at_most(tmp_path), pytest.raises(InputError, match="is damaged"):
+        read_ids(tmp_path / "train.npy", 30)
 
 
 @pytest.mark.parametrize("make, name", [(zipped, "evil.zip"), (tarred, "evil.tar.gz")])
@@ -209,34 +210,8 @@ def test_archives_write_nothing(make, name, tmp_path):
     place.mkdir(parents=True)
     (place / name).write_bytes(make("../../evil/wiki.{}.tokens", bytes(100 << 20)))
     with one_line_at_most(tmp_path):
-        text = local_texts(str(place / name), (), PATTERNS)["test"]
+        text = local_texts(place / name, (), PATTERNS)["test"]
         assert sum(len(chunk.data) for chunk in text.chunks()) == 100 << 20
-
-
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory):
-    """A corpus in a store."""
-    place = tmp_path_factory.mktemp("store") / "copy"
-    stored.copy(
-        Corpus(UNITS, {"train": np.arange(20, dtype=np.int32)}, {"train": 0.25}), f"file://{place}"
-    )
-    return place
-
-
-@fuzz
-@given(data=st.data())
-def test_copies(copied, data, tmp_path_factory):
-    """Any file of a copy in object stored. Ids that are read are those that were written."""
-    files = sorted(path.relative_to(copied) for path in copied.rglob("*") if path.is_file())
-    name = data.draw(st.sampled_from(files))
-    place = shutil.copytree(copied, tmp_path_factory.mktemp("store") / "copy")
-    (place / name).write_bytes(data.draw(damaged((copied / name).read_bytes())))
-    with one_line_at_most(place):
-        found = stored.open(f"file://{place}", ("train",))
-        assert (
-            np.array_equal(found.ids["train"][:], np.arange(20))
-            and found.vocabulary.digest == UNITS.digest
-        )
 
 
 REST = f'"unseen": {{}}, "vocabulary": "{UNITS.digest}"'
@@ -259,9 +234,9 @@ REST = f'"unseen": {{}}, "vocabulary": "{UNITS.digest}"'
         f'{{"format": 1, "tokens": {{"train": 20}}, {REST}, "unseen": 3}}',
     ],
 )
-def test_markers(copied, marker, tmp_path):
+def test_markers(whole, marker, tmp_path):
     """Well-formed JSON that is no marker of this corpus."""
-    place = shutil.copytree(copied, tmp_path / "copy")
+    place = shutil.copytree(whole / "copy", tmp_path / "copy")
     (place / stored.MARKER).write_text(marker)
     with pytest.raises(InputError, match="is damaged: .*; remove it and write it again"):
         stored.open(f"file://{place}", ("train",))
@@ -286,9 +261,7 @@ def cached(tmp_path_factory):
 
 
 DAMAGES = {
-    "empty": lambda path: path.write_bytes(b""),
     "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "other bytes": lambda path: path.write_bytes(np.random.default_rng(0).bytes(200)),
     "a directory": lambda path: path.unlink() or path.mkdir(),
 }
 
@@ -362,8 +335,6 @@ def test_a_cache_that_cannot_be_one(cached, cache, reason):
     "changes, says",
     [
         ({"threshold": 0}, "data.threshold=0 must be 1"),
-        ({"threshold": "2"}, "data.threshold='2' must be of type int"),
-        ({"threshold": 1.5}, "data.threshold=1.5 must be of type int"),
         ({"limit": -1}, "data.limit=-1 must be 0"),
         ({"limit": 2}, "data.limit=2 must be 0 .* or 3 or more"),
         ({"codes": -1}, "data.codes=-1 must be 0 or more"),
@@ -371,8 +342,6 @@ def test_a_cache_that_cannot_be_one(cached, cache, reason):
             {"codes": 10**6},
             "data.codes=1000000 is more than the train split gives: .* set data.codes=\\d+ or less",
         ),
-        ({"lower": "yes"}, "data.lower='yes' must be of type bool"),
-        ({"path": None}, "data.path=None must be of type str"),
         ({"path": "x" * 300}, "cannot read data.path=x+: File name too long"),
         ({"corpus": ""}, "data.corpus='' is not one of"),
         (

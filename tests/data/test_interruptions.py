@@ -10,30 +10,8 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def line(tmp_path_factory):
-    """The command line that prepares a corpus large enough for several processes: 20 MB, three
-    shards of it in the train split.
-    """
-    text = tmp_path_factory.mktemp("text")
-    part = "".join(f"the w{i * 7919 % 50_000} saw w{i % 977} .\n" for i in range(50_000)).encode()
-    (text / "train.txt").write_bytes(part * 20)
-    for split in "valid", "test":
-        (text / f"{split}.txt").write_bytes(part[:2_000])
-    return [
-        sys.executable,
-        "-m",
-        "adaptive_jax",
-        "prepare",
-        "--config=configs/quickstart.py",
-        "--config.data.corpus=text_files",
-        f"--config.data.path={text}",
-    ]
 
 
 def shards(cache):
@@ -46,34 +24,36 @@ def until(done, process):
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_line_and_no_process(line, number, tmp_path):
-    """While the processes start and while they work: nothing runs on, and the same command
-    makes only what is missing.
+def test_one_line_and_no_process(tmp_path):
+    """Ctrl-C while the processes start and SIGTERM while they work: nothing runs on, and the same
+    command makes only what is missing.
     """
-    cache, kept = tmp_path / "cache", {}
-    line = [*line, f"--config.data.cache={cache}"]
-    for moment in "start", "work":
+    text, cache = tmp_path / "text", tmp_path / "cache"
+    text.mkdir()
+    part = "".join(f"the w{i * 7919 % 50_000} saw w{i % 977} .\n" for i in range(50_000)).encode()
+    (text / "train.txt").write_bytes(part * 20)  # 20 MB, of three shards
+    for split in "valid", "test":
+        (text / f"{split}.txt").write_bytes(part[:2_000])
+    line = [sys.executable, "-m", "adaptive_jax", "prepare", "--config=configs/quickstart.py"]
+    data = {"corpus": "text_files", "path": text, "cache": cache}
+    line += [f"--config.data.{key}={value}" for key, value in data.items()]
+    for number, has_begun in (signal.SIGINT, lambda: True), (signal.SIGTERM, lambda: shards(cache)):
         with subprocess.Popen(
             line, cwd=ROOT, start_new_session=True, text=True, stderr=subprocess.PIPE
         ) as process:
             workers = psutil.Process(process.pid).children
-            until(
-                lambda workers=workers: len(workers()) > 1, process
-            )  # the first is multiprocessing's own
-            if moment == "work":
-                until(lambda: shards(cache), process)
+            # The first process is multiprocessing's own.
+            until(lambda workers=workers: len(workers()) > 1, process)
+            until(has_begun, process)
             begun = workers(recursive=True)
             os.killpg(process.pid, number)
             _, err = process.communicate(timeout=30)
         assert process.returncode == 130, err
         assert err == "stopped: the same command resumes the preparation\n"
         assert not psutil.wait_procs(begun, timeout=10)[1]
-        assert shards(cache).items() >= kept.items()
-        kept = shards(cache)
-    assert kept
+    kept = shards(cache)
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "tokens train 6,000,000" in done.stdout
-    assert len(shards(cache)) == 3 and shards(cache).items() >= kept.items()
+    assert len(shards(cache)) == 3 and shards(cache).items() >= kept.items() and kept
     assert not list(cache.rglob(".*.npz.*"))  # nothing half-written

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptive_jax.data.corpora import known, shards, stored
+from adaptive_jax.data.corpora import known, shards
 from adaptive_jax.data.corpora import load as corpora
 from adaptive_jax.data.corpora.text import Chunk, Text, local_texts
 from adaptive_jax.data.vocabulary.subwords import Subwords
@@ -30,7 +30,7 @@ from adaptive_jax.errors import InputError
 ROOT = Path(__file__).parents[2]
 REAL = ROOT.parent / "shared" / "data"
 needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the real corpora are not here")
-properties = settings(deadline=None, derandomize=True, max_examples=60)
+properties = settings(deadline=None, derandomize=True, max_examples=30)
 WORDS = st.sampled_from(["a", "bb", "the", "é", "日本", "x" * 7])
 LINE = st.lists(WORDS, max_size=6).map(" ".join)
 SUBWORDS = Subwords.build({"the": 5, "bb": 3, "<eos>": 1}, 2)
@@ -63,30 +63,19 @@ def ended(text):
     size=st.integers(22, 90),
 )
 def test_pieces_lose_and_repeat_nothing(files, step, size):
-    """Whatever the sizes of files, chunks and pieces; lines are cut between words if at all;
-    every byte knows its line.
-    """
+    """Whatever the sizes of files, chunks and pieces; lines are cut between words if at all."""
     texts = [("\n".join(lines) + end).encode() for lines, end in files]
     chunks = [
         Chunk(f"f{i}", text[j : j + step], 0.0)
         for i, text in enumerate(texts)
         for j in range(0, len(text), step)
     ]
-    made = list(shards.pieces(chunks, size))
-    assert b"".join(piece.data for piece in made) == b"".join(map(ended, texts))
-    assert [piece.number for piece in made] == list(range(len(made)))
-    assert all(0 < len(piece.data) <= size for piece in made)
+    made = [piece for piece, _ in shards.pieces(chunks, size)]
+    assert b"".join(made) == b"".join(map(ended, texts))
+    assert all(0 < len(piece) <= size for piece in made)
     assert all(
-        piece.data.endswith(b"\n") or (piece.data.endswith(b" ") and b"\n" not in piece.data)
-        for piece in made
+        piece.endswith(b"\n") or (piece.endswith(b" ") and b"\n" not in piece) for piece in made
     )
-    lines = [
-        (i, 1 + text.count(b"\n", 0, j))
-        for i, text in enumerate(texts)
-        for j in range(len(ended(text)))
-    ]
-    found = [piece.line(j) for piece in made for j in range(len(piece.data))]
-    assert found == [f"f{i}, line {line}" for i, line in lines]
 
 
 @properties
@@ -271,11 +260,16 @@ def files_of(cache):
 
 @pytest.fixture(scope="module")
 def undisturbed(start, text, tmp_path_factory):
-    """What a preparation leaves that nothing stops: all lines in their order, from many shards."""
+    """What two processes leave that nothing stops: all lines in their order, from many shards. One
+    prepares, the other waits and reads what the first has made.
+    """
     cache = tmp_path_factory.mktemp("undisturbed")
-    with start(text, cache) as process:
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    with start(text, cache) as one, start(text, cache) as two:
+        outputs = [process.communicate(timeout=120) for process in (one, two)]
+    assert outputs[0][0] == outputs[1][0] != "", outputs
+    said = outputs[0][1] + outputs[1][1]
+    made = [line.split()[2] for line in said.splitlines() if line.startswith("preparing")]
+    assert sorted(made) == ["test", "train", "validation"]
     files = files_of(cache)
     assert len(files) > 20
     assert spelt(load("text_files", text, cache))["train"] == " ".join(
@@ -288,7 +282,7 @@ def test_killed_at_any_moment_it_resumes(start, text, tmp_path, undisturbed):
     """The same bytes in the end, no file twice, and no process left behind."""
     cache = tmp_path / "cache"
     before = {}
-    for most in (1, 9, 99):
+    for most in (1, 9):
         with start(text, cache) as process:
             while process.poll() is None and len(list(cache.rglob("*.npz"))) < most:
                 time.sleep(0.002)
@@ -305,17 +299,6 @@ def test_killed_at_any_moment_it_resumes(start, text, tmp_path, undisturbed):
     assert process.returncode == 0, err
     assert files_of(cache) == undisturbed
     assert {path.suffix for path in cache.rglob(".*")} == {".lock"}  # nothing unfinished lies about
-
-
-def test_of_two_processes_one_prepares(start, text, tmp_path, undisturbed):
-    """The other waits, and reads what the first has made."""
-    with start(text, tmp_path / "cache") as one, start(text, tmp_path / "cache") as two:
-        outputs = [process.communicate(timeout=120) for process in (one, two)]
-    assert outputs[0][0] == outputs[1][0] != ""
-    said = outputs[0][1] + outputs[1][1]
-    made = [line.split()[2] for line in said.splitlines() if line.startswith("preparing")]
-    assert sorted(made) == ["test", "train", "validation"]
-    assert files_of(tmp_path / "cache") == undisturbed
 
 
 def test_a_full_disk(start, own_text, small_disk):
@@ -336,7 +319,7 @@ def test_a_full_disk(start, own_text, small_disk):
 
 def test_tokenisers(tmp_path):
     """Moses sets words and marks apart, knows abbreviations, and is asked before the case is
-    lowered.
+    lowered. The key of the cache has both settings.
     """
     (tmp_path / "text.txt").write_text("Mr. Smith's dog (a U.S. dog) isn't here.\n")
     text = Text((tmp_path / "text.txt",))
@@ -344,19 +327,15 @@ def test_tokenisers(tmp_path):
     assert " ".join(cased) == "Mr. Smith 's dog ( a U.S. ) isn 't here . <eos>"
     lowered = shards.Shards.make(text, tmp_path / "lowered", "moses", lower=True).counts()
     assert lowered == {word.lower(): count for word, count in cased.items()}
-    plain = shards.Shards.make(text, tmp_path / "plain", "none", lower=True).counts()
-    assert list(plain) == ["mr.", "smith's", "dog", "(a", "u.s.", "dog)", "isn't", "here.", "<eos>"]
-
-
-def test_other_settings_prepare_anew(own_text, tmp_path):
-    """The key of the cache has all that the words depend on."""
-    (own_text / "train" / "2.txt").write_text("The the (w0) w0\n")
-    sizes = [
-        len(load("text_files", own_text, tmp_path / "cache", **how).vocabulary)
-        for how in ({}, {"lower": True}, {"tokeniser": "moses"}, {})
-    ]
-    # Without The; with ( and ) for (w0)
-    assert np.subtract(sizes, sizes[0]).tolist() == [0, -1, 1, 0]
+    (tmp_path / "text").mkdir()
+    for split in "train", "valid", "test":
+        shutil.copy(tmp_path / "text.txt", tmp_path / "text" / f"{split}.txt")
+    settings = {}, {"lower": True}, {"tokeniser": "moses"}
+    found = {
+        load("text_files", tmp_path / "text", tmp_path / "cache", **how).vocabulary.words
+        for how in settings
+    }
+    assert len(found) == len(settings)
 
 
 NAMES = {
@@ -389,64 +368,14 @@ def test_billion_word_as_it_is_published(tmp_path):
         load("billion_word", tmp_path / "other.tgz", tmp_path / "cache")
 
 
-def test_billion_word_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch, caplog):
-    """`lm1b` in array_record files: all training sentences, and two fiftieths of the held-out
-    ones that share none. It is another test text than the published one: only where data.path
-    names it, with a note.
-    """
-    tfds = pytest.importorskip("tensorflow_datasets")
-
-    class Lm1b(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version("1.1.0")
-
-        def _info(self):
-            features = tfds.features.FeaturesDict({"text": tfds.features.Text()})
-            return tfds.core.DatasetInfo(builder=self, features=features)
-
-        def _split_generators(self, dl_manager):
-            return {"train": self._generate_examples(1_200), "test": self._generate_examples(100)}
-
-        def _generate_examples(self, count):
-            for number in range(count):
-                yield number, {"text": f"a w{number}"}
-
-    prepared = tmp_path / "tensorflow_datasets"
-    Lm1b(data_dir=prepared, file_format="array_record").download_and_prepare()
-    for path in prepared, prepared / "lm1b" / "1.1.0":
-        corpus = load("billion_word", path, tmp_path / "cache")
-        assert corpus.note in caplog.text and "not that of published results" in corpus.note
-        words = {
-            split: text.replace(" <eos>", "").removeprefix("a ").split(" a ")
-            for split, text in spelt(corpus).items()
-        }
-        assert sorted(words["train"]) == sorted(f"w{i}" for i in range(1_200))
-        assert [len(words[split]) for split in ("validation", "test")] == [2, 2]
-        assert not {*words["validation"]} & {*words["test"]}
-    stored.copy(corpus, f"file://{tmp_path / 'copy'}")
-    assert load("billion_word", f"file://{tmp_path / 'copy'}", "").note == corpus.note
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(known, "download", lambda address, *_: pytest.fail(address))
-    with pytest.raises(pytest.fail.Exception, match=r"lm-benchmark/1-billion-word.*\.tar\.gz"):
-        load("billion_word", "", tmp_path / "cache")
-    for file in (prepared / "lm1b" / "1.1.0").glob("*.array_record*"):
-        file.unlink()
-    with pytest.raises(InputError, match="has no array_record files; run `tfds build lm1b"):
-        load("billion_word", prepared, tmp_path / "cache")
-
-
 def test_two_copies_of_a_split(own_text, tmp_path):
-    """A split that is there twice, an empty directory, a split that is not there: each named,
-    with the cure.
-    """
+    """A split that is there twice, or not there, as an empty directory is: named, with the cure."""
     (own_text / "valid.txt.xz").write_bytes(lzma.compress(b"a\n"))
     with pytest.raises(InputError, match=r"has both valid\.txt\.xz and valid/; keep one"):
-        local_texts(str(own_text), ())
+        local_texts(own_text, ())
     (own_text / "valid.txt.xz").unlink()
     for file in (own_text / "test").iterdir():
         file.unlink()
-    with pytest.raises(InputError, match=r"test has no files"):
-        local_texts(str(own_text), ())
-    (own_text / "test").rmdir()
     assert corpora.splits_of("text_files", str(own_text)) == ("train", "validation")
     with pytest.raises(InputError, match=r"has no test split; add one of test\.txt, .* test/$"):
         load("text_files", own_text, tmp_path / "cache")
@@ -464,7 +393,7 @@ def test_two_copies_of_a_split(own_text, tmp_path):
     ],
 )
 def test_counts_of_the_held_out_text(corpus, folder, validation, test, tmp_path):
-    texts = local_texts(str(REAL / folder), (), known.CORPORA[corpus].patterns)
+    texts = local_texts(REAL / folder, (), known.CORPORA[corpus].patterns)
     for split, expected in ("validation", validation), ("test", test):
         counts = shards.Shards.make(texts[split], tmp_path / split).counts()
         assert (sum(counts.values()), len(counts) - 1) == expected
@@ -485,9 +414,9 @@ def test_the_command(text, tmp_path):
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "text_files: vocabulary 11; tokens train 300, validation 25, test 20" in run.stdout
-    stored = load("text_files", f"file://{tmp_path / 'copy'}", "")
+    copied = load("text_files", f"file://{tmp_path / 'copy'}", "")
     mapped = load("text_files", text, tmp_path / "cache", threshold=2)
-    assert spelt(stored) == spelt(mapped)
+    assert spelt(copied) == spelt(mapped)
     with pytest.raises(InputError, match="another vocabulary"):
         load(
             "text_files",

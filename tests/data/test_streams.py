@@ -12,7 +12,7 @@ from adaptive_jax.errors import InputError
 from adaptive_jax.numerics.batch import Batch
 
 EOS = 99
-thorough = settings(deadline=None, max_examples=40, derandomize=True)
+thorough = settings(deadline=None, max_examples=25, derandomize=True)
 
 
 def batches_of(count, length, rows, microbatches=1):

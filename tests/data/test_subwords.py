@@ -19,24 +19,12 @@ from adaptive_jax.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 COUNTS = {"low": 5, "lower": 2, "newest": 6, "widest": 3, "<eos>": 4}
-NASTY = [
-    *("🙂", "👩‍👩‍👧", "e\u0301", "\u0301", "▁", "▁▁", "▁low", "low▁", "lo▁w", "\u2585", "a\u2585b"),
-    *(
-        "\0",
-        "a\0b",
-        "\x01\x7f",
-        "\u200b",
-        "\ufeff",
-        "\ufeffnew",
-        "\ufffd",
-        "ｌｏｗ",
-        "日本語",
-        "ﬁ",
-        "ß",
-    ),
-    *("İ", "<unk>s", "x<eos>", "<0x41>", "<0xE2><0x96><0x81>", "<s>", "</s>", "<pad>", "⁇"),
-    *("\U0010ffff", "l" * 300, "lowest" * 300, "💩" * 300, "#", "%s\\n", "ĠĊ", "##ing", "@@"),
-]
+ODD = (
+    "🙂 👩‍👩‍👧 e\u0301 \u0301 ▁ ▁▁ ▁low low▁ lo▁w \u2585 a\u2585b \0 a\0b \x01\x7f \u200b"
+    " \ufeff \ufeffnew \ufffd ｌｏｗ 日本語 ﬁ ß İ <unk>s x<eos> <0x41> <0xE2><0x96><0x81> <s>"
+    " </s> <pad> ⁇ \U0010ffff # %s\\n ĠĊ ##ing @@"
+)
+NASTY = [*ODD.split(" "), "l" * 300, "lowest" * 300, "💩" * 300]
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +267,7 @@ def test_a_damaged_vocabulary_is_refused_with_the_cure(tmp_path, small, capfd):
     small.write(path)
     model.unlink()
     assert re.search(
-        r"subwords\.model, cannot be read: No such file.*; restore it, or remove", refusal(path)
+        r"subwords\.model, cannot be read: .*No such file.*; restore it, or remove", refusal(path)
     )
     model.write_bytes(Subwords.build(COUNTS, 11).model)
     assert "has other units; restore it" in refusal(path)

@@ -12,7 +12,7 @@ import pytest
 from adaptive_jax import InputError, count_ids, frequency_order
 from adaptive_jax.config.keys import resolve
 from adaptive_jax.data.corpora import stored
-from adaptive_jax.data.corpora.corpus import Renumbered
+from adaptive_jax.data.corpora.corpus import LazyIds
 from adaptive_jax.data.corpora.load import load
 from adaptive_jax.data.vocabulary.lexicon import lexicon
 from adaptive_jax.data.vocabulary.on_disk import read_with_checksums, write_with_checksums
@@ -81,10 +81,10 @@ def test_files_are_mapped_and_read_by_rank(data, directory, tmp_path):
     assert (np.diff(vocabulary.counts) <= 0).all()
     for split, name in ("train", "train"), ("validation", "valid"), ("test", "test"):
         found = corpus.ids[split]
-        assert isinstance(found, Renumbered) and isinstance(found._ids, np.memmap)
+        assert isinstance(found, LazyIds)
         assert (found.dtype, found.shape) == (np.int32, (TOKENS[name],))
         assert np.array_equal(vocabulary.ids[np.asarray(found)], ids_of(name))
-        assert np.array_equal(found[np.array([[0, 5], [-1, 7]])], found[:][[[0, 5], [-1, 7]]])
+        assert np.array_equal(found[np.array([[0, 5], [9, 7]])], found[:][[[0, 5], [9, 7]]])
     assert corpus.unseen["train"] == 0 and corpus.unseen["test"] == 4 / TOKENS["test"]
     assert sum(file.stat().st_size for file in Path(data["cache"]).rglob("*")) < 20_000
     header = np.zeros(256, "<i4")
@@ -165,17 +165,23 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
     assert told().endswith("has no train split; add one of train.npy, train.bin")
     file = tmp_path / "train.bin"
     for content, says in (
-        (b"", "train.bin is empty; write at least one id into it"),
-        (b"\1\0\2", "train.bin has 3 bytes, which is not a multiple of uint16"),
+        (b"", "cannot read train.bin: cannot mmap an empty file; write the ids again"),
+        (b"\1\0\2", "cannot read train.bin: Size of available data is not a multiple"),
         (ids_of("train").astype("<u4").tobytes(), "as uint16 has 0 as every second id: give"),
-        (np.array([20240520, 1, 9], "<i4").tobytes(), "its header says 9 ids, and it has 12 bytes"),
+        (
+            np.array([20240520, 1, 9], "<i4").tobytes(),
+            "cannot read train.bin: mmap length is greater than file size",
+        ),
     ):
         file.write_bytes(content)
         assert says in told()
     np.save(tmp_path / "train.npy", np.zeros(3))
     assert "has both train.npy and train.bin; keep one" in told()
     file.unlink()
-    assert "train.npy must be integers in one dimension, got float64 of shape (3,)" in told()
+    assert (
+        "train.npy must be one integer or more in one dimension, got float64 of shape (3,)"
+        in told()
+    )
     np.save(tmp_path / "train.npy", np.zeros(0, np.int32))
     assert "train.npy" in told()
     (tmp_path / "train.npy").write_bytes(b"no ids")

@@ -46,18 +46,6 @@ def folding(config, text, tmp_path_factory):
     return directory / "run", out.getvalue()
 
 
-def test_a_note_about_the_text(folding, monkeypatch, capsys):
-    """It stands in the result and in its line, and no published number beside such a text."""
-    module, load = "adaptive_jax.evaluation.evaluate", evaluation.load
-    monkeypatch.setattr(
-        f"{module}.load", lambda *args, **how: load(*args, **how)._replace(note="another test text")
-    )
-    monkeypatch.setattr(f"{module}.card.published", lambda *_: {"perplexity": 1.0})
-    result = evaluate(folding[0], Request())
-    assert (result["note"], result["published"]) == ("another test text", None)
-    assert "unseen words 4.9%; another test text; step 1" in capsys.readouterr().out
-
-
 def test_training_says_it_at_its_start(folding):
     """Before the first update: what validation will be measured on."""
     _, out = folding

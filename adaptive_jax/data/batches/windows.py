@@ -124,14 +124,19 @@ def windows(
         before = np.minimum(scored.starts, context)
         shown = Spans(scored.starts - before, scored.lengths + before, scored.rows)
         batch = fill_rows(ids, eos, shown, (rows, time + context), layout.segmented)
-        first = np.zeros(rows, np.int32)
-        first[scored.rows] = before
-        counts = np.arange(time + context) >= first[:, None]
-        batch = batch._replace(weights=batch.weights * counts)
-        return WindowBatch(batch, first), ranges(scored.starts, scored.lengths)
+        return _from_first(batch, shown, before)
 
     batches = layout.in_order()
     return len(batches), (read(*batch) for batch in batches)
+
+
+def _from_first(batch, spans, first_of_span):
+    """A batch that counts each span of a row from its first target to score on."""
+    first = np.zeros(len(batch.weights), np.int32)
+    first[spans.rows] = first_of_span
+    counts = np.arange(batch.weights.shape[1]) >= first[:, None]
+    scored = ranges(spans.starts + first_of_span, spans.lengths - first_of_span)
+    return WindowBatch(batch._replace(weights=batch.weights * counts), first), scored
 
 
 def _continued(ids, eos, settings):
@@ -142,13 +147,10 @@ def _continued(ids, eos, settings):
     shape = -(-rows // settings.multiple) * settings.multiple, min(settings.window, longest)
     count, parts = streams.in_order(len(ids), rows, shape[1], context)
 
-    def read(number, spans, read):
+    def read(number, spans, context_of_span):
         batch = fill_rows(ids, eos, spans, shape)
-        unscored = np.zeros(shape[0], np.int64)
-        unscored[spans.rows] = read
-        counts = np.arange(shape[1]) >= unscored[:, None]
-        batch = batch._replace(weights=batch.weights * counts, reset=np.full(shape[0], number == 0))
-        scored = ranges(spans.starts + read, spans.lengths - read)
-        return WindowBatch(batch, np.zeros(shape[0], np.int32)), scored
+        shown, scored = _from_first(batch, spans, context_of_span)
+        reset = np.full(shape[0], number == 0)
+        return WindowBatch(shown.batch._replace(reset=reset), np.zeros_like(shown.first)), scored
 
     return count, (read(number, *part) for number, part in enumerate(parts))

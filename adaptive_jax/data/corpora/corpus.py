@@ -1,6 +1,6 @@
 """What a prepared corpus is: a vocabulary, and ids for each split."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,51 +11,44 @@ SPLITS = ("train", "validation", "test")
 
 
 class LazyIds:
-    """Ids that are computed when they are indexed, int32 `[tokens]`, by whole numbers, slices and
-    integer arrays. `numpy.asarray` computes all.
+    """Ids that are read when they are indexed, int32 `[tokens]`. `numpy.asarray` reads all.
+
+    read: returns the ids at a slice without a step, or at an array of indices from 0 on.
     """
 
     dtype, ndim = np.dtype(np.int32), 1
 
-    def __init__(self, tokens: int):
-        self.shape = (tokens,)
+    def __init__(self, read: Callable[[slice | np.ndarray], np.ndarray], tokens: int):
+        self._read, self.shape = read, (tokens,)
 
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
+        return self._read(index)
+
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("ids that are computed cannot be an array without a copy")
         return np.asarray(self[:], dtype)
 
 
-class Renumbered(LazyIds):
-    """Tokens under other numbers, `new[i]` for each i that is stored, looked up when they are read:
-    nothing is copied.
+def renumbered(ids: np.ndarray, new: np.ndarray) -> LazyIds:
+    """Tokens under other numbers, looked up when they are read: nothing is copied.
 
     ids: integers `[tokens]`, a memory-mapped file or anything that is indexed like one.
-    new: int32 `[V]`.
+    new: int32 `[V]`, the new number of each.
     """
-
-    def __init__(self, ids: np.ndarray, new: np.ndarray):
-        super().__init__(len(ids))
-        self._ids, self._new = ids, new
-
-    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
-        return self._new[self._ids[index]]
+    return LazyIds(lambda index: new[ids[index]], len(ids))
 
 
 class Corpus(NamedTuple):
-    """A vocabulary, and int32 `[tokens]` for each split, read-only: a memory-mapped file,
-    `stored.Ids` of a URL, or one of these `Renumbered`.
+    """A vocabulary, and int32 `[tokens]` for each split, read-only: a memory-mapped file, or
+    `LazyIds`.
 
     unseen: for each split where it is known, the share of its words, `<eos>` included, that the
         vocabulary was not learnt from: words that it lacks; for sub-word units, words that the
         train split lacks. `<unk>` itself is not one of them.
-    note: what every result on this text must say, such as that it is not the published one.
     """
 
     vocabulary: Vocabulary
-    ids: dict[str, np.ndarray]
+    ids: dict[str, np.ndarray | LazyIds]
     unseen: Mapping[str, float] = {}
-    note: str = ""

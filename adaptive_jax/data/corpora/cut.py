@@ -38,16 +38,15 @@ NEWS_CRAWL = {f"news_crawl_{year}": ADDRESS.format(year) for year in range(2007,
 def cut(
     source: Path,
     output: Path,
-    words: Sequence[int] = WORDS,
-    lines: Sequence[int] = (),
+    sizes: Sequence[int] = WORDS,
+    by_lines: bool = False,
     seed: int = 0,
 ) -> dict[str, int]:
     """Writes train.txt, valid.txt and test.txt to `output`, a new directory. Returns how many words
     each has, `<eos>` counted.
 
     source: a file of text, plain, .xz or .gz; or a directory with the three splits.
-    words: in each part at most, white space between them; or, where `lines` are given, lines of
-        each.
+    sizes: words of each part, those between white space, and `<eos>`; or, `by_lines`, its lines.
     seed: with one, the lines of each part are shuffled.
 
     Raises:
@@ -56,7 +55,7 @@ def cut(
     """
     _check_new(output)
     if source.is_dir():
-        texts = local_texts(str(source), SPLITS, CORPORA["wikitext103_raw"].patterns)
+        texts = local_texts(source, SPLITS, CORPORA["wikitext103_raw"].patterns)
         streams = [text.lines() for text in texts.values()]
     elif source.is_file():
         streams = [Text((source,)).lines()] * 3
@@ -67,8 +66,8 @@ def cut(
         )
     counts = {}
     with new_directory(output) as directory:
-        for split, stream, most in zip(SPLITS, streams, lines or words, strict=True):
-            part = list(itertools.islice(stream, most) if lines else first_words(stream, most))
+        for split, stream, size in zip(SPLITS, streams, sizes, strict=True):
+            part = list(itertools.islice(stream, size) if by_lines else first_words(stream, size))
             if not part:
                 raise InputError(
                     f"{source} has no text left for the {split} split: give a longer text, or"
@@ -102,26 +101,19 @@ def main(source: str) -> None:
     """Cuts the text, downloaded where it is not here, and says how many words each part has."""
     given = flags.FLAGS
     if given.words and given.lines:
+        raise InputError("--words and --lines are both given: give one of them")
+    sizes = given.words or given.lines or list(map(str, WORDS))
+    if len(sizes) != 3 or not all(n.isdecimal() and int(n) for n in sizes):
         raise InputError(
-            f"--words={','.join(given.words)} and --lines={','.join(given.lines)} are both given:"
-            " give one of them"
+            f"--words and --lines must be three numbers, 1 or more, got {','.join(sizes)}: give"
+            " those of train, valid and test"
         )
-    words, lines = _three("words", given.words) or WORDS, _three("lines", given.lines)
-    output = Path(given.output).expanduser()
+    sizes, output = list(map(int, sizes)), Path(given.output).expanduser()
     _check_new(output)  # before a download
-    counts = cut(_text(source, given.cache), output, words, lines, given.shuffle_seed)
+    text = _text(source, given.cache)
+    counts = cut(text, output, sizes, by_lines=bool(given.lines), seed=given.shuffle_seed)
     said = ", ".join(f"{split} {number:,} words" for split, number in counts.items())
     print(f"{given.output}: {said}")
-
-
-def _three(flag, values):
-    """The sizes of train, validation and test that a flag gives; () without the flag."""
-    if values and (len(values) != 3 or not all(n.isdecimal() and int(n) for n in values)):
-        raise InputError(
-            f"--{flag}={','.join(values)} must be three numbers, 1 or more, for train, valid and"
-            " test"
-        )
-    return tuple(map(int, values or ()))
 
 
 def _text(source, cache):

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from adaptive_jax.data.corpora.cached import bar, make_once
-from adaptive_jax.errors import InputError
+from adaptive_jax.errors import InputError, one_line
 
 CHUNK, TRIES, TIMEOUT = 1 << 20, 3, 60  # bytes, times, seconds without an answer
 
@@ -26,20 +26,14 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
     """
     path = folder / address.rsplit("/", 1)[-1]
     part = path.with_name(f"{path.name}.part")
-    failures = urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError
 
     def make():
-        for left in reversed(range(TRIES)):
-            try:
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(http.client.HTTPException, OSError):
                 _fetch(address, part)
                 break
-            except failures as error:
-                if not left or isinstance(error, urllib.error.HTTPError):
-                    reason = " ".join(str(getattr(error, "reason", None) or error).split())[:60]
-                    raise InputError(
-                        f"cannot download {address} ({reason}): try again, which resumes, or give"
-                        " a local copy, for a corpus by --config.data.path=DIR"
-                    ) from error
+        else:
+            _fetch(address, part)
         if sha256:
             with part.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -53,9 +47,10 @@ def download(address: str, folder: Path, sha256: str = "") -> Path:
 
     try:
         make_once(path, make)
-    except OSError as error:
+    except (http.client.HTTPException, OSError) as error:
         raise InputError(
-            f"cannot write {folder}: {error.strerror or error}; give another --cache"
+            f"cannot download {address} ({one_line(error)[:80]}): try again, which resumes, or give"
+            " a local copy, for a corpus by --config.data.path=DIR"
         ) from error
     return path
 

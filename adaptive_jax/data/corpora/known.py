@@ -6,7 +6,7 @@ To add a corpus, add an entry here and a file to configs/.
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -29,7 +29,6 @@ class Published:
         unpacked.
     vocabulary: words of the published vocabulary; 0: none is published.
     words: of each split, `<eos>` included; what is missing is not published.
-    tfds: the name of tensorflow-datasets for it, whose prepared records are read as well.
     package, write: for text that comes with a Python package, the package, and a function that
         writes train.txt, validation.txt and test.txt to a directory.
     separate: separates the words of running text, for prompts; None: data.tokeniser does.
@@ -43,7 +42,6 @@ class Published:
     patterns: tuple[str, str, str] = ("", "", "")
     vocabulary: int = 0
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    tfds: str = ""
     package: str = ""
     write: Callable[[Path], None] | None = None
     separate: Callable[[str], str] | None = None
@@ -76,10 +74,6 @@ class Published:
             raise InputError(f"data.corpus={name} {self.absent}")
         downloads = folder / "downloads"
         files = [download(address, downloads, digest) for address, digest in self.addresses.items()]
-        return self.splits(files)
-
-    def splits(self, files: Sequence[Path]) -> dict[str, Text]:
-        """The splits of the files at `addresses`, downloaded."""
         if len(files) == 1:
             return archived_texts(files[0], self.patterns)
         return {split: Text((file,)) for split, file in zip(SPLITS, files, strict=True)}
@@ -192,7 +186,6 @@ CORPORA: dict[str, Published] = {
             _HELD_OUT.format(0),
         ),
         vocabulary=793_471,
-        tfds="lm1b",
     ),
     "europarl": Published(
         aliases=("europarl-v7", "europarl7", "wmt"),

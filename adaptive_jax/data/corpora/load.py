@@ -24,10 +24,10 @@ from adaptive_jax.data.corpora.cached import (
     make_once,
     read_ids,
 )
-from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, Renumbered
+from adaptive_jax.data.corpora.corpus import SPLITS, Corpus, renumbered
 from adaptive_jax.data.corpora.known import CORPORA
 from adaptive_jax.data.corpora.shards import COMPLETE, Shards
-from adaptive_jax.data.corpora.text import Records, Text, local_texts, tfds_texts
+from adaptive_jax.data.corpora.text import Text, local_texts
 from adaptive_jax.data.corpora.tokenise import TOKENISERS
 from adaptive_jax.data.vocabulary import subwords
 from adaptive_jax.data.vocabulary.on_disk import (
@@ -43,17 +43,15 @@ logger = logging.getLogger(__name__)
 
 # Part of every source's name: increase it when the same text is to give other shards or ids
 FORMAT = 2
-# Of the words of the train split, from which a vocabulary is reported that makes them <unk>
-MOSTLY_UNKNOWN = 0.5
 
 
 class Settings(NamedTuple):
     """The group `data` of a config.
 
     corpus: one of `CORPORA`.
-    path: a local copy, see `local_texts`, of ids `token_files`; for billion_word also the `lm1b` of
-        tensorflow-datasets, whose test split is other text; or empty, for the published copy; or a
-        URL that holds a prepared corpus, see `stored`, where the settings below have no effect.
+    path: a local copy, see `local_texts`, of ids `token_files`; or empty, for the published copy;
+        or a URL that holds a prepared corpus, see `stored`, where the settings below have no
+        effect.
     cache: the directory for what is prepared. gs:// and s3:// keep compiled programs; then corpora
         are in ~/.cache/adaptive_jax.
     threshold: occurrences in the train split that a word of the vocabulary needs; rarer words
@@ -148,14 +146,9 @@ def checked_settings(data: Mapping) -> Settings:
     """The group `data` of a config, after the checks that need no text.
 
     Raises:
-        InputError: an unknown key or name, or a value out of range.
+        InputError: an unknown name, or a value out of range.
     """
-    for key in data:
-        check_known(f"data.{key}", key, Settings._fields)
     settings = Settings(**data)
-    for key, kind in Settings.__annotations__.items():
-        if type(value := getattr(settings, key)) is not kind:
-            raise InputError(f"data.{key}={value!r} must be of type {kind.__name__}")
     aliases = {alias: name for name, known in CORPORA.items() for alias in known.aliases}
     check_known(f"data.corpus={settings.corpus!r}", settings.corpus, CORPORA, aliases)
     check_known(f"data.tokeniser={settings.tokeniser!r}", settings.tokeniser, TOKENISERS)
@@ -232,10 +225,7 @@ class PreparedText:
                 logger.warning(message, name, split, words, known.words[split])
         tokens = {split: len(each) for split, each in ids.items()}
         logger.info("%s: vocabulary %s, tokens %s", name, len(vocabulary), tokens)
-        note = next((text.note for text in self._texts.values()), "")
-        if note:
-            logger.warning("%s is %s", name, note)
-        return Corpus(vocabulary, ids, unseen, note)
+        return Corpus(vocabulary, ids, unseen)
 
     def count_words(self, split: str) -> dict[str, int]:
         """How often each word of a split occurs, `<eos>` once a line."""
@@ -261,10 +251,7 @@ class PreparedText:
         """The vocabulary of the train split: words, or sub-word units."""
         settings = self.settings
         if not settings.codes:
-            words = self._words()
-            vocabulary = words.cut(settings.threshold, settings.limit)
-            _warn_of_few(words, vocabulary, settings)
-            return vocabulary
+            return self._words().cut(settings.threshold, settings.limit)
 
         def learn():
             words = self._words()
@@ -311,26 +298,10 @@ class PreparedText:
         make_once(numbers, make)
         try:
             found = json.loads(numbers.read_text())
-            words, unseen = int(found["words"]), found["unseen"]
-            unseen = None if unseen is None else int(unseen)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            words, unseen = found["words"], found["unseen"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise damaged(numbers, error) from error
         return read_ids(path, len(vocabulary)), words, unseen
-
-
-def _warn_of_few(words, vocabulary, settings):
-    """Warns of a vocabulary that makes most of the train text `<unk>`."""
-    before, after = (
-        each.counts[each.index[UNKNOWN]] if UNKNOWN in each.index else 0
-        for each in (words, vocabulary)
-    )
-    share = (after - before) / max(1, words.counts.sum() - words.counts[words.eos])
-    if share > MOSTLY_UNKNOWN:
-        message = (
-            "data.threshold=%s, data.limit=%s leave %s of %s words: <unk> is %.1f%% of the text"
-        )
-        sizes = len(vocabulary), len(words), 100 * share
-        logger.warning(message, settings.threshold, settings.limit, *sizes)
 
 
 def _stored(url, vocabulary, splits):
@@ -345,22 +316,16 @@ def _stored(url, vocabulary, splits):
             f" this one of {len(vocabulary):,}: give the text itself as data.path=DIR"
         )
     new = np.array([vocabulary.index[word] for word in corpus.vocabulary.words], np.int32)
-    ids = {split: Renumbered(each, new) for split, each in corpus.ids.items()}
+    ids = {split: renumbered(each, new) for split, each in corpus.ids.items()}
     return corpus._replace(vocabulary=vocabulary, ids=ids)
 
 
-def _local_texts(
-    corpus: str, path: str, needed: Collection[str]
-) -> Mapping[str, Text] | Mapping[str, Records]:
+def _local_texts(corpus: str, path: str, needed: Collection[str]) -> Mapping[str, Text]:
     """The text on this machine; {} for a published copy, which may have to be downloaded first."""
-    known = CORPORA[corpus]
+    if not path:
+        return {}
     try:
-        if not path:
-            return {}
-        place = home_of(path, "data.path")
-        if known.tfds and (found := tfds_texts(place, known.tfds)):
-            return found
-        return local_texts(str(place), needed, known.patterns)
+        return local_texts(home_of(path, "data.path"), needed, CORPORA[corpus].patterns)
     except OSError as error:
         raise InputError(
             f"cannot read data.path={path}: {error.strerror}; give a directory that you may read"

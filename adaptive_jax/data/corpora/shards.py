@@ -22,13 +22,12 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from adaptive_jax.data.batches.examples import ranges
 from adaptive_jax.data.corpora.cached import damaged
-from adaptive_jax.data.corpora.text import Chunk, Text, decode_text, own_eos
+from adaptive_jax.data.corpora.text import OWN_EOS, Chunk, Text, encoding_fault
 from adaptive_jax.data.corpora.tokenise import tokeniser
 from adaptive_jax.data.vocabulary.words import EOS, Vocabulary
 from adaptive_jax.errors import InputError
@@ -40,47 +39,21 @@ COMPLETE = "whole.json"
 NEWLINE = b"\n"
 
 
-class Piece(NamedTuple):
-    """The text of one shard: whole lines, unless a line is longer than a piece and is cut between
-    words.
-
-    origins: the offset in `data`, name and line number of each file at its first byte in this
-        piece.
-    done: the share of the split read so far, 0 to 1.
-    """
-
-    number: int
-    data: bytes
-    origins: tuple[tuple[int, str, int], ...]
-    done: float
-
-    def line(self, offset: int) -> str:
-        """Returns file and line of the byte at `offset`."""
-        start, name, line = [origin for origin in self.origins if origin[0] <= offset][-1]
-        return f"{name}, line {line + self.data.count(NEWLINE, start, offset)}"
+class FaultyText(Exception):
+    """Text that cannot be trained on. Its argument says why, without the file and the line."""
 
 
-def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
-    """Cuts text into pieces of `size` bytes or slightly fewer. Only `\\n` and the end of a file end
-    a line.
+def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[tuple[bytes, float]]:
+    """Cuts text into pieces of `size` bytes or slightly fewer: whole lines, unless a line is longer
+    than a piece and is cut between words. Only `\\n` and the end of a file end a line.
+
+    Yields each piece and the share of the split read so far, 0 to 1.
 
     Raises:
         InputError: a word that is longer than a piece.
     """
-    buffer, origins, number = bytearray(), [], itertools.count()
-
-    def cut(end, done):
-        data = bytes(buffer[:end])
-        del buffer[:end]
-        made = Piece(next(number), data, tuple(each for each in origins if each[0] < end), done)
-        start, name, line = made.origins[-1]
-        later = [(start - end, name, line) for start, name, line in origins if start >= end]
-        # The file continues in the next piece. Of origins at one offset, the last one counts.
-        origins[:] = [(0, name, line + data.count(NEWLINE, start)), *later]
-        return made
-
+    buffer = bytearray()
     for name, parts in itertools.groupby(chunks, lambda chunk: chunk.name):
-        origins.append((len(buffer), name, 1))
         for chunk in parts:
             buffer += chunk.data
             while len(buffer) >= size:
@@ -90,11 +63,18 @@ def pieces(chunks: Iterable[Chunk], size: int) -> Iterator[Piece]:
                         f"{name}: a word of more than {size:,} bytes; give text, words separated"
                         " by spaces"
                     )
-                yield cut(end, chunk.done)
+                yield bytes(buffer[:end]), chunk.done
+                del buffer[:end]
         if not chunk.data.endswith(NEWLINE):
             buffer += NEWLINE
     if buffer:
-        yield cut(len(buffer), 1.0)
+        yield bytes(buffer), 1.0
+
+
+def fault_of(data: bytes) -> str:
+    """Returns why a line or a piece of text cannot be trained on; "" if it can."""
+    own_eos = 2 * data.count(EOS.encode()) > data.count(NEWLINE)
+    return encoding_fault(data) or (OWN_EOS if own_eos else "")
 
 
 class _Numbering(dict[str, int]):
@@ -105,13 +85,11 @@ class _Numbering(dict[str, int]):
         return number
 
 
-def write_shard(path: Path, piece: Piece, tokeniser_name: str, lower: bool) -> None:
-    """Writes the shard of a piece in one step. Raises InputError with file and line for bytes
-    that are not text.
-    """
-    text = decode_text(piece.data, piece.line)
-    if 2 * text.count(EOS) > text.count("\n"):
-        raise own_eos(piece.line(piece.data.find(EOS.encode())))
+def write_shard(path: Path, piece: bytes, tokeniser_name: str, lower: bool) -> None:
+    """Writes the shard of a piece in one step. Raises FaultyText."""
+    if fault := fault_of(piece):
+        raise FaultyText(fault)
+    text = piece.decode("utf-8")
     if tokeniser_name != "none" or lower:
         text = "\n".join(map(tokeniser(tokeniser_name, lower), text.split("\n")))
     lines = text.replace("\n", f" {EOS}\n").split("\n")
@@ -150,7 +128,7 @@ class Shards:
         """Writes the missing shards, in parallel processes if the text is long.
 
         show: called with the share of the text that is done, 0 to 1.
-        Raises InputError as `pieces` and `write_shard`, for text without words, and for an unknown
+        Raises InputError as `pieces`, for text without words or with a fault, and for an unknown
         tokeniser.
         """
         tokeniser(tokeniser_name, lower)
@@ -158,13 +136,19 @@ class Shards:
             unfinished.unlink()
         number, words = 0, False
         one = contextlib.nullcontext(operator.call)
-        with _processes() if text.size > 2 * PIECE else one as submit:
-            for piece in pieces(text.chunks(), PIECE):
-                words = words or bool(piece.data.strip())
-                if not (path := _path(directory, piece.number)).exists():
-                    submit(write_shard, path, piece, tokeniser_name, lower)
-                number = piece.number + 1
-                show(piece.done)
+        try:
+            with _processes() if text.size > 2 * PIECE else one as submit:
+                for piece, done in pieces(text.chunks(), PIECE):
+                    words = words or bool(piece.strip())
+                    if not (path := _path(directory, number)).exists():
+                        submit(write_shard, path, piece, tokeniser_name, lower)
+                    number += 1
+                    show(done)
+        except FaultyText as error:
+            fault = str(error)
+            for _ in text.lines(lambda line: fault if fault_of(line) == fault else ""):
+                pass  # reads the text again, up to the line with this fault, which it names
+            raise InputError(f"{text.files[0]}: {fault}") from error
         if not words:
             raise InputError(
                 f"{text.files[0]} has no words; put text in it, one sentence or paragraph a line"
@@ -177,15 +161,13 @@ class Shards:
         """Returns how often each word occurs; `<eos>` once a line. Needs some 230 bytes of
         memory for each distinct word.
         """
-        numbering, total = _Numbering(), np.zeros(1 << 20, np.int64)
+        total: dict[str, int] = {}
         for i in range(self.number):
             words, counts = self._read(i, "words", "counts")
-            at = np.fromiter(map(numbering.__getitem__, _split(words)), np.int64, len(counts))
-            if len(numbering) > len(total):
-                total = np.append(total, np.zeros(len(numbering), np.int64))
-            total[at] += counts  # a word occurs once in `at`
+            for word, count in zip(_split(words), counts.tolist(), strict=True):
+                total[word] = total.get(word, 0) + count
             show((i + 1) / self.number)
-        return dict(zip(numbering, total.tolist(), strict=False))
+        return total
 
     def encode(
         self,

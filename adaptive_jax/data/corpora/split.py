@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from adaptive_jax.data.corpora.corpus import SPLITS
-from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, Text, own_eos
+from adaptive_jax.data.corpora.text import ARCHIVES, NAMES, OWN_EOS, Text
 from adaptive_jax.data.vocabulary.words import EOS
 from adaptive_jax.errors import InputError
 from adaptive_jax.files import replacing
@@ -53,7 +53,7 @@ def split_lines(file: Path, cache: Path) -> Split:
     for line in text.lines():
         total, ends = total + 1, ends + line.count(EOS.encode())
     if 2 * ends > total:
-        raise own_eos(str(file))
+        raise InputError(f"{file}: {OWN_EOS}")
     if total < 3:
         raise InputError(
             f"{file} has {total} line(s), too few to split: put a sentence or a paragraph on each"

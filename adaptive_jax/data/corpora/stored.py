@@ -32,31 +32,13 @@ SHARD = 1 << 22  # tokens of an object: some 5 MB, and 8 KB that say where its c
 CACHE = 1 << 27  # bytes: keeps the index of every shard, so that it is read once
 
 
-class Ids(LazyIds):
-    """One split, indexed like a `numpy.memmap`. An index reads the chunks that it touches and
-    returns a new array.
-
-    Raises:
-        InputError: the store does not return the data.
-    """
-
-    def __init__(self, array: tensorstore.TensorStore, url: str):
-        super().__init__(array.shape[0])
-        self._array, self._url = array, url
-
-    def __getitem__(self, index: int | slice | np.ndarray) -> np.ndarray:
-        if isinstance(index, slice):
-            begin, end, step = index.indices(len(self))
-            at = slice(begin, max(begin, end)) if step == 1 else np.arange(begin, end, step)
-        else:
-            at = np.asarray(index)
-            if isinstance(index, tuple) or at.dtype.kind not in "iu":
-                raise IndexError(f"an index must be integers or a slice, got {index!r}")
-            at = np.where(at < 0, at + np.int64(len(self)), at)  # tensorstore counts from 0 only
-            if ((at < 0) | (at >= len(self))).any():
-                raise IndexError(f"indices must be below {len(self):,}, got {index!r}")
-        with _one_line("read", self._url):
-            return self._array[at].read().result()[()]
+def _read(array: tensorstore.TensorStore, url: str, index: slice | np.ndarray) -> np.ndarray:
+    """Reads the chunks that an index touches, as `LazyIds` asks for them."""
+    if isinstance(index, slice):
+        begin, end, _ = index.indices(array.shape[0])
+        index = slice(begin, max(begin, end))  # tensorstore takes no bounds outside of the array
+    with _one_line("read", url):
+        return array[index].read().result()
 
 
 def check_destination(url: str) -> None:
@@ -90,14 +72,13 @@ def copy(corpus: Corpus, url: str) -> None:
             "format": FORMAT,
             "tokens": {split: len(ids) for split, ids in corpus.ids.items()},
             "unseen": dict(corpus.unseen),
-            "note": corpus.note,
             "vocabulary": corpus.vocabulary.digest,
         }
         store.write(MARKER, json.dumps(facts).encode()).result()
 
 
 def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
-    """Opens the corpus that `copy` wrote under a URL. Its ids are `Ids`, and none are read yet.
+    """Opens the corpus that `copy` wrote under a URL. No ids are read yet.
 
     Raises InputError for a URL that cannot be read, that holds no complete copy, or lacks one of
     the splits.
@@ -109,43 +90,34 @@ def open(url: str, splits: Collection[str] = SPLITS) -> Corpus:
             raise InputError(
                 f"{url} holds no complete copy of a corpus ({MARKER} is missing): write it again"
             )
-        facts = _facts(marker.value, url)
-        if missing := [split for split in splits if split not in facts["tokens"]]:
+        try:
+            facts = json.loads(marker.value)
+            version, digest = facts["format"], facts["vocabulary"]
+            tokens = {split: int(number) for split, number in facts["tokens"].items()}
+            unseen = {split: float(share) for split, share in facts["unseen"].items()}
+        except Exception as error:  # any JSON may stand there
+            raise _damaged(url, f"{MARKER} is malformed ({type(error).__name__})") from error
+        if version != FORMAT:
             raise InputError(
-                f"{url} has no {missing[0]} split, only {', '.join(facts['tokens'])}: write one"
-                " with it"
+                f"{url} is a copy of format {version}, not {FORMAT}: write it with this version"
+            )
+        if missing := [split for split in splits if split not in tokens]:
+            raise InputError(
+                f"{url} has no {missing[0]} split, only {', '.join(tokens)}: write one with it"
             )
         vocabulary, ids = _vocabulary(store, url), {}
-        if vocabulary.digest != facts["vocabulary"]:
+        if vocabulary.digest != digest:
             raise _damaged(url, "its vocabulary differs from the one that was written")
         for split in splits:
             array = _array(url, split, open=True, read=True)
-            if (array.dtype, array.shape) != (tensorstore.int32, (facts["tokens"][split],)):
+            if (array.dtype, array.shape) != (tensorstore.int32, (tokens[split],)):
                 raise _damaged(url, f"the number of tokens of {split} differs from {MARKER}")
-            ids[split] = Ids(array, url)
-    unseen = {split: facts["unseen"][split] for split in splits if split in facts["unseen"]}
-    return Corpus(vocabulary, ids, unseen, str(facts.get("note", "")))
+            ids[split] = LazyIds(functools.partial(_read, array, url), tokens[split])
+    return Corpus(vocabulary, ids, {split: unseen[split] for split in splits if split in unseen})
 
 
 def _damaged(url, what):
     return InputError(f"{url} is damaged: {what}; remove it and write it again")
-
-
-def _facts(content, url):
-    """What `copy` wrote as the marker."""
-    try:
-        facts = json.loads(content)
-        numbers = [*facts["tokens"].values(), *facts["unseen"].values()]
-        version, _ = facts["format"], facts["vocabulary"]
-        if not all(isinstance(number, int | float) for number in numbers):
-            raise ValueError("a number is missing")
-    except Exception as error:  # any JSON may stand there
-        raise _damaged(url, f"{MARKER} is malformed ({type(error).__name__})") from error
-    if version != FORMAT:
-        raise InputError(
-            f"{url} is a copy of format {version}, not {FORMAT}: write it with this version"
-        )
-    return facts
 
 
 def _vocabulary(store, url):

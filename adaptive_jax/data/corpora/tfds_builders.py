@@ -14,7 +14,6 @@ needs no TensorFlow; `tfds.load` does. Training in this project reads no records
 ids from text, which is many times as fast.
 """
 
-import hashlib
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -57,17 +56,8 @@ class _Lines(tfds.core.GeneratorBasedBuilder, skip_registration=True):
             yield number, {"text": line.removesuffix(b"\n")}
 
     def _lines(self, dl_manager) -> Mapping[str, Iterable[bytes]]:
-        known = CORPORA[self.name]
-        files = [*map(Path, dl_manager.download(list(known.addresses)))]
-        for file, (address, digest) in zip(files, known.addresses.items(), strict=True):
-            with file.open("rb") as data:
-                found = hashlib.file_digest(data, "sha256").hexdigest()
-            if found != digest:
-                raise InputError(
-                    f"{address} must have the SHA-256 {digest}, got {found}: delete {file} and"
-                    f" {file.name}.INFO, and try again"
-                )
-        return {split: text.lines() for split, text in known.splits(files).items()}
+        texts = CORPORA[self.name].texts(self.name, Path(dl_manager.download_dir))
+        return {split: text.lines() for split, text in texts.items()}
 
 
 class PennTreebank(_Lines):

@@ -26,14 +26,11 @@ import numpy as np
 from adaptive_jax.data.vocabulary.spelling import spelling
 from adaptive_jax.data.vocabulary.words import Vocabulary
 from adaptive_jax.errors import InputError, check_at_least, check_known
-from adaptive_jax.files import changed_file, in_store, path_of, replacing, write_checksums
+from adaptive_jax.files import changed_file, path_of, replacing, write_checksums
 
 FORMS = ("paper", "code")
 WORDS = re.compile(r"\w+(?:['-]\w+)*")
 CURE = "give a directory of WordNet, or a .jsonl file, see docs/words.md"
-PARTS = ("noun", "verb", "adj", "adv")
-WORDNET = ("lexnames", *(f"{part}.exc" for part in PARTS))
-WORDNET += tuple(f"{kind}.{part}" for part in PARTS for kind in ("index", "data"))
 NO_NLTK = "NLTK reads WordNet: run `pip install nltk`, or give input.lexicon as a .jsonl file"
 
 
@@ -69,6 +66,7 @@ def check_lexicon(path: str) -> None:
         raise InputError(f"input.lexicon={path!r} does not exist: {CURE}")
 
 
+@functools.lru_cache(maxsize=2)  # relations and definitions are read one after the other
 def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
     """The entries of those words of a vocabulary that a lexicon has, in the vocabulary's order.
 
@@ -84,20 +82,8 @@ def read_entries(vocabulary: Vocabulary, path: str) -> Mapping[str, Entry]:
             f"input.lexicon={path!r} describes words, and the vocabulary has sub-words: set"
             " data.codes=0, or give text instead of data.corpus=ids"
         )
-    source = path_of(path)
-    if in_store(source):
-        return _read_entries(vocabulary, source, ())
-    files = [source / name for name in WORDNET] if source.is_dir() else [source]
-    times = [file.stat().st_mtime_ns for file in files if file.is_file()]
-    return _read_entries(vocabulary, source, tuple(times))
-
-
-@functools.lru_cache(maxsize=2)
-def _read_entries(vocabulary, source, times):
-    """Reads a lexicon, once for each time at which its files were written."""
-    index = vocabulary.index
+    source, index, entries = path_of(path), vocabulary.index, {}
     found = _read_wordnet(source, vocabulary.words) if source.is_dir() else _read_lines(source)
-    entries = {}
     for word, synonyms, hyponyms, definitions in found:
         if word in index:
             synonyms, hyponyms = (
@@ -134,32 +120,26 @@ def _read_lines(path):
 def _parse(line, where):
     try:
         entry = json.loads(line)
-    except ValueError:
-        entry = None
-    if not isinstance(entry, dict) or not isinstance(entry.get("word"), str):
-        text = line.decode(errors="replace").strip()[:60]
-        example = '{"word": "dog", "relations": ["hound"], "definition": "an animal"}'
-        raise InputError(f"{where}: {text!r} must be like {example}")
-    if isinstance(entry.get("definition"), str):
-        entry["definition"] = [entry["definition"]]
-    parts = [entry.get(name) or [] for name in ("relations", "hyponyms", "definition")]
-    for part in parts:
-        if not isinstance(part, list) or not all(isinstance(text, str) for text in part):
-            raise InputError(
-                f"{where}: relations, hyponyms and definition of {entry['word']!r} must be lists"
-                " of texts"
-            )
-    return entry["word"], *parts
+        parts = [entry.get(name) or [] for name in ("relations", "hyponyms", "definition")]
+        if isinstance(parts[2], str):
+            parts[2] = [parts[2]]
+        texts = itertools.chain([entry["word"]], *parts)
+        if all(isinstance(part, list) for part in parts) and all(isinstance(t, str) for t in texts):
+            return entry["word"], *parts
+    except (ValueError, AttributeError, KeyError, TypeError):
+        pass
+    example = '{"word": "dog", "relations": ["hound"], "definition": "an animal"}'
+    text = line.decode(errors="replace").strip()[:60]
+    raise InputError(f"{where}: {text!r} must be like {example}")
 
 
 def _check_wordnet(directory: Path) -> None:
-    """Raises InputError unless a directory has the files of WordNet and NLTK is installed."""
-    for name in WORDNET:
-        if not (directory / name).is_file():
-            raise InputError(
-                f"{directory} has no {name}: give a directory with the files of WordNet, unpacked,"
-                " such as ~/nltk_data/corpora/wordnet, or a .jsonl file"
-            )
+    """Raises InputError for a directory that is not WordNet's, and where NLTK is missing."""
+    if not (directory / "lexnames").is_file():
+        raise InputError(
+            f"{directory} has no lexnames: give a directory with the files of WordNet, unpacked,"
+            " such as ~/nltk_data/corpora/wordnet, or a .jsonl file"
+        )
     if not importlib.util.find_spec("nltk"):
         raise InputError(NO_NLTK)
 
@@ -222,7 +202,7 @@ def _open_wordnet(directory):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there are no other languages
             return Reader(nltk.data.FileSystemPathPointer(root), None)
-    except (WordNetError, ValueError, AssertionError, OSError, StopIteration) as error:
+    except (WordNetError, ValueError, AssertionError, OSError, LookupError, StopIteration) as error:
         raise InputError(
             f"{directory} has files that are not WordNet's ({error}): give another directory"
         ) from error

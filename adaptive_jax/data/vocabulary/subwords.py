@@ -28,7 +28,7 @@ from adaptive_jax.data.vocabulary.words import (
     most_frequent_first,
     read_counts,
 )
-from adaptive_jax.errors import InputError, of_extra_train
+from adaptive_jax.errors import InputError, of_extra_train, one_line
 from adaptive_jax.files import path_of, replacing
 
 with of_extra_train():
@@ -100,18 +100,16 @@ class Subwords(Vocabulary):
     @classmethod
     def read(cls, path: str | os.PathLike) -> "Subwords":
         """Reads what `write` wrote. Raises InputError for anything else."""
-        plain = Vocabulary.read(path)
-        file = path_of(path).with_name(FILE)
-        wrong = f"the model of {path}, {file}, "
-        cure = f"restore it, or remove it and {path} to have both made again from the corpus"
+        plain, file = Vocabulary.read(path), path_of(path).with_name(FILE)
         try:
             pieces = _pieces(model := file.read_bytes())
-        except OSError as error:
-            raise InputError(f"{wrong}cannot be read: {error.strerror}; {cure}") from error
+            if {*pieces, EOS} != set(plain.words) - {UNKNOWN}:
+                raise ValueError("it has other units")
         except Exception as error:  # sentencepiece says with several kinds that it cannot read
-            raise InputError(f"{wrong}is not one of sentencepiece; {cure}") from error
-        if {*pieces, EOS} != set(plain.words) - {UNKNOWN}:
-            raise InputError(f"{wrong}has other units; {cure}")
+            raise InputError(
+                f"the model of {path}, {file}, cannot be read: {one_line(error)[:150]}; restore it,"
+                f" or remove it and {path} to have both made again from the corpus"
+            ) from error
         return cls(plain.words, plain.counts, model)
 
     def write(self, path: str | os.PathLike) -> None:
