@@ -197,17 +197,6 @@ def test_prepared_ids_do_without_large_packages(text, tmp_path, load):
     assert run.stdout.strip() == str(expected)
 
 
-def test_what_a_killed_process_left_is_removed(text, tmp_path, load):
-    """Half of the ids, under the name that they had before they were whole."""
-    load("text_files", path=str(text))
-    ids = next((tmp_path / "cache").rglob("train.npy"))
-    unfinished = ids.with_name(".train.npy.0123")
-    ids.rename(unfinished)
-    ids.with_suffix(".json").unlink()
-    assert len(load("text_files", path=str(text)).ids["train"]) == 11
-    assert ids.exists() and not unfinished.exists()
-
-
 def test_a_failed_preparation_leaves_nothing_to_read(text, tmp_path, load):
     good = (text / "test.txt.gz").read_bytes()
     (text / "test.txt.gz").write_bytes(good[:-9])

@@ -183,19 +183,6 @@ def test_the_line_of_a_fault_far_in(tmp_path, monkeypatch):
         shards.Shards.make(Text(tuple(files)), tmp_path / "made")
 
 
-def test_a_damaged_shard(tmp_path):
-    """Is told by its checksum, with what to remove."""
-    made_of(b"the cat\n" * 50, tmp_path)
-    (path,) = (tmp_path / "made").glob("*.npz")
-    content = bytearray(path.read_bytes())
-    content[content.index(b"the\ncat")] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(
-        InputError, match=r"000000\.npz is damaged .*; remove .*made to have it made again"
-    ):
-        shards.Shards(tmp_path / "made").counts()
-
-
 def test_a_process_that_is_killed():
     """An error in one line, not a wait without end."""
     with pytest.raises(InputError, match="was killed"), shards._processes() as submit:

@@ -189,8 +189,8 @@ def test_wrong_files_are_told_in_one_line(data, tmp_path):
 
 
 def test_a_run_on_ids(data, tmp_path, capsys):
-    """Training, evaluation on other files by the same order, perplexity per token; lines of ids can
-    be read and written, and words cannot.
+    """Training, evaluation, perplexity per token; other files are read by the same order; lines of
+    ids can be read and written, and words cannot.
     """
     config = quickstart.get_config().to_dict()
     small = {"steps": 2, "tokens_per_update": 64, "tokens_per_device": 64, "evaluate_every": 0}
@@ -204,17 +204,17 @@ def test_a_run_on_ids(data, tmp_path, capsys):
         train(resolve(config | {"data": data | {"eos": -1}}), run)
     train(resolve(config), run)
     assert "tokens       of the validation split: unseen tokens" in capsys.readouterr().out
-    other = tmp_path / "other"
-    other.mkdir()
-    np.save(other / "test.npy", ids_of("test"))
-    results = [evaluate(run, Request(data_path=path)) for path in (None, str(other))]
+    result = evaluate(run, Request())
     printed = capsys.readouterr().out
-    assert results[0]["nll"] == results[1]["nll"]
-    assert results[0]["words"] == results[0]["tokens"] == TOKENS["test"]
+    assert result["words"] == result["tokens"] == TOKENS["test"]
     assert f"nats a token) over {TOKENS['test']} tokens" in printed and "word" not in printed
     assert "| nats a token |" in next((run / "eval").glob("*.md")).read_text()
     kept = json.loads((run / "config.json").read_text())["data"]
     lines = Lines.of(kept, read_with_checksums(run / "vocabulary.txt", ""))
+    np.save(tmp_path / "test.npy", ids_of("test"))
+    other = data | {"path": str(tmp_path)}
+    found = load(other, vocabulary=lines.vocabulary, splits=("test",)).ids["test"]
+    assert np.array_equal(lines.vocabulary.ids[found[:]], ids_of("test"))
     ids = lines.encode("12 13\n7 12")
     assert lines.vocabulary.ids[ids].tolist() == [12, 13, EOS, EOS, 12]
     assert lines.decode(ids) == "12 13\n\n12"
