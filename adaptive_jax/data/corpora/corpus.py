@@ -1,6 +1,6 @@
 """What a prepared corpus is: a vocabulary, and ids for each split."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,9 @@ class LazyIds:
 
     def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
         return self._read(index)
+
+    def __iter__(self) -> Iterator[np.int32]:
+        return iter(self[:])
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.asarray(self[:], dtype)
