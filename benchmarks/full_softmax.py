@@ -43,14 +43,7 @@ from absl import flags
 from adaptive_jax.config import commands
 from adaptive_jax.errors import check_at_least, check_known
 from adaptive_jax.losses.cross_entropy import linear_cross_entropy
-from benchmarks.timing import (
-    first_line,
-    machine,
-    timed,
-    torch_device,
-    torch_memory,
-    write_json,
-)
+from benchmarks.timing import first_line, machine, timed, torch_device, torch_memory, write_json
 
 CHUNK = 512
 # Nats of the loss, relative error of a gradient

@@ -69,9 +69,6 @@ TINY_TRAINING = (
     "--config.body.widths=(20,20)",
 )
 MILLION = ("--config.data.vocabulary_size=1000000", "--config.input.cutoffs=(20000,60000,260000)")
-NO_DROPOUT = tuple(
-    f"--config.body.{name}=0.0" for name in ("dropout", "attention_dropout", "activation_dropout")
-)
 XLA = {
     "without command buffers": "--xla_gpu_enable_command_buffer=",
     "latency hiding": "--xla_gpu_enable_latency_hiding_scheduler=true",
@@ -167,7 +164,7 @@ def steps(out: Path, data: str | None, tiny: bool) -> list[Step]:
         Step(
             3,
             [
-                update("no dropout", *NO_DROPOUT),
+                update("no dropout", peer="without dropout"),
                 update("output alone", peer="its output alone"),
                 *(update(f"{rows} rows", rows=rows) for rows in (8, 32, 128)),
                 *(update(name, xla=flag) for name, flag in XLA.items()),
@@ -289,18 +286,24 @@ def due(all_steps: list[Step], settings, parts: dict) -> list[tuple[float, Varia
 
 
 def write(out: Path, results: str | None, parts: dict) -> None:
-    """Writes gpu.json, and gpu.md with the last line that each variant printed."""
+    """Writes gpu.json, and gpu.md with a line that each variant printed."""
     done = {"date": datetime.date.today().isoformat(), "parts": parts}
     (out / "gpu.json").write_text(json.dumps(done, indent=2) + "\n")
-    lines = ["| variant | ended | seconds | its last line |", "|---|---|---:|---|"]
+    lines = ["| variant | ended | seconds | result |", "|---|---|---:|---|"]
     for name, part in parts.items():
-        last = (part["printed"].strip().splitlines() or [""])[-1].replace("|", "/")
-        lines.append(f"| {name} | {part['ended']} | {part['seconds']} | {last[:200]} |")
+        result = result_line(part["printed"]).replace("|", "/")
+        lines.append(f"| {name} | {part['ended']} | {part['seconds']} | {result[:200]} |")
     (out / "gpu.md").write_text("\n".join(lines) + "\n")
     if results:
         Path(results).mkdir(parents=True, exist_ok=True)
         for name in "gpu.json", "gpu.md":
             shutil.copy(out / name, results)
+
+
+def result_line(printed: str) -> str:
+    """The line with the test perplexity, or the last line."""
+    lines = printed.strip().splitlines() or [""]
+    return next((line for line in lines if line.startswith("test: perplexity")), lines[-1])
 
 
 def main(settings) -> None:

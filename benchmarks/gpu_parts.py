@@ -19,8 +19,10 @@ Every number is printed as it comes.
 """
 
 import functools
+import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -37,18 +39,15 @@ from adaptive_jax.bodies.flash import Blocks, flash
 from adaptive_jax.config import commands
 from adaptive_jax.errors import InputError, check_known
 from adaptive_jax.losses import banded
-from adaptive_jax.numerics.bands import Band
 from adaptive_jax.numerics.dropout import row_seeds
 from benchmarks import layers
-from benchmarks.outputs import Case, arguments, masked_dense
+from benchmarks.outputs import Case, arguments, banded_loss, masked_dense, torch_peer
 from benchmarks.timing import first_line, launched, launches, timed, torch_device, write_json
 
 CASE = Case(1024, 267_744, (20_000, 60_000), 32_768)
 TINY = Case(64, 700, (100, 300), 256)
-ROUNDING = {
-    "float32": 2e-2,
-    "bfloat16": 6e-2,
-}  # of products in TF32, and in bfloat16, relative to the largest value
+# Of products in TF32, and in bfloat16, relative to the largest value
+ROUNDING = {"float32": 2e-2, "bfloat16": 6e-2}
 CLOSE = 1e-2  # nats between losses of a run and of the same run resumed, after 100 updates
 REPEATS = 7
 CUTS = {  # of the forward and of the backward kernel
@@ -75,12 +74,9 @@ def check(found: list, case: Case) -> None:
     """Versions, and how far results are from plain float32, relative to the largest value:
     `off`.
     """
-    device = jax.devices()[0]
-    versions = {
-        package: __import__(package).__version__
-        for package in ("jax", "jaxlib", "flax", "optax", "numpy")
-    }
-    note(found, device.device_kind, python=sys.version.split()[0], **versions)
+    packages = "jax", "jaxlib", "flax", "optax", "numpy"
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    note(found, jax.devices()[0].device_kind, python=platform.python_version(), **versions)
     _check_attention(found, "bfloat16")
     _check_output(found, case)
     words, table = jnp.asarray(arguments(case)[1]), jnp.zeros((case.vocabulary, 64))
@@ -89,17 +85,14 @@ def check(found: list, case: Case) -> None:
     orders = {"as they come": words, "all different": jnp.arange(len(words)) % case.vocabulary}
     for name, ids in orders.items():
         _timed(found, f"{len(ids):,} rows added to a table, {name}", add, table, ids, more)
-    _check_attention(
-        found, "float32"
-    )  # last: in float32, Triton may take a minute to compile a kernel
+    _check_attention(found, "float32")  # last: Triton may take a minute to compile such a kernel
 
 
 def _check_attention(found, dtype):
-    pull = jax.random.normal(jax.random.key(9), (2, 128, 4, 64))
-    exact_cases = layers.attention_cases([2, 128, 4, 64], "float32")
-    for exact_case, case in zip(
-        exact_cases, layers.attention_cases([2, 128, 4, 64], dtype), strict=True
-    ):
+    size = [2, 128, 4, 64]
+    pull = jax.random.normal(jax.random.key(9), size)
+    pairs = (layers.attention_cases(size, each) for each in ("float32", dtype))
+    for exact_case, case in zip(*pairs, strict=True):
         with jax.default_matmul_precision("highest"):
             exact = layers.both(exact_case.peers["chunked"], exact_case.arguments, pull)
         for path, peer in case.peers.items():
@@ -112,24 +105,18 @@ def _check_attention(found, dtype):
 
 
 def _check_output(found, case):
-    hidden, targets, bands, clusters = jax.tree.map(
-        jnp.asarray, arguments(case._replace(tokens=min(case.tokens, 2048)))
-    )
-    weights = jnp.ones(len(targets))
+    case = case._replace(tokens=min(case.tokens, 2048))
+    hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
+    given = bands, clusters, targets
     with jax.default_matmul_precision("highest"):
-        exact = _loss_of(lambda h, b, c: masked_dense(h, b, c, targets))(hidden, bands, clusters)
-    ours = _loss_of(lambda h, b, c: banded.loss(h, targets, weights, b, c)[0])
+        exact = _gradients(masked_dense)(hidden, *given)
     for dtype in "float32", "bfloat16":
-        _compare(
-            found,
-            f"output layer, {dtype}",
-            ours(hidden.astype(dtype), bands, clusters),
-            exact,
-            dtype,
-        )
+        result = _gradients(banded_loss)(hidden.astype(dtype), *given)
+        _compare(found, f"output layer, {dtype}", result, exact, dtype)
 
 
-def _loss_of(loss):
+def _gradients(loss):
+    """The loss with its gradients of hidden states, bands and clusters."""
     return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
 
 
@@ -142,55 +129,38 @@ def _compare(found, name, result, exact, dtype):
 def output(found: list, case: Case) -> None:
     """Milliseconds of the whole layer and of each band."""
     hidden, targets, bands, clusters = jax.tree.map(jnp.asarray, arguments(case))
-    hidden = hidden.astype(jnp.bfloat16)
-    _timed(
-        found,
-        "output layer",
-        _loss_of(lambda h, b, c: banded.loss(h, targets, jnp.ones(len(targets)), b, c)[0]),
-        hidden,
-        bands,
-        clusters,
-    )
+    hidden, loss = hidden.astype(jnp.bfloat16), _gradients(banded_loss)
+    _timed(found, "output layer", loss, hidden, bands, clusters, targets)
+
+    def of_band(hidden, band, targets):
+        return banded.loss(hidden, targets, jnp.ones(len(targets)), [band])[0]
+
     starts = (0, *case.cutoffs)
     for i, band in enumerate(bands):
-        here = (
-            np.flatnonzero(np.digitize(np.asarray(targets), case.cutoffs) == i)
-            if i
-            else np.arange(len(targets))
-        )
-        columns = jnp.where(
-            (targets[here] - starts[i]) < len(band.table), targets[here] - starts[i], 0
-        )
-        alone = Band(band.table, None) if band.projection is None else band
-        loss = _loss_of(
-            lambda h, b, _, columns=columns: banded.loss(h, columns, jnp.ones(len(columns)), [b])[0]
-        )
-        _timed(
-            found,
-            f"band {i}, {len(band.table):,} words, {len(here):,} tokens",
-            loss,
-            hidden[here],
-            alone,
-            jnp.zeros(()),
-        )
+        # Every token visits the head, where those of the tails stand for its first word.
+        here = np.arange(len(targets))
+        if i:
+            here = np.flatnonzero(np.digitize(np.asarray(targets), case.cutoffs) == i)
+        columns = targets[here] - starts[i]
+        columns = jnp.where(columns < len(band.table), columns, 0)
+        name = f"band {i}, {len(band.table):,} words, {len(here):,} tokens"
+        loss = jax.jit(jax.value_and_grad(of_band, (0, 1)))
+        _timed(found, name, loss, hidden[here], band, columns)
 
 
 def blocks(found: list, case: Case) -> None:
     """Milliseconds of forward and backward pass, for each cut."""
-    tiny = case == TINY
-    for rows, length in ((1, 128),) if tiny else ((64, 512), (8, 3072)):
-        joint = jax.random.normal(
-            jax.random.key(0), (rows, length, 3, *((1, 16) if tiny else (16, 64)))
-        ).astype(jnp.bfloat16)
+    sizes, heads, cuts = ((64, 512), (8, 3072)), (16, 64), CUTS
+    if case == TINY:
+        sizes, heads, cuts = ((1, 128),), (1, 16), dict(list(CUTS.items())[:2])
+    for rows, length in sizes:
+        joint = jax.random.normal(jax.random.key(0), (rows, length, 3, *heads), jnp.bfloat16)
         seeds = row_seeds(jax.random.key(1), jnp.arange(rows))
-        for name, cut in list(CUTS.items())[: 2 if tiny else None]:
+        for name, cut in cuts.items():
 
             def loss(joint, cut=cut, seeds=seeds):
-                return (
-                    flash(joint, Pairs(dropout=0.1, seeds=seeds), blocks=cut)
-                    .astype(jnp.float32)
-                    .sum()
-                )
+                attended = flash(joint, Pairs(dropout=0.1, seeds=seeds), blocks=cut)
+                return attended.astype(jnp.float32).sum()
 
             try:
                 _timed(found, f"{length} tokens, {name}", jax.jit(jax.value_and_grad(loss)), joint)
@@ -212,36 +182,19 @@ def _timed(found, name, loss, *values):
 
 def torch_output(found: list, case: Case) -> None:
     """Milliseconds of torch's layer."""
-    device = torch_device()
-    if device is None:
+    if torch_device() is None:
         raise InputError("torch is not installed for this device: pip install torch")
     import torch
 
-    hidden, targets, *_ = arguments(case)
     torch.set_float32_matmul_precision("high")
-    layer = torch.nn.AdaptiveLogSoftmaxWithLoss(
-        case.width, case.vocabulary, list(case.cutoffs), div_value=4.0
-    ).to(device)
-    targets = torch.tensor(targets, dtype=torch.long, device=device)
-    ways = (
-        ("TF32", torch.float32, False),
-        ("autocast to bfloat16", torch.float32, True),
-        ("all bfloat16", torch.bfloat16, False),
-    )
-    for name, dtype, autocast in ways:
-        layer.to(dtype)
-        x = torch.tensor(hidden, device=device, dtype=dtype, requires_grad=True)
-
-        def run(x=x, autocast=autocast):
-            layer.zero_grad()
-            x.grad = None
-            with torch.autocast(device, torch.bfloat16, enabled=autocast):
-                loss = -layer(x, targets).output.sum()
-            loss.backward()
-            return loss.item()
-
+    ways = {
+        "TF32": ("float32", False),
+        "autocast to bfloat16": ("float32", True),
+        "all bfloat16": ("bfloat16", False),
+    }
+    for name, (dtype, autocast) in ways.items():
         try:
-            [row] = timed({name: run}, REPEATS)
+            [row] = timed({name: torch_peer(case, dtype, autocast)}, REPEATS)
             times = {"milliseconds": 1e3 * row["seconds"], "least": 1e3 * row["fastest"]}
             note(found, f"torch, {name}", **times)
         except RuntimeError as error:  # the layer does not support autocast in all versions
@@ -254,14 +207,11 @@ def restart(found: list, _: Case) -> None:
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
         for split in "train", "valid", "test":
-            lines = (
-                " ".join(f"w{word}" for word in line) for line in rng.zipf(1.3, (2_000, 12)) % 500
-            )
-            (here / f"{split}.txt").write_text("\n".join(lines) + "\n")
+            np.save(here / f"{split}.npy", rng.zipf(1.3, 24_000) % 500)
         settings = {
-            "data.corpus": "text_files",
+            "data.corpus": "ids",
+            "data.threshold": 1,
             "data.path": here,
-            "data.threshold": 2,
             "data.cache": here / "cache",
             "input.cutoffs": "(50,200)",
             "steps": 100,

@@ -208,8 +208,11 @@ def jax_peers(case, skip=(), more=False):
     return compiled
 
 
-def torch_peer(case):
-    """A function that runs torch's layer once, or None without torch on JAX's device."""
+def torch_peer(case, dtype="float32", autocast=False):
+    """A function that runs torch's layer once, or None without torch on JAX's device.
+
+    dtype: of hidden states and parameters. autocast: whether it computes in bfloat16 by autocast.
+    """
     device = torch_device()
     if device is None:
         return None
@@ -218,14 +221,16 @@ def torch_peer(case):
     hidden, targets, *_ = arguments(case)
     layer = torch.nn.AdaptiveLogSoftmaxWithLoss(
         case.width, case.vocabulary, list(case.cutoffs), div_value=float(FACTOR)
-    ).to(device)
-    hidden = torch.tensor(hidden, device=device, requires_grad=True)
+    ).to(device, getattr(torch, dtype))
+    hidden = torch.tensor(hidden, device=device, dtype=getattr(torch, dtype), requires_grad=True)
     targets = torch.tensor(targets, dtype=torch.long, device=device)
 
     def run():
         layer.zero_grad()
         hidden.grad = None
-        (-layer(hidden, targets).output.sum()).backward()
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            loss = -layer(hidden, targets).output.sum()
+        loss.backward()
         if device == "cuda":
             torch.cuda.synchronize()
 

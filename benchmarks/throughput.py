@@ -1,8 +1,8 @@
 """Words a second of whole models, beside their peers in the same run.
 
     python -m benchmarks.throughput [--repeats=9] [--json=FILE]
-    python -m benchmarks.throughput --config=configs/wikitext103.py:adp --rows=32 --parts
-        [--profile=DIR]
+    python -m benchmarks.throughput --config=configs/wikitext103.py:adp --rows=32
+        "--peers=adaptive_jax,its output alone,without dropout" [--profile=DIR]
     python -m benchmarks.throughput --of=evaluate --config=configs/wikitext2.py:gcnn_small
         [--context=192]
     python -m benchmarks.throughput --of=generate --workdir=runs/quickstart [--words=60]
@@ -24,7 +24,6 @@ import gzip
 import json
 import os
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -54,15 +53,15 @@ from benchmarks.reading_and_writing import evaluate_peers, generate_peers
 from benchmarks.timing import first_line, machine, timed, torch_device, write_json
 from configs import wikitext2
 
-OURS, OUTPUT = "adaptive_jax", "its output alone"
+OURS, OUTPUT, NO_DROPOUT = "adaptive_jax", "its output alone", "without dropout"
 LONGEST = 40  # operations of a profile that are listed
-NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
+DROPOUTS = "dropout", "attention_dropout", "activation_dropout"
 
 
 def laptop() -> dict:
     """The config of the model for a laptop."""
     config = resolve(wikitext2.get_config("adp"))
-    config["body"] |= NO_DROPOUT
+    config["body"] |= dict.fromkeys(DROPOUTS, 0.0)
     config["output"]["tail_dropout"] = 0.0
     return config
 
@@ -89,18 +88,12 @@ def our_update(config: dict, rows: int):
     needs as the compiler counts them.
     """
     (model, words), mesh = model_and_lexicon(config), sharding.device_mesh()
-    optimizer, ids = (
-        optim.from_config(config),
-        zipf(config, 1, rows, config["batches"]["sequence_length"] + 1),
-    )
-    inputs, targets = ids[..., :-1], ids[..., 1:]
-    batch = Batch(
-        inputs, targets, np.ones(inputs.shape, np.float32), np.arange(rows, dtype=np.int32)[None]
-    )
-    given = (
-        jax.device_put(words, sharding.replicated(mesh)),
-        sharding.put_batch(mesh, batch, axis=1),
-    )
+    optimizer = optim.from_config(config)
+    ids = zipf(config, 1, rows, config["batches"]["sequence_length"] + 1)
+    inputs, row_ids = ids[..., :-1], np.arange(rows, dtype=np.int32)[None]
+    batch = Batch(inputs, ids[..., 1:], np.ones(inputs.shape, np.float32), row_ids)
+    words = jax.device_put(words, sharding.replicated(mesh))
+    given = words, sharding.put_batch(mesh, batch, axis=1)
     state = [initial_state(model, optimizer, 0, mesh)]
     update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh))
     compiled = update.lower(state[0], *given).compile()
@@ -115,10 +108,8 @@ def our_update(config: dict, rows: int):
 
 def our_output(config: dict, rows: int):
     """A function that computes loss and gradients of the output layer alone, for as many tokens."""
-    (model, words), targets = (
-        model_and_lexicon(config),
-        jnp.asarray(zipf(config, rows, config["batches"]["sequence_length"])),
-    )
+    model, words = model_and_lexicon(config)
+    targets = jnp.asarray(zipf(config, rows, config["batches"]["sequence_length"]))
     hidden = jax.random.normal(
         jax.random.key(0), (*targets.shape, config["body"]["features"]), config["dtype"]
     )
@@ -127,13 +118,11 @@ def our_output(config: dict, rows: int):
 
     def loss(params, hidden):
         variables, rngs = {"params": params, "lexicon": words}, {"dropout": jax.random.key(1)}
-        return model.apply(
-            variables,
-            method=lambda m: (
-                m.output.loss(hidden, targets, jnp.ones(targets.shape), train=True).total
-            ),
-            rngs=rngs,
-        )
+
+        def of_output(model):
+            return model.output.loss(hidden, targets, jnp.ones(targets.shape), train=True).total
+
+        return model.apply(variables, method=of_output, rngs=rngs)
 
     compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(*given).compile()
     return lambda: jax.block_until_ready(compiled(*given))
@@ -143,17 +132,13 @@ def matrix_speed(dtype: str) -> float:
     """FLOP/s of a large matrix product on one device, the fastest of several runs."""
     size, times = (2048, 2) if jax.default_backend() == "cpu" else (8192, 20)
     x = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    chain = (
-        jax.jit(lambda x: jax.lax.fori_loop(0, times, lambda _, y: product(x, y) * (size**-0.5), x))
-        .lower(x)
-        .compile()
-    )
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        jax.block_until_ready(chain(x))
-        seconds.append(time.perf_counter() - start)
-    return times * 2 * size**3 / min(seconds)
+
+    @jax.jit
+    def chain(x):
+        return jax.lax.fori_loop(0, times, lambda _, y: product(x, y) * size**-0.5, x)
+
+    [row] = timed({"product": lambda: jax.block_until_ready(chain(x))}, repeats=3)
+    return times * 2 * size**3 / row["fastest"]
 
 
 def torch_peers(config: dict, rows: int, names=()) -> dict:
@@ -179,15 +164,6 @@ def torch_peers(config: dict, rows: int, names=()) -> dict:
     return peers
 
 
-def our_parts(config: dict, rows: int) -> dict:
-    """Functions by name that show what the parts of an update cost: the output alone, no
-    dropout.
-    """
-    parts = {OUTPUT: our_output(config, rows)}
-    parts["without dropout"] = our_update(config | {"body": config["body"] | NO_DROPOUT}, rows)[0]
-    return parts
-
-
 def profile(update, directory: str) -> list[tuple[str, float]]:
     """Writes a profile to `directory`; returns the operations of an update that take longest on
     the device, with their seconds.
@@ -195,28 +171,20 @@ def profile(update, directory: str) -> list[tuple[str, float]]:
     with jax.profiler.trace(directory, create_perfetto_trace=True):
         for _ in range(3):
             update()
-    trace = max(
-        Path(directory).rglob("perfetto_trace.json.gz"), key=lambda path: path.stat().st_mtime
-    )
+    traces = Path(directory).rglob("perfetto_trace.json.gz")
+    trace = max(traces, key=lambda path: path.stat().st_mtime)
     events = json.loads(gzip.decompress(trace.read_bytes()))
     events = events["traceEvents"] if isinstance(events, dict) else events
 
     def named(kind, text):
-        return [
-            event
-            for event in events
-            if event.get("name") == kind and text in str(event.get("args"))
-        ]
+        return [e for e in events if e.get("name") == kind and text in str(e.get("args"))]
 
     devices = {event["pid"] for event in named("process_name", "/device:")}
-    streams = {
-        (event["pid"], event["tid"])
-        for event in named("thread_name", "Stream")
-        if event["pid"] in devices
-    }
+    streams = {(event["pid"], event["tid"]) for event in named("thread_name", "Stream")}
     seconds = Counter()
     for event in events:
-        if event.get("ph") == "X" and (event.get("pid"), event.get("tid")) in streams:
+        stream = event.get("pid"), event.get("tid")
+        if event.get("ph") == "X" and stream[0] in devices and stream in streams:
             seconds[event["name"]] += event["dur"] / 3e6
     return seconds.most_common(LONGEST)
 
@@ -229,12 +197,13 @@ def update_peers(config: dict, settings) -> tuple[dict, int | None]:
     peers |= torch_peers(config, rows, wanted)
     if OUTPUT in wanted:
         peers[OUTPUT] = our_output(config, rows)
-    if settings.parts:
-        peers |= our_parts(config, rows)
+    if NO_DROPOUT in wanted:
+        plain = config | {"body": config["body"] | dict.fromkeys(DROPOUTS, 0.0)}
+        peers[NO_DROPOUT] = our_update(plain, rows)[0]
     if not peers:
         raise InputError(
-            f"none of --peers={','.join(wanted)} runs here: give {OURS}, torch, torch.compile or"
-            f" {OUTPUT!r}"
+            f"none of --peers={','.join(wanted)} runs here: give {OURS}, torch, torch.compile,"
+            f" {OUTPUT!r} or {NO_DROPOUT!r}"
         )
     return peers, memory
 
@@ -314,20 +283,9 @@ if __name__ == "__main__":
         flags.DEFINE_integer(name, default, meaning)
     flags.DEFINE_integer("context", 0, "Tokens of a window that are given and not scored.")
     flags.DEFINE_string("workdir", None, "The run that writes.")
-    flags.DEFINE_list(
-        "peers",
-        [],
-        f"Only these of {OURS}, torch, torch.compile and {OUTPUT!r}; default: the first three.",
-    )
-    flags.DEFINE_bool(
-        "parts",
-        False,
-        "Also time the model without dropout, and its output alone.",
-    )
-    flags.DEFINE_string(
-        "profile",
-        None,
-        "Directory for a profile of three updates; the longest operations are listed.",
-    )
+    known = f"{OURS}, torch, torch.compile, {OUTPUT!r} and {NO_DROPOUT!r}"
+    flags.DEFINE_list("peers", [], f"Only these of {known}; default: the first three.")
+    longest = "Directory for a profile of three updates; the longest operations are listed."
+    flags.DEFINE_string("profile", None, longest)
     flags.DEFINE_string("json", None, "File for the numbers.")
     commands.run(lambda: main(flags.FLAGS))
