@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.compare_commits.cases import FLAGS, NAMES, cases, write_texts
+from tools.compare_commits.cases import cases, write_texts
 from tools.compare_commits.worker import FAILED
 
 HERE = Path(__file__).parent
@@ -88,23 +88,6 @@ def _apart(name, old, new, tolerance):
 def exact(case: dict) -> bool:
     """Whether all of a case runs on one device."""
     return all(step["devices"] == step["hosts"] == 1 for step in case["steps"])
-
-
-def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
-    """A name whose beginning, or the beginning of a word of which, the table translates."""
-    for old, new in table.items():
-        if re.search(rf"(^|\s){re.escape(old)}", name):
-            return None if new is None else name.replace(old, new, 1)
-    return name
-
-
-def for_new(case: dict, table: Mapping[str, str | None] = FLAGS) -> dict:
-    """A case with the flags that NEW knows."""
-    steps = []
-    for step in case["steps"]:
-        argv = [renamed(part, table) for part in step["argv"]]
-        steps.append(step | {"argv": [part for part in argv if part is not None]})
-    return case | {"steps": steps}
 
 
 @contextlib.contextmanager
@@ -181,14 +164,8 @@ def compare(arguments, scratch: Path) -> int:
         else:
             print(f"skipped  what needs {place}, which is not there")
     table = cases(places)
-    chosen = {
-        name: {"name": name, "steps": steps}
-        for name, steps in table.items()
-        if re.search(arguments.only, name)
-    }
-    if arguments.list:
-        print("\n".join(chosen))
-        return 0
+    names = [name for name in table if re.search(arguments.only, name)]
+    chosen = {name: {"name": name, "steps": table[name]} for name in names}
     width, wrong = max(map(len, chosen)), []
     with contextlib.ExitStack() as stack:
         (old, commit), (new, _) = (
@@ -206,27 +183,20 @@ def compare(arguments, scratch: Path) -> int:
             kept.mkdir(parents=True, exist_ok=True)
             shutil.move(out / f"{name}.pickle", before[name])
         print(f"NEW  {new}", flush=True)
-        out, todo = scratch / "new", [for_new(case) for case in chosen.values()]
-        for seconds, name in results(new, out, todo, places, arguments.jobs):
-            pair = [_load(before[name]), _load(out / f"{name}.pickle")]
-            pair[0] = {k: v for key, v in pair[0].items() if (k := renamed(key, NAMES))}
+        out = scratch / "new"
+        for seconds, name in results(new, out, list(chosen.values()), places, arguments.jobs):
+            pair = _load(before[name]), _load(out / f"{name}.pickle")
             found = _line(*pair, 0.0 if exact(chosen[name]) else TOLERANCE)
             said = "differs" if found else "equal"
             print(f"{said:<8} {name:<{width}} {seconds:>4} s  {found or ''}".rstrip(), flush=True)
             wrong += [name] if found else []
-    print(
-        f"{len(chosen) - len(wrong)} cases equal, {len(wrong)} differ{': ' * bool(wrong)}", end=""
-    )
-    print("; ".join(wrong))
+    print(f"{len(chosen) - len(wrong)} cases equal, {len(wrong)} differ", *wrong, sep="; ")
     return len(wrong)
 
 
 def _line(old, new, tolerance):
-    failed = [
-        f"{side} fails: {found[FAILED]}"
-        for side, found in (("OLD", old), ("NEW", new))
-        if FAILED in found
-    ]
+    sides = {"OLD": old, "NEW": new}
+    failed = [f"{side} fails: {sides[side][FAILED]}" for side in sides if FAILED in sides[side]]
     return "; ".join(failed) or difference(old, new, tolerance)
 
 
@@ -250,8 +220,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose names this expression finds")
     parser.add_argument("--keep", help="directory that keeps OLD's results, by commit")
     parser.add_argument("--jobs", type=int, default=2, help="cases that run at a time")
-    parser.add_argument("--list", action="store_true", help="print the names of cases and end")
-    parser.add_argument("--scratch", help="a new directory for all files, which stay")
     parser.add_argument("--reference", default=shared / "reference", help="checkpoints to convert")
     parser.add_argument(
         "--wordnet", default=Path("~/nltk_data/corpora/wordnet").expanduser(), help="unpacked"
@@ -259,17 +227,11 @@ def main() -> None:
     arguments = parser.parse_args()
     start = time.perf_counter()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as an interruption: cleans up
-    with contextlib.ExitStack() as stack:
-        if arguments.scratch:
-            scratch = Path(arguments.scratch).resolve()
-            scratch.mkdir(parents=True)
-        else:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        wrong = compare(arguments, scratch)
-    if not arguments.list:
-        spent = os.times()
-        cpu = spent.children_user + spent.children_system
-        print(f"{time.perf_counter() - start:,.0f} s, {cpu:,.0f} s of processors")
+    with tempfile.TemporaryDirectory() as scratch:
+        wrong = compare(arguments, Path(scratch))
+    spent = os.times()
+    cpu = spent.children_user + spent.children_system
+    print(f"{time.perf_counter() - start:,.0f} s, {cpu:,.0f} s of processors")
     sys.exit(wrong > 0)
 
 
