@@ -18,11 +18,11 @@ from adaptive_jax.interop.awd_lstm import parameters_of, settings_of
 from adaptive_jax.model.gradients import make_gradients
 from adaptive_jax.model.language_model import build
 from adaptive_jax.numerics import dropout, layers
-from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout, WordDropout
 from adaptive_jax.optimizers import optim, schedules
 from adaptive_jax.parallel import sharding
 from tests.reference import sets
+from tests.reference.sets import batch_of, close_to_largest, run_once, window
 
 AWD_LSTM = sets.code("awd_lstm")
 RATES = {
@@ -77,11 +77,6 @@ def masks_of(arrays, layers):
     }
 
 
-def hurried(function, *arguments):
-    """The result of a program that runs once."""
-    return jax.jit(function).lower(*arguments).compile()(*arguments)
-
-
 def loss_of(model, params, batch, carry, train=True):
     """The loss with penalties; the loss alone, penalties, hidden states and the next carry."""
     (hidden, after), sown = model.apply(
@@ -113,23 +108,14 @@ def run(model, params, batch, carry, masks):
         with masks:
             return loss_of(model, params, batch, carry)
 
-    return hurried(jax.value_and_grad(loss, has_aux=True), params, carry)
-
-
-def close_to_largest(ours, theirs):
-    """The README's tolerance for gradients in float32: 1e-4 of the largest entry of each array."""
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max()),
-        ours,
-        theirs,
-    )
+    return run_once(jax.value_and_grad(loss, has_aux=True), params, carry)
 
 
 def check_model(file, case, given):
     """States, hidden states, both penalties, loss and every gradient of a model with the masks
     of the file.
     """
-    arrays, settings = AWD_LSTM.arrays(file, f"{case}/"), AWD_LSTM.settings(file, case)
+    settings, arrays = AWD_LSTM.case(file, case)
     weights = dict(arrays.under("weight/"))
     changes = {key: settings.get(name, 0.0) for name, key in RATES.items()}
     model = build(complete(settings_of(weights), changes), settings["ntoken"])
@@ -138,15 +124,10 @@ def check_model(file, case, given):
     carry = tuple(State(arrays[f"init_h{i}"], arrays[f"init_c{i}"]) for i in range(layers))
     carry = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), carry)
     first = carry
-    for window in range(len(settings["windows"])):
-        theirs = arrays.under(f"win{window}/")
-        tokens, targets = (theirs[name].T.astype(np.int32) for name in ("tokens", "targets"))
-        batch = Batch(
-            tokens,
-            targets,
-            np.ones(tokens.shape, np.float32),
-            np.arange(len(tokens), dtype=np.int32),
-        )
+    for number in range(len(settings["windows"])):
+        theirs = arrays.under(f"win{number}/")
+        tokens, targets = theirs["tokens"].T, theirs["targets"].T
+        batch = batch_of(tokens, targets)
         (loss, (nll, terms, hidden, carry)), gradients = run(
             model, params, batch, carry, given(masks_of(arrays, layers))
         )
@@ -203,10 +184,8 @@ class Trajectory:
     def __init__(self, case, given):
         self.settings = AWD_LSTM.settings("train_trajectory", case)
         self.data, self.given = AWD_LSTM.arrays("train_trajectory", f"{case}/"), given
-        weights, changes = (
-            self.stored("init"),
-            {ours: self.settings[theirs] for theirs, ours in RATES.items()},
-        )
+        weights = self.stored("init")
+        changes = {ours: self.settings[theirs] for theirs, ours in RATES.items()}
         self.model = build(complete(settings_of(weights), changes), self.settings["ntokens"])
         self.params = jax.tree.map(jnp.asarray, parameters_of(weights))
         self.carry = jax.tree.map(
@@ -216,18 +195,15 @@ class Trajectory:
         self.state, self.length = self.optimizer.init(self.params), max(self.data["rows"])
         mesh = sharding.device_mesh()
         self.gradients = make_gradients(self.model, mesh, 0)
-        self.update, self.read = (
-            once(function, sharding.replicated(mesh)) for function in (self.updated, self.carried)
-        )
+        self.update = once(self.updated, sharding.replicated(mesh))
+        self.read = once(self.carried, sharding.replicated(mesh))
         self.nll = jax.jit(
             lambda params, batch: self.model.apply({"params": params}, batch)[0].nll.mean()
         )
 
     def ours(self):
-        rate, shared = (
-            self.settings["lr"],
-            {"clip_norm": self.settings["clip"], "l2_decay": self.settings["wdecay"]},
-        )
+        rate = self.settings["lr"]
+        shared = {"clip_norm": self.settings["clip"], "l2_decay": self.settings["wdecay"]}
         if "optimizer" not in self.settings:
             nonmono = self.settings["nonmono"]
             return at(rate, optim.nt_asgd, nonmono=nonmono, form="torch", **shared)
@@ -244,10 +220,8 @@ class Trajectory:
             gradients, _, sums, _ = self.gradients(params, {}, step, batch, carry)
         gradients = jax.tree.map(lambda g: g / sums.tokens, gradients)
         changes, state = self.optimizer.update(gradients, state, params, scale=scale)
-        numbers = {"loss": sums.loss, "ce_loss": sums.nll}
-        numbers = {name: total / sums.tokens for name, total in numbers.items()} | {
-            "grad_norm": optax.global_norm(gradients)
-        }
+        numbers = {"loss": sums.loss / sums.tokens, "ce_loss": sums.nll / sums.tokens}
+        numbers["grad_norm"] = optax.global_norm(gradients)
         return optax.apply_updates(params, changes), state, numbers
 
     def carried(self, params, carry, batch, masks):
@@ -283,51 +257,25 @@ class Trajectory:
     def validate(self):
         """The validation loss as main.py computes it: over one row more than it predicts."""
         source = self.data["valid_data"]
-        batch = jax.tree.map(lambda a: a[0], window(source, 0, len(source) - 1, len(source) - 1))
-        nll = (
-            float(self.nll(optim.params_to_evaluate(self.state, self.params), batch))
-            * (len(source) - 1)
-            / len(source)
-        )
+        rows = len(source) - 1
+        batch = jax.tree.map(lambda a: a[0], window(source, 0, rows, rows))
+        params = optim.params_to_evaluate(self.state, self.params)
+        nll = float(self.nll(params, batch)) * rows / len(source)
         self.state = optim.after_evaluation(self.state, nll)
         return nll
 
     def check(self, place):
         """Parameters, and averages where there are any, to 1e-4 of the largest entry of each."""
         found = self.stored(place)
-        averages = {
-            key.removeprefix("ax/"): array for key, array in found.items() if key.startswith("ax/")
-        }
-        close_to_largest(
-            self.params,
-            parameters_of(
-                {key: array for key, array in found.items() if not key.startswith("ax/")}
-            ),
-        )
+        averages = dict(self.data.under(f"{place}/ax/"))
+        theirs = {key: array for key, array in found.items() if not key.startswith("ax/")}
+        close_to_largest(self.params, parameters_of(theirs))
         if averages:
-            close_to_largest(
-                optim.params_to_evaluate(self.state, self.params), parameters_of(averages)
-            )
+            ours = optim.params_to_evaluate(self.state, self.params)
+            close_to_largest(ours, parameters_of(averages))
 
 
 def once(function, whole):
     """The function compiled once, wherever its arguments come from."""
     compiled = jax.jit(function, out_shardings=whole)
     return lambda *arguments: compiled(*jax.device_put(arguments, whole))
-
-
-def window(source, start, rows, length):
-    """So many rows of the columns of `source` and padding to `length`, as a batch of one
-    microbatch.
-    """
-    inputs, targets = (
-        np.pad(source[i : i + rows].T.astype(np.int32), ((0, 0), (0, length - rows)))[None]
-        for i in (start, start + 1)
-    )
-    ids, weights = (
-        np.arange(len(inputs[0]), dtype=np.int32)[None],
-        np.broadcast_to(np.arange(length) < rows, inputs.shape),
-    )
-    return Batch(
-        inputs, targets, weights.astype(np.float32), ids, reset=np.full(ids.shape, start == 0)
-    )

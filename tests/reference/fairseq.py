@@ -81,10 +81,8 @@ def softmax_of(settings, kind=Softmax):
             places[f"input.embeddings.{i}.0.weight"] = (("input", f"table_{i}"), False)
             places[f"input.embeddings.{i}.1.weight"] = (("input", f"projection_{i}"), True)
             if i and not settings["tie_proj"]:
-                places[f"softmax.tail.{i - 1}.0.weight"] = (
-                    ("softmax", "table", f"projection_{i}"),
-                    False,
-                )
+                path = "softmax", "table", f"projection_{i}"
+                places[f"softmax.tail.{i - 1}.0.weight"] = (path, False)
         tied = Tied(AdaptiveInput(**shape), settings["tie_proj"], kind)
         return tied, lambda m: m.softmax, places
     for i in bands[1:]:
@@ -129,34 +127,22 @@ def converted(path):
     config = config_of(checkpoint.options, checkpoint.state, len(vocabulary))
     model = build(config, len(vocabulary))
     params = jax.tree.map(jnp.asarray, parameters_of(checkpoint.state, config))
-    return Converted(
-        checkpoint,
-        config,
-        model,
-        {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())},
-    )
+    variables = {"params": params, "lexicon": lexicon(vocabulary, model.lexicon_spec())}
+    return Converted(checkpoint, config, model, variables)
 
 
 def inner_states(model, variables, batch):
     """`[layers + 1, rows, time, features]`: the input of the blocks, and the output of each."""
     vectors = model.apply(variables, batch.inputs, method=lambda m, tokens: m.input(tokens))
     time, features = vectors.shape[1:]
-    states, params = (
-        [vectors * features**0.5 + sinusoids(jnp.arange(time), features)[None]],
-        variables["params"],
-    )
+    states = [vectors * features**0.5 + sinusoids(jnp.arange(time), features)[None]]
+    params = variables["params"]
     for layers in range(1, model.body.layers + 1):
-        first = LanguageModel(
-            model.input, model.body.clone(layers=layers, final_norm=False), model.output
-        )
+        body = model.body.clone(layers=layers, final_norm=False)
         blocks = jax.tree.map(lambda a, n=layers: a[:n], params["body"]["blocks"])
-        states.append(
-            first.apply(
-                variables | {"params": params | {"body": {"blocks": blocks}}},
-                batch,
-                method="hidden",
-            )[0]
-        )
+        given = variables | {"params": params | {"body": {"blocks": blocks}}}
+        first = LanguageModel(model.input, body, model.output)
+        states.append(first.apply(given, batch, method="hidden")[0])
     return jnp.stack(states)
 
 
@@ -191,12 +177,9 @@ def move_empty_character(gradients, state):
     empty = state[f"{source}.char_embeddings.weight"][0]
     assert empty.all()
     for i in range(sum("convolutions" in name and "bias" in name for name in gradients)):
-        weight, bias = (
-            gradients[f"{source}.convolutions.{i}.{kind}"] for kind in ("weight", "bias")
-        )
-        gradients[f"{source}.convolutions.{i}.weight"] = (
-            weight - bias[:, None, None] * empty[None, :, None]
-        )
+        name = f"{source}.convolutions.{i}"
+        to_empty = gradients[f"{name}.bias"][:, None, None] * empty[None, :, None]
+        gradients[f"{name}.weight"] = gradients[f"{name}.weight"] - to_empty
 
 
 def cycles_until(steps, warmup, period):

@@ -23,16 +23,6 @@ GROC = sets.code("groc")
 STRIDES = (1, 1, 2, 3, 4, 5)
 
 
-def cases(file, keep=lambda case: True):
-    """Names of the cases of a file whose settings `keep` keeps."""
-    return [name for name, case in GROC.about(file)["cases"].items() if keep(case)]
-
-
-def hurried(function, *arguments):
-    """Each of these programs runs once."""
-    return jax.jit(function).lower(*arguments).compile()(*arguments)
-
-
 def of_code(arrays):
     """Parameters of the public code's encoder, or their gradients, by our names."""
     plain = {"char_emb": "characters", "char_linear": "projection", "comb_lin": "map"}

@@ -20,6 +20,7 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.parallel import sharding
 from adaptive_jax.training.sparse import optimizer
 from tests.reference.groc import GROC, filters_of, of_code
+from tests.reference.sets import window
 
 
 class Settings:
@@ -93,10 +94,8 @@ def parameters(arrays, prefix):
     if "_bias.weight" in tensors:
         table |= {"bias_weights": tensors["_bias.weight"].T, "bias": tensors["_bias.bias"][0]}
     else:
-        params["input"]["table"], table["bias"] = (
-            tensors["_lookup.weight"],
-            tensors["_decoder.bias"],
-        )
+        params["input"]["table"] = tensors["_lookup.weight"]
+        table["bias"] = tensors["_decoder.bias"]
         table |= {"table_0": tensors["_decoder.weight"]} if "_decoder.weight" in tensors else {}
     return jax.tree.map(jnp.asarray, params)
 
@@ -113,23 +112,6 @@ def split_of(domain, split):
 def columns(ids, count):
     """The split as so many columns, `[time, columns]`; tokens that are left over are dropped."""
     return ids[: len(ids) // count * count].reshape(count, -1).T.astype(np.int32)
-
-
-def window(source, start, rows, length):
-    """So many rows of the columns, padded to `length`, as a batch of one microbatch; the first
-    one begins anew.
-    """
-    inputs, targets = (
-        np.pad(source[i : i + rows].T, ((0, 0), (0, length - rows)))[None]
-        for i in (start, start + 1)
-    )
-    ids, weights = (
-        np.arange(source.shape[1], dtype=np.int32)[None],
-        np.broadcast_to(np.arange(length) < rows, inputs.shape),
-    )
-    return Batch(
-        inputs, targets, weights.astype(np.float32), ids, reset=np.full(ids.shape, start == 0)
-    )
 
 
 class Trajectory:

@@ -13,8 +13,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+
+from adaptive_jax.numerics.batch import Batch
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 BESIDE = Path(__file__).parents[3] / "shared" / "reference"
@@ -63,10 +66,17 @@ class Code:
             self.stored[name] = json.loads((self.folder / name).read_text())
         return self.stored[name]
 
-    def cases(self, file, entry="cases"):
-        """Names of the cases of a file, or their numbers where it lists them."""
+    def cases(self, file, entry="cases", *, has=None, lacks=None):
+        """Names of the cases of a file, or their numbers where it lists them; of those whose
+        settings have one entry and lack another.
+        """
         cases = self.about(file).get(entry, [])
-        return list(cases) if isinstance(cases, dict) else list(range(len(cases)))
+        named = cases.items() if isinstance(cases, dict) else enumerate(cases)
+        return [
+            name
+            for name, case in named
+            if (has is None or has in case) and (lacks is None or lacks not in case)
+        ]
 
     def settings(self, file, case, entry="cases"):
         """The settings of a case, which count as read."""
@@ -76,6 +86,10 @@ class Code:
     def arrays(self, file, start=""):
         """The arrays of `file.npz` whose names begin with `start`, as `Arrays`."""
         return Arrays(self._stored(file), self.read.setdefault(file, set()), start)
+
+    def case(self, file, case):
+        """The settings of a case, and its arrays."""
+        return self.settings(file, case), self.arrays(file, f"{case}/")
 
     def _stored(self, file):
         name = f"{file}.npz"
@@ -111,6 +125,40 @@ class Code:
             read = self.read.get(file, set())
             names += [f"{file}/{key}" for key in self._stored(file) if key not in read]
         return [n for n in names if not any(fnmatch.fnmatchcase(n, each) for each in left_out)]
+
+
+def run_once(function, *arguments):
+    """The result of a jitted function, whose program is not kept."""
+    return jax.jit(function).lower(*arguments).compile()(*arguments)
+
+
+def close_to_largest(ours, theirs, atol=1e-4, rtol=0.0):
+    """Compares trees: each entry to a share of the largest of its array, and of itself."""
+
+    def compare(a, b):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol * np.abs(b).max())
+
+    jax.tree.map(compare, ours, theirs)
+
+
+def batch_of(inputs, targets, weights=None):
+    """Rows as a batch, each with its number; weights: all 1 by default."""
+    weights = np.ones(inputs.shape) if weights is None else weights
+    of_ids = np.asarray(inputs, np.int32), np.asarray(targets, np.int32)
+    return Batch(*of_ids, np.asarray(weights, np.float32), np.arange(len(inputs), dtype=np.int32))
+
+
+def window(columns, start, rows, length):
+    """So many rows of `columns [time, streams]`, padded to `length`, as a batch of one microbatch;
+    the first one begins anew.
+    """
+    inputs, targets = (
+        np.pad(columns[i : i + rows].T.astype(np.int32), ((0, 0), (0, length - rows)))[None]
+        for i in (start, start + 1)
+    )
+    ids = np.arange(columns.shape[1], dtype=np.int32)[None]
+    weights = np.broadcast_to(np.arange(length) < rows, inputs.shape).astype(np.float32)
+    return Batch(inputs, targets, weights, ids, reset=np.full(ids.shape, start == 0))
 
 
 def code(name):

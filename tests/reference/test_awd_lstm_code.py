@@ -23,29 +23,17 @@ from adaptive_jax.interop.words import awd_lstm_words, read_corpus
 from adaptive_jax.losses import banded
 from adaptive_jax.model.language_model import build, init_params, parameter_shapes
 from adaptive_jax.numerics.bands import Band, band_sizes, split_rows
-from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.numerics.layers import Dropout, WeightDropout
 from adaptive_jax.optimizers import optim
 from adaptive_jax.optimizers.nt_asgd import descend_and_average
 from tests.data.test_streams import batches_of, together
 from tests.evaluation.test_caches import log_softmax, quiet
 from tests.reference import awd_lstm, sets
-from tests.reference.awd_lstm import (
-    AWD_LSTM,
-    Trajectory,
-    at,
-    check_model,
-    close_to_largest,
-    hurried,
-)
+from tests.reference.awd_lstm import AWD_LSTM, Trajectory, at, check_model
+from tests.reference.sets import batch_of, close_to_largest, run_once
 
 given = awd_lstm.given
 KEY = jax.random.key(0)
-
-
-def cases(file, has):
-    """Names of the cases of a file whose settings have an entry."""
-    return [name for name, case in AWD_LSTM.about(file)["cases"].items() if has in case]
 
 
 @pytest.mark.parametrize("case", AWD_LSTM.cases("model_lstm"))
@@ -54,7 +42,7 @@ def test_model_lstm(case, given):
     check_model("model_lstm", case, given)
 
 
-@pytest.mark.parametrize("case", cases("dropout", "windows"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("dropout", has="windows"))
 def test_dropout(case, given):
     """Each dropout alone, all of them with both penalties, and then the hidden states of
     evaluation.
@@ -62,13 +50,13 @@ def test_dropout(case, given):
     check_model("dropout", case, given)
 
 
-@pytest.mark.parametrize("case", cases("ar_tar", "windows"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("ar_tar", has="windows"))
 def test_ar_tar(case, given):
     """Both penalties, each alone, without dropout, in a window of two steps."""
     check_model("ar_tar", case, given)
 
 
-@pytest.mark.parametrize("case", cases("ar_tar", "tar_is_nan"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("ar_tar", has="tar_is_nan"))
 def test_ar_tar_of_one_step(case):
     """There the penalty of a window of one step is no number; here it is nothing."""
     assert AWD_LSTM.settings("ar_tar", case)["tar_is_nan"]
@@ -77,16 +65,17 @@ def test_ar_tar_of_one_step(case):
     weights = dict(AWD_LSTM.arrays("ar_tar", f"{whole}/weight/"))
     model = build(complete(settings_of(weights)), len(weights["encoder.weight"]))
     ids = np.ones((2, 1), np.int32)
-    batch = Batch(ids, ids, np.ones((2, 1), np.float32), np.arange(2, dtype=np.int32))
+    batch = batch_of(ids, ids)
     carry = model.body.initial_carry(2)
     _, (_, terms, *_) = awd_lstm.loss_of(model, parameters_of(weights), batch, carry)
     assert terms["tar"] == 0.0
 
 
-@pytest.mark.parametrize("case", cases("dropout", "p"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("dropout", has="p"))
 def test_dropout_functions(case, given):
     """The result of each kind of dropout alone, and the gradient of what it drops from."""
-    arrays, rate = AWD_LSTM.arrays("dropout", f"{case}/"), AWD_LSTM.settings("dropout", case)["p"]
+    settings, arrays = AWD_LSTM.case("dropout", case)
+    rate = settings["p"]
     if "embedding" in arrays:
         layer = Lookup(*arrays["embedding"].shape, word_dropout=rate)
         name, result = "drop", "X"
@@ -110,7 +99,7 @@ def test_dropout_functions(case, given):
 
     mask = arrays["keep_mask"] if name == "drop" else arrays["keep_mask"].swapaxes(0, 1)
     with given({name: mask}):
-        ours, of_x = hurried(
+        ours, of_x = run_once(
             functools.partial(pulled, compute), x, arrays["cotangent"].swapaxes(0, 1)
         )
         np.testing.assert_allclose(ours, arrays[result].swapaxes(0, 1), atol=2e-5)
@@ -140,14 +129,14 @@ def check_weight_drop(arrays, rate, given):
         theirs = arrays.under(f"{call}/")
         pull = arrays["cotangent"].swapaxes(0, 1)
         with given({"weight_drop": theirs["keep_mask"].T}):
-            ours, gradient = hurried(
+            ours, gradient = run_once(
                 functools.partial(pulled, functools.partial(compute, train=True)), weights, pull
             )
             dropped = layer.apply({}, weights.recurrent, train=True, rngs={"dropout": KEY})
         np.testing.assert_allclose(dropped, theirs["dropped_weight"].T, rtol=1e-6)
         np.testing.assert_allclose(ours, theirs["out"].swapaxes(0, 1), atol=2e-5)
         close_to_largest(gradient, layer_of(theirs, "grad/module.", "_raw", bias="bias_ih_l0"))
-    evaluated = hurried(functools.partial(compute, train=False), weights)
+    evaluated = run_once(functools.partial(compute, train=False), weights)
     np.testing.assert_allclose(evaluated, arrays["eval_out"].swapaxes(0, 1), atol=2e-5)
 
 
@@ -185,7 +174,7 @@ def test_torch_lstm(case):
         hidden, vjp, after = jax.vjp(lstm, x, weights, state, has_aux=True)
         return hidden, after, vjp(pull)
 
-    hidden, after, (of_x, of_weights, of_state) = hurried(both, *given)
+    hidden, after, (of_x, of_weights, of_state) = run_once(both, *given)
     np.testing.assert_allclose(hidden, arrays["y"].swapaxes(0, 1), atol=2e-5)
     np.testing.assert_allclose(after.hidden, arrays["hn"], atol=2e-5)
     np.testing.assert_allclose(after.cell, arrays["cn"], atol=2e-5)
@@ -195,7 +184,7 @@ def test_torch_lstm(case):
     close_to_largest(of_weights, layer_of(arrays, "grad/", bias="bias_ih_l0"))
 
 
-@pytest.mark.parametrize("case", cases("counts_init", "per_parameter"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("counts_init", has="per_parameter"))
 def test_counts_init(case):
     """The numbers of parameters. Where the softmax is split, as for WikiText-103, its classes
     have projections here besides.
@@ -219,7 +208,7 @@ def test_counts_init(case):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == counts["total_params"]
 
 
-@pytest.mark.parametrize("case", cases("counts_init", "parameters"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("counts_init", has="parameters"))
 def test_counts_init_weights(case):
     """Initial weights: the range, mean and deviation of every tensor of input and body, within
     four standard errors.
@@ -230,7 +219,7 @@ def test_counts_init_weights(case):
         for name, each in theirs["parameters"].items()
     }
     model = build(complete(settings_of(shapes), {"input.init_range": 0.1}), theirs["ntoken"])
-    ours = hurried(lambda: init_params(model, 0))
+    ours = run_once(lambda: init_params(model, 0))
 
     def expected(statistic):
         values = {
@@ -242,13 +231,11 @@ def test_counts_init_weights(case):
     lowest, highest, means, deviations = map(expected, ("min", "max", "mean", "std"))
     for group in "input", "body":
         for name, found in ours[group].items():
-            low, high, mean, deviation = (
-                each[group][name] for each in (lowest, highest, means, deviations)
-            )
+            low, high = lowest[group][name], highest[group][name]
+            ends, spread = [found.min(), found.max()], 0.02 * (high - low)
+            np.testing.assert_allclose(ends, [low, high], atol=spread)
+            mean, deviation = means[group][name], deviations[group][name]
             error = 4 * deviation * (2 / found.size) ** 0.5
-            np.testing.assert_allclose(
-                [found.min(), found.max()], [low, high], atol=0.02 * (high - low)
-            )
             np.testing.assert_allclose([found.mean(), found.std()], [mean, deviation], atol=error)
 
 
@@ -272,7 +259,7 @@ def optimizer_of(settings):
 @pytest.mark.parametrize("case", AWD_LSTM.cases("optim"))
 def test_optim(case):
     """Steps on given gradients: parameters, averages and moments after each, and the rate."""
-    settings, data = AWD_LSTM.settings("optim", case), AWD_LSTM.arrays("optim", f"{case}/")
+    settings, data = AWD_LSTM.case("optim", case)
     with jax.enable_x64(settings["dtype"] == "float64"):
         tolerance = 1e-10 if settings["dtype"] == "float64" else 2e-6
         optimizer = optimizer_of(settings)
@@ -323,10 +310,7 @@ def test_train_trajectory(case, given):
     windows; it switches by itself.
     """
     ours, losses, switched = Trajectory(case, given), [], None
-    epochs, updates, switch = (
-        ours.data["epoch"],
-        *(ours.settings[name] for name in ("updates", "switch_after_update")),
-    )
+    epochs, switch = ours.data["epoch"], ours.settings["switch_after_update"]
     base = np.where(epochs <= ours.settings.get("when", max(epochs)), 1.0, 0.1)
     rates = ours.settings["lr"] * base * ours.data["drawn"] / ours.settings["bptt"]
     np.testing.assert_allclose(rates, ours.data["lr"], rtol=1e-12)
@@ -335,6 +319,7 @@ def test_train_trajectory(case, given):
     for name in ours.data:
         if found := re.match(r"after_(asgd)?(\d+)/", name):
             seen[name.split("/")[0]] = (switch if found[1] else 0) + int(found[2])
+    updates = ours.settings["updates"]
     for number in range(updates):
         for name, value in ours.advance(number).items():
             assert float(value) == pytest.approx(ours.data[name][number], rel=1e-4), (name, number)
@@ -349,10 +334,10 @@ def test_train_trajectory(case, given):
     assert switched == switch
 
 
-@pytest.mark.parametrize("case", cases("batching", "n"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("batching", has="n"))
 def test_batching_lengths(case):
     """Lengths of windows from the public code's random numbers, before rounding, and rates."""
-    settings, arrays = AWD_LSTM.settings("batching", case), AWD_LSTM.arrays("batching", f"{case}/")
+    settings, arrays = AWD_LSTM.case("batching", case)
     source = np.random.RandomState(settings["numpy_seed"])
     drawn = [(source.random_sample(), source.standard_normal()) for _ in range(settings["n"])]
     lengths = streams.bptt_lengths(settings["bptt"], *np.array(drawn).T)
@@ -361,23 +346,23 @@ def test_batching_lengths(case):
     np.testing.assert_allclose(lengths / settings["bptt"], arrays["lr_factor"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("case", cases("batching", "tokens"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("batching", has="tokens"))
 def test_batching_rows(case):
     """The public code's rows; there the first token of each is not predicted, here it follows
     the one before it in the split.
     """
-    settings, rows = AWD_LSTM.settings("batching", case), AWD_LSTM.arrays("batching", f"{case}/")
+    settings, rows = AWD_LSTM.case("batching", case)
     ours = batches_of(settings["tokens"], 2 * settings["tokens"], settings["bsz"])
     [[targets, _]], _ = together(ours, 0, 1)
     np.testing.assert_array_equal(targets - targets.min(), rows["result"].T - rows["result"].min())
 
 
-@pytest.mark.parametrize("case", cases("batching", "updates"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("batching", has="updates"))
 def test_batching_epoch_walk(case, monkeypatch):
     """The public code's windows of one epoch, given its lengths. It predicts all tokens of a row
     but the first.
     """
-    arrays, case = AWD_LSTM.arrays("batching", f"{case}/"), AWD_LSTM.settings("batching", case)
+    case, arrays = AWD_LSTM.case("batching", case)
     monkeypatch.setattr(streams, "draw", lambda base, source, count: arrays["drawn"])
     batches = batches_of(case["rows_used"] * case["batch_size"], case["bptt"], case["batch_size"])
     _, [epoch, *_] = together(batches, 0, case["updates"] + 1)
@@ -388,12 +373,12 @@ def test_batching_epoch_walk(case, monkeypatch):
     np.testing.assert_allclose(case["base_lr"] * lengths / case["bptt"], arrays["lr"], rtol=1e-12)
 
 
-@pytest.mark.parametrize("case", cases("batching", "seq_len"))
+@pytest.mark.parametrize("case", AWD_LSTM.cases("batching", has="seq_len"))
 def test_batching_windows(case):
     """A window of the public code is one of evaluation here: its inputs, its targets, and where
     it is cut short.
     """
-    settings, arrays = AWD_LSTM.settings("batching", case), AWD_LSTM.arrays("batching", f"{case}/")
+    settings, arrays = AWD_LSTM.case("batching", case)
     begin, length = settings["i"], settings["seq_len"] or settings["bptt"]
     ids, columns = settings["rows_of_source"], arrays["data"].shape[1]
     source = arrays["data"][0, 0] - begin + np.arange(columns * ids).reshape(columns, ids)
@@ -469,8 +454,7 @@ def test_splitcross(case):
     """Loss, gradients and log-probabilities. There the k-th split has the k-th tombstone from
     the end; here they are in order.
     """
-    settings = AWD_LSTM.settings("splitcross", case)
-    arrays = AWD_LSTM.arrays("splitcross", f"{case}/")
+    settings, arrays = AWD_LSTM.case("splitcross", case)
     sizes = band_sizes(settings["ntoken"], tuple(settings["splits"]))
     names = ["hiddens", "weight", "bias"] + ["tail_vectors", "tail_bias"] * (len(sizes) > 1)
     targets = arrays["targets"].astype(np.int32)
@@ -513,7 +497,9 @@ LEFT_OUT = {
     "*_float32": "what the public code loses in float32",
 }
 ZEROS = "vectors of classes, which begin as those of words do here"
-LEFT_OUT |= {f"counts_init/{case}": ZEROS for case in cases("counts_init", "tail_bias_all_zero")}
+LEFT_OUT |= {
+    f"counts_init/{case}": ZEROS for case in AWD_LSTM.cases("counts_init", has="tail_bias_all_zero")
+}
 
 
 def test_all_is_read(request):

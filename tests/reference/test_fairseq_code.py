@@ -48,21 +48,11 @@ from tests.reference.fairseq import (
     softmax_of,
     with_training,
 )
-
-
-def cases(file, has, lacks=None):
-    """Names of the cases of a file whose settings have an entry and lack another."""
-    about = FAIRSEQ.about(file)["cases"]
-    return [name for name, case in about.items() if has in case and lacks not in case]
+from tests.reference.sets import batch_of, close_to_largest
 
 
 def close(ours, theirs, rtol=2e-5, atol=2e-5):
     np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=atol)
-
-
-def close_gradient(ours, theirs):
-    """1e-4, relative to each entry or to the largest of its array."""
-    close(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("case", FAIRSEQ.cases("adaptive_softmax"))
@@ -70,8 +60,7 @@ def test_adaptive_softmax(case):
     """Log-probabilities, losses and the gradients of the summed loss, through the layers, tied
     and own.
     """
-    settings = FAIRSEQ.settings("adaptive_softmax", case)
-    data = FAIRSEQ.arrays("adaptive_softmax", f"{case}/")
+    settings, data = FAIRSEQ.case("adaptive_softmax", case)
     model, softmax, places = softmax_of(settings)
     params, used = parameters_in(data.under("weight/"), places, settings)
     expected, _ = parameters_in(data.under("grad_nll/"), places, settings)
@@ -79,24 +68,18 @@ def test_adaptive_softmax(case):
     hidden, targets = jnp.asarray(data["hidden"]), jnp.asarray(data["target"], jnp.int32)
 
     def loss(params, hidden):
-        return model.apply(
-            {"params": params},
-            hidden,
-            targets,
-            jnp.ones(len(targets)),
-            method=lambda m, *args: softmax(m).loss(*args),
-        )
+        given = {"params": params}, hidden, targets, jnp.ones(len(targets))
+        return model.apply(*given, method=lambda m, *args: softmax(m).loss(*args))
 
     log_probs = model.apply({"params": params}, hidden, method=lambda m, h: softmax(m).log_probs(h))
     close(log_probs, data["log_prob"])
-    (total, nll), (d_params, d_hidden) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
-        params, hidden
-    )
+    both = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    (total, nll), (d_params, d_hidden) = both(params, hidden)
     close(-nll, data["token_log_prob"])
     close(total, data["nll_sum"])
-    close_gradient(d_hidden, data["grad_nll/hidden"])
+    close_to_largest(d_hidden, data["grad_nll/hidden"], rtol=1e-4)
     assert jax.tree.structure(d_params) == jax.tree.structure(expected)
-    jax.tree.map(close_gradient, d_params, expected)
+    close_to_largest(d_params, expected, rtol=1e-4)
     check_head(log_probs, data["head_logits"], settings["cluster_ends"])
     check_criterion(settings, data, params, places)
 
@@ -131,13 +114,8 @@ def check_criterion(settings, data, params, places):
     weights = jnp.asarray(data["target"] != PAD, jnp.float32)
 
     def criterion(params, hidden):
-        return model.apply(
-            {"params": params},
-            hidden,
-            targets,
-            weights,
-            method=lambda m, *args: softmax(m).loss(*args).total,
-        )
+        given = {"params": params}, hidden, targets, weights
+        return model.apply(*given, method=lambda m, *args: softmax(m).loss(*args).total)
 
     total, gradients = jax.jit(jax.value_and_grad(criterion, (0, 1)))(params, data["hidden"])
     np.testing.assert_allclose(total, data["criterion_loss_sum"], rtol=2e-5)
@@ -146,16 +124,17 @@ def check_criterion(settings, data, params, places):
     np.testing.assert_allclose(bits, data["criterion_loss_base2"], rtol=2e-5)
     if "grad_criterion/hidden" in data:
         expected, _ = parameters_in(data.under("grad_criterion/"), places, settings)
-        jax.tree.map(close_gradient, gradients, (expected, data["grad_criterion/hidden"]))
+        close_to_largest(gradients, (expected, data["grad_criterion/hidden"]), rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", cases("adaptive_input", "output_dim", "init_statistics"))
+@pytest.mark.parametrize(
+    "case", FAIRSEQ.cases("adaptive_input", has="output_dim", lacks="init_statistics")
+)
 def test_adaptive_input(case):
     """Vectors and gradients; the padding row of band 0, which gets no gradient there, is a word
     like any other here.
     """
-    settings = FAIRSEQ.settings("adaptive_input", case)
-    data = FAIRSEQ.arrays("adaptive_input", f"{case}/")
+    settings, data = FAIRSEQ.case("adaptive_input", case)
     model = AdaptiveInput(
         settings["vocab_size"],
         settings["output_dim"],
@@ -175,10 +154,10 @@ def test_adaptive_input(case):
     close(vectors, data["output"])
     (gradients,) = pull(jnp.asarray(data["cotangent"]))
     gradients["table_0"] = gradients["table_0"].at[settings["padding_idx"]].set(0.0)
-    jax.tree.map(close_gradient, gradients, expected)
+    close_to_largest(gradients, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", cases("adaptive_input", "init_statistics"))
+@pytest.mark.parametrize("case", FAIRSEQ.cases("adaptive_input", has="init_statistics"))
 def test_fresh_weights(case):
     """Spread and largest entry of fresh tables and projections are those measured on the
     reference.
@@ -244,9 +223,8 @@ def test_positional(case):
         ours = sinusoids(jnp.arange(len(sequence)), features)
         close(ours, sequence)
         close(ours, table[first : first + len(sequence)])
-    tokens, rows, vectors = (
-        data[f"padded/{name}"] for name in ("tokens", "positions", "embedding")
-    )
+    padded = data.under("padded/")
+    tokens, rows, vectors = (padded[name] for name in ("tokens", "positions", "embedding"))
     real = tokens != settings["padding_idx"]
     positions = np.cumsum(real, axis=-1) - 1
     np.testing.assert_array_equal(positions[real] + first, rows[real])
@@ -262,7 +240,7 @@ def test_nesterov(case):
 
     fairseq's momentum holds the rate and the sign.
     """
-    settings, data = FAIRSEQ.settings("nag", case), FAIRSEQ.arrays("nag", f"{case}/")
+    settings, data = FAIRSEQ.case("nag", case)
     rates = jnp.asarray(data["lr"], jnp.float32)
     assert not settings["weight_decay"]
     given = {"momentum": settings["momentum"], "clip_norm": settings["clip_norm"] or None}
@@ -284,8 +262,7 @@ def test_nesterov(case):
 @pytest.mark.parametrize("case", FAIRSEQ.cases("cosine_lr"))
 def test_learning_rates(case):
     """The rate of every update listed, to 1e-9, in float64."""
-    settings = FAIRSEQ.settings("cosine_lr", case)
-    data = FAIRSEQ.arrays("cosine_lr", f"{case}/")
+    settings, data = FAIRSEQ.case("cosine_lr", case)
     warmup, first = settings["warmup_updates"], int(settings["lr_period_updates"])
     first = first if first > 0 else settings["max_update"] - warmup
     updates = warmup + first  # where cycles do not double, only the first is ours
@@ -317,34 +294,29 @@ def test_outputs_and_gradients(name):
     checkpoint, config, model, variables = converted(FAIRSEQ.path(f"lm_{name}.pt"))
     shapes = {key: list(np.shape(checkpoint.state[key])) for key in checkpoint.state}
     if name in file:
-        assert shapes == {
-            key: list(shape)
-            for key, shape in FAIRSEQ.settings(file, case)["state_dict"].items()
-            if key in shapes
-        }
+        theirs = FAIRSEQ.settings(file, case)["state_dict"]
+        assert shapes == {key: list(theirs[key]) for key in theirs if key in shapes}
     batches = FAIRSEQ.arrays(file)
     for i in sorted({key.split("/")[0] for key in batches}):
         data = batches.under(f"{i}/")
-        tokens, targets = (jnp.asarray(data[key], jnp.int32) for key in ("src_tokens", "target"))
         real = data["target"] != PAD
-        batch = Batch(tokens, targets, jnp.asarray(real, jnp.float32), jnp.arange(len(tokens)))
+        batch = batch_of(data["src_tokens"], data["target"], real)
         ours = numbers_of(model)(variables, batch)
         close(ours["inner_states"][:, real], data["inner_states"][:, real])
         close(ours["token_log_prob"][real], data["token_log_prob"][real])
         close(-ours["token_log_prob"][real].mean() / np.log(2), data["eval_loss_base2"])
-        np.testing.assert_allclose(
-            ours["criterion_loss_sum"], data["criterion_loss_sum"], rtol=2e-5
-        )
+        total = ours["criterion_loss_sum"]
+        np.testing.assert_allclose(total, data["criterion_loss_sum"], rtol=2e-5)
         if "log_prob" in data:
             close(ours["log_prob"][real], data["log_prob"][real])
-        bits = ours["criterion_loss_sum"] / real.sum() / np.log(2)
+        bits = total / real.sum() / np.log(2)
         assert real.sum() == data["sample_size"]
         np.testing.assert_allclose(bits, data["criterion_loss_base2"], rtol=2e-5)
         np.testing.assert_allclose(2**bits, data["criterion_ppl"], rtol=1e-4)
         if gradients := dict(data.under("grad/")):
             if "decoder.embed_tokens.char_embeddings.weight" in checkpoint.state:
                 move_empty_character(gradients, checkpoint.state)
-            jax.tree.map(close_gradient, ours["gradients"], parameters_of(gradients, config))
+            close_to_largest(ours["gradients"], parameters_of(gradients, config), rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", FAIRSEQ.cases("train_trajectory"))
@@ -384,10 +356,7 @@ def test_train_trajectory(case):
     highest = case["lr_scheduler"]["lr"][0]  # rates are float32
     for ours, theirs in (rates, "log/lr_used"), (rates[1:], "log/lr_next"):
         np.testing.assert_allclose(ours, data[theirs][: len(ours)], atol=1.2e-7 * highest)
-    for ours, theirs in zip(
-        jax.tree.leaves(state.params), jax.tree.leaves(parameters("final")), strict=True
-    ):
-        assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
+    close_to_largest(state.params, parameters("final"), atol=1e-5)
 
 
 @pytest.fixture
@@ -471,8 +440,7 @@ def test_dictionary(case, tmp_path):
 @pytest.mark.parametrize("case", FAIRSEQ.cases("torch_adaptive_log_softmax"))
 def test_torch_adaptive_log_softmax(case):
     """Log-probabilities, losses and gradients that torch computed; and the same arrays back."""
-    settings = FAIRSEQ.settings("torch_adaptive_log_softmax", case)
-    data = FAIRSEQ.arrays("torch_adaptive_log_softmax", f"{case}/")
+    settings, data = FAIRSEQ.case("torch_adaptive_log_softmax", case)
     state, of = dict(data.under("weight/")), {"rtol": 2e-5, "atol": 2e-5}
     layer, params = from_torch(state)
     assert layer.table.vocabulary_size == settings["n_classes"]
@@ -506,14 +474,13 @@ def test_torch_adaptive_log_softmax(case):
         cut = settings["cutoffs"][0]
         bias = d_params["table"]["bias"]
         d_params["table"]["bias"] = bias.at[cut:].set(0)
-    for ours, theirs in zip((d_hidden, *jax.tree.leaves(d_params)), expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+    close_to_largest((d_hidden, *jax.tree.leaves(d_params)), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", FAIRSEQ.cases("torch_lstm"))
 def test_torch_lstm(case):
     """Layers on each other: outputs and last states, from zeros and from given states."""
-    settings, data = FAIRSEQ.settings("torch_lstm", case), FAIRSEQ.arrays("torch_lstm", f"{case}/")
+    settings, data = FAIRSEQ.case("torch_lstm", case)
     assert not settings["proj_size"]
     weights = data.under("weight/")
 
@@ -538,9 +505,7 @@ def test_torch_lstm(case):
         close(np.stack([state.cell for state in after]), data[f"c_n{end}"])
 
 
-LEFT_OUT = {
-    "adaptive_input/init_note": "an empty array",
-}
+LEFT_OUT = {"adaptive_input/init_note": "an empty array"}
 
 
 def test_all_is_read(request):

@@ -32,7 +32,6 @@ from adaptive_jax.inputs.groc import GroC
 from adaptive_jax.inputs.lookup import Lookup
 from adaptive_jax.interop.awd_lstm import parameters_of
 from adaptive_jax.model.language_model import build, parameter_shapes
-from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.outputs.computed import ComposedTable, MappedTable
 from adaptive_jax.parallel import sharding
 from tests.evaluation.test_caches import log_softmax, quiet
@@ -42,11 +41,9 @@ from tests.reference.groc import (
     GROC,
     adaptive_of,
     asked_of,
-    cases,
     corrections_of,
     encoder_of,
     forms,
-    hurried,
     in_order,
     is_ours,
     layers_of,
@@ -67,9 +64,11 @@ from tests.reference.groc_training import (
     parameters,
     split_of,
 )
+from tests.reference.sets import batch_of, run_once
 
 as_the_code = groc.as_the_code
 DATA = sets.BESIDE.parent / "data"
+OURS = [case for case in GROC.cases("encoder") if is_ours(GROC.about("encoder")["cases"][case])]
 TABLES = [(file, case) for file in ("output", "baselines") for case in GROC.cases(file)]
 
 
@@ -79,10 +78,10 @@ def close_gradient(ours, theirs, name, atol=None):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("case", cases("encoder", is_ours))
+@pytest.mark.parametrize("case", OURS)
 def test_encoder(case, as_the_code):
     """Vectors from what the convolutions see onwards, and the gradients of their parameters."""
-    settings, arrays = GROC.settings("encoder", case), GROC.arrays("encoder", f"{case}/")
+    settings, arrays = GROC.case("encoder", case)
     model = encoder_of(settings["vocabulary"], settings)
     given = needed(lexicon_of(settings), model)
 
@@ -91,7 +90,7 @@ def test_encoder(case, as_the_code):
         return jnp.vdot(vectors, arrays["G"]), vectors
 
     params = of_code(params_of("encoder", case))
-    (scalar, vectors), gradient = hurried(jax.value_and_grad(value, has_aux=True), params)
+    (scalar, vectors), gradient = run_once(jax.value_and_grad(value, has_aux=True), params)
     np.testing.assert_allclose(vectors, arrays["E"], atol=2e-5)
     np.testing.assert_allclose(scalar, arrays["scalar"], rtol=1e-4)
     expected = of_code(arrays.under("grad/"))
@@ -100,12 +99,12 @@ def test_encoder(case, as_the_code):
         close_gradient(gradient[name], array, name)
 
 
-@pytest.mark.parametrize("case", cases("encoder", lambda case: not is_ours(case)))
+@pytest.mark.parametrize("case", [case for case in GROC.cases("encoder") if case not in OURS])
 def test_encoder_forms(case, as_the_code):
     """What the public code makes otherwise of the surface vectors that ours are: products, networks
     over definitions, parts of a vocabulary.
     """
-    settings, arrays = GROC.settings("encoder", case), GROC.arrays("encoder", f"{case}/")
+    settings, arrays = GROC.case("encoder", case)
     tables = dict(GROC.arrays("encoder", "tables/"))
     asked, part = asked_of(settings, arrays)
 
@@ -114,7 +113,7 @@ def test_encoder_forms(case, as_the_code):
         return jnp.vdot(vectors, arrays["G"]), vectors
 
     params = params_of("encoder", case)
-    (scalar, vectors), gradient = hurried(jax.value_and_grad(value, has_aux=True), params)
+    (scalar, vectors), gradient = run_once(jax.value_and_grad(value, has_aux=True), params)
     np.testing.assert_allclose(vectors, arrays["E"], atol=2e-5)
     np.testing.assert_allclose(scalar, arrays["scalar"], rtol=1e-4)
     for name, array in arrays.under("grad/").items():
@@ -171,7 +170,7 @@ def test_encoder_full_size(case, as_the_code):
         [(vectors, _, _)] = model.apply({"params": params, "lexicon": given}, method="bands")
         return jnp.vdot(vectors, pull), vectors
 
-    (scalar, vectors), gradient = hurried(jax.value_and_grad(value, has_aux=True), params)
+    (scalar, vectors), gradient = run_once(jax.value_and_grad(value, has_aux=True), params)
     np.testing.assert_allclose(vectors, of_file["E"], atol=2e-5)
     np.testing.assert_allclose(scalar, of_file["scalar"], rtol=1e-4)
     for name, settings in sizes.items():
@@ -195,7 +194,7 @@ def composed(settings, params):
     def vectors(params, given):
         return model.apply({"params": params, "lexicon": given}, method="bands")[0].table
 
-    return hurried(vectors, of_code(params), given)
+    return run_once(vectors, of_code(params), given)
 
 
 @pytest.mark.parametrize("file, case", TABLES)
@@ -204,7 +203,7 @@ def test_output_and_baselines(file, case, monkeypatch, as_the_code):
 
     In training the public code also drops entries of the vectors that predict biases.
     """
-    settings, arrays = GROC.settings(file, case), GROC.arrays(file, f"{case}/")
+    settings, arrays = GROC.case(file, case)
     params, words, train = (
         params_of(file, case),
         settings["vocabulary"],
@@ -242,7 +241,7 @@ def test_output_and_baselines(file, case, monkeypatch, as_the_code):
 
     if train:
         in_order(monkeypatch, chunks)
-    found, gradient = hurried(jax.value_and_grad(loss, has_aux=True), ours)
+    found, gradient = run_once(jax.value_and_grad(loss, has_aux=True), ours)
     mean, (vectors, bias, logits, nll) = found
     if "E_in" in arrays:
         of_input = vectors
@@ -278,7 +277,7 @@ def check_gradients(settings, gradient, theirs):
 @pytest.mark.parametrize("file, case", TABLES)
 def test_prefix_network(file, case):
     """The LSTM between input and output: hidden states and last states, with its masks."""
-    settings, arrays = GROC.settings(file, case), GROC.arrays(file, f"{case}/")
+    settings, arrays = GROC.case(file, case)
     params, x = params_of(file, case), jnp.asarray(arrays["embedded"])
     masks = [arrays[f"mask_{i}"] for i in range(len(settings["masks_in_call_order"]))]
     train = settings["mode"] == "train"
@@ -320,7 +319,7 @@ def fresh(case, theirs):
             ours["_bias.weight"] = made["bias_weights"]
     if "_char_emb.weight" in shapes and "_cnnsoftmax_M.weight" not in shapes:
         model = GroC(5, shapes["_char_linear.weight"][0], lexicon="given")
-        made = hurried(model.init, key, jnp.zeros(1, jnp.int32))["params"]
+        made = run_once(model.init, key, jnp.zeros(1, jnp.int32))["params"]
         ours |= {
             name: made[inner]
             for name, shape in shapes.items()
@@ -421,12 +420,9 @@ def test_vocabulary(real_wordnet, tmp_path):
     vocabulary = Vocabulary(words, np.arange(len(words), 0, -1))
     if not (DATA / facts["data"]).is_dir():
         pytest.skip(f"needs {DATA / facts['data']}")
-    splits = [
-        (DATA / facts["data"] / f"{name}.txt").read_text() for name in ("train", "valid", "test")
-    ]
-    tokens = [
-        word for text in splits for line in text.splitlines() for word in (*line.split(), "<eos>")
-    ]
+    files = [DATA / facts["data"] / f"{name}.txt" for name in ("train", "valid", "test")]
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    tokens = [word for line in lines for word in (*line.split(), "<eos>")]
     counts = collections.Counter(tokens)  # in order of first appearance
     assert tuple(sorted(reversed(counts), key=counts.__getitem__, reverse=True)) == words
     head = arrays["train_ids_head"]
@@ -442,9 +438,8 @@ def test_vocabulary(real_wordnet, tmp_path):
         ("definitions", definitions, facts["max_deflen"]),
     ):
         ids = source(vocabulary, str(entries), most, "code")["words"]
-        table = np.concatenate(
-            [np.where(ids < 0, len(vocabulary), ids), np.full((1, most), len(vocabulary))]
-        )
+        empty = np.full((1, most), len(vocabulary))
+        table = np.concatenate([np.where(ids < 0, len(vocabulary), ids), empty])
         np.testing.assert_array_equal(table[arrays["rows"]], arrays[name])
         assert digest(table) == facts[f"sha256_{name}_int32"]
         assert (ids[:, 0] >= 0).sum() == facts[f"words_with_a_{name.removesuffix('s')}"]
@@ -457,7 +452,7 @@ def flag(options, name, kind=int):
 
 def domain(case):
     """Settings of a case of `cross_domain`, its arrays, those of its model, and its streams."""
-    settings, arrays = GROC.settings("cross_domain", case), GROC.arrays("cross_domain", f"{case}/")
+    settings, arrays = GROC.case("cross_domain", case)
     model = GROC.arrays("cross_domain", f"adapted_{settings['model']}/")
     hidden = model["output"].reshape(*model["input"].shape, -1)
     bias = model["bias"].copy()
@@ -469,8 +464,8 @@ def domain(case):
     return settings, arrays, hidden, logits
 
 
-SCORED = cases("cross_domain", lambda case: "method" in case)
-GLOBAL = cases("cross_domain", lambda case: case.get("global_norm"))
+SCORED = GROC.cases("cross_domain", has="method")
+GLOBAL = [case for case in SCORED if GROC.about("cross_domain")["cases"][case].get("global_norm")]
 
 
 @pytest.mark.parametrize("case", [case for case in SCORED if case not in GLOBAL])
@@ -512,7 +507,7 @@ def test_cross_domain_global(case):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
-MODELS = [name.removeprefix("model_") for name in cases("cross_domain", lambda c: "options" in c)]
+MODELS = [name.removeprefix("model_") for name in GROC.cases("cross_domain", has="options")]
 PLAIN = [
     name for name in MODELS if f"model_{name}/param/_lookup.weight" in GROC.arrays("cross_domain")
 ]
@@ -543,10 +538,8 @@ def scored(name):
 
 
 def rows_of(inputs, targets):
-    """Streams as one batch, a row each."""
-    ids = np.arange(len(inputs), dtype=np.int32)
-    ones = np.ones(inputs.shape, np.float32)
-    return Batch(inputs, targets, ones, ids, reset=np.ones(len(ids), bool))
+    """Streams as one batch, a row each, which begins anew."""
+    return batch_of(inputs, targets)._replace(reset=np.ones(len(inputs), bool))
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -638,10 +631,7 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
     vectors = tables["output"]["table"]["vectors"]
     np.testing.assert_allclose(vectors, adapted["E_out"][order], atol=2e-5)
     for case in scored(name):
-        settings, arrays = (
-            GROC.settings("cross_domain", case),
-            GROC.arrays("cross_domain", f"{case}/"),
-        )
+        settings, arrays = GROC.case("cross_domain", case)
         targets = places[arrays["target"].T]
         batch = rows_of(places[adapted["input"].T], targets)
         weight = settings["downweight_oov"]
@@ -660,9 +650,9 @@ def test_cross_domain_of_composed_models(name, as_the_code, real_wordnet):
             np.testing.assert_allclose(-mixed, expected, rtol=2e-5, atol=2e-5)
 
 
-RUNS = cases("train", lambda case: "steps" in case)
-TUNED = cases("train", lambda case: "steps" not in case and "adam" in case)
-FILLED = cases("train", lambda case: "command" in case and "adam" not in case)
+RUNS = GROC.cases("train", has="steps")
+TUNED = GROC.cases("train", has="adam", lacks="steps")
+FILLED = GROC.cases("train", has="command", lacks="adam")
 
 
 def of_run(case):
@@ -844,7 +834,7 @@ LEFT_OUT = {
 
 
 LEFT_OUT |= {f"train/{case}/*": "the same windows as the run without zeros" for case in FILLED}
-STOPS = cases("train", lambda case: "stops_with" in case)
+STOPS = GROC.cases("train", has="stops_with")
 LEFT_OUT |= {f"train/{case}": "the public code stops with an error" for case in STOPS}
 
 
