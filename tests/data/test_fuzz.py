@@ -319,7 +319,6 @@ def test_a_damaged_cache(cached, tmp_path, name, damage):
         ("/dev/null", "Not a directory"),
         ("TEXT/train.txt", "Not a directory"),
         ("/" + "x" * 300, "File name too long"),
-        ("~no_such_user_anywhere/x", "must be a directory"),
         ("", "must be a directory"),
     ],
 )
@@ -344,10 +343,7 @@ def test_a_cache_that_cannot_be_one(cached, cache, reason):
         ),
         ({"path": "x" * 300}, "cannot read data.path=x+: File name too long"),
         ({"corpus": ""}, "data.corpus='' is not one of"),
-        (
-            {"path": "~no_such_user_anywhere"},
-            "data.path='~no_such_user_anywhere' must be a directory",
-        ),
+        ({"path": "~no_such_user_anywhere"}, "must be a directory, and there is no such user"),
     ],
 )
 def test_wrong_settings(cached, changes, says):
