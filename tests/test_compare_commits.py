@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.compare_commits.__main__ import difference, exact
+from tools.compare_commits.__main__ import difference, exact, for_new, renamed
 from tools.compare_commits.cases import cases, write_texts
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -59,6 +59,17 @@ def test_a_tolerance_is_of_the_largest_entry():
     near = RUN | {KERNEL: RUN[KERNEL] + np.float32(2e-6)}
     assert difference(RUN, near, 1e-6) is None and difference(RUN, near, 1e-7)
     assert difference(RUN, RUN | {"train: update 2 nll": np.array(1.0)}, 1e-6)
+
+
+def test_translations():
+    """A key that is renamed reaches the new side under its new name, one that vanished does not."""
+    table = {"--config.body.heads": "--config.body.attention.heads", "--config.keep": None}
+    case = {"steps": [{"argv": ["--config.body.heads=2", "--config.keep=9", "--config.steps=3"]}]}
+    assert for_new(case, table)["steps"][0]["argv"] == [
+        "--config.body.attention.heads=2",
+        "--config.steps=3",
+    ]
+    assert renamed("train: step 20 body/norm", {"body/": "net/"}) == "train: step 20 net/norm"
 
 
 def test_every_class_is_compared(tmp_path):

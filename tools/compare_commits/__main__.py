@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.compare_commits.cases import cases, write_texts
+from tools.compare_commits.cases import FLAGS, NAMES, cases, write_texts
 from tools.compare_commits.worker import FAILED
 
 HERE = Path(__file__).parent
@@ -88,6 +88,23 @@ def _apart(name, old, new, tolerance):
 def exact(case: dict) -> bool:
     """Whether all of a case runs on one device."""
     return all(step["devices"] == step["hosts"] == 1 for step in case["steps"])
+
+
+def renamed(name: str, table: Mapping[str, str | None]) -> str | None:
+    """A name whose beginning, or the beginning of a word of which, the table translates."""
+    for old, new in table.items():
+        if re.search(rf"(^|\s){re.escape(old)}", name):
+            return None if new is None else name.replace(old, new, 1)
+    return name
+
+
+def for_new(case: dict, table: Mapping[str, str | None] = FLAGS) -> dict:
+    """A case with the flags that NEW knows."""
+    steps = []
+    for step in case["steps"]:
+        argv = [renamed(part, table) for part in step["argv"]]
+        steps.append(step | {"argv": [part for part in argv if part is not None]})
+    return case | {"steps": steps}
 
 
 @contextlib.contextmanager
@@ -183,9 +200,10 @@ def compare(arguments, scratch: Path) -> int:
             kept.mkdir(parents=True, exist_ok=True)
             shutil.move(out / f"{name}.pickle", before[name])
         print(f"NEW  {new}", flush=True)
-        out = scratch / "new"
-        for seconds, name in results(new, out, list(chosen.values()), places, arguments.jobs):
-            pair = _load(before[name]), _load(out / f"{name}.pickle")
+        out, todo = scratch / "new", [for_new(case) for case in chosen.values()]
+        for seconds, name in results(new, out, todo, places, arguments.jobs):
+            pair = [_load(before[name]), _load(out / f"{name}.pickle")]
+            pair[0] = {k: v for key, v in pair[0].items() if (k := renamed(key, NAMES))}
             found = _line(*pair, 0.0 if exact(chosen[name]) else TOLERANCE)
             said = "differs" if found else "equal"
             print(f"{said:<8} {name:<{width}} {seconds:>4} s  {found or ''}".rstrip(), flush=True)

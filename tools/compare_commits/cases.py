@@ -9,6 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+# What NEW calls otherwise than OLD: the old beginning of a flag, or of a part of a result's name,
+# to the new one. cases.txt has the flags of OLD, NEW gets those that it knows; None: it has none,
+# and needs none.
+FLAGS: dict[str, str | None] = {
+    "--config.input.mean=most": "--config.input.form=code",
+    "--config.output.form=slices": None,
+}
+NAMES: dict[str, str | None] = {}
+
 # Small settings of each class. The rest is left to the defaults, so that these are compared, too.
 # Unless a case says otherwise, updates are not clipped and the rate is constant, so that parameters
 # move by the sum of 20 gradients.
