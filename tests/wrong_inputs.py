@@ -71,7 +71,7 @@ TRAIN_FLAGS = rows(
     ("--config.steps 5", "'5'", "--flag=value"),
     ("--nodry_run=3", "--nodry_run=3", "argument"),
     ("--config.data.path='\"a\\0b\"'", "data.path=", "NUL"),
-    ("--init_checkpoint=best", "--init_checkpoint=best", "give --init_from=RUN"),
+    ("--init_checkpoint=latest", "init_checkpoint=latest", "give --init_from=RUN"),
     ("--config.body/layers=4", "config.body/layers"),
     ("—dry_run", "'—dry_run' is not a flag"),
     ("--config.input.cutoffs=-5 --dry_run", "-5", "increase"),

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from adaptive_jax.errors import InputError
 from adaptive_jax.files import path_of
 from adaptive_jax.numerics import devices as known
 
@@ -35,20 +34,12 @@ def keep_programs(cache: str | os.PathLike) -> None:
     already has a compilation cache.
 
     Each machine has its own directory of programs for a CPU, because they may use instructions that
-    another CPU lacks.
-
-    Raises:
-        InputError: there can be no such directory.
+    another CPU lacks. `load` has checked `cache`.
     """
-    if not cache:
-        raise InputError("data.cache='' must be a directory: give the path of one on a disk")
-    place = path_of(cache)
     if jax.config.jax_compilation_cache_dir is None:
-        place = (
-            place
-            / "programs"
-            / (platform.node() if jax.default_backend() == "cpu" else jax.default_backend())
-        )
+        backend = jax.default_backend()
+        machine = platform.node() if backend == "cpu" else backend
+        place = path_of(cache) / "programs" / machine
         jax.config.update("jax_compilation_cache_dir", str(place))
 
 

@@ -9,7 +9,6 @@ on the rows of one device: no sort, hidden state or logit crosses devices.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -246,7 +245,8 @@ def accumulation(rows: int, rows_per_device: int, devices: int) -> int:
             "choose tokens_per_update as a multiple of sequence_length x devices"
         )
     share = rows // devices
-    divisors = [parts for parts in range(1, math.isqrt(share) + 1) if share % parts == 0]
-    return min(
-        parts for d in divisors for parts in (d, share // d) if share // parts <= rows_per_device
+    return next(
+        parts
+        for parts in range(1, share + 1)
+        if share % parts == 0 and share // parts <= rows_per_device
     )

@@ -69,8 +69,7 @@ def cost(counts: Sequence[float] | np.ndarray, cutoffs: Sequence[int], workload:
         full softmax.
 
     Raises:
-        InputError: counts that rise, are negative or all zero; cutoffs that do not fit them; a band
-            without width.
+        InputError: cutoffs that do not fit the vocabulary; a band without width.
     """
     reached = np.append(0.0, _cumulative(counts))
     sizes = band_sizes(len(reached) - 1, cutoffs)
@@ -112,19 +111,15 @@ def propose(
     smallest: words that each band has at least; see `smallest_band`.
 
     Raises:
-        InputError: as `cost`; more bands than words, or too few words for bands of `smallest`.
+        InputError: as `cost`; too few words for bands of `smallest`.
     """
     check_at_least(1, smallest=smallest)
     reached = np.append(0.0, _cumulative(counts))
     words, widths = len(reached) - 1, workload.widths(bands)
-    if bands > words:
-        raise InputError(
-            f"bands={bands} are more than the {words:,} words: ask for {words:,} or fewer"
-        )
     if bands * smallest > words:
         raise InputError(
-            f"{bands} bands of smallest={smallest:,} words need more than the {words:,} there are: "
-            f"give smallest={words // bands:,} or less, or fewer bands"
+            f"bands={bands} of smallest={smallest:,} words need more than the {words:,} words there"
+            f" are: give at most bands={words // smallest:,}"
         )
     ends = np.append(_candidates(words, smallest * np.arange(1, bands), also), words)
     best = np.where(ends >= smallest, _flops(0, 0, ends, reached, widths, workload), np.inf)
@@ -181,23 +176,6 @@ def smallest_band(vocabulary_size: int) -> int:
 def _cumulative(counts):
     """Share of tokens whose word is among the first 1, 2, ... V: float64 [V]."""
     counts = np.asarray(counts, np.float64)
-    if (
-        counts.ndim != 1
-        or not counts.size
-        or not np.isfinite(counts).all()
-        or counts.min() < 0
-        or not counts.sum()
-    ):
-        raise InputError(
-            "counts must be one row of numbers of 0 or more, not all 0: give how often each word"
-            " occurs"
-        )
-    if (rises := np.flatnonzero(np.diff(counts) > 0)).size:
-        at = rises[0]
-        raise InputError(
-            f"counts rise from {counts[at]:g} to {counts[at + 1]:g} at id {at + 1:,}: sort them,"
-            " largest first"
-        )
     return np.cumsum(counts) / counts.sum()
 
 

@@ -196,32 +196,20 @@ def rows_to_score(config: Mapping, window: int) -> int:
 
 def describe(plan: Plan) -> str:
     """The plan in a few lines."""
-    parameters, length = plan.parameters, plan.tokens_per_update // plan.rows_per_update
+    parameters = plan.parameters
     parts = ", ".join(
         f"{name} {parameters[name] / 1e6:,.1f}M" for name in ("input", "body", "output")
     )
     shared = f", parameters sharded over {plan.fsdp}" if plan.fsdp > 1 else ""
-    lines = [
-        f"parameters   {parameters['total'] / 1e6:,.1f}M  ({parts})",
-        f"vocabulary   {plan.vocabulary_size:,} words",
-        (
-            f"update       {plan.tokens_per_update:,} tokens = {plan.accumulation} x"
-            f" {plan.rows_per_device} rows x {plan.devices} device(s){shared}"
-        ),
-        (
-            f"work         {plan.flops_per_token / 1e6:,.1f} MFLOP a token to train,"
-            f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update"
-        ),
-        f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer",
-    ]
-    rows, rest = divmod(plan.tokens_per_device, length)
-    if rest:
-        lines.insert(
-            3,
-            f"rounded      tokens_per_device={plan.tokens_per_device:,} to {rows * length:,}:"
-            f" {rows} rows of {length:,} tokens",
-        )
-    return "\n".join(lines)
+    return (
+        f"parameters   {parameters['total'] / 1e6:,.1f}M  ({parts})\n"
+        f"vocabulary   {plan.vocabulary_size:,} words\n"
+        f"update       {plan.tokens_per_update:,} tokens = {plan.accumulation} x"
+        f" {plan.rows_per_device} rows x {plan.devices} device(s){shared}\n"
+        f"work         {plan.flops_per_token / 1e6:,.1f} MFLOP a token to train,"
+        f" {plan.flops_per_token * plan.tokens_per_update / 1e12:,.2f} TFLOP an update\n"
+        f"state        {plan.state_bytes / 1e9:,.2f} GB a device: parameters and optimizer"
+    )
 
 
 def _count(shapes):

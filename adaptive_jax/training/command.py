@@ -60,16 +60,9 @@ STOPPED = (
 def configured():
     """The config with the values of all flags, and the lines of classes that flags switched."""
     config, switched = config_flags.config()
-    if HOURS.value is not None:
-        config["hours"] = HOURS.value
-    for flag in INIT_FROM, INIT_CHECKPOINT:
+    for flag in HOURS, INIT_FROM, INIT_CHECKPOINT:
         if flag.value is not None:
             config[flag.name] = flag.value
-    if INIT_CHECKPOINT.value is not None and not config["init_from"]:
-        raise InputError(
-            f"--init_checkpoint={INIT_CHECKPOINT.value} needs --init_from: give --init_from=RUN,"
-            " too"
-        )
     return config, switched
 
 

@@ -128,10 +128,8 @@ def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Co
         )
     options = target.options
     plan, compiled = plan_update(config, words, target.devices, target.memory, options)
-    if compiled is not None:
-        return target, plan, compiled
     try:
-        return target, plan, compile_update(config, plan, target.devices, options)
+        compiled = compiled or compile_update(config, plan, target.devices, options)
     except jax.errors.JaxRuntimeError as error:
         if not _is_full(error):
             raise
@@ -139,6 +137,7 @@ def compile_for(name: str, config: Mapping) -> tuple[Target, Plan, jax.stages.Co
             f"--target={name} has too little memory: lower tokens_per_device, or raise fsdp. The"
             f" compiler says: {one_line(error)[:300]}"
         ) from error
+    return target, plan, compiled
 
 
 def _is_full(error):

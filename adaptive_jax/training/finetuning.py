@@ -1,6 +1,5 @@
 """Starting a run from the parameters of another one, whose vocabulary may differ."""
 
-import collections
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -124,7 +123,7 @@ def finetuned(
     whole = sharding.on_host(run.params, run.mesh), sharding.on_host(state.params, mesh)
     old, new = map(traverse_util.flatten_dict, whole)
     shardings = traverse_util.flatten_dict(jax.tree.map(lambda a: a.sharding, state.params))
-    params, moved = {}, collections.Counter()  # words that changed bands, by module
+    params = {}
     for path, fresh in new.items():
         array = old[path]
         whole_vocabulary = fresh.shape[:1] == (len(old_ids),)
@@ -133,8 +132,6 @@ def finetuned(
             wanted = old_ids[here : here + len(fresh)]
             found = (there <= wanted) & (wanted < there + len(array))
             fresh[found] = array[wanted[found] - there]
-            if path[-1].startswith("table_"):
-                moved[path[:-1]] += int(np.sum((wanted >= 0) & ~found))
             array = fresh
         elif array.shape != fresh.shape:
             array = fresh
@@ -145,9 +142,7 @@ def finetuned(
     if any(_by_word(path) and a.ndim for path, a in new.items()):
         known = int(np.sum(old_ids >= 0))
         line = f"{known:,} of {len(old_ids):,} words carried over, {len(old_ids) - known:,} new"
-        line += " ones start at random"
-        if most := max(moved.values(), default=0):
-            line += f", as {most:,} do that are in another band now"
+        line += " ones start at random, as do those that are in another band now"
     hosts.log0(f"init_from    {config['init_from']} after {run.step:,} updates: {line}")
     params = traverse_util.unflatten_dict(params)
     layout = jax.tree.map(lambda a: a.sharding, state.optimizer)

@@ -84,9 +84,9 @@ def train(
         Stopped: a stop was requested; the message says what was saved.
     """
     given, config = checked(config, workdir, jax.device_count())
-    accelerators.keep_programs(config["data"]["cache"])
     check_lexicon(lexicon_of(config))
     corpus = load(config["data"])
+    accelerators.keep_programs(config["data"]["cache"])
     vocabulary = vocabulary_for(given, workdir, corpus.vocabulary)
     layout = Layout(**config["batches"])
     if vocabulary is not corpus.vocabulary:

@@ -123,10 +123,8 @@ def parameter_names(params: dict) -> list[str]:
 
 def _by_row(carry):
     def flat(a):
-        shape, by_row = (
-            (a.shape[0] * a.shape[1], *a.shape[2:]),
-            NamedSharding(a.sharding.mesh, sharding.batch_spec(0)),
-        )
+        shape = (a.shape[0] * a.shape[1], *a.shape[2:])
+        by_row = NamedSharding(a.sharding.mesh, sharding.batch_spec(0))
         if isinstance(a, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, a.dtype, sharding=by_row)
         return _reshaped(a, shape, by_row)

@@ -1,7 +1,8 @@
 """Where the metrics of a run go: metrics.jsonl always, TensorBoard and Weights & Biases if the
 config says so.
 
-A new one is a class with `write` and `close`, and a line in `open_writers`.
+A new one is a class with `write(step, metrics)` and `close()`, and a line in `open_writers`.
+`write` gets metrics by name, in the order of their steps; a number that is not finite is unknown.
 """
 
 import importlib.util
@@ -14,7 +15,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from adaptive_jax.errors import InputError, one_line
 from adaptive_jax.files import SCHEMES, in_store, path_of, replacing
@@ -25,18 +25,6 @@ PROJECT = "adaptive_jax"  # in Weights & Biases
 MINUTE = 60  # seconds between two writings of a file in object storage
 
 logger = logging.getLogger(__name__)
-
-
-class Writer(Protocol):
-    """Takes metrics by name, in the order of their steps. Numbers that are not finite mean
-    "unknown".
-    """
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics after `step` updates; names may contain slashes."""
-
-    def close(self) -> None:
-        """Finishes the files."""
 
 
 def check(settings: Mapping) -> None:
@@ -79,7 +67,7 @@ def recorded(workdir: Path, last_step: int) -> list[dict]:
     return [line for line in read if line["step"] <= last_step]
 
 
-def open_writers(workdir: Path, before: list[dict], config: Mapping) -> list[Writer]:
+def open_writers(workdir: Path, before: list[dict], config: Mapping) -> list:
     """The writers of a run whose metrics so far are `before`, see `recorded`; what else was written
     is dropped, so a run that resumes writes every step once.
 
@@ -89,7 +77,7 @@ def open_writers(workdir: Path, before: list[dict], config: Mapping) -> list[Wri
     settings = config["metrics"]
     check(settings)
     resumed = (workdir / NAME).exists()
-    writers: list[Writer] = [JsonLines(workdir, before)]
+    writers = [JsonLines(workdir, before)]
     if settings["tensorboard"]:
         writers.append(TensorBoard(workdir, resumed, before))
     if settings["wandb"]:

@@ -19,21 +19,11 @@ from adaptive_jax.training.loop import train
 from adaptive_jax.workdir import settings as workdirs
 from adaptive_jax.workdir.checkpoints import Checkpoints
 
-STEPS = {
-    "log_every": 1,
-    "evaluate_every": 3,
-    "checkpoint_every": 3,
-    "keep": 2,
-    "body.dropout": 0.1,
-    "input.cutoffs": (60,),
-}
-SRUN = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_NODELIST": "node[1-2]",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "1",
-}
+STEPS = {"log_every": 1, "evaluate_every": 3, "checkpoint_every": 3, "keep": 2}
+STEPS |= {"body.dropout": 0.1, "input.cutoffs": (60,)}
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "4"}
+SRUN |= {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+ONE_A_NODE = SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
 TPU = {"TPU_ML_PLATFORM": "JAX"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -48,11 +38,8 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         (SRUN | {"SLURM_NTASKS": "1"}, None),
         (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, None),  # a step of one task, in a job of four
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_GPUS_ON_NODE": "2"}, {}),
-        (
-            SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "SLURM_GPUS_ON_NODE": "3"},
-            {"local_device_ids": [0, 1, 2]},
-        ),
-        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, {}),
+        (ONE_A_NODE | {"SLURM_GPUS_ON_NODE": "3"}, {"local_device_ids": [0, 1, 2]}),
+        (ONE_A_NODE, {}),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, None),  # no TPU that jax could use
         (TPU, {}),
         (TPU | {"JAX_PLATFORMS": "cpu"}, None),
@@ -126,21 +113,16 @@ def test_a_workdir_that_is_no_place(quick_command, script):
     """Of a URL that nothing can write to: one line."""
     done = quick_command(*script, "--workdir=ftp://bucket/run")
     assert done.returncode == 2
-    assert re.fullmatch(
-        r"error: ftp://bucket/run must be a directory, gs://BUCKET/NAME or"
-        r" .*\n",
-        done.stderr,
-    )
+    says = r"error: ftp://bucket/run must be a directory, gs://BUCKET/NAME or .*\n"
+    assert re.fullmatch(says, done.stderr)
 
 
 def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     """A host that does not see what the first has written says so."""
     monkeypatch.setattr(hosts, "first", lambda: False)
     monkeypatch.setattr(workdirs, "VISIBLE", 0)
-    with pytest.raises(
-        InputError,
-        match=r"run is not the same on all hosts: give a --workdir on a disk that they share",
-    ):
+    says = "run is not the same on all hosts: give a --workdir on a disk that they share"
+    with pytest.raises(InputError, match=says):
         train(config(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -200,40 +182,43 @@ def until(processes, path, step):
         time.sleep(0.1)
 
 
-TRAIN_AND_FAIL = """
+ON_HOSTS = """
 from adaptive_jax.config import commands
 from adaptive_jax.config import flags as config_flags
 from adaptive_jax.training import command
 def main():
+    import errno
     from adaptive_jax.parallel import hosts
     from adaptive_jax.evaluation.evaluate import Request, evaluate
-    from adaptive_jax.training import loop
+    from adaptive_jax.training import loop, writers
     workdir, others = commands.workdir()
     hosts.initialize(*others)
+    config = config_flags.config()[0]
     with hosts.fail_together():
-        loop.train(config_flags.config()[0], workdir)
-        evaluate(workdir.with_name("none"), Request())
+        %s
 commands.run(main)
 """
+TRAIN_AND_FAIL = """
+        loop.train(config, workdir)
+        evaluate(workdir.with_name("none"), Request())
+"""
 EVALUATE_AND_TRAIN = """
-from adaptive_jax.config import commands
-from adaptive_jax.config import flags as config_flags
-from adaptive_jax.training import command
-def main():
-    from adaptive_jax.parallel import hosts
-    from adaptive_jax.evaluation.evaluate import Request, evaluate
-    from adaptive_jax.training import loop
-    workdir, others = commands.workdir()
-    hosts.initialize(*others)
-    with hosts.fail_together():
         evaluate(workdir, Request(window=7, context=4, checkpoint="latest"))
         evaluate(workdir, Request(checkpoint="latest", method="cache"))
-        evaluate(
-            workdir,
-            Request(window=8, checkpoint="latest", method="dynamic", options={"rule": "sgd"}),
-        )
-        loop.train(config_flags.config()[0], workdir)
-commands.run(main)
+        sgd = {"rule": "sgd"}
+        evaluate(workdir, Request(window=8, checkpoint="latest", method="dynamic", options=sgd))
+        loop.train(config, workdir)
+"""
+FAIL_ALONE = """
+        hosts.ENDING = 3
+        write = writers.JsonLines.write
+        def full(self, step, metrics):
+            if step == 6:
+                raise OSError(errno.ENOSPC, "", "metrics.jsonl")
+            write(self, step, metrics)
+        if hosts.first():
+            writers.JsonLines.write = full
+        loop.train(config, workdir)
 """
 
 
@@ -250,7 +235,7 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
     """
     workdir, own = tmp_path / "run", STEPS | {"data.cache": str(tmp_path / "cache")}
     (out, err), (silence, other_err), statuses = ended(
-        start_hosts("-c", TRAIN_AND_FAIL, *flags(workdir, **own, steps=3))
+        start_hosts("-c", ON_HOSTS % TRAIN_AND_FAIL, *flags(workdir, **own, steps=3))
     )
     assert statuses == [2, 2], err + other_err
     assert re.search(r"error: .*none holds no run", err) and err.count("error: ") == 1
@@ -267,7 +252,10 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
         each.unlink()
 
     processes = start_hosts(
-        "-c", EVALUATE_AND_TRAIN, *flags(workdir, **own, steps=100_000, fsdp=2), devices=2
+        "-c",
+        ON_HOSTS % EVALUATE_AND_TRAIN,
+        *flags(workdir, **own, steps=100_000, fsdp=2),
+        devices=2,
     )
     until(processes, workdir / "metrics.jsonl", 10)
     processes[1].send_signal(signal.SIGINT)  # which jax is told of as SIGTERM
@@ -313,41 +301,15 @@ def test_two_hosts_are_one(start_hosts, flags, config, alone, tmp_path):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-ALONE = """
-import errno
-from adaptive_jax.config import commands
-from adaptive_jax.config import flags as config_flags
-config_flags.define()
-commands.define_workdir("")
-def main():
-    from adaptive_jax.parallel import hosts
-    from adaptive_jax.training import loop, writers
-    workdir, others = commands.workdir()
-    hosts.initialize(*others)
-    if hosts.first():
-        write = writers.JsonLines.write
-        def full(self, step, metrics):
-            if step == 6:
-                raise OSError(errno.ENOSPC, "", "metrics.jsonl")
-            write(self, step, metrics)
-        writers.JsonLines.write = full
-    with hosts.fail_together():
-        loop.train(config_flags.config()[0], workdir)
-commands.run(main)
-"""
-
-
 @pytest.mark.first
 def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
     """After a checkpoint: it says why and ends, and the other one does not wait for ever."""
     (_, err), _, statuses = ended(
-        start_hosts("-c", ALONE, *flags(tmp_path / "run", **STEPS, steps=100_000))
+        start_hosts("-c", ON_HOSTS % FAIL_ALONE, *flags(tmp_path / "run", **STEPS, steps=100_000))
     )
     assert statuses[0] == 2 and statuses[1] not in (0, None)
-    assert (
-        "error: cannot write metrics.jsonl: No space left on device" in err
-        and "Traceback" not in err
-    )
+    assert "error: cannot write metrics.jsonl: No space left on device" in err
+    assert "Traceback" not in err
     assert (tmp_path / "run" / "checkpoints" / "3").is_dir()
 
 
@@ -355,13 +317,7 @@ def test_a_host_that_fails_alone(start_hosts, flags, tmp_path):
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_host_that_is_killed(start_hosts, flags, tmp_path, killed):
     """The other one does not wait for ever."""
-    steps = {
-        "steps": 100_000,
-        "log_every": 1,
-        "evaluate_every": 0,
-        "checkpoint_every": 0,
-        "input.cutoffs": (60,),
-    }
+    steps = STEPS | {"steps": 100_000, "evaluate_every": 0, "checkpoint_every": 0}
     processes = start_hosts("train.py", *flags(tmp_path / "run", **steps))
     until(processes, tmp_path / "run" / "metrics.jsonl", 1)
     processes[killed].kill()

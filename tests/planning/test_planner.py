@@ -57,15 +57,15 @@ def test_a_cost_computed_by_hand():
     """
     head, tail = 10 * 8 * (2 + 1), 2 * (2 + 8)
     workload = Workload(features=8, factor=4, tokens=10, least_rows=0)
-    assert cost([6, 2, 1, 1], (2,), workload) == pytest.approx(6 * (head + 2 * tail) / 10)
-    assert cost([6, 2, 1, 1], (2,), workload._replace(least_rows=5)) == pytest.approx(
-        6 * (head + 5 * tail) / 10
-    )
-    assert cost([6, 2, 1, 1], (2,), workload._replace(least_rows=20)) == pytest.approx(
-        6 * 2 * (head + 10 * tail) / 10
-    )
-    assert cost([6, 2, 1, 1], (), workload) == pytest.approx(6 * 8 * 4)
-    assert cost([6, 2, 1, 1], (), workload._replace(width=3)) == pytest.approx(6 * 3 * (4 + 8))
+    for cutoffs, changes, expected in (
+        ((2,), {}, 6 * (head + 2 * tail) / 10),
+        ((2,), {"least_rows": 5}, 6 * (head + 5 * tail) / 10),
+        ((2,), {"least_rows": 20}, 6 * 2 * (head + 10 * tail) / 10),
+        ((), {}, 6 * 8 * 4),
+        ((), {"width": 3}, 6 * 3 * (4 + 8)),
+    ):
+        found = cost([6, 2, 1, 1], cutoffs, workload._replace(**changes))
+        assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("least_rows", [0, 5, 40])
@@ -76,9 +76,7 @@ def test_against_brute_force(bands, least_rows):
     for counts, (factor, width, smallest) in itertools.product(
         COUNTS.values(), [(1, 0, 1), (2, 0, 1), (2, 12, 1), (2, 0, 2)]
     ):
-        workload = Workload(
-            features=16, factor=factor, width=width, tokens=32, least_rows=least_rows
-        )
+        workload = Workload(16, factor, width, tokens=32, least_rows=least_rows)
         every = {}
         for cutoffs in itertools.combinations(range(1, len(counts)), bands - 1):
             every[cutoffs] = slow_cost(counts, cutoffs, workload)
@@ -171,30 +169,22 @@ def test_the_papers_cutoffs(corpus, words, cutoffs):
 @pytest.mark.parametrize(
     "call, says",
     [
-        (lambda: propose([3, 2, 1], 4, Workload()), ["bands=4", "3 words", "3 or fewer"]),
-        (
-            lambda: propose([3, 2, 1], 2, Workload(), smallest=2),
-            ["smallest=2", "3 there are", "smallest=1"],
-        ),
-        (lambda: propose([3, 2, 1], 0, Workload()), ["bands=0"]),
-        (lambda: propose([3, 2, 1], 2, Workload(), smallest=0), ["smallest=0"]),
-        (lambda: propose([3, 2, 1], 3, Workload(features=8)), ["3 bands of factor 4", "8"]),
-        (lambda: propose([1, 2, 3], 2, Workload()), ["rise from 1 to 2 at id 1", "largest first"]),
-        (lambda: propose([], 1, Workload()), ["counts"]),
-        (lambda: cost([0, 0], (1,), Workload()), ["not all 0"]),
-        (lambda: cost([2, float("nan")], (1,), Workload()), ["0 or more"]),
-        (lambda: cost([3, 2, 1], (3,), Workload()), ["cutoff 3", "vocabulary size 3"]),
-        (lambda: cost([3, 2, 1], (), Workload(tokens=0)), ["tokens=0"]),
-        (lambda: cost([3, 2, 1], (), Workload(least_rows=-1)), ["least_rows=-1"]),
-        (lambda: cost([3, 2, 1], (2, 1), Workload()), ["increase"]),
+        (lambda: propose([3, 2, 1], 4, Workload()), "bands=4 of smallest=1 .*3 words.*bands=3"),
+        (lambda: propose([3, 2, 1], 2, Workload(), 2), "smallest=2 .*3 words .*bands=1"),
+        (lambda: propose([3, 2, 1], 0, Workload()), "bands=0"),
+        (lambda: propose([3, 2, 1], 2, Workload(), smallest=0), "smallest=0"),
+        (lambda: propose([3, 2, 1], 3, Workload(features=8)), "3 bands of factor 4.* 8"),
+        (lambda: cost([3, 2, 1], (3,), Workload()), "cutoff 3 .*vocabulary size 3"),
+        (lambda: cost([3, 2, 1], (), Workload(tokens=0)), "tokens=0"),
+        (lambda: cost([3, 2, 1], (), Workload(least_rows=-1)), "least_rows=-1"),
+        (lambda: cost([3, 2, 1], (2, 1), Workload()), "increase"),
     ],
 )
 def test_what_cannot_be_planned(call, says):
     """One line with the value and the cure."""
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=says) as error:
         call()
     assert "\n" not in str(error.value)
-    assert all(part in str(error.value) for part in says), error.value
 
 
 TRAIN = ["a a a a b b b c c d", "a b c e", "f"]
@@ -208,9 +198,8 @@ def test_a_cut_is_what_the_vocabulary_would_be(tmp_path, lines):
     """
     for name, content in ("train", lines), ("valid", OTHER):
         (tmp_path / f"{name}.txt").write_text("\n".join(content) + "\n")
-    splits, words = report.count(
-        {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path / "cache")}
-    )
+    data = {"corpus": "text_files", "path": str(tmp_path), "cache": str(tmp_path / "cache")}
+    splits, words = report.count(data)
     assert list(splits) == ["train", "validation"]  # there is no test split
     counts = {}
     for word in " <eos> ".join([*lines, ""]).split():
@@ -237,18 +226,9 @@ def reported(text, tmp_path, capsys):
     """
 
     def reported(corpus="text_files", **flags):
-        given = dict(
-            path=str(text),
-            cache=str(tmp_path),
-            tokeniser="none",
-            lower=False,
-            threshold=1,
-            limit=0,
-            width=64,
-            bands=0,
-            smallest=0,
-            factor=4,
-        )
+        given = {"path": str(text), "cache": str(tmp_path), "tokeniser": "none", "lower": False}
+        given |= {"threshold": 1, "limit": 0}
+        given |= {"width": 64, "factor": 4, "bands": 0, "smallest": 0}
         report.print_report(corpus, types.SimpleNamespace(**given | flags))
         return capsys.readouterr().out
 
@@ -267,9 +247,8 @@ def line_of(out, name):
 def test_the_report(reported, text, tmp_path):
     """Both tables for a corpus whose numbers are known."""
     out = reported()
-    splits, words = report.count(
-        {"corpus": "text_files", "path": str(text), "cache": str(tmp_path)}
-    )
+    data = {"corpus": "text_files", "path": str(text), "cache": str(tmp_path)}
+    splits, words = report.count(data)
     first = columns(line_of(out, "threshold 1"))
     assert first == ["threshold 1", "122", "0.00%", "0.00%", "0.00%"]
     assert line_of(out, "threshold 1").startswith("* ")
@@ -280,25 +259,19 @@ def test_the_report(reported, text, tmp_path):
     counts, workload = words.counts[:-1], Workload(features=64)
     assert words.words[-1] == "<unk>"
     cutoffs = {"full softmax": (), "as paper's": (9, 27)}
-    cutoffs |= {
-        f"{bands} bands": propose(counts, bands, workload, smallest=5)[0] for bands in (2, 3, 4)
-    }
+    for bands in 2, 3, 4:
+        cutoffs[f"{bands} bands"], _ = propose(counts, bands, workload, smallest=5)
     flops = {name: cost(counts, cuts, workload) for name, cuts in cutoffs.items()}
     for name, cuts in cutoffs.items():
         line = columns(line_of(out, name))
-        shares = [
-            counts[a:b].sum() / counts.sum() for a, b in itertools.pairwise((0, *cuts, len(counts)))
-        ]
-        assert line[1:3] == [
-            " ".join(map(str, cuts)) or "-",
-            " ".join(f"{share:.1%}" for share in shares),
-        ]
+        ends = itertools.pairwise((0, *cuts, len(counts)))
+        shares = [f"{counts[a:b].sum() / counts.sum():.1%}" for a, b in ends]
+        assert line[1:3] == [" ".join(map(str, cuts)) or "-", " ".join(shares)]
         of_full = flops[name] / flops["full softmax"]
         assert line[3:5] == [f"{flops[name] / 1e6:.2f}", f"{of_full:.1%}"]
     assert "5 bands" not in out  # of width 64, no width is left for them
-    assert [name for name in flops if line_of(out, name).startswith("* ")] == [
-        min(flops, key=flops.get)
-    ]
+    least = min(flops, key=flops.get)
+    assert [name for name in flops if line_of(out, name).startswith("* ")] == [least]
     assert "--smallest=5 words" in out  # 3.7% of 122
 
 
@@ -316,21 +289,18 @@ def test_the_report_of_a_smaller_vocabulary(reported):
 @pytest.mark.parametrize(
     "flags, says",
     [
-        ({"corpus": "text_fils"}, ["'text_fils'", 'Did you mean "text_files"']),
-        ({"bands": 200, "factor": 1}, ["bands=200", "122 words"]),
-        ({"bands": 3, "smallest": 50}, ["smallest=50", "122", "smallest=40"]),
-        ({"tokeniser": "mose"}, ["mose", "moses"]),
-        ({"bands": 3, "width": 8}, ["3 bands of factor 4", "width of 8"]),
-        ({"threshold": 0}, ["threshold=0"]),
+        ({"corpus": "text_fils"}, "'text_fils' .*Did you mean \"text_files\""),
+        ({"bands": 200, "factor": 1}, "bands=200 .*122 words there are"),
+        ({"bands": 3, "smallest": 50}, "bands=3 of smallest=50 .*122 .*bands=2"),
+        ({"tokeniser": "mose"}, "mose.*moses"),
+        ({"threshold": 0}, "threshold=0"),
     ],
 )
 def test_a_report_with_bad_input(reported, capsys, flags, says):
     """One line, before anything is printed."""
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=says) as error:
         reported(**flags)
-    assert all(part in str(error.value) for part in says) and "\n" not in str(error.value), (
-        error.value
-    )
+    assert "\n" not in str(error.value)
     assert capsys.readouterr().out == ""
 
 
@@ -353,7 +323,5 @@ def test_the_command(quick_command, text, tmp_path):
     done = quick_command(*name, "--help")
     assert "Traceback" not in done.stdout + done.stderr
     assert "python -m adaptive_jax plan penn_treebank" in done.stdout
-    assert all(
-        f"  --{name}:" in done.stdout
-        for name in ("path", "threshold", "limit", "width", "bands", "smallest")
-    )
+    flags = "path", "threshold", "limit", "width", "bands", "smallest"
+    assert all(f"  --{name}:" in done.stdout for name in flags)

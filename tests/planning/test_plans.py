@@ -30,12 +30,7 @@ LAYERS = papers.layers(
 
 def small(layers="adp_t", **changes):
     """The quickstart's config with 122 words, as `rows.config` changes it."""
-    body = {
-        "body.attention_dropout": 0.1,
-        "body.features": 32,
-        "body.heads": 2,
-        "body.feed_forward": 64,
-    }
+    body = {"body.features": 32, "body.heads": 2, "body.feed_forward": 64}
     words = {"data.vocabulary_size": 122, "tokens_per_update": 4096, "tokens_per_device": 512}
     return complete(quickstart.SETTINGS, LAYERS[layers], body | words, changes)
 
@@ -106,21 +101,16 @@ def test_as_few_devices_as_hold_the_model_share_it():
     """
     plans = [make_plan(VERY_LARGE, 793_471, 8, memory=int(size)) for size in (80e9, 16e9, 1e9)]
     assert [plan.fsdp for plan in plans] == [1, 4, 8]
-    assert plans[0].parameters["total"] == sum(
-        plans[0].parameters[part] for part in ("input", "body", "output")
-    )
+    total, *parts = plans[0].parameters.values()
+    assert total == sum(parts) and len(parts) == 3
     assert plans[1].state_bytes < 0.26 * plans[0].state_bytes
     assert make_plan(VERY_LARGE | {"fsdp": 2}, 793_471, 8).fsdp == 2
     with pytest.raises(InputError, match=r"fsdp=3 does not divide the 8 device\(s\)"):
         make_plan(VERY_LARGE | {"fsdp": 3}, 793_471, 8)
-    with pytest.raises(
-        InputError, match=r"needs at least 8.2 GB a device, and this one has 8.0 GB"
-    ):
+    with pytest.raises(InputError, match="needs at least 8.2 GB a device, .* has 8.0 GB"):
         check_memory(plans[0], int(8e9))
-    found = [
-        choose_fsdp(VERY_LARGE, 793_471, 8, memory)
-        for memory in (None, int(40e9), int(5e9), int(1e9))
-    ]
+    memories = None, int(40e9), int(5e9), int(1e9)
+    found = [choose_fsdp(VERY_LARGE, 793_471, 8, memory) for memory in memories]
     assert found == [1, 1, 2, 8]
     some = [choose_fsdp(VERY_LARGE | {"fsdp": n}, 793_471, 8, int(1e9)) for n in (2, 3, 16)]
     assert some == [2, 1, 8]

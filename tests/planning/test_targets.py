@@ -3,6 +3,7 @@ which platform code is traced for.
 """
 
 import importlib.util
+import re
 import sys
 
 import jax
@@ -18,10 +19,7 @@ from adaptive_jax.planning import targets
 OLD = sys.version_info < (3, 12)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["h1000", "H100", "h100:", "h100:0", "h100:8x", "h100 ", "v5e:2x2:3", "", "cpu", "v5e:0x2"],
-)
+@pytest.mark.parametrize("name", ["h1000", "H100", "h100:", "h100:8x", "", "cpu", "v5e:0x2"])
 def test_what_is_no_device(name):
     """One line with the name and those that there are."""
     with pytest.raises(InputError, match=f"--target={name} must be one of a100, .*h100.*v5e:2x2"):
@@ -32,9 +30,8 @@ def test_what_is_no_device(name):
 def test_what_is_missing(monkeypatch, name, lacks):
     """One line with the packages, Python's version and the cure."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    with pytest.raises(
-        InputError, match=rf"--target={name} needs {lacks} on Python 3.12.*'.\[targets\]'"
-    ):
+    says = rf"--target={name} needs {lacks} on Python 3.12.*'.\[targets\]'"
+    with pytest.raises(InputError, match=says):
         targets.topology(name)
 
 
@@ -43,12 +40,8 @@ def test_descriptions_are_whole():
     is less than a core's.
     """
     for name, chip in GPUS.items():
-        lines = [
-            line.split(": ")
-            for line in description(name).splitlines()
-            if line.startswith("  ") and "{" not in line
-        ]
-        fields = {name.strip(): float(value) for name, value in lines}
+        lines = re.findall(r"^  +(\w+): ([\d.e+]+)$", description(name), re.MULTILINE)
+        fields = {name: float(value) for name, value in lines}
         assert len(fields) == 17 and min(fields.values()) > 0
         assert (
             fields["shared_memory_per_block"]
@@ -76,10 +69,9 @@ def test_code_is_traced_for_the_devices_of_its_mesh(monkeypatch):
         ("NVIDIA A100-SXM4-80GB", "gpu", ("gpu", (8, 0))),
     ]:
         device = AbstractDevice(kind, None, name)
-        mesh, spec = (
-            AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=device),
-            PartitionSpec("x"),
-        )
+        types = (AxisType.Auto,)
+        mesh = AbstractMesh((1,), ("x",), axis_types=types, abstract_device=device)
+        spec = PartitionSpec("x")
         jax.eval_shape(
             jax.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec),
             jax.ShapeDtypeStruct((4,), "float32"),

@@ -19,11 +19,8 @@ from adaptive_jax.training.compiled import (
     plan_update,
 )
 
-MISSING = [
-    module
-    for module in ("jax_plugins", "nvidia", "libtpu")
-    if importlib.util.find_spec(module) is None
-]
+PACKAGES = "jax_plugins", "nvidia", "libtpu"
+MISSING = [module for module in PACKAGES if importlib.util.find_spec(module) is None]
 REASON = (
     f"the extra `targets` is not installed: {', '.join(MISSING)} missing"
     if MISSING
@@ -99,15 +96,8 @@ def test_plans_that_do_not_fit_a_target(config, name, changes, says):
 @pytest.mark.parametrize(
     "flag, says",
     [
-        (
-            ["--target=h100"],
-            "--target=h100 compiles for a device that need not be here: add --dry_run",
-        ),
+        (["--target=h100"], "--target=h100 compiles for a device that need not be here: add --dry"),
         (["--dry_run", "--target=h1000"], "--target=h1000 must be one of a100"),
-        *[
-            (["--dry_run", "--target=h100"], "--target=h100 needs ")
-            for _ in range(sys.version_info < (3, 12))
-        ],
     ],
 )
 def test_what_is_refused(quick_command, flags, tmp_path, flag, says):

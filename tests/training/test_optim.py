@@ -47,19 +47,17 @@ def test_cycles_of_the_paper(corpus):
             length = first * 2**cycle
             low, high = 1e-5 * shrink**cycle, shrink**cycle
             assert rate(jnp.asarray(begin)) == pytest.approx(high, rel=1e-9)
-            assert rate(jnp.asarray(begin + length // 2)) == pytest.approx(
-                (low + high) / 2, rel=1e-9
-            )
+            middle = rate(jnp.asarray(begin + length // 2))
+            assert middle == pytest.approx((low + high) / 2, rel=1e-9)
             assert low <= rate(jnp.asarray(begin + length - 1)) < low + high * 1e-6
             begin += length
         assert begin == updates
+        lowest = 1e-5 * shrink ** (cycles - 1)
         for later in (updates, 2 * updates):
-            assert rate(jnp.asarray(later)) == pytest.approx(
-                1e-5 * shrink ** (cycles - 1), rel=1e-9
-            )
+            assert rate(jnp.asarray(later)) == pytest.approx(lowest, rel=1e-9)
 
 
-FROM_OPTAX = "lion", "adagrad", "adamw", "rmsprop", "adafactor", "muon", "prodigy", "lars", "sm3"
+FROM_OPTAX = "lion", "adamw", "adafactor", "muon"
 
 
 @pytest.mark.parametrize("name", FROM_OPTAX)
@@ -70,14 +68,9 @@ def test_an_optimizer_of_optax_is_that_of_optax(name):
     params, gradient = {"a": jnp.ones((3, 4)), "b": jnp.ones(4)}, {"a": jnp.full((3, 4), 0.1)}
     gradient["b"] = -jnp.ones(4)
     theirs = (getattr(optax, name, None) or getattr(optax.contrib, name))(learning_rate=0.1)
-    ours = optim.from_config(
-        config(
-            optimizer__name=name,
-            optimizer__learning_rate=0.1,
-            schedule__name="constant",
-            schedule__warmup_steps=0,
-        )
-    )
+    constant = {"schedule.name": "constant", "schedule.warmup_steps": 0}
+    named = {"optimizer.name": name, "optimizer.learning_rate": 0.1}
+    ours = optim.from_config(complete(named, constant))
     assert {key.split("_")[0] for key in keys_of("optimizer", name)} >= {"learning", "clip", "l2"}
     states, ends = [ours.init(params), theirs.init(params)], [params, params]
     for _ in range(3):
@@ -86,42 +79,6 @@ def test_an_optimizer_of_optax_is_that_of_optax(name):
             ends[i] = optax.apply_updates(ends[i], changes)
     jax.tree.map(np.testing.assert_array_equal, *ends)
     assert optim.params_to_evaluate(states[0], params) is params
-
-
-@pytest.mark.parametrize(
-    "name, says",
-    [
-        ("lion_", "config.optimizer.name='lion_' is not one of nag, .*. Did you mean \"lion\""),
-        ("scale_by_rprop", "is not one of nag, sgd, adam, nt_asgd, adabelief, "),
-        ("chain", "is not one of nag, "),
-        ("schedule_free_sgd", "is not one of nag, "),
-        ("optax:scale_by_adam", "optimizer.name='optax:scale_by_adam' must take a learning_rate"),
-        ("lbfgs", "optimizer.name='lbfgs' cannot train a language model: .*'value_fn'"),
-    ],
-)
-def test_what_is_no_optimizer(name, says):
-    """One line, instead of a traceback out of optax."""
-    with pytest.raises(InputError, match=says) as error:
-        optim.from_config(config(optimizer__name=name))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("wrong", [{"cycles": 0}, {"cycle_steps": 0}])
-def test_a_schedule_without_cycles(wrong):
-    """One line that names both settings."""
-    settings = {
-        "learning_rate": 1.0,
-        "min_learning_rate": 0.0,
-        "warmup_from": 0.0,
-        "warmup_steps": 1,
-        "cycle_steps": 5,
-        "cycles": 1,
-        "shrink": 1.0,
-    } | wrong
-    with pytest.raises(
-        InputError, match=r"schedule\.cycles=\d of schedule\.cycle_steps=\d: both must be 1 or more"
-    ):
-        schedules.cosine_cycles(**settings)
 
 
 def test_the_inverse_square_root():
@@ -139,10 +96,6 @@ def test_the_inverse_square_root():
             )
 
 
-def config(**changes):
-    return complete({key.replace("__", "."): value for key, value in changes.items()})
-
-
 @pytest.mark.parametrize(
     "optimizer, schedule", itertools.product(optim.OPTIMIZERS, optim.SCHEDULES)
 )
@@ -150,12 +103,9 @@ def test_any_optimizer_goes_with_any_schedule(optimizer, schedule):
     """The gradient's way at first, by half as much if the rate is scaled by a half; zero rate
     changes nothing.
     """
-    changes = {
-        "schedule__warmup_from": 0.0,
-        "schedule__warmup_steps": 2,
-        "optimizer__learning_rate": 0.1,
-    }
-    ours = optim.from_config(config(optimizer__name=optimizer, schedule__name=schedule, **changes))
+    names = {"optimizer.name": optimizer, "schedule.name": schedule}
+    rates = {"optimizer.learning_rate": 0.1, "schedule.warmup_from": 0.0}
+    ours = optim.from_config(complete(names, rates, {"schedule.warmup_steps": 2}))
     params, gradient = {"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([0.1, -0.3])}
     state, moved = ours.init(params), {}
     for step, scale in enumerate((1.0, 1.0, 0.5)):
@@ -178,7 +128,7 @@ def test_parameters_named_as_fields_of_a_state(optimizer):
     evaluated, saved and logged would be Adam's moments of that parameter.
     """
     params = {"average": jnp.ones(2), "learning_rate": jnp.ones(3), "count": jnp.ones(4)}
-    ours = optim.from_config(config(optimizer__name=optimizer))
+    ours = optim.from_config(complete({"optimizer.name": optimizer}))
     _, state = ours.update(params, ours.init(params), params)
     assert optim.learning_rate(state) is state.learning_rate
     assert optim.params_to_evaluate(state, params).keys() == params.keys()
@@ -192,15 +142,12 @@ def test_decoupled_decay():
     does, and not through momentum.
     """
     params, gradient = {"a": jnp.array([1.0, -2.0])}, {"a": jnp.array([0.1, -0.3])}
-    flat = {
-        "schedule__name": "constant",
-        "schedule__warmup_steps": 0,
-        "optimizer__learning_rate": 0.5,
-    }
-    for name, key in ("nag", "optimizer__decoupled_decay"), ("adam", "optimizer__decoupled_decay"):
+    flat = {"schedule.name": "constant", "schedule.warmup_steps": 0, "optimizer.learning_rate": 0.5}
+    for name in "nag", "adam":
         moved = []
         for decay in 0.0, 0.01:
-            ours = optim.from_config(config(optimizer__name=name, **flat, **{key: decay}))
+            changes = {"optimizer.name": name, "optimizer.decoupled_decay": decay}
+            ours = optim.from_config(complete(flat, changes))
             state = ours.init(params)
             _, state = ours.update(gradient, state, params)
             changes, _ = ours.update(gradient, state, params)
@@ -236,77 +183,52 @@ def test_averages_of_the_paper():
     assert tree_get(state, "switched") and int(tree_get(state, "step")) == 6
 
 
-WRONG = [  # optimizer, schedule, changes, what is said
-    (
-        "nag",
-        "constant",
-        {"optimizer__decoupled_decay": -1e-6},
-        "optimizer.decoupled_decay=-1e-06 must be from 0",
-    ),
-    ("sgd", "constant", {"optimizer__clip_norm": 0.0}, "optimizer.clip_norm=0.0 must be above 0"),
-    (
-        "sgd",
-        "constant",
-        {"optimizer__l2_decay": 1.0},
-        "optimizer.l2_decay=1.0 must be from 0 to less than 1",
-    ),
-    ("adam", "constant", {"optimizer__epsilon": 0.0}, "optimizer.epsilon=0.0 must be above 0"),
-    (
-        "adam",
-        "constant",
-        {"optimizer__decoupled_decay": 2.0},
-        "optimizer.decoupled_decay=2.0 must be from 0",
-    ),
-    ("nt_asgd", "constant", {"optimizer__nonmono": -1}, "optimizer.nonmono=-1 must be 0 or more"),
-    (
-        "nt_asgd",
-        "constant",
-        {"optimizer__form": "papr"},
-        "optimizer.form='papr' is not one of paper, torch. Did you mean",
-    ),
-    (
-        "sgd",
-        "constant",
-        {"optimizer__learning_rate": 0.0},
-        "optimizer.learning_rate=0.0 must be above 0",
-    ),
-    (
-        "sgd",
-        "constant",
-        {"schedule__warmup_steps": -1},
-        "schedule.warmup_steps=-1 must be 0 or more",
-    ),
-    (
-        "sgd",
-        "constant",
-        {"schedule__warmup_from": -1.0},
-        "schedule.warmup_from=-1.0 must be 0 or more",
-    ),
-    (
-        "sgd",
-        "inverse_square_root",
-        {"schedule__warmup_steps": 0},
-        "schedule.warmup_steps=0 must be 1 or more",
-    ),
-    ("sgd", "plateau", {"schedule__factor": 0.5}, "schedule.factor=0.5 must be above 1"),
-    ("sgd", "plateau", {"schedule__patience": 0}, "schedule.patience=0 must be 1 or more"),
-    (
-        "sgd",
-        "plateau",
-        {"schedule__threshold": 1.0},
-        "schedule.threshold=1.0 must be from 0 to less than 1",
-    ),
-    ("sgd", "plateau", {"schedule__divisions": -1}, "schedule.divisions=-1 must be 0 or more"),
-]
+@pytest.mark.parametrize(
+    "optimizer, schedule, setting, value, must",
+    [
+        ("nag", "constant", "optimizer.decoupled_decay", -1e-6, "from 0 to less than 1"),
+        ("sgd", "constant", "optimizer.clip_norm", 0.0, "above 0"),
+        ("sgd", "constant", "optimizer.l2_decay", 1.0, "from 0 to less than 1"),
+        ("adam", "constant", "optimizer.epsilon", 0.0, "above 0"),
+        ("nt_asgd", "constant", "optimizer.nonmono", -1, "0 or more"),
+        ("sgd", "constant", "optimizer.learning_rate", 0.0, "above 0"),
+        ("sgd", "constant", "schedule.warmup_steps", -1, "0 or more"),
+        ("sgd", "constant", "schedule.warmup_from", -1.0, "0 or more"),
+        ("sgd", "inverse_square_root", "schedule.warmup_steps", 0, "1 or more"),
+        ("sgd", "plateau", "schedule.factor", 0.5, "above 1"),
+        ("sgd", "plateau", "schedule.patience", 0, "1 or more"),
+        ("sgd", "plateau", "schedule.threshold", 1.0, "from 0 to less than 1"),
+        ("sgd", "plateau", "schedule.divisions", -1, "0 or more"),
+    ],
+)
+def test_settings_out_of_range(optimizer, schedule, setting, value, must):
+    """One line with the key, its value and what it should be."""
+    changes = {"optimizer.name": optimizer, "schedule.name": schedule, setting: value}
+    with pytest.raises(InputError) as error:
+        optim.from_config(complete(changes))
+    assert f"{setting}={value} must be {must}" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "optimizer, schedule, changes, says",
-    WRONG,
-    ids=lambda value: value if isinstance(value, str) else "",
+    "changes, says",
+    [
+        ({"optimizer.name": "lion_"}, r"config.optimizer.name='lion_' is .* Did you mean \"lion\""),
+        ({"optimizer.name": "scale_by_rprop"}, "is not one of nag, sgd, adam, nt_asgd, adabelief"),
+        ({"optimizer.name": "chain"}, "is not one of nag, "),
+        ({"optimizer.name": "schedule_free_sgd"}, "is not one of nag, "),
+        ({"optimizer.name": "optax:scale_by_adam"}, "must take a learning_rate"),
+        ({"optimizer.name": "lbfgs"}, "'lbfgs' cannot train a language model: .*'value_fn'"),
+        (
+            {"optimizer.name": "nt_asgd", "optimizer.form": "papr"},
+            "optimizer.form='papr' is not one of paper, torch. Did you mean",
+        ),
+        ({"schedule.cycles": 0}, "schedule.cycles=0 of schedule.cycle_steps=.*: both must be 1"),
+        ({"schedule.cycle_steps": 0}, "schedule.cycle_steps=0: both must be 1 or more"),
+    ],
 )
-def test_settings_out_of_range(optimizer, schedule, changes, says):
-    """One line with the key, its value and what it should be."""
-    with pytest.raises(InputError) as error:
-        optim.from_config(config(optimizer__name=optimizer, schedule__name=schedule, **changes))
-    assert says in str(error.value) and "\n" not in str(error.value)
+def test_what_is_no_optimizer_or_schedule(changes, says):
+    """One line, instead of a traceback out of optax."""
+    with pytest.raises(InputError, match=says) as error:
+        optim.from_config(complete(changes))
+    assert "\n" not in str(error.value)

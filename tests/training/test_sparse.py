@@ -32,55 +32,31 @@ WORDS = Vocabulary.build({f"w{n}": 100 // n for n in range(1, 20)} | {"<eos>": 9
 LEXICON = str(Path(__file__).parents[1] / "fixtures" / "lexicon.jsonl")
 LETTERS = {"width": 3, "filters": ((1, 4), (2, 4)), "highway_layers": 1, "length": 5}
 CNN = {f"input.{key}": value for key, value in LETTERS.items()} | {"input.name": "char_cnn"}
-BODY = {
-    "body.name": "lstm",
-    "body.features": 8,
-    "body.widths": (8,),
-    "body.dropout": 0.0,
-    "compose_share": 0.4,
-}
-ADAM = {
-    "optimizer.name": "adam",
-    "optimizer.l2_decay": 0.1,
-    "optimizer.learning_rate": 0.05,
-    "optimizer.clip_norm": 0.01,
-}
-TIED = {
-    "output.name": "adaptive",
-    "output.table.name": "tied",
-    "output.table.cutoffs": (4, 9),
-    "output.table.bias": True,
-}
+BODY = {"body.name": "lstm", "body.features": 8, "body.widths": (8,), "body.dropout": 0.0}
+ADAM = {"optimizer.name": "adam", "optimizer.learning_rate": 0.05}
+ADAM |= {"optimizer.l2_decay": 0.1, "optimizer.clip_norm": 0.01}
+CONSTANT = {"schedule.name": "constant", "schedule.warmup_steps": 0}
+TABLE = {"output.name": "softmax", "output.table.bias": "predicted"}
+GROC = {"input.name": "groc", "input.strides": (1, 2), "input.lexicon": LEXICON}
 MODELS = {
-    "groc": (
-        CNN
-        | {
-            "input.name": "groc",
-            "input.strides": (1, 2),
-            "input.lexicon": LEXICON,
-            "output.name": "softmax",
-        }
-        | {
-            "output.table.name": "mapped",
-            "output.table.dropout": 0.3,
-            "output.table.bias": "predicted",
-        }
-    ),
+    "groc": CNN | GROC | TABLE | {"output.table.name": "mapped", "output.table.dropout": 0.3},
     "composed": (
         CNN
+        | TABLE
+        | {"output.table.name": "composed", "output.table.correction": 2}
         | {f"output.table.{key}": value for key, value in LETTERS.items()}
-        | {"output.name": "softmax", "output.table.name": "composed", "output.table.correction": 2}
-        | {"output.table.bias": "predicted"}
     ),
-    "tied": CNN | TIED,
+    "tied": (
+        CNN
+        | {"output.name": "adaptive", "output.table.name": "tied"}
+        | {"output.table.cutoffs": (4, 9), "output.table.bias": True}
+    ),
 }
 TRAINED = "groc", "composed"  # here; "tied" is trained by a whole run
 
 
 def config_of(name, **changes):
-    return complete(
-        MODELS[name], BODY, ADAM, {"schedule.name": "constant", "schedule.warmup_steps": 0}, changes
-    )
+    return complete(MODELS[name], BODY, ADAM, CONSTANT, {"compose_share": 0.4}, changes)
 
 
 def batch_of(seed):
@@ -226,6 +202,7 @@ def test_draws_come_from_seed_and_step_alone():
 
 
 SPARSE = {"steps": 5, "evaluate_every": 0, "checkpoint_every": 0, "compose_share": 0.3, "seed": 7}
+SPARSE |= {"batches.sequence_length": 16, "tokens_per_update": 128, "tokens_per_device": 64}
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +215,7 @@ def sparse(settings):
             for k, v in settings().items()
             if not k.startswith(("body.", "input.", "output.", "schedule.", "optimizer."))
         }
-        length = {"batches.sequence_length": 16, "tokens_per_update": 128, "tokens_per_device": 64}
-        return config_of("tied", **small | length | SPARSE | changes)
+        return config_of("tied", **small | SPARSE | changes)
 
     return sparse
 
@@ -304,13 +280,8 @@ def test_a_run_resumes_exactly_and_on_other_hosts(sparse, start_hosts, tmp_path)
     assert len(whole["tables"]) == 1
     assert_equal(saved(tmp_path / "stopped", sparse()), whole)
 
-    tuned = sparse(
-        steps=1,
-        seed=3,
-        init_from=str(tmp_path / "whole"),
-        init_checkpoint="latest",
-        init_words="both",
-    )
+    origin = {"init_from": str(tmp_path / "whole"), "init_checkpoint": "latest"}
+    tuned = sparse(steps=1, seed=3, init_words="both", **origin)
     train(tuned, tmp_path / "tuned")
     (tmp_path / "given.json").write_text(json.dumps([sparse(fsdp=2), tuned | {"fsdp": 2}, WAYS]))
     processes = start_hosts("-c", ON_HOSTS, f"--workdir={tmp_path}", devices=2)
@@ -328,36 +299,20 @@ def test_a_run_resumes_exactly_and_on_other_hosts(sparse, start_hosts, tmp_path)
     assert len({round(score, 4) for score in scores.values()}) == 3
 
 
+TIED = {"output.name": "softmax", "output.table.name": "tied"}
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "share, layers, says",
     [
-        ({"compose_share": 0.0}, r"compose_share=0 must be above 0 and at most 1"),
-        ({"compose_share": 1.5}, r"compose_share=1.5 must be above 0 and at most 1"),
-        (
-            {"output.table.name": "own"},
-            r"this model composes only the words it reads: use compose_share=1",
-        ),
-        (
-            {"input.name": "lookup", "output.table.name": "tied"},
-            r"this model composes none: use compose_share=1",
-        ),
+        (0.0, CNN | TIED, "compose_share=0 must be above 0 and at most 1"),
+        (1.5, CNN | TIED, "compose_share=1.5 must be above 0 and at most 1"),
+        (0.4, CNN | {"output.table.name": "own"}, "this model composes only the words it reads: "),
+        (0.4, {"input.name": "lookup"} | TIED, "this model composes none: use compose_share=1"),
     ],
 )
-def test_wrong_shares(changes, message):
+def test_wrong_shares(share, layers, says):
     """One line says what is wrong and the cure."""
-    base = {
-        key: value
-        for key, value in MODELS["groc"].items()
-        if not key.startswith(("input.", "output.table"))
-    }
-    given = (
-        base
-        | (CNN if "input.name" not in changes else {})
-        | {"output.table.name": "tied"}
-        | changes
-    )
-    config = complete(
-        given | {key: value for key, value in (BODY | ADAM).items() if key not in changes}
-    )
-    with pytest.raises(InputError, match=message):
+    config = complete(layers, BODY, {"compose_share": share})
+    with pytest.raises(InputError, match=says):
         optimizer(config, build(config, len(WORDS)))

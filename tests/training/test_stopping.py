@@ -17,13 +17,8 @@ from adaptive_jax.training.loop import train
 from adaptive_jax.workdir.checkpoints import Checkpoints
 from tests.training.test_metrics import metrics
 
-LONG = {
-    "steps": 5_000,
-    "checkpoint_every": 20,
-    "evaluate_every": 20,
-    "log_every": 1,
-    "body.dropout": 0.1,
-}
+LONG = {"steps": 5_000, "checkpoint_every": 20, "evaluate_every": 20, "log_every": 1}
+LONG |= {"body.dropout": 0.1}
 STOPPING = "\nstopping: this update is finished and saved first; Ctrl-C again stops at once\n"
 
 
@@ -72,13 +67,9 @@ def test_a_run_that_is_stopped_saves_and_says_where(stopped, config, capsys):
     """
     workdir, status, err = stopped
     step = max(saved(workdir))
-    assert metrics(workdir)[-1]["step"] == step
-    assert status == 130
-    assert (
-        err
-        == STOPPING
-        + f"stopped after update {step:,} of 5,000, which is saved: the same command resumes\n"
-    )
+    assert (metrics(workdir)[-1]["step"], status) == (step, 130)
+    saved_at = f"stopped after update {step:,} of 5,000, which is saved: the same command resumes\n"
+    assert err == STOPPING + saved_at
     train(config(**LONG | {"steps": step + 1}), workdir)
     assert f"after {step:,} of {step + 1:,} updates" in capsys.readouterr().out
 
@@ -130,10 +121,8 @@ def test_steps_below_those_done(config, stopped):
     """Both numbers and the cure; the run stays as it was."""
     workdir, _, _ = stopped
     step = max(saved(workdir))
-    with pytest.raises(
-        InputError,
-        match=rf"has done {step:,} updates, more than steps=5: give steps={step} or more",
-    ):
+    says = rf"has done {step:,} updates, more than steps=5: give steps={step} or more"
+    with pytest.raises(InputError, match=says):
         train(config(**LONG | {"steps": 5}), workdir)
     assert max(saved(workdir)) == step
 

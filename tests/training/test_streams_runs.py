@@ -15,26 +15,20 @@ from adaptive_jax.numerics.batch import Batch
 from adaptive_jax.training.dry_run import dry_run
 from adaptive_jax.training.loop import train
 from tests.training.test_metrics import metrics
-from tests.training.test_runs import TRAIN, assert_close, state_of
+from tests.training.test_runs import assert_close, state_of
 
 ROWS = 8
-CHANGES = {
-    "steps": 60,
-    "batches.layout": "streams",
-    "batches.sequence_length": 60,
-    "tokens_per_update": ROWS * 60,
-    "tokens_per_device": ROWS * 60,
-    "body.name": "lstm",
-    "body.widths": (32,),
-    "body.features": 32,
-    "body.dropout": 0.1,
-    "input.name": "lookup",
-    "output.name": "softmax",
-    "output.table.name": "tied",
-    "optimizer.learning_rate": 0.1,
-    "schedule.name": "constant",
-    "schedule.warmup_steps": 0,
-}
+CHANGES = {"steps": 60, "batches.layout": "streams", "batches.sequence_length": 60}
+CHANGES |= {"tokens_per_update": ROWS * 60, "tokens_per_device": ROWS * 60}
+CHANGES |= {"body.name": "lstm", "body.widths": (32,), "body.features": 32, "body.dropout": 0.1}
+CHANGES |= {"input.name": "lookup", "output.name": "softmax", "output.table.name": "tied"}
+CHANGES |= {"schedule.name": "constant", "schedule.warmup_steps": 0, "optimizer.learning_rate": 0.1}
+
+TRAIN = """
+import json, pathlib, sys
+from adaptive_jax.training.loop import train
+train(json.loads(sys.argv[1]), pathlib.Path(sys.argv[2]))
+"""
 
 
 @pytest.fixture(scope="module")

@@ -37,11 +37,8 @@ def random_batch(microbatches, rows, time):
 
 def start_update(config, optimizer=None, rows=None):
     """`(model, state, update)` with which to make single updates; `rows` as in `initial_state`."""
-    mesh = sharding.device_mesh()
-    model, optimizer = (
-        build(config, config["data"]["vocabulary_size"]),
-        optimizer or optim.from_config(config),
-    )
+    mesh, optimizer = sharding.device_mesh(), optimizer or optim.from_config(config)
+    model = build(config, config["data"]["vocabulary_size"])
     update = make_update(model, optimizer, mesh, 0, shape_of_state(model, optimizer, mesh, rows))
     return (
         model,
@@ -129,7 +126,7 @@ def recurrent(config, monkeypatch):
     return config() | {"body": {"name": "recurrent", "features": 32}}
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_carry_continues_rows_from_update_to_update(recurrent, microbatches):
     """Two updates on the halves of rows see what one update on whole rows sees; a row that is
     reset sees its own half alone.
@@ -144,12 +141,8 @@ def test_a_carry_continues_rows_from_update_to_update(recurrent, microbatches):
     whole, params = apply(state.params, flat), jax.tree.map(jnp.copy, state.params)
 
     def half(columns, reset=None):
-        cut = batch._replace(
-            **{
-                name: getattr(batch, name)[..., columns]
-                for name in ("inputs", "targets", "weights")
-            }
-        )
+        arrays = ("inputs", "targets", "weights")
+        cut = batch._replace(**{name: getattr(batch, name)[..., columns] for name in arrays})
         return cut if reset is None else cut._replace(reset=np.full(batch.row_ids.shape, reset))
 
     state, first = update(state, half(slice(0, 8)))
@@ -194,7 +187,7 @@ def test_a_carry_is_saved_by_row(recurrent, tmp_path):
     checkpoints.close()
 
 
-@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microbatches):
     """What a layer sows is added to the loss of its token, and its gradient to the others, and
     not to the plain nll.
@@ -207,9 +200,8 @@ def test_penalties_are_weighted_and_accumulated_like_the_loss(recurrent, microba
     def mean(params):
         (loss, _), sown = model.apply({"params": params}, flat, mutable=["penalties"])
         [penalty] = jax.tree.leaves(sown)
-        return (
-            loss.total + jnp.sum(flat.weights * penalty)
-        ) / flat.weights.sum(), loss.total / flat.weights.sum()
+        tokens = flat.weights.sum()
+        return (loss.total + jnp.sum(flat.weights * penalty)) / tokens, loss.total / tokens
 
     before = jax.tree.map(np.array, state.params)
     (loss, plain), gradients = jax.value_and_grad(mean, has_aux=True)(before)
