@@ -24,8 +24,8 @@ def use_large_pages() -> None:
     glibc can ask this system for them and does not yet.
     """
     told = os.environ.get("GLIBC_TUNABLES", "")
-    chosen = _chosen(os.environ) or "hugetlb" in told
-    if chosen or _has_accelerators(os.environ) or not _large_pages_exist():
+    chosen = _chosen() or "hugetlb" in told
+    if chosen or _has_accelerators() or not _large_pages_exist():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (told, LARGE_PAGES)))
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -41,21 +41,20 @@ def use_two_devices(config: Mapping) -> bool:
     import jax  # here, because `use_large_pages` comes first and starts anew
 
     tokens, length = config["tokens_per_update"], config["batches"]["sequence_length"]
-    # With tokens None they are chosen later, for the devices that are there.
-    odd = tokens is not None and length and tokens // length % 2
-    if _chosen(os.environ) or jax.distributed.is_initialized() or odd or _cores() < 2:
+    odd = length and tokens // length % 2
+    if _chosen() or jax.distributed.is_initialized() or odd or _cores() < 2:
         return False
     jax.config.update("jax_num_cpu_devices", 2)
     return jax.default_backend() == "cpu"
 
 
-def _chosen(environment):
-    return OWN_CHOICE[0] in environment or OWN_CHOICE[1] in environment.get("XLA_FLAGS", "")
+def _chosen():
+    return OWN_CHOICE[0] in os.environ or OWN_CHOICE[1] in os.environ.get("XLA_FLAGS", "")
 
 
-def _has_accelerators(environment):
+def _has_accelerators():
     """Whether JAX, which is not imported yet, may find devices besides the CPU."""
-    if platforms := environment.get("JAX_PLATFORMS"):
+    if platforms := os.environ.get("JAX_PLATFORMS"):
         return not platforms.startswith("cpu")
     usable = any(map(importlib.util.find_spec, PLUGINS))
     return usable and any(path for name in DEVICES for path in FILES.glob(name))

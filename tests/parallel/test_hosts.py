@@ -106,17 +106,6 @@ def test_wrong_flags(flags, says):
     assert all(part in str(error.value) for part in says), error.value
 
 
-@pytest.mark.parametrize(
-    "script", [["train.py", "--config=configs/quickstart.py"], ["evaluate.py"]]
-)
-def test_a_workdir_that_is_no_place(quick_command, script):
-    """Of a URL that nothing can write to: one line."""
-    done = quick_command(*script, "--workdir=ftp://bucket/run")
-    assert done.returncode == 2
-    says = r"error: ftp://bucket/run must be a directory, gs://BUCKET/NAME or .*\n"
-    assert re.fullmatch(says, done.stderr)
-
-
 def test_a_workdir_of_its_own(config, tmp_path, monkeypatch):
     """A host that does not see what the first has written says so."""
     monkeypatch.setattr(hosts, "first", lambda: False)

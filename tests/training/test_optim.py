@@ -147,7 +147,7 @@ def test_decoupled_decay():
         moved = []
         for decay in 0.0, 0.01:
             changes = {"optimizer.name": name, "optimizer.decoupled_decay": decay}
-            ours = optim.from_config(complete(flat, changes))
+            ours = optim.from_config(complete(flat | changes))
             state = ours.init(params)
             _, state = ours.update(gradient, state, params)
             changes, _ = ours.update(gradient, state, params)
